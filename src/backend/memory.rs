@@ -1,0 +1,143 @@
+//! A store inside the process, for doctests and unit tests.
+//!
+//! Atomic: one mutex around read, pure transition and write. Clock: this host's boot-time clock.
+//! No call is ever unanswered.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::transactional::{self, Transacted, Transactional};
+use super::{
+    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+};
+use crate::error::Result;
+use crate::lease::{LockRecord, Step, StoreTime, Times};
+use crate::rt::clock::Clock;
+use crate::rt::deadline::Deadline;
+
+/// How many records a page holds.
+const PAGE: usize = 100;
+
+type Records = Mutex<BTreeMap<String, LockRecord>>;
+
+/// The named stores of this process. A store ends with its last client.
+static NAMED: LazyLock<Mutex<BTreeMap<String, Weak<Records>>>> = LazyLock::new(Mutex::default);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Memory {
+    info: StoreInfo,
+    clock: Arc<Clock>,
+    records: Arc<Records>,
+}
+
+impl Memory {
+    /// The store with this name, shared by all its clients in the process; without a name one of its own.
+    pub fn open(name: &str, clock: Arc<Clock>) -> Self {
+        let records = if name.is_empty() {
+            Arc::default()
+        } else {
+            let mut named = NAMED.lock();
+            named.retain(|_, records| records.strong_count() > 0);
+            named.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let fresh = Arc::default();
+                named.insert(name.to_owned(), Arc::downgrade(&fresh));
+                fresh
+            })
+        };
+        let info = StoreInfo {
+            label: format!("memory:{name}"),
+            clock: "this host's boot-time clock",
+            grace: Duration::ZERO,
+            min_lease: Duration::from_millis(100),
+            grant_form: GrantForm::Uuid,
+        };
+        Memory { info, clock, records }
+    }
+
+    fn times(&self) -> Times {
+        let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
+        Times { now, cut: now, stamp: self.clock.wall_micros() }
+    }
+}
+
+impl Transactional for Memory {
+    fn transact<A>(
+        &self,
+        key: &str,
+        _issues_token: bool,
+        _by: &Deadline,
+        mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
+    ) -> Result<Transacted<A>> {
+        let mut records = self.records.lock();
+        let times = self.times();
+        let record = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
+        let step = transition(&record, &times);
+        if let Some(next) = &step.record {
+            records.insert(key.to_owned(), next.clone());
+        }
+        Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), &times)))
+    }
+}
+
+fn seen(record: LockRecord, times: &Times) -> Seen {
+    Seen { record, now: times.now, stamp: times.stamp, native: None }
+}
+
+impl Backend for Memory {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn schema(&self, _what: Schema, _by: &Deadline) -> Result<String> {
+        Ok("memory needs no schema".to_owned())
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        transactional::acquire(self, attempt, by)
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        transactional::renew(self, attempt, renewal, by)
+    }
+
+    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+        transactional::release(self, attempt, give_up, by)
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, _strong: bool, _by: &Deadline) -> Result<Page> {
+        let records = self.records.lock();
+        let times = self.times();
+        if let Which::Key(key) = which {
+            let record = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
+            return Ok(Page { records: vec![seen(record, &times)], next: None });
+        }
+        let matches = |record: &LockRecord| match which {
+            Which::Key(key) => record.key == *key,
+            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+            Which::LockId(id) => record.holders().any(|(_, h)| h.lock_id == *id),
+        };
+        let after = |record: &&LockRecord| from.as_ref().is_none_or(|from| record.key > *from);
+        let mut found = records.values().filter(after).filter(|record| matches(record));
+        let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), &times)).collect();
+        let next = found.next().and(page.last()).map(|last| last.record.key.clone());
+        Ok(Page { records: page, next })
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, _by: &Deadline) -> Result<Swapped> {
+        let key = &seen.record.key;
+        let mut records = self.records.lock();
+        let stands = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
+        if stands.version != seen.record.version || stands.token != seen.record.token {
+            return Ok(Swapped::Changed);
+        }
+        match new {
+            Some(new) => records.insert(key.clone(), new.clone()),
+            None => records.remove(key),
+        };
+        Ok(Swapped::Done)
+    }
+}

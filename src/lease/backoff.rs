@@ -1,0 +1,43 @@
+//! How long to wait before the next try. Randomness is an argument: a fraction from 0 to 1.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// The first repeat after a store error comes this soon.
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+/// Repeats after store errors are never further apart.
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+/// When a waiter looks again: at random within `range`, since a release may come at any time,
+/// but at the latest when the lock can be free (`free_in`).
+///
+/// There is no backoff in the first minute; then the range doubles, after ten minutes again.
+pub fn poll_delay(
+    range: &RangeInclusive<Duration>,
+    waited: Duration,
+    free_in: Option<Duration>,
+    random: f64,
+) -> Duration {
+    let slower = match waited.as_secs() {
+        0..60 => 1,
+        60..600 => 2,
+        _ => 4,
+    };
+    let (low, high) = (*range.start(), *range.end());
+    let drawn = (low + high.saturating_sub(low).mul_f64(random)) * slower;
+    free_in.map_or(drawn, |free| drawn.min(free))
+}
+
+/// The wait before repeat number `failures` of a request that the store did not answer: doubled
+/// each time up to a second, the upper half at random, and never more than a third of `left`, so
+/// that two more repeats fit.
+pub fn retry_delay(failures: u32, left: Duration, random: f64) -> Duration {
+    let doubled = FIRST_RETRY.saturating_mul(1 << failures.min(10));
+    let capped = doubled.min(LAST_RETRY);
+    capped.mul_f64(0.5 + random / 2.0).min(left / 3)
+}
+
+/// A heartbeat interval with 10 % of jitter to either side.
+pub fn with_jitter(interval: Duration, random: f64) -> Duration {
+    interval.mul_f64(0.9 + random / 5.0)
+}

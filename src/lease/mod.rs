@@ -1,0 +1,13 @@
+//! What a lock is: its record and the pure rules that change it.
+//!
+//! Nothing here does I/O, reads a clock, starts a thread or draws a random
+//! number: times and randomness are arguments. Every store either applies
+//! these rules inside a serializable transaction or means the same by one
+//! native conditional write; a differential test compares the two.
+
+pub mod backoff;
+pub mod record;
+pub mod transition;
+
+pub use record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, StoreTime};
+pub use transition::{AcquireAnswer, Ask, Refusal, ReleaseAnswer, RenewAnswer, Step, Times};

@@ -1,0 +1,278 @@
+//! The transitions of a [`LockRecord`]: each a pure function of the record, the request and the times.
+
+use std::time::Duration;
+
+use super::record::{End, FORMAT_MAJOR, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, StoreTime};
+
+/// The times that a transition decides by, all of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// The store's now.
+    pub now: StoreTime,
+    /// Now less the store's grace: who ended before it may be replaced.
+    pub cut: StoreTime,
+    /// The store's time in microseconds since 1970, from which tokens are made.
+    pub stamp: u64,
+}
+
+/// What an acquisition asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Names this acquisition.
+    pub grant: GrantId,
+    /// Alone or together with others.
+    pub mode: Mode,
+    /// The group that the holder shall belong to.
+    pub lock_id: String,
+    /// What people are told about the holder.
+    pub labels: Labels,
+    /// How long the first lease lasts.
+    pub lease: Duration,
+    /// Shared mode: how many may hold at the same time, this one included.
+    pub max_holders: Option<u32>,
+    /// A live exclusive holder with the same owner label is replaced.
+    pub replace_same_owner: bool,
+    /// A transfer: take the place of this grant, which must stand with this token.
+    pub instead_of: Option<(GrantId, u64)>,
+}
+
+/// What a transition answers, and the record to write; `None` writes nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step<A> {
+    /// The answer.
+    pub answer: A,
+    /// The record as it shall stand afterwards, with its version raised.
+    pub record: Option<LockRecord>,
+}
+
+impl<A> Step<A> {
+    fn keep(answer: A) -> Self {
+        Step { answer, record: None }
+    }
+
+    fn write(answer: A, mut record: LockRecord) -> Self {
+        record.version += 1;
+        Step { answer, record: Some(record) }
+    }
+}
+
+/// The answer to [`acquire`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AcquireAnswer {
+    /// The holder as it stands now. `repeated`: it stood before this request.
+    Granted {
+        /// The entry in the record.
+        holder: Holder,
+        /// An earlier copy of the same request put it there.
+        repeated: bool,
+    },
+    /// Nothing was written.
+    Refused(Refusal),
+}
+
+/// Why an acquisition was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Others hold the key.
+    Held,
+    /// A live holder has the same lock id.
+    SameLockId,
+    /// As many shared holders as the request allows are there already.
+    Full,
+    /// A transfer from a grant that no longer stands.
+    NotStanding,
+    /// This acquisition was given up.
+    GivenUp,
+    /// The key is a lease, which only the lease calls may take.
+    Lease,
+    /// The row was written by a newer major version.
+    NewerFormat,
+}
+
+/// The answer to [`renew`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenewAnswer {
+    /// The grant stands until then.
+    Until(End),
+    /// The grant does not stand any more.
+    Lost,
+}
+
+/// The answer to [`release`] and [`give_up`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseAnswer {
+    /// The grant stood and is gone.
+    Released,
+    /// Nobody holds the key.
+    Free,
+    /// Others hold the key, this grant does not.
+    HeldByOther,
+}
+
+/// Grants the key, finds an earlier grant of the same request, or refuses.
+///
+/// Expired holders are dropped in the same write, so correctness never needs a purge.
+pub fn acquire(record: &LockRecord, ask: &Ask, times: &Times) -> Step<AcquireAnswer> {
+    if record.format.0 > FORMAT_MAJOR {
+        return Step::keep(AcquireAnswer::Refused(Refusal::NewerFormat));
+    }
+    if record.given_up.contains(&ask.grant) {
+        return Step::keep(AcquireAnswer::Refused(Refusal::GivenUp));
+    }
+    if let Some((_, holder)) = record.standing(&ask.grant).filter(|(_, h)| h.until.is_after(times.cut)) {
+        return Step::keep(AcquireAnswer::Granted { holder: holder.clone(), repeated: true });
+    }
+    if record.kind == Kind::Lease {
+        return Step::keep(AcquireAnswer::Refused(Refusal::Lease));
+    }
+    if let Some(refusal) = refusal(record, ask, times) {
+        return Step::keep(AcquireAnswer::Refused(refusal));
+    }
+    let holder = Holder {
+        grant: ask.grant.clone(),
+        lock_id: ask.lock_id.clone(),
+        labels: ask.labels.clone(),
+        token: record.token.saturating_add(1).max(times.stamp),
+        created: times.now,
+        renewed: None,
+        until: Lease::For(ask.lease).end(times.now),
+    };
+    let mut next = record.clone();
+    next.token = holder.token;
+    if let Some((old, _)) = &ask.instead_of {
+        next.take(old);
+    }
+    next.shared.retain(|h| h.until.is_after(times.cut));
+    match ask.mode {
+        Mode::Exclusive => next.exclusive = Some(holder.clone()),
+        Mode::Shared => {
+            next.exclusive = None;
+            next.shared.push(holder.clone());
+        }
+    }
+    Step::write(AcquireAnswer::Granted { holder, repeated: false }, next)
+}
+
+/// Why `ask` cannot be granted now, if it can't.
+fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
+    let stands = |(grant, token): &(GrantId, u64)| record.standing(grant).is_some_and(|(_, h)| h.token == *token);
+    let replaced = match &ask.instead_of {
+        Some(old) if !stands(old) => return Some(Refusal::NotStanding),
+        Some((old, _)) => Some(old),
+        None => None,
+    };
+    let others = || record.live(times.cut).filter(|(_, h)| Some(&h.grant) != replaced);
+    let is_same_owner = |(mode, h): &(Mode, &Holder)| {
+        let replaces = ask.replace_same_owner && ask.mode == Mode::Exclusive;
+        replaces && *mode == Mode::Exclusive && h.labels.owner == ask.labels.owner
+    };
+    // A transfer keeps its place: the limit was checked when it was taken.
+    let limit = ask.max_holders.filter(|_| replaced.is_none());
+    let blocking = || others().filter(|other| !is_same_owner(other));
+    if blocking().any(|(_, h)| h.lock_id == ask.lock_id) {
+        return Some(Refusal::SameLockId);
+    }
+    match ask.mode {
+        Mode::Exclusive => blocking().next().map(|_| Refusal::Held),
+        Mode::Shared if blocking().any(|(mode, _)| mode == Mode::Exclusive) => Some(Refusal::Held),
+        Mode::Shared => limit.filter(|n| blocking().count() >= *n as usize).map(|_| Refusal::Full),
+    }
+}
+
+/// Extends a lease for as long as its grant stands, expired or not.
+///
+/// An end never moves backwards, so a delayed renewal behind a newer one changes
+/// nothing. An endless lease stays endless unless `may_end_endless`.
+pub fn renew(
+    record: &LockRecord,
+    grant: &GrantId,
+    lease: Lease,
+    may_end_endless: bool,
+    times: &Times,
+) -> Step<RenewAnswer> {
+    let Some((_, holder)) = record.standing(grant) else {
+        return Step::keep(RenewAnswer::Lost);
+    };
+    let asked = lease.end(times.now);
+    let until = if holder.until == End::Never && may_end_endless { asked } else { holder.until.max(asked) };
+    if until == holder.until && asked != until {
+        return Step::keep(RenewAnswer::Until(until));
+    }
+    let mut next = record.clone();
+    if let Some(holder) = next.standing_mut(grant) {
+        holder.until = until;
+        holder.renewed = Some(times.now);
+    }
+    Step::write(RenewAnswer::Until(until), next)
+}
+
+/// Removes the holder and keeps the record with its token.
+pub fn release(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<ReleaseAnswer> {
+    let mut next = record.clone();
+    match next.take(grant) {
+        Some(_) => Step::write(ReleaseAnswer::Released, next),
+        None if record.live(times.cut).next().is_none() => Step::keep(ReleaseAnswer::Free),
+        None => Step::keep(ReleaseAnswer::HeldByOther),
+    }
+}
+
+/// Releases an acquisition that was never answered and makes sure that no late copy of it is granted.
+pub fn give_up(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<ReleaseAnswer> {
+    let released = release(record, grant, times);
+    if released.record.is_none() && record.given_up.contains(grant) {
+        return released;
+    }
+    let mut next = record.clone();
+    next.take(grant);
+    next.given_up.insert(grant.clone());
+    Step::write(released.answer, next)
+}
+
+/// What [`purge`] did to one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Purge {
+    /// The holders that were freed.
+    pub freed: Vec<(Mode, Holder)>,
+    /// The row is free and old: it may be deleted, for the token rule outlasts it.
+    pub delete: bool,
+}
+
+/// Frees the holders whose lease ended at or before `ended_before`; leases are left alone.
+///
+/// A row that is free afterwards and whose token is below `idle_before` may be deleted.
+pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> Step<Purge> {
+    let mut next = record.clone();
+    let mut freed = Vec::new();
+    if record.kind == Kind::Lock {
+        let ended = |h: &Holder| !h.until.is_after(ended_before);
+        freed.extend(next.exclusive.take_if(|h| ended(h)).map(|h| (Mode::Exclusive, h)));
+        freed.extend(next.shared.extract_if(.., |h| ended(h)).map(|h| (Mode::Shared, h)));
+    }
+    let delete = record.exists()
+        && record.kind == Kind::Lock
+        && next.holders().next().is_none()
+        && next.pins.is_empty()
+        && next.token < idle_before;
+    if freed.is_empty() && !delete {
+        return Step::keep(Purge { freed, delete });
+    }
+    Step::write(Purge { freed, delete }, next)
+}
+
+/// How long it takes at the least until `ask` could be granted if nobody releases; `None`: never.
+///
+/// Zero when it looks free already. A waiter looks again at this very moment.
+pub fn free_in(record: &LockRecord, mode: Mode, max_holders: Option<u32>, now: StoreTime) -> Option<Duration> {
+    let mut ends: Vec<End> = match mode {
+        Mode::Exclusive => record.live(now).map(|(_, h)| h.until).collect(),
+        Mode::Shared => record.exclusive.iter().filter(|h| h.until.is_after(now)).map(|h| h.until).collect(),
+    };
+    if let (Mode::Shared, Some(max)) = (mode, max_holders) {
+        let mut shared: Vec<End> = record.shared.iter().map(|h| h.until).filter(|end| end.is_after(now)).collect();
+        shared.sort();
+        // So many must go before one more fits.
+        let surplus = (shared.len() + 1).saturating_sub(max as usize);
+        ends.extend(shared.into_iter().take(surplus));
+    }
+    ends.into_iter().max().map_or(Some(Duration::ZERO), |end| end.left(now))
+}

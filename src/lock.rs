@@ -1,0 +1,377 @@
+//! What a user reads about a lock.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use crate::backend::Seen;
+use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
+
+pub use crate::lease::Mode;
+
+/// A lock that was granted, as data: who has which key until when.
+///
+/// It is what a guard shows, what the low-level calls take, and what travels to another process
+/// in a hand-over ([`LockGuard::into_lock`](crate::LockGuard::into_lock)). Holding the value does
+/// not mean holding the lock. Whoever has it can renew, release and adopt the lock, so it is a
+/// secret like a key; `Debug` shows only the beginning of its grant id.
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "wire::LockV1", try_from = "wire::LockV1"))]
+pub struct Lock {
+    pub(crate) key: String,
+    pub(crate) grant: GrantId,
+    pub(crate) mode: Mode,
+    pub(crate) lock_id: String,
+    pub(crate) labels: Labels,
+    pub(crate) token: u64,
+    pub(crate) created: SystemTime,
+    pub(crate) renewed: Option<SystemTime>,
+    pub(crate) leased_until: Option<SystemTime>,
+}
+
+impl Lock {
+    pub(crate) fn new(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
+        let status = LockStatus::new(key, mode, holder, now);
+        Lock {
+            key: status.key,
+            grant: holder.grant.clone(),
+            mode,
+            lock_id: status.lock_id,
+            labels: status.labels,
+            token: status.token,
+            created: status.created,
+            renewed: status.renewed,
+            leased_until: status.leased_until,
+        }
+    }
+
+    /// The name of the lock.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The group that it belongs to.
+    pub fn lock_id(&self) -> &str {
+        &self.lock_id
+    }
+
+    /// Exclusive or shared.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Who holds it, for people.
+    pub fn owner(&self) -> &str {
+        &self.labels.owner
+    }
+
+    /// The host of the holder.
+    pub fn host(&self) -> Option<&str> {
+        self.labels.host.as_deref()
+    }
+
+    /// What the holder wanted to say.
+    pub fn comment(&self) -> Option<&str> {
+        self.labels.comment.as_deref()
+    }
+
+    /// The fencing token: rises with every grant of the key, the same for the whole hold.
+    pub fn fencing_token(&self) -> u64 {
+        self.token
+    }
+
+    /// When it was granted, by this host's wall clock.
+    pub fn created(&self) -> SystemTime {
+        self.created
+    }
+
+    /// When it was last renewed, by this host's wall clock.
+    pub fn renewed(&self) -> Option<SystemTime> {
+        self.renewed
+    }
+
+    /// When the lease ends, by this host's wall clock; `None`: never. For people: the store
+    /// decides by its own clock, a guard by [`is_held`](crate::LockGuard::is_held).
+    pub fn leased_until(&self) -> Option<SystemTime> {
+        self.leased_until
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.key)
+            .field("grant", &self.grant)
+            .field("mode", &self.mode)
+            .field("owner", &self.labels.owner)
+            .field("fencing_token", &self.token)
+            .field("leased_until", &self.leased_until)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A holder as anyone may see it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LockStatus {
+    key: String,
+    mode: Mode,
+    lock_id: String,
+    labels: Labels,
+    token: u64,
+    created: SystemTime,
+    renewed: Option<SystemTime>,
+    leased_until: Option<SystemTime>,
+    remaining: Option<Duration>,
+}
+
+impl LockStatus {
+    pub(crate) fn new(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
+        let wall = |at| wall_time(at, now, SystemTime::now());
+        LockStatus {
+            key: key.to_owned(),
+            mode,
+            lock_id: holder.lock_id.clone(),
+            labels: holder.labels.clone(),
+            token: holder.token,
+            created: wall(holder.created),
+            renewed: holder.renewed.map(wall),
+            leased_until: match holder.until {
+                End::At(at) => Some(wall(at)),
+                End::Never => None,
+            },
+            remaining: holder.until.left(now),
+        }
+    }
+
+    /// All live holders of what was seen.
+    pub(crate) fn live(seen: &Seen) -> Vec<LockStatus> {
+        seen.live().map(|(mode, h)| LockStatus::new(&seen.record.key, mode, h, seen.now)).collect()
+    }
+
+    /// The name of the lock.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The group that it belongs to. Whoever knows it can renew and release the whole group.
+    pub fn lock_id(&self) -> &str {
+        &self.lock_id
+    }
+
+    /// Exclusive or shared.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Who holds it, for people.
+    pub fn owner(&self) -> &str {
+        &self.labels.owner
+    }
+
+    /// The host of the holder.
+    pub fn host(&self) -> Option<&str> {
+        self.labels.host.as_deref()
+    }
+
+    /// What the holder wanted to say.
+    pub fn comment(&self) -> Option<&str> {
+        self.labels.comment.as_deref()
+    }
+
+    /// The fencing token of its grant.
+    pub fn fencing_token(&self) -> u64 {
+        self.token
+    }
+
+    /// When it was granted, by this host's wall clock.
+    pub fn created(&self) -> SystemTime {
+        self.created
+    }
+
+    /// When it was last renewed, by this host's wall clock.
+    pub fn renewed(&self) -> Option<SystemTime> {
+        self.renewed
+    }
+
+    /// When the lease ends, by this host's wall clock; `None`: never.
+    pub fn leased_until(&self) -> Option<SystemTime> {
+        self.leased_until
+    }
+
+    /// What was left of the lease when this was read; zero: expired, `None`: it never ends.
+    pub fn remaining(&self) -> Option<Duration> {
+        self.remaining
+    }
+
+    /// Whether its lease had ended when this was read.
+    pub fn is_expired(&self) -> bool {
+        self.remaining == Some(Duration::ZERO)
+    }
+}
+
+impl fmt::Display for LockStatus {
+    /// `owner (exclusive, token 7, 12.3 s left)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} ({}, token {}, ", self.labels.owner, self.mode, self.token)?;
+        match self.remaining {
+            None => f.write_str("no end)"),
+            Some(left) if left.is_zero() => f.write_str("expired)"),
+            Some(left) => write!(f, "{:.1} s left)", left.as_secs_f64()),
+        }
+    }
+}
+
+impl fmt::Debug for LockStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A lock id is a capability: only its beginning is shown.
+        let lock_id: String = self.lock_id.chars().take(8).collect();
+        f.debug_struct("LockStatus")
+            .field("key", &self.key)
+            .field("mode", &self.mode)
+            .field("lock_id", &lock_id)
+            .field("owner", &self.labels.owner)
+            .field("fencing_token", &self.token)
+            .field("remaining", &self.remaining)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the store knows of a key.
+#[derive(Clone, Debug)]
+pub struct KeyStatus {
+    pub(crate) key: String,
+    pub(crate) token: u64,
+    pub(crate) holders: Vec<LockStatus>,
+}
+
+impl KeyStatus {
+    pub(crate) fn new(seen: &Seen) -> Self {
+        let record = &seen.record;
+        KeyStatus {
+            key: record.key.clone(),
+            token: record.token,
+            holders: record.holders().map(|(mode, h)| LockStatus::new(&record.key, mode, h, seen.now)).collect(),
+        }
+    }
+
+    /// The name of the lock.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The highest fencing token that was ever issued for the key.
+    pub fn fencing_token(&self) -> u64 {
+        self.token
+    }
+
+    /// Every holder in the record, the expired ones included.
+    pub fn holders(&self) -> &[LockStatus] {
+        &self.holders
+    }
+
+    /// Whether nobody's lease was running when this was read.
+    pub fn is_free(&self) -> bool {
+        self.holders.iter().all(LockStatus::is_expired)
+    }
+}
+
+/// What [`purge`](crate::LockClient::purge) did.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Purged {
+    /// The expired holders that were freed.
+    pub freed: Vec<LockStatus>,
+    /// How many rows were deleted because nobody had used them for 30 days.
+    pub deleted: usize,
+}
+
+/// The wall-clock time of a point in the store's time, for people.
+fn wall_time(at: StoreTime, store_now: StoreTime, wall_now: SystemTime) -> SystemTime {
+    let ahead = at.since(store_now);
+    if ahead.is_zero() {
+        wall_now.checked_sub(store_now.since(at)).unwrap_or(SystemTime::UNIX_EPOCH)
+    } else {
+        wall_now.checked_add(ahead).unwrap_or(wall_now)
+    }
+}
+
+#[cfg(feature = "serde")]
+mod wire {
+    //! The form in which a [`Lock`] travels: JSON-friendly, with its version.
+
+    use super::*;
+    use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+
+    /// Fields that are not known are ignored within a major version.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    pub(super) struct LockV1 {
+        version: String,
+        key: String,
+        grant_id: String,
+        mode: Mode,
+        lock_id: String,
+        owner: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        comment: Option<String>,
+        fencing_token: u64,
+        /// Microseconds since 1970, as are the other two.
+        created: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        renewed: Option<u64>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        leased_until: Option<u64>,
+    }
+
+    fn micros(at: SystemTime) -> u64 {
+        let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn time(micros: u64) -> SystemTime {
+        let since = Duration::from_micros(micros);
+        SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+
+    impl From<Lock> for LockV1 {
+        fn from(lock: Lock) -> Self {
+            LockV1 {
+                version: format!("{FORMAT_MAJOR}.{FORMAT_MINOR}"),
+                key: lock.key,
+                grant_id: lock.grant.as_str().to_owned(),
+                mode: lock.mode,
+                lock_id: lock.lock_id,
+                owner: lock.labels.owner,
+                host: lock.labels.host,
+                comment: lock.labels.comment,
+                fencing_token: lock.token,
+                created: micros(lock.created),
+                renewed: lock.renewed.map(micros),
+                leased_until: lock.leased_until.map(micros),
+            }
+        }
+    }
+
+    impl TryFrom<LockV1> for Lock {
+        type Error = String;
+
+        fn try_from(wire: LockV1) -> Result<Self, String> {
+            let major = wire.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+            if major != Some(FORMAT_MAJOR) {
+                return Err(format!("version is {:?}, but must be {FORMAT_MAJOR}.x", wire.version));
+            }
+            Ok(Lock {
+                key: wire.key,
+                grant: GrantId::from_text(wire.grant_id),
+                mode: wire.mode,
+                lock_id: wire.lock_id,
+                labels: Labels { owner: wire.owner, host: wire.host, comment: wire.comment },
+                token: wire.fencing_token,
+                created: time(wire.created),
+                renewed: wire.renewed.map(time),
+                leased_until: wire.leased_until.map(time),
+            })
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The clock that counts suspend, and the wall clock that only tokens are made from.
+
+use std::ops::{Add, Sub};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+/// A point on the boot-time clock of this host: it goes on while the machine is suspended and no
+/// clock step moves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootTime(u64);
+
+impl BootTime {
+    /// Later than every point that is reached.
+    pub const NEVER: BootTime = BootTime(u64::MAX);
+    /// Earlier than every point.
+    pub const PAST: BootTime = BootTime(0);
+
+    /// The point `nanos` after the host's boot.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        BootTime(nanos)
+    }
+
+    /// Nanoseconds since the host's boot.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// How long after `earlier` this is; zero when it is not.
+    pub fn since(self, earlier: BootTime) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for BootTime {
+    type Output = BootTime;
+    fn add(self, by: Duration) -> BootTime {
+        BootTime(self.0.saturating_add(by.as_nanos().try_into().unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub<Duration> for BootTime {
+    type Output = BootTime;
+    fn sub(self, by: Duration) -> BootTime {
+        BootTime(self.0.saturating_sub(by.as_nanos().try_into().unwrap_or(u64::MAX)))
+    }
+}
+
+/// The clocks of this host. Tests move them; nothing else does.
+#[derive(Debug, Default)]
+pub struct Clock {
+    boot_offset: AtomicU64,
+    wall_offset: AtomicI64,
+    on_jump: Mutex<Vec<Sender<()>>>,
+}
+
+impl Clock {
+    /// The clocks as the system tells them.
+    pub fn system() -> Arc<Clock> {
+        Arc::default()
+    }
+
+    /// Now, counting suspend.
+    pub fn now(&self) -> BootTime {
+        BootTime(boot_nanos()) + Duration::from_nanos(self.boot_offset.load(Ordering::SeqCst))
+    }
+
+    /// The wall clock in microseconds since 1970. Tokens are made from it and nothing is decided by it.
+    pub fn wall_micros(&self) -> u64 {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let micros = i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX);
+        u64::try_from(micros.saturating_add(self.wall_offset.load(Ordering::SeqCst))).unwrap_or(0)
+    }
+
+    /// Lets `by` pass at once, as a suspend would, and tells the watchers.
+    pub fn advance(&self, by: Duration) {
+        let nanos = by.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.boot_offset.fetch_add(nanos, Ordering::SeqCst);
+        self.on_jump.lock().retain(|watcher| watcher.send(()).is_ok());
+    }
+
+    /// Sets the wall clock off by so many microseconds.
+    pub fn set_wall_offset(&self, micros: i64) {
+        self.wall_offset.store(micros, Ordering::SeqCst);
+    }
+
+    /// Sends to `watcher` after each [`advance`](Clock::advance).
+    pub fn tell_jumps(&self, watcher: Sender<()>) {
+        self.on_jump.lock().push(watcher);
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn boot_nanos() -> u64 {
+    nanos_of(nix::time::ClockId::CLOCK_BOOTTIME)
+}
+
+/// `CLOCK_MONOTONIC_RAW` counts sleep on macOS, and clock adjustments do not reach it.
+#[cfg(all(unix, not(target_os = "linux")))]
+fn boot_nanos() -> u64 {
+    nanos_of(nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW))
+}
+
+#[cfg(unix)]
+fn nanos_of(clock: nix::time::ClockId) -> u64 {
+    // These clocks exist wherever this compiles; an answer of zero would be refused as expired.
+    let now = clock.now().map(Duration::from).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// On Windows `Instant` counts suspend.
+#[cfg(not(unix))]
+fn boot_nanos() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    let nanos = START.get_or_init(Instant::now).elapsed().as_nanos();
+    u64::try_from(nanos).unwrap_or(u64::MAX).saturating_add(1)
+}

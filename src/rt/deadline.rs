@@ -1,0 +1,76 @@
+//! Until when a call may take, and what may end it earlier.
+
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+
+/// Until when a call may take. Every call to a store returns by then, whatever the network does.
+#[derive(Clone, Debug)]
+pub struct Deadline {
+    at: Instant,
+    cancels: Vec<CancelToken>,
+}
+
+impl Deadline {
+    /// Ends at `at`.
+    pub fn at(at: Instant) -> Self {
+        Deadline { at, cancels: Vec::new() }
+    }
+
+    /// Ends `after` from now.
+    pub fn after(after: Duration) -> Self {
+        Deadline::at(far_from(Instant::now(), after))
+    }
+
+    /// The same, but over as soon as `cancel` is cancelled.
+    pub fn or_cancel(mut self, cancel: &CancelToken) -> Self {
+        self.cancels.push(cancel.clone());
+        self
+    }
+
+    /// The same, but over at the latest `after` from now.
+    pub fn within(mut self, after: Duration) -> Self {
+        self.at = self.at.min(far_from(Instant::now(), after));
+        self
+    }
+
+    /// When it ends if nothing is cancelled.
+    pub fn instant(&self) -> Instant {
+        self.at
+    }
+
+    /// What is left; zero when it is over.
+    pub fn remaining(&self) -> Duration {
+        if self.cancels.iter().any(CancelToken::is_cancelled) {
+            return Duration::ZERO;
+        }
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether no time is left.
+    pub fn is_over(&self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    /// Waits until it is over, for whatever reason.
+    pub fn wait(&self) {
+        self.wait_for(Duration::MAX);
+    }
+
+    /// Waits until it is over or `limit` has passed; tells whether time is left.
+    pub fn wait_for(&self, limit: Duration) -> bool {
+        let until = self.at.min(far_from(Instant::now(), limit));
+        let mut select = crossbeam_channel::Select::new();
+        for cancel in &self.cancels {
+            select.recv(cancel.cancelled());
+        }
+        let _ = select.ready_deadline(until);
+        !self.is_over()
+    }
+}
+
+/// `after` from `now`, or a hundred years where that can't be said.
+pub fn far_from(now: Instant, after: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    now.checked_add(after.min(CENTURY)).unwrap_or(now)
+}
