@@ -14,7 +14,7 @@ use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
 use crate::error::Result;
-use crate::lease::{LockRecord, Step, StoreTime, Times};
+use crate::lease::{Ask, End, Labels, LockRecord, Mode, Step, StoreTime, Times, transition};
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 
@@ -35,6 +35,9 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_millis(100);
+
     /// The store with this name, shared by all its clients in the process; without a name one of its own.
     pub fn open(name: &str, clock: Arc<Clock>) -> Self {
         let records = if name.is_empty() {
@@ -52,7 +55,7 @@ impl Memory {
             label: format!("memory:{name}"),
             clock: "this host's boot-time clock",
             grace: Duration::ZERO,
-            min_lease: Duration::from_millis(100),
+            min_lease: Memory::MIN_LEASE,
             grant_form: GrantForm::Uuid,
         };
         Memory { info, clock, records }
@@ -61,6 +64,37 @@ impl Memory {
     fn times(&self) -> Times {
         let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
         Times { now, cut: now, stamp: self.clock.wall_micros() }
+    }
+}
+
+/// For `leasehold::testing`.
+impl Memory {
+    /// Ends the leases of all holders now.
+    pub fn expire(&self, key: &str) {
+        let now = self.times().now;
+        if let Some(record) = self.records.lock().get_mut(key) {
+            record.version += 1;
+            record.exclusive.iter_mut().chain(&mut record.shared).for_each(|h| h.until = h.until.min(End::At(now)));
+        }
+    }
+
+    /// Grants the key to a stranger, whoever holds it.
+    pub fn take_over(&self, key: &str) {
+        let mut records = self.records.lock();
+        let mut record = records.remove(key).unwrap_or_else(|| LockRecord::missing(key));
+        (record.exclusive, record.shared) = (None, Vec::new());
+        let ask = Ask {
+            grant: self.info.grant_form.fresh(),
+            mode: Mode::Exclusive,
+            lock_id: "rival".to_owned(),
+            labels: Labels { owner: "rival".to_owned(), host: None, comment: None },
+            lease: Duration::from_secs(60),
+            max_holders: None,
+            replace_same_owner: false,
+            instead_of: None,
+        };
+        let taken = transition::acquire(&record, &ask, &self.times()).record;
+        records.insert(key.to_owned(), taken.unwrap_or(record));
     }
 }
 

@@ -35,6 +35,7 @@ use crate::rt::deadline::Deadline;
 
 pub mod fault;
 pub mod memory;
+pub mod observed;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod transactional;

@@ -2,3 +2,10 @@
 
 pub mod clock;
 pub mod deadline;
+pub mod family;
+pub mod heartbeat;
+pub mod hold;
+mod release;
+pub mod thread;
+pub mod waiters;
+pub mod watcher;

@@ -1,0 +1,171 @@
+//! From a store URL to a store: the only file that names every backend.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use crate::backend::Backend;
+use crate::backend::memory::Memory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rt::clock::Clock;
+use crate::rt::deadline::Deadline;
+
+/// A store that is not opened yet.
+pub(crate) struct Opener {
+    /// The shortest lease that makes sense there.
+    pub min_lease: Duration,
+    /// Opens it, creating what it can do without.
+    pub open: Box<dyn FnOnce(Arc<Clock>, &Deadline) -> Result<Arc<dyn Backend>> + Send>,
+}
+
+/// The store that `url` names. Nothing is opened yet.
+pub(crate) fn opener(url: &str) -> Result<Opener> {
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return Err(config("the store URL has no scheme; write one like sqlite:locks.db"));
+    };
+    match scheme {
+        "memory" => memory(StoreUrl::parse("memory", rest)?),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),
+        #[cfg(not(feature = "sqlite"))]
+        "sqlite" => Err(config("this build has no sqlite: store; turn on the feature `sqlite` of leasehold")),
+        // Only the scheme is shown: the rest may hold a password.
+        other => {
+            let hint = near(other, &["sqlite", "memory"]);
+            Err(config(&format!("{other:?} is no store that this version knows{hint}; it knows sqlite: and memory:")))
+        }
+    }
+}
+
+fn memory(url: StoreUrl) -> Result<Opener> {
+    url.only(&[])?;
+    let name = url.path.into_owned();
+    Ok(Opener {
+        min_lease: Memory::MIN_LEASE,
+        open: Box::new(move |clock, _| Ok(Arc::new(Memory::open(&name, clock)))),
+    })
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite(url: StoreUrl) -> Result<Opener> {
+    use crate::backend::sqlite::{Sqlite, SqliteOptions};
+
+    url.only(&["mode", "unsafe_fs"])?;
+    if url.path == ":memory:" {
+        return Err(config("sqlite::memory: would be another store for each connection; use memory: instead"));
+    }
+    // `sqlite:///a/b` is how other tools write an absolute path.
+    let path = match url.path.strip_prefix("//") {
+        Some(path) if !path.starts_with('/') => {
+            return Err(config(&format!("sqlite:// names a host, which SQLite has none of; write sqlite:{path}")));
+        }
+        Some(path) => path,
+        None => &url.path,
+    };
+    if path.is_empty() {
+        return Err(config("sqlite: needs the path of a file, like sqlite:locks.db"));
+    }
+    let options = SqliteOptions {
+        path: path.into(),
+        mode: url.option("mode").map(file_mode).transpose()?,
+        unsafe_fs: url.option("unsafe_fs").map(|value| flag("unsafe_fs", value)).transpose()?.unwrap_or(false),
+        clock_identity: None,
+    };
+    Ok(Opener {
+        min_lease: Sqlite::MIN_LEASE,
+        open: Box::new(move |clock, by| Ok(Arc::new(Sqlite::open(options, clock, by)?))),
+    })
+}
+
+#[cfg(feature = "sqlite")]
+fn file_mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        // The owner has to read and write it.
+        Ok(mode) if mode & !0o666 == 0 && mode & 0o600 == 0o600 => Ok(mode),
+        _ => Err(config(&format!("the option mode is {text:?}, but must be an octal file mode like 0600 or 0660"))),
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn flag(name: &str, text: &str) -> Result<bool> {
+    match text {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(config(&format!("the option {name} is {text:?}, but must be 0 or 1"))),
+    }
+}
+
+/// What stands behind the scheme, decoded.
+struct StoreUrl<'a> {
+    scheme: &'static str,
+    path: Cow<'a, str>,
+    options: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+}
+
+impl<'a> StoreUrl<'a> {
+    fn parse(scheme: &'static str, rest: &'a str) -> Result<Self> {
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut options: Vec<(Cow<str>, Cow<str>)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (name, value) = (decode(name)?, decode(value)?);
+            if options.iter().any(|(seen, _)| *seen == name) {
+                return Err(config(&format!("the option {name:?} of {scheme}: is given twice")));
+            }
+            options.push((name, value));
+        }
+        Ok(StoreUrl { scheme, path: decode(path)?, options })
+    }
+
+    /// Refuses options that are not among these.
+    fn only(&self, known: &[&str]) -> Result<()> {
+        match self.options.iter().find(|(name, _)| !known.contains(&name.as_ref())) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let hint = near(name, known);
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                let scheme = self.scheme;
+                Err(config(&format!("{scheme}: has no option {name:?}{hint}; its options: {known}")))
+            }
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn option(&self, name: &str) -> Option<&str> {
+        self.options.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_ref())
+    }
+}
+
+fn decode(text: &str) -> Result<Cow<'_, str>> {
+    percent_decode_str(text)
+        .decode_utf8()
+        .map_err(|_| config("the store URL is not UTF-8 after its %-escapes are decoded"))
+}
+
+/// `, did you mean ..?` with the known names that are close.
+fn near(name: &str, known: &[&str]) -> String {
+    let close: Vec<String> =
+        known.iter().filter(|known| distance(name, known) <= 2).map(|known| format!("{known:?}")).collect();
+    if close.is_empty() { String::new() } else { format!(" (did you mean {}?)", close.join(" or ")) }
+}
+
+/// How many letters must be put in, left out or replaced (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn config(message: &str) -> Error {
+    Error::new(ErrorKind::Config, message)
+}

@@ -1,0 +1,329 @@
+//! A request for one lock, with everything that can be asked for.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::backend::Seen;
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::LockGuard;
+use crate::lease::Mode;
+use crate::lock::{Lock, LockStatus};
+use crate::loss::Loss;
+use crate::options::{AskedLease, Terms, check_key, check_text};
+use crate::rt::deadline::far_from;
+use crate::rt::family::Family;
+use crate::rt::hold::Callbacks;
+use crate::rt::waiters::{Granted, Obtained, Patience, Want, obtain};
+use crate::waiting::Waiting;
+
+/// What happens to a live exclusive holder with the same owner label.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SameOwner {
+    /// It is respected like any other.
+    #[default]
+    Respect,
+    /// It is replaced at once; it learns so at its next heartbeat, and until then only the fencing
+    /// token protects the resource. Needs an explicit owner, since the default repeats among
+    /// threads and containers.
+    Replace,
+}
+
+/// A request for one lock, made by [`LockClient::request`](crate::LockClient::request).
+///
+/// Nothing is sent before [`lock`](LockRequest::lock), [`try_lock`](LockRequest::try_lock) or
+/// [`acquire`](LockRequest::acquire), and nothing at all when an argument is out of bounds.
+///
+/// # Example
+/// ```
+/// use std::time::Duration;
+///
+/// let client = leasehold::LockClient::connect("memory:")?;
+/// let guard = client
+///     .request("nightly-report")
+///     .owner("billing-7")
+///     .comment("started by cron")
+///     .lease(Duration::from_secs(30))
+///     .wait(Duration::from_secs(5))
+///     .lock()?;
+/// assert_eq!(guard.info().owner(), "billing-7");
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "a request does nothing until it is ended by lock(), try_lock() or acquire()"]
+pub struct LockRequest {
+    family: Arc<Family>,
+    key: String,
+    mode: Mode,
+    max_holders: Option<u32>,
+    owner: Option<String>,
+    comment: Option<String>,
+    lock_id: Option<String>,
+    lease: Option<AskedLease>,
+    same_owner: SameOwner,
+    wait: Option<Instant>,
+    cancel: Option<CancelToken>,
+    on_wait: Option<Box<dyn FnMut(&Waiting) + Send>>,
+    callbacks: Callbacks,
+}
+
+impl LockRequest {
+    pub(crate) fn new(family: Arc<Family>, key: &str) -> Self {
+        LockRequest {
+            family,
+            key: key.to_owned(),
+            mode: Mode::Exclusive,
+            max_holders: None,
+            owner: None,
+            comment: None,
+            lock_id: None,
+            lease: None,
+            same_owner: SameOwner::Respect,
+            wait: None,
+            cancel: None,
+            on_wait: None,
+            callbacks: Callbacks::default(),
+        }
+    }
+
+    /// Together with other shared holders. Defaults to exclusive.
+    pub fn shared(mut self) -> Self {
+        self.mode = Mode::Shared;
+        self
+    }
+
+    /// Shared, and only while fewer than `n` hold the key. Defaults to no limit.
+    pub fn max_holders(mut self, n: u32) -> Self {
+        self.mode = Mode::Shared;
+        self.max_holders = Some(n);
+        self
+    }
+
+    /// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.owner = Some(owner.into());
+        self
+    }
+
+    /// Whatever others should read about this hold: 1 to 1,024 bytes. Defaults to none.
+    pub fn comment(mut self, comment: impl Into<String>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+
+    /// For how long the lock is held without a renewal. Defaults to the client's lease.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(AskedLease::For(lease));
+        self
+    }
+
+    /// The lease ends at this time and the guard does not renew past it. It is turned into a
+    /// duration once, by the local wall clock. Defaults to the client's lease.
+    pub fn lease_until(mut self, at: SystemTime) -> Self {
+        self.lease = Some(AskedLease::Until(at));
+        self
+    }
+
+    /// The lock is held until it is released: when the process dies, an operator has to do that.
+    /// The guard sends no heartbeats and looks twice a minute whether it still stands. Defaults to
+    /// the client's lease.
+    pub fn lease_forever(mut self) -> Self {
+        self.lease = Some(AskedLease::Forever);
+        self
+    }
+
+    /// Puts the lock into a group: one lock id may stand on several keys, and whoever knows it can
+    /// renew and release them all. Defaults to a random one.
+    pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
+        self.lock_id = Some(lock_id.into());
+        self
+    }
+
+    /// What happens to a live exclusive holder with the same owner. Defaults to `Respect`.
+    pub fn same_owner(mut self, same_owner: SameOwner) -> Self {
+        self.same_owner = same_owner;
+        self
+    }
+
+    /// How long [`lock`](LockRequest::lock) waits while others hold it; zero asks once. Defaults
+    /// to no limit.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Some(far_from(Instant::now(), wait));
+        self
+    }
+
+    /// Until when [`lock`](LockRequest::lock) waits. Defaults to no limit.
+    pub fn wait_until(mut self, until: Instant) -> Self {
+        self.wait = Some(until);
+        self
+    }
+
+    /// Ends the wait with an error of kind `Cancelled`. Defaults to none.
+    pub fn cancel(mut self, cancel: &CancelToken) -> Self {
+        self.cancel = Some(cancel.clone());
+        self
+    }
+
+    /// Called on this thread whenever the wait goes on. Defaults to nothing.
+    pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
+        self.on_wait = Some(Box::new(on_wait));
+        self
+    }
+
+    /// The lock is lost after this time, for a worker that hangs while its process lives. Defaults
+    /// to no limit.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.callbacks.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Warns once when heartbeats fail and no more than this is left until the loss: to the log,
+    /// the observer and [`on_warning`](LockRequest::on_warning). Defaults to no warning.
+    pub fn warn_before(mut self, left: Duration) -> Self {
+        self.callbacks.warn_before = Some(left);
+        self
+    }
+
+    /// Called once, on a thread of its own, with what is left when
+    /// [`warn_before`](LockRequest::warn_before) is due. Defaults to nothing.
+    pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
+        self.callbacks.on_warning = Some(Box::new(on_warning));
+        self
+    }
+
+    /// Called once, on a thread of its own, when the lock is lost; never after a release. Dropping
+    /// or releasing the guard inside it is fine, and a panic in it is contained. Defaults to nothing.
+    pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
+        self.callbacks.on_loss = Some(Box::new(on_loss));
+        self
+    }
+
+    /// Waits for the lock and holds it.
+    ///
+    /// # Errors
+    /// `TimedOut`, with the holders, when [`wait`](LockRequest::wait) is over; `Cancelled`;
+    /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id;
+    /// `InvalidInput` for an argument out of bounds; else what the store says.
+    pub fn lock(self) -> Result<LockGuard> {
+        let patience = match self.wait {
+            None => Patience::Endless,
+            Some(until) if until <= Instant::now() => Patience::Once,
+            Some(until) => Patience::Until(until),
+        };
+        self.guard(patience)?.map_err(|(family, seen)| {
+            let message = "others held it until the wait was over";
+            refusal(&family, &seen, ErrorKind::TimedOut, message)
+        })
+    }
+
+    /// Asks once; `None` when others hold it.
+    ///
+    /// # Errors
+    /// As [`lock`](LockRequest::lock), but never `TimedOut`.
+    pub fn try_lock(self) -> Result<Option<LockGuard>> {
+        Ok(self.guard(Patience::Once)?.ok())
+    }
+
+    pub(crate) fn try_lock_until(self, until: Instant) -> Result<Option<LockGuard>> {
+        let patience = if until <= Instant::now() { Patience::Once } else { Patience::Until(until) };
+        Ok(self.guard(patience)?.ok())
+    }
+
+    /// Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
+    ///
+    /// # Errors
+    /// `Held`, with the holders, when others hold it; else as [`lock`](LockRequest::lock).
+    pub fn acquire(self) -> Result<Lock> {
+        let (family, _, _, obtained) = self.obtain(Patience::Once)?;
+        match obtained {
+            Obtained::Granted(Granted { attempt, holder, now, .. }) => {
+                Ok(Lock::new(&attempt.key, attempt.ask.mode, &holder, now))
+            }
+            Obtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, "others hold it")),
+        }
+    }
+
+    /// The outer error is one; the inner one says that others hold it.
+    fn guard(self, patience: Patience) -> Result<Result<LockGuard, (Arc<Family>, Seen)>> {
+        let (family, terms, callbacks, obtained) = self.obtain(patience)?;
+        match obtained {
+            Obtained::Granted(granted) => {
+                let hold = family.hold(granted, terms, callbacks)?;
+                Ok(Ok(LockGuard::new(hold, family)))
+            }
+            Obtained::Refused(seen) => Ok(Err((family, seen))),
+        }
+    }
+
+    /// Checks everything, then asks.
+    fn obtain(self, patience: Patience) -> Result<(Arc<Family>, Terms, Callbacks, Obtained)> {
+        let family = self.family.clone();
+        family.check_open()?;
+        let terms = self.check().map_err(|error| error.with_store(&family.backend.info().label))?;
+        let want = Want {
+            labels: family.labels(self.owner, self.comment),
+            key: self.key,
+            mode: self.mode,
+            lock_id: self.lock_id,
+            max_holders: self.max_holders,
+            replace_same_owner: self.same_owner == SameOwner::Replace,
+            instead_of: None,
+            terms,
+            cancel: self.cancel,
+            on_wait: self.on_wait,
+        };
+        let obtained = obtain(&family, want, patience)?;
+        Ok((family, terms, self.callbacks, obtained))
+    }
+
+    fn check(&self) -> Result<Terms> {
+        // A key that is out of bounds is not repeated at the head of the message.
+        check_key(&self.key)?;
+        self.check_rest().map_err(|error| error.with_key(&self.key))
+    }
+
+    fn check_rest(&self) -> Result<Terms> {
+        for (field, text) in [("owner", &self.owner), ("comment", &self.comment), ("lock_id", &self.lock_id)] {
+            text.iter().try_for_each(|text| check_text(field, text))?;
+        }
+        if self.max_holders == Some(0) {
+            return Err(Error::invalid("max_holders", 0, "at least 1"));
+        }
+        if self.same_owner == SameOwner::Replace {
+            if self.owner.is_none() && self.family.options.owner.is_none() {
+                let right = "used with an explicit owner, since the default repeats among threads";
+                return Err(Error::invalid("same_owner", self.same_owner, right));
+            }
+            if self.mode == Mode::Shared {
+                return Err(Error::invalid("same_owner", self.same_owner, "used with an exclusive request"));
+            }
+        }
+        for (field, d) in [("max_hold", self.callbacks.max_hold), ("warn_before", self.callbacks.warn_before)] {
+            if d.is_some_and(|d| d.is_zero()) {
+                return Err(Error::invalid(field, Duration::ZERO, "above zero"));
+            }
+        }
+        let (lease, ends_at) = match self.lease {
+            None => (None, None),
+            Some(asked) => {
+                let (lease, ends_at) = asked.from_now(self.family.clock.now())?;
+                (Some(lease), ends_at)
+            }
+        };
+        self.family.options.terms(lease, ends_at, self.family.backend.info().min_lease)
+    }
+}
+
+/// The error that says who holds the lock.
+fn refusal(family: &Family, seen: &Seen, kind: ErrorKind, message: &str) -> Error {
+    let holders = LockStatus::live(seen);
+    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
+    Error::new(kind, message).with_key(&seen.record.key).with_store(&family.backend.info().label).with_holders(holders)
+}
+
+impl fmt::Debug for LockRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRequest").field("key", &self.key).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,214 @@
+//! What all clones of a client share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::clock::Clock;
+use super::deadline::{Deadline, far_from};
+use super::hold::{Callbacks, Hold, Setup};
+use super::thread::Thread;
+use super::waiters::Granted;
+use super::watcher::Watcher;
+use crate::backend::{Attempt, Backend, Released};
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lease::{Labels, backoff};
+use crate::options::{ClientOptions, MAX_ACQUIRE_LEASE, Terms, default_labels};
+
+/// So many guards are released at the same time by `close`.
+const CLOSE_THREADS: usize = 16;
+/// What runs in the background ends so soon after it was told to.
+const STOP_BOUND: Duration = Duration::from_millis(500);
+
+/// See the module.
+pub struct Family {
+    pub backend: Arc<dyn Backend>,
+    pub clock: Arc<Clock>,
+    pub options: ClientOptions,
+    labels: Labels,
+    pid: u32,
+    watcher: Arc<Watcher>,
+    /// Wakes every waiter; nothing is acquired afterwards.
+    closing: CancelToken,
+    /// Ends what still runs in the background.
+    stop: CancelToken,
+    background: Mutex<Vec<Thread>>,
+}
+
+impl Family {
+    pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
+        let pid = std::process::id();
+        Arc::new(Family {
+            watcher: Arc::new(Watcher::new(clock.clone())),
+            labels: default_labels(pid),
+            backend,
+            clock,
+            options,
+            pid,
+            closing: CancelToken::new(),
+            stop: CancelToken::new(),
+            background: Mutex::default(),
+        })
+    }
+
+    /// Whether this is the process that connected, and not one forked from it.
+    pub fn is_own_process(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Refuses every call after `close` and in a forked child.
+    pub fn check_open(&self) -> Result<()> {
+        let why = if !self.is_own_process() {
+            "the client belongs to the process that this one was forked from; connect again here"
+        } else if self.closing.is_cancelled() {
+            "the client was closed"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Closed, why).with_store(&self.backend.info().label))
+    }
+
+    /// Owner, host and comment of a request.
+    pub fn labels(&self, owner: Option<String>, comment: Option<String>) -> Labels {
+        let owner = owner.or_else(|| self.options.owner.clone()).unwrap_or_else(|| self.labels.owner.clone());
+        Labels { owner, host: self.labels.host.clone(), comment }
+    }
+
+    /// The deadline of one request that nobody set a closer one for.
+    pub fn request_deadline(&self) -> Deadline {
+        Deadline::after(self.options.request_timeout).or_cancel(&self.closing)
+    }
+
+    /// Becomes cancelled when the client is closed.
+    pub fn closing(&self) -> &CancelToken {
+        &self.closing
+    }
+
+    /// Every guard of this client that is still alive.
+    pub fn holds(&self) -> Vec<Arc<Hold>> {
+        self.watcher.holds()
+    }
+
+    /// A lock that was just granted, with heartbeat and watcher at work.
+    pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
+        let setup = Setup {
+            backend: self.backend.clone(),
+            clock: self.clock.clone(),
+            watcher: self.watcher.clone(),
+            observing: self.options.observing.clone(),
+            terms,
+            request_timeout: self.options.request_timeout,
+        };
+        let hold = Hold::new(granted, setup, callbacks);
+        if let Err(error) = hold.start() {
+            // Without its threads nobody would renew it.
+            let _ = hold.release(self.options.drop_timeout);
+            return Err(error);
+        }
+        // `close` may have looked at the guards before this one was there.
+        if let Err(closed) = self.check_open() {
+            let _ = hold.release(self.options.drop_timeout);
+            return Err(closed);
+        }
+        Ok(hold)
+    }
+
+    /// Gives up an acquisition that was not answered, in the background, for as long as it could stand.
+    pub fn abandon(self: &Arc<Self>, mut attempt: Attempt) {
+        let (backend, stop) = (self.backend.clone(), self.stop.clone());
+        let request_timeout = self.options.request_timeout;
+        let key = attempt.key.clone();
+        let spawned = Thread::spawn("leasehold-undo", move || {
+            let deadline = Deadline::after(MAX_ACQUIRE_LEASE).or_cancel(&stop);
+            if let Err(error) = give_up(&*backend, &mut attempt, &deadline, request_timeout) {
+                log::warn!(target: "leasehold::client", key:? = attempt.key;
+                    "an unanswered acquire could not be given up; if it was granted, it expires within a minute: {error}");
+            }
+        });
+        match spawned {
+            Ok(thread) => {
+                let mut background = self.background.lock();
+                background.retain(|thread| !thread.is_over());
+                background.push(thread);
+            }
+            Err(error) => {
+                log::warn!(target: "leasehold::client", key:?; "an unanswered acquire is not given up: {error}")
+            }
+        }
+    }
+
+    /// Ends everything within one bound. The first release that failed is its error.
+    pub fn close(&self, bound: Duration) -> Result<()> {
+        self.closing.cancel();
+        let by = far_from(Instant::now(), bound);
+        let holds = Mutex::new(self.holds());
+        let failed = Mutex::new(None);
+        let work = || {
+            while let Some(hold) = { holds.lock().pop() } {
+                let left = by.saturating_duration_since(Instant::now());
+                if let Err(error) = hold.release(left)
+                    && error.kind() != ErrorKind::Lost
+                {
+                    failed.lock().get_or_insert(error);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads = holds.lock().len().min(CLOSE_THREADS);
+            for _ in 1..threads {
+                let builder = std::thread::Builder::new().name("leasehold-close".to_owned());
+                if builder.spawn_scoped(scope, work).is_err() {
+                    break;
+                }
+            }
+            work();
+        });
+        let background = std::mem::take(&mut *self.background.lock());
+        for thread in &background {
+            thread.wait_until(by);
+        }
+        self.stop.cancel();
+        for thread in background {
+            thread.join_by(far_from(Instant::now(), STOP_BOUND));
+        }
+        match failed.into_inner() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        self.closing.cancel();
+        self.stop.cancel();
+        let by = far_from(Instant::now(), self.options.drop_timeout);
+        for thread in self.background.get_mut().drain(..) {
+            thread.join_by(by);
+        }
+    }
+}
+
+/// Repeats the giving up until it is answered or `deadline` is over.
+pub fn give_up(
+    backend: &dyn Backend,
+    attempt: &mut Attempt,
+    deadline: &Deadline,
+    request_timeout: Duration,
+) -> Result<()> {
+    let mut failures = 0;
+    loop {
+        let by = deadline.clone().within(request_timeout);
+        let error = match backend.release(attempt, true, &by) {
+            Ok(Released::Released | Released::Free | Released::HeldByOther(_)) => return Ok(()),
+            Ok(Released::Unknown(error)) => error,
+            Err(error) => error,
+        };
+        failures += 1;
+        if !deadline.wait_for(backoff::retry_delay(failures, deadline.remaining(), fastrand::f64())) {
+            return Err(error);
+        }
+    }
+}

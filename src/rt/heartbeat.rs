@@ -1,0 +1,55 @@
+//! The thread that renews one guard's lease. It only sends; the watcher declares what is due.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::select;
+
+use super::hold::{Beat, Hold};
+use super::thread::Thread;
+use crate::error::Result;
+use crate::lease::{Lease, backoff};
+use crate::loss::LossReason;
+
+/// How often the guard of a lock without end looks whether it was released or replaced.
+const ENDLESS_LOOK: Duration = Duration::from_secs(30);
+/// Repeats are not closer together, however little is left.
+const MIN_RETRY: Duration = Duration::from_millis(1);
+
+/// Starts the heartbeat of `hold`; it ends with the hold.
+pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
+    Thread::spawn("leasehold-beat", move || {
+        if catch_unwind(AssertUnwindSafe(|| run(&hold))).is_err() {
+            log::error!(target: "leasehold::heartbeat", key:? = hold.granted.key(); "a heartbeat thread panicked");
+            hold.lose(LossReason::HeartbeatDied);
+        }
+    })
+}
+
+fn run(hold: &Hold) {
+    let interval = match hold.setup.terms.lease {
+        Lease::For(_) => hold.setup.terms.heartbeat,
+        Lease::Forever => ENDLESS_LOOK,
+    };
+    let mut failures = 0;
+    let mut wait = backoff::with_jitter(interval, fastrand::f64());
+    loop {
+        select! {
+            recv(hold.stop.cancelled()) -> _ => return,
+            recv(hold.beats) -> _ => {}
+            default(wait) => {}
+        }
+        wait = match hold.beat() {
+            Beat::Over => return,
+            Beat::Renewed => {
+                failures = 0;
+                backoff::with_jitter(interval, fastrand::f64())
+            }
+            Beat::Failed => {
+                failures += 1;
+                backoff::retry_delay(failures, hold.remaining(), fastrand::f64()).max(MIN_RETRY)
+            }
+        };
+    }
+}

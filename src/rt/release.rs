@@ -1,0 +1,136 @@
+//! The end of a hold: release and hand-over.
+
+use std::time::{Duration, Instant};
+
+use super::deadline::{Deadline, far_from};
+use super::hold::{Hold, Phase};
+use crate::backend::{Attempt, Released};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lease::backoff;
+use crate::lock::{Lock, LockStatus};
+use crate::observer::Event;
+
+impl Hold {
+    /// Stops the heartbeat, then releases in the store, all within `bound`.
+    ///
+    /// An error of kind `Lost` is final; after any other one it can be called again.
+    pub fn release(&self, bound: Duration) -> Result<()> {
+        let by = far_from(Instant::now(), bound);
+        let before = self.begin_release();
+        if before == Phase::Over {
+            return Ok(());
+        }
+        self.stop_heartbeat(bound / 2);
+        let answer = match before {
+            // Somebody else has it: there is nothing to release.
+            Phase::Lost(false) => Ok(()),
+            // One request, since the store may still have the grant.
+            Phase::Lost(true) => self.send_release(by, true),
+            _ => self.send_release(by, false),
+        };
+        if matches!(before, Phase::Lost(_)) {
+            if let Err(error) = answer {
+                log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
+            }
+            self.finish();
+            return Err(self.lost());
+        }
+        if answer.as_ref().is_ok_and(|()| self.finish()) {
+            let held_for = self.setup.clock.now().since(self.granted_at);
+            self.setup.observing.tell(&Event::Released { key: &self.granted.key, held_for });
+        }
+        answer.inspect_err(|error| {
+            if error.kind() == ErrorKind::Lost {
+                self.finish();
+            }
+        })
+    }
+
+    /// Stops the heartbeat and leaves the lock as it stands in the store.
+    pub fn hand_over(&self, bound: Duration) -> Lock {
+        self.begin_release();
+        self.stop_heartbeat(bound);
+        self.finish();
+        self.info()
+    }
+
+    /// Marks it, so that no heartbeat that follows can say "held" again. What it was before.
+    fn begin_release(&self) -> Phase {
+        let mut state = self.state.lock();
+        let before = state.phase;
+        if before == Phase::Held {
+            state.phase = Phase::Releasing;
+        }
+        self.hold_no_longer();
+        before
+    }
+
+    /// Cancels the heartbeat's request and waits for its thread; one that hangs is left behind.
+    fn stop_heartbeat(&self, bound: Duration) {
+        self.stop.cancel();
+        let heartbeat = self.state.lock().heartbeat.take();
+        if let Some(heartbeat) = heartbeat
+            && !heartbeat.join_by(far_from(Instant::now(), bound))
+        {
+            log::warn!(target: "leasehold::guard", key:? = self.granted.key; "a heartbeat that hangs is left behind");
+        }
+    }
+
+    /// Nothing is left to do. Whether that is new.
+    fn finish(&self) -> bool {
+        let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
+        self.loss.settle(None);
+        before != Phase::Over
+    }
+
+    fn send_release(&self, by: Instant, once: bool) -> Result<()> {
+        // A heartbeat that hangs keeps the attempt: then a copy has to do.
+        let half = Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
+        match self.attempt.try_lock_until(half) {
+            Some(mut attempt) => self.repeat_release(&mut attempt, by, once),
+            None => self.repeat_release(&mut self.spare.lock(), by, once),
+        }
+    }
+
+    /// Repeats the release until it is answered.
+    fn repeat_release(&self, attempt: &mut Attempt, by: Instant, once: bool) -> Result<()> {
+        let mut may_be_done = false;
+        let mut failures = 0;
+        loop {
+            let deadline = Deadline::at(by).within(self.setup.request_timeout);
+            let give_up = attempt.sends > 1;
+            let error = match self.setup.backend.release(attempt, give_up, &deadline) {
+                Ok(Released::Released) => return Ok(()),
+                // An unanswered release of ours may have done it.
+                Ok(Released::Free | Released::HeldByOther(_)) if may_be_done => return Ok(()),
+                Ok(Released::Free) => return Err(self.error(ErrorKind::Lost, "it was released by another")),
+                Ok(Released::HeldByOther(seen)) => {
+                    return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
+                }
+                Ok(Released::Unknown(error)) => {
+                    may_be_done = true;
+                    error
+                }
+                Err(error) if !error.is_retryable() && !may_be_done => return Err(error),
+                Err(error) => error,
+            };
+            failures += 1;
+            let left = by.saturating_duration_since(Instant::now());
+            if once || !Deadline::at(by).wait_for(backoff::retry_delay(failures, left, fastrand::f64())) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// The error that tells how the lock was lost.
+    pub fn lost(&self) -> Error {
+        match self.loss.get() {
+            Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),
+            None => self.error(ErrorKind::Lost, "it is not held any more"),
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, message: &str) -> Error {
+        Error::new(kind, message).with_key(&self.granted.key).with_store(&self.setup.backend.info().label)
+    }
+}

@@ -1,0 +1,155 @@
+//! One thread per client family that declares losses at their deadline, whatever the heartbeats
+//! are stuck in, notices a suspend, and starts the users' callbacks.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
+
+use super::clock::{BootTime, Clock};
+use super::deadline::far_from;
+use super::hold::Hold;
+use super::thread::Thread;
+use crate::error::Result;
+use crate::observer::contained;
+
+/// It looks at least this often while something is held.
+const LOOK: Duration = Duration::from_secs(1);
+/// The boot-time clock ran ahead of the monotonic one by more: the machine was suspended.
+const JUMP: Duration = Duration::from_millis(200);
+/// How long the last user of a watcher waits for its thread.
+const STOP_BOUND: Duration = Duration::from_secs(1);
+
+type Callback = Box<dyn FnOnce() + Send>;
+
+enum Message {
+    /// Something is held that may end before the next look.
+    Look,
+    Run(&'static str, Callback),
+}
+
+/// See the module. Its thread starts with the first hold and ends with the watcher.
+pub struct Watcher {
+    clock: Arc<Clock>,
+    holds: Arc<Mutex<Vec<Weak<Hold>>>>,
+    // `None` only while it is dropped.
+    messages: Option<Sender<Message>>,
+    inbox: Receiver<Message>,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Watcher {
+    pub fn new(clock: Arc<Clock>) -> Self {
+        let (messages, inbox) = crossbeam_channel::unbounded();
+        Watcher { clock, holds: Arc::default(), messages: Some(messages), inbox, thread: Mutex::default() }
+    }
+
+    /// Watches `hold` until it is gone.
+    pub fn watch(&self, hold: &Arc<Hold>) -> Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
+            let (jump, jumps) = crossbeam_channel::unbounded();
+            clock.tell_jumps(jump);
+            *thread = Some(Thread::spawn("leasehold-watch", move || run(&clock, &holds, &inbox, &jumps))?);
+        }
+        drop(thread);
+        self.holds.lock().push(Arc::downgrade(hold));
+        self.send(Message::Look);
+        Ok(())
+    }
+
+    /// Runs a callback of the user's on a thread of its own.
+    pub fn run(&self, what: &'static str, callback: Callback) {
+        self.send(Message::Run(what, callback));
+    }
+
+    /// Everything that is watched and still alive.
+    pub fn holds(&self) -> Vec<Arc<Hold>> {
+        self.holds.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn send(&self, message: Message) {
+        if let Some(messages) = &self.messages {
+            let _ = messages.send(message);
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.messages.take();
+        if let Some(thread) = self.thread.lock().take() {
+            thread.join_by(far_from(Instant::now(), STOP_BOUND));
+        }
+    }
+}
+
+fn run(clock: &Clock, holds: &Mutex<Vec<Weak<Hold>>>, inbox: &Receiver<Message>, jumps: &Receiver<()>) {
+    let mut skew = Skew::new(clock);
+    loop {
+        let now = clock.now();
+        let watched: Vec<Arc<Hold>> = {
+            let mut holds = holds.lock();
+            holds.retain(|hold| hold.strong_count() > 0);
+            holds.iter().filter_map(Weak::upgrade).collect()
+        };
+        if skew.jumped(clock) {
+            log::info!(target: "leasehold::watcher", "the machine was suspended; all heartbeats are sent now");
+            watched.iter().for_each(|hold| hold.beat_soon());
+        }
+        let next = watched.iter().filter_map(|hold| hold.look(now)).min();
+        // The last handle may be ours: nothing may be held while it goes.
+        drop(watched);
+        let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
+        let mut select = crossbeam_channel::Select::new();
+        select.recv(inbox);
+        select.recv(jumps);
+        let _ = select.ready_deadline(far_from(Instant::now(), wait));
+        jumps.try_iter().for_each(drop);
+        loop {
+            match inbox.try_recv() {
+                Ok(Message::Look) => {}
+                Ok(Message::Run(what, callback)) => start(what, callback),
+                Err(crossbeam_channel::TryRecvError::Empty) => break,
+                Err(crossbeam_channel::TryRecvError::Disconnected) => return,
+            }
+        }
+    }
+}
+
+/// A callback that finds no thread runs here: late is better than never.
+fn start(what: &'static str, callback: Callback) {
+    let slot = Arc::new(Mutex::new(Some(callback)));
+    let on_thread = slot.clone();
+    let body = move || {
+        let callback = on_thread.lock().take();
+        callback.into_iter().for_each(|callback| contained(what, callback));
+    };
+    if let Err(error) = Thread::spawn("leasehold-call", body) {
+        log::error!(target: "leasehold::watcher", "{error}; the {what} runs on the watcher's thread");
+        let callback = slot.lock().take();
+        callback.into_iter().for_each(|callback| contained(what, callback));
+    }
+}
+
+/// The distance between the clock that counts suspend and the one that does not.
+struct Skew {
+    boot: BootTime,
+    monotonic: Instant,
+}
+
+impl Skew {
+    fn new(clock: &Clock) -> Self {
+        Skew { boot: clock.now(), monotonic: Instant::now() }
+    }
+
+    /// Whether the boot-time clock ran ahead since the last call.
+    fn jumped(&mut self, clock: &Clock) -> bool {
+        let now = Skew::new(clock);
+        let ahead = now.boot.since(self.boot).saturating_sub(now.monotonic - self.monotonic);
+        *self = now;
+        ahead > JUMP
+    }
+}
