@@ -69,12 +69,12 @@ impl Row {
     /// The format and the row of a key, or what stands for it. The format is read while the statement stands:
     /// of the same state, and without a second read transaction.
     pub(super) fn read(conn: &Connection, path: &Path, key: &str) -> Result<(Format, Row), SqliteError> {
-        let failed = |source| SqliteError::Engine { path: path.to_owned(), doing: "read the row", source };
-        let mut statement = match conn.prepare_cached(READ) {
-            Ok(statement) => statement,
-            // A newer format may have other columns.
-            Err(source) => return Err(schema::format(conn, path).err().unwrap_or_else(|| failed(source))),
+        let failed = |source| match schema::format(conn, path) {
+            // It may have other columns.
+            Err(newer @ SqliteError::NewerFormat { .. }) => newer,
+            _ => SqliteError::Engine { path: path.to_owned(), doing: "read the row", source },
         };
+        let mut statement = conn.prepare_cached(READ).map_err(failed)?;
         let mut rows = statement.query([key.as_bytes()]).map_err(failed)?;
         let columns = rows.next().map_err(failed)?;
         let format = schema::format(conn, path)?;
