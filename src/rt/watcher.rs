@@ -88,13 +88,7 @@ impl Drop for Watcher {
     }
 }
 
-fn run(
-    clock: &Clock,
-    holds: &Mutex<Vec<Weak<Hold>>>,
-    inbox: &Receiver<Message>,
-    jumps: &Receiver<()>,
-    mut skew: Skew,
-) {
+fn run(clock: &Clock, holds: &Mutex<Vec<Weak<Hold>>>, inbox: &Receiver<Message>, jumps: &Receiver<()>, mut skew: Skew) {
     loop {
         let now = clock.now();
         let watched: Vec<Arc<Hold>> = {
