@@ -3,3 +3,4 @@
 
 pub mod asks;
 pub mod steps;
+pub mod stores;
