@@ -1,1 +1,353 @@
+//! A store in an SQLite file, for the processes of one host.
+//!
+//! Atomic: `BEGIN IMMEDIATE`, read, pure transition, write, `COMMIT`. Clock: the host's boot-time clock, which
+//! all its processes share; `boot` says how holders of an earlier boot are dealt with. What issues a token is
+//! on disk before the answer. Nothing is unanswered but a commit that failed with an I/O error.
+//!
+//! A file that was removed or replaced while it is open is no store any more: acquire and swap fail, renew
+//! says lost, release and the reading of one key find nothing. Copying a backup *into* the open file is not
+//! noticed.
+//!
+//! Reads have a connection of their own and wait for no writer.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+
+use super::transactional::{self, Transacted, Transactional};
+use super::{
+    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+};
+use crate::error::Result;
+use crate::lease::{GrantId, LockRecord, Step, StoreTime, Times};
+use crate::rt::clock::Clock;
+use crate::rt::deadline::Deadline;
+
+mod boot;
+mod conn;
+mod error;
+mod file;
+mod holders;
+mod read;
+mod row;
+mod schema;
+
+use boot::Here;
+use conn::{Durability, Tx};
+use error::SqliteError;
+use row::Row;
+
+/// What [`Sqlite::open`] needs to know.
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    /// The file; made if it is missing.
+    pub path: PathBuf,
+    /// The mode of a file that is made. Defaults to 0600.
+    pub mode: Option<u32>,
+    /// Also on file systems that several kernels can share.
+    pub unsafe_fs: bool,
+    /// For tests: the identity of another boot's clock.
+    pub clock_identity: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Sqlite {
+    info: StoreInfo,
+    path: PathBuf,
+    file: file::FileId,
+    clock: Arc<Clock>,
+    clock_identity: String,
+    /// For what issues a token.
+    durable: Mutex<Connection>,
+    /// For other writes.
+    plain: Mutex<Connection>,
+    /// Never waits for the other two.
+    reader: Mutex<Connection>,
+}
+
+impl Sqlite {
+    /// Opens the file, and makes the file and the table if they are missing. Several processes may do so at
+    /// the same time.
+    pub fn open(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
+        Ok(Sqlite::connect(options, clock, by)?)
+    }
+
+    fn connect(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite, SqliteError> {
+        // Absolute, so that a later change of the working directory does not lead to another file.
+        let path = std::path::absolute(&options.path).map_err(|source| SqliteError::File {
+            path: options.path.clone(),
+            doing: "make the path absolute",
+            source,
+        })?;
+        file::prepare(&path, options.mode.unwrap_or(0o600), options.unsafe_fs)?;
+        let before = identity(&path)?;
+        let open = || {
+            let durable = conn::open(&path, Durability::PowerCut)?;
+            schema::create(&durable, &path, by)?;
+            let plain = conn::open(&path, Durability::Process)?;
+            let reader = conn::open(&path, Durability::Process)?;
+            for conn in [&plain, &reader] {
+                // The first read opens the file; what it says was checked.
+                conn::busy_retried(&path, by, "read the database", || schema::format(conn, &path))?;
+            }
+            Ok((durable, plain, reader))
+        };
+        let (durable, plain, reader) = open().map_err(|error| explained(error, &path))?;
+        if durable.is_readonly("main").unwrap_or(false)
+            && let Some(denied) = file::denied(&path)
+        {
+            return Err(denied);
+        }
+        // All three opened the file that is there before and after.
+        let file = match (before, identity(&path)?) {
+            (Some(before), Some(after)) if before == after => after,
+            _ => return Err(SqliteError::Moved { path }),
+        };
+        let info = StoreInfo {
+            label: format!("sqlite:{}", path.display()),
+            clock: "this host's boot-time clock",
+            grace: Duration::ZERO,
+            min_lease: Duration::from_millis(100),
+            grant_form: GrantForm::Uuid,
+        };
+        let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
+        Ok(Sqlite {
+            info,
+            path,
+            file,
+            clock,
+            clock_identity,
+            durable: Mutex::new(durable),
+            plain: Mutex::new(plain),
+            reader: Mutex::new(reader),
+        })
+    }
+
+    /// An error if the path does not lead to the opened file any more.
+    fn check_place(&self) -> Result<(), SqliteError> {
+        match identity(&self.path)? {
+            Some(file) if file == self.file => Ok(()),
+            _ => Err(SqliteError::Moved { path: self.path.clone() }),
+        }
+    }
+
+    fn now(&self) -> StoreTime {
+        StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX))
+    }
+
+    fn times(&self) -> Times {
+        let now = self.now();
+        Times { now, cut: now, stamp: self.clock.wall_micros() }
+    }
+
+    fn here(&self, times: &Times) -> Here<'_> {
+        Here { clock: &self.clock_identity, now: times.now, wall: times.stamp }
+    }
+
+    /// The record as it stands after the call. Its now is the latest: what is left of a lease is less by
+    /// the time that the call took.
+    fn seen(&self, record: LockRecord, stamp: u64) -> Seen {
+        Seen { record, now: self.now(), stamp, native: None }
+    }
+
+    fn connection(&self, durability: Durability) -> &Mutex<Connection> {
+        match durability {
+            Durability::PowerCut => &self.durable,
+            Durability::Process => &self.plain,
+        }
+    }
+
+    /// Runs `work` in a write transaction on the file that stands at the path.
+    fn write<T>(
+        &self,
+        durability: Durability,
+        by: &Deadline,
+        work: impl FnOnce(&Tx<'_>) -> Result<T, SqliteError>,
+    ) -> Result<Written<T>, SqliteError> {
+        let run = || {
+            let conn = conn::lock(self.connection(durability), &self.path, by)?;
+            self.check_place()?;
+            let (tx, waited) = Tx::begin(&conn, &self.path, by)?;
+            if waited {
+                self.check_place()?;
+            }
+            let done = work(&tx)?;
+            Ok(match tx.commit(by)? {
+                None => Written::Done(done),
+                Some(error) => Written::Unknown(error),
+            })
+        };
+        run().map_err(|error| explained(error, &self.path))
+    }
+
+    /// One transition on one key. A holder that stands with times of another clock and is spoken for by
+    /// `claim` is written anew on ours even if the transition changes nothing: its end on our clock is
+    /// later than on its own, so what its process is told must be what the others read.
+    fn transition<A>(
+        &self,
+        key: &str,
+        durability: Durability,
+        claim: Option<&GrantId>,
+        by: &Deadline,
+        mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
+    ) -> Result<Transacted<A>> {
+        let written = self.write(durability, by, |tx| {
+            let format = schema::format(tx, &self.path)?;
+            let row = Row::read(tx, &self.path, key)?.unwrap_or_else(|| Row::missing(key));
+            let times = self.times();
+            let here = self.here(&times);
+            let view = row.view(format, here);
+            let step = transition(&view.record, &times);
+            let claimed = claim.filter(|grant| row.is_foreign(grant, here.clock));
+            let next = step.record.or_else(|| claimed.map(|_| raised(&view.record)));
+            let record = match (next, &view.sightings) {
+                (Some(next), _) => {
+                    row.next(&view, &next, claimed, here.clock).write(tx, &self.path, here.clock)?;
+                    next
+                }
+                (None, Some(sightings)) => {
+                    row.write_sightings(tx, &self.path, sightings)?;
+                    view.record
+                }
+                (None, None) => view.record,
+            };
+            Ok((step.answer, record, times.stamp))
+        });
+        match written {
+            Ok(Written::Done((answer, record, stamp))) => Ok(Transacted::Done(answer, self.seen(record, stamp))),
+            Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
+            // A file that is gone holds nothing, and nothing can be granted in it.
+            Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
+                let (record, times) = (LockRecord::missing(key), self.times());
+                let answer = transition(&record, &times).answer;
+                Ok(Transacted::Done(answer, self.seen(record, times.stamp)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// How a write went.
+enum Written<T> {
+    Done(T),
+    Unknown(SqliteError),
+}
+
+fn raised(record: &LockRecord) -> LockRecord {
+    LockRecord { version: record.version + 1, ..record.clone() }
+}
+
+fn identity(path: &Path) -> Result<Option<file::FileId>, SqliteError> {
+    let doing = "look at the file";
+    file::identity(path).map_err(|source| SqliteError::File { path: path.to_owned(), doing, source })
+}
+
+/// Says what is denied where SQLite only says that it could not.
+fn explained(error: SqliteError, path: &Path) -> SqliteError {
+    use rusqlite::ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
+    match &error {
+        SqliteError::Engine { source, .. }
+            if matches!(source.sqlite_error_code(), Some(CannotOpen | PermissionDenied | ReadOnly)) =>
+        {
+            file::denied(path).unwrap_or(error)
+        }
+        _ => error,
+    }
+}
+
+/// The store for one grant, see [`Sqlite::transition`].
+struct Claiming<'a>(&'a Sqlite, &'a GrantId);
+
+impl Transactional for Claiming<'_> {
+    fn transact<A>(
+        &self,
+        key: &str,
+        issues_token: bool,
+        by: &Deadline,
+        transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
+    ) -> Result<Transacted<A>> {
+        let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
+        self.0.transition(key, durability, Some(self.1), by, transition)
+    }
+}
+
+impl Backend for Sqlite {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        if what == Schema::Describe {
+            let version = schema::USER_VERSION;
+            return Ok(format!("PRAGMA journal_mode = WAL;\n{};\nPRAGMA user_version = {version};", schema::TABLE));
+        }
+        let run = || {
+            self.check_place()?;
+            if what == Schema::Create {
+                let conn = conn::lock(&self.durable, &self.path, by)?;
+                schema::create(&conn, &self.path, by)?;
+            }
+            let conn = conn::lock(&self.reader, &self.path, by)?;
+            conn::busy_retried(&self.path, by, "read the database", || {
+                let format = schema::format(&conn, &self.path)?;
+                match schema::check_table(&conn, &self.path)? {
+                    true => Ok(format),
+                    false => Err(SqliteError::NoTable { path: self.path.clone() }),
+                }
+            })
+        };
+        let (major, minor) = run().map_err(|error| explained(error, &self.path))?;
+        Ok(format!("{}: the table `locks` is there, format {major}.{minor}", self.path.display()))
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        transactional::acquire(&Claiming(self, attempt.grant()), attempt, by)
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        transactional::renew(&Claiming(self, attempt.grant()), attempt, renewal, by)
+    }
+
+    /// To give up is to release: no copy of an acquisition is ever on its way.
+    fn release(&self, attempt: &mut Attempt, _give_up: bool, by: &Deadline) -> Result<Released> {
+        transactional::release(&Claiming(self, attempt.grant()), attempt, false, by)
+    }
+
+    /// A poll is as strong as any read.
+    fn read(&self, which: &Which, from: Option<String>, _strong: bool, by: &Deadline) -> Result<Page> {
+        self.read_page(which, from, by)
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        let key = &seen.record.key;
+        let issues_token = new.is_some_and(|new| new.token > seen.record.token);
+        let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
+        let written = self.write(durability, by, |tx| {
+            let format = schema::format(tx, &self.path)?;
+            let stands = Row::read(tx, &self.path, key)?.unwrap_or_else(|| Row::missing(key));
+            if stands.version != seen.record.version || stands.token != seen.record.token {
+                return Ok(Swapped::Changed);
+            }
+            match new {
+                Some(new) => {
+                    let times = self.times();
+                    let here = self.here(&times);
+                    // Unchanged is what the caller left as it was when it read.
+                    let view = row::View { record: seen.record.clone(), ..stands.view(format, here) };
+                    stands.next(&view, new, None, here.clock).write(tx, &self.path, here.clock)?;
+                }
+                None => row::delete(tx, &self.path, key)?,
+            }
+            Ok(Swapped::Done)
+        });
+        match written {
+            Ok(Written::Done(swapped)) => Ok(swapped),
+            Ok(Written::Unknown(error)) => Ok(Swapped::Unknown(error.into())),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

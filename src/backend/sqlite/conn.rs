@@ -1,0 +1,143 @@
+//! Connections, and waiting for others: every wait ends with the call's deadline or its cancellation.
+
+use std::ops::Deref;
+use std::path::Path;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use rusqlite::{Connection, OpenFlags};
+
+use super::error::SqliteError;
+use crate::rt::deadline::Deadline;
+
+/// The pause after the first busy answer: a transaction of ours takes less.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// The longest pause between two tries.
+const LAST_PAUSE: Duration = Duration::from_millis(10);
+
+/// What a commit promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Durability {
+    /// It outlives a power cut: a token that was given out is never given out again.
+    PowerCut,
+    /// It outlives the process. A power cut may take back a renewal or a release, which only makes a
+    /// lease end sooner or later than said, and the holders' host is down anyway.
+    Process,
+}
+
+/// Opens the file, which must be there.
+pub(super) fn open(path: &Path, durability: Durability) -> Result<Connection, SqliteError> {
+    let failed = |source| SqliteError::Engine { path: path.to_owned(), doing: "open the database", source };
+    // One thread at a time uses a connection: it stands behind a mutex of ours.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
+    // We wait by ourselves: SQLite's waiting knows neither deadline nor cancellation.
+    conn.busy_timeout(Duration::ZERO).map_err(failed)?;
+    let level = match durability {
+        Durability::PowerCut => "FULL",
+        Durability::Process => "NORMAL",
+    };
+    conn.pragma_update(None, "synchronous", level).map_err(failed)?;
+    Ok(conn)
+}
+
+/// Locks a connection, in slices so that a cancelled call does not wait on.
+pub(super) fn lock<'a>(
+    conn: &'a Mutex<Connection>,
+    path: &Path,
+    by: &Deadline,
+) -> Result<MutexGuard<'a, Connection>, SqliteError> {
+    loop {
+        let left = by.remaining();
+        if left.is_zero() {
+            return Err(SqliteError::Busy { path: path.to_owned() });
+        }
+        if let Some(conn) = conn.try_lock_for(left.min(LAST_PAUSE)) {
+            return Ok(conn);
+        }
+    }
+}
+
+/// Repeats `what` while others stand in the way.
+pub(super) fn busy_retried<T>(
+    path: &Path,
+    by: &Deadline,
+    doing: &'static str,
+    mut what: impl FnMut() -> Result<T, SqliteError>,
+) -> Result<T, SqliteError> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match what() {
+            Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {
+                log::trace!(target: "leasehold::sqlite", "busy, waiting to {doing}");
+                if !by.wait_for(pause) {
+                    return Err(SqliteError::Busy { path: path.to_owned() });
+                }
+                pause = (pause * 3 / 2).min(LAST_PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// A write transaction; rolled back when dropped.
+#[derive(Debug)]
+pub(super) struct Tx<'a> {
+    conn: &'a Connection,
+    path: &'a Path,
+}
+
+impl<'a> Tx<'a> {
+    /// Begins at once as a writer: beginning as a reader and writing later fails without waiting when
+    /// somebody wrote in between. Also tells whether it had to wait.
+    pub(super) fn begin(conn: &'a Connection, path: &'a Path, by: &Deadline) -> Result<(Tx<'a>, bool), SqliteError> {
+        let mut tries = 0_u32;
+        busy_retried(path, by, "begin a transaction", || {
+            tries += 1;
+            run(conn, path, "begin a transaction", "BEGIN IMMEDIATE")
+        })?;
+        Ok((Tx { conn, path }, tries > 1))
+    }
+
+    /// Commits. `Some`: it failed in a way that leaves open whether it happened.
+    pub(super) fn commit(self, by: &Deadline) -> Result<Option<SqliteError>, SqliteError> {
+        let doing = "commit";
+        let committed = busy_retried(self.path, by, doing, || run(self.conn, self.path, doing, "COMMIT"));
+        match committed {
+            Ok(()) => Ok(None),
+            // Not even the last frame of the log was written.
+            Err(SqliteError::Engine { source, .. }) if is_disk_full(&source) => {
+                Err(SqliteError::Engine { path: self.path.to_owned(), doing, source })
+            }
+            // The last frame may be on disk although its sync failed: a recovery would find it.
+            Err(error @ SqliteError::Engine { .. }) => Ok(Some(error)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn is_disk_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
+fn run(conn: &Connection, path: &Path, doing: &'static str, sql: &str) -> Result<(), SqliteError> {
+    let done = conn.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
+    done.map(drop).map_err(|source| SqliteError::Engine { path: path.to_owned(), doing, source })
+}
+
+impl Deref for Tx<'_> {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        self.conn
+    }
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        if !self.conn.is_autocommit()
+            && let Err(error) = run(self.conn, self.path, "roll back", "ROLLBACK")
+        {
+            log::warn!(target: "leasehold::sqlite", "{error}");
+        }
+    }
+}

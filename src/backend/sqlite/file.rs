@@ -1,0 +1,190 @@
+//! The file itself: making it, telling it from another one, and where it must not lie.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::SqliteError;
+
+/// Which file it is, whatever its path: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId(u64, u64);
+
+/// The file at `path`; `None` when there is none.
+#[cfg(unix)]
+pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
+    use std::os::unix::fs::MetadataExt;
+    match fs::metadata(path) {
+        Ok(meta) => Ok(Some(FileId(meta.dev(), meta.ino()))),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Only whether there is a file: an open one can't be replaced on Windows.
+#[cfg(not(unix))]
+pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
+    Ok(path.exists().then_some(FileId(0, 0)))
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// Checks where the file lies and makes an empty one with exactly this mode where there is none.
+pub(super) fn prepare(path: &Path, mode: u32, unsafe_fs: bool) -> Result<(), SqliteError> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => {
+            return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a folder" });
+        }
+        // Opening a pipe would wait for its other end.
+        Ok(meta) if !meta.is_file() => {
+            return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a device, pipe or socket" });
+        }
+        Ok(_) => return check_file_system(path, path, unsafe_fs),
+        Err(error) if is_missing(&error) => {}
+        Err(source) => return Err(failed(path, "look at the file", source)),
+    }
+    let target = follow(path).map_err(|source| failed(path, "follow the symbolic link", source))?;
+    let folder = target.parent().filter(|folder| folder.is_dir()).ok_or_else(|| SqliteError::NoFolder {
+        path: path.to_owned(),
+        folder: target.parent().unwrap_or(&target).to_owned(),
+    })?;
+    check_file_system(path, folder, unsafe_fs)?;
+    match create(&target, folder, mode) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(failed(path, "create the file", source)),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn failed(path: &Path, doing: &'static str, source: io::Error) -> SqliteError {
+    SqliteError::File { path: path.to_owned(), doing, source }
+}
+
+/// Where symbolic links lead, also when there is nothing yet.
+fn follow(path: &Path) -> io::Result<PathBuf> {
+    let mut at = path.to_owned();
+    // As many as the kernel follows.
+    for _ in 0..40 {
+        match fs::symlink_metadata(&at) {
+            Ok(meta) if meta.is_symlink() => {
+                let target = fs::read_link(&at)?;
+                at = at.parent().unwrap_or(Path::new("")).join(target);
+            }
+            _ => return Ok(at),
+        }
+    }
+    Err(io::Error::other("too many symbolic links"))
+}
+
+/// Makes an empty file under another name and links it to its place, so that nobody ever sees it with
+/// another mode. Also, no handle on the file at its place is ever closed by us: that would drop every
+/// lock that SQLite has on it in this process.
+fn create(path: &Path, folder: &Path, mode: u32) -> io::Result<()> {
+    let draft = folder.join(format!(".leasehold-{}", uuid::Uuid::new_v4()));
+    empty(&draft, mode)?;
+    let linked = fs::hard_link(&draft, path);
+    let removed = fs::remove_file(&draft);
+    match linked {
+        Ok(()) => removed,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
+        // A file system without hard links, as on USB sticks: it has no modes either.
+        Err(_) => empty(path, mode),
+    }
+}
+
+#[cfg(unix)]
+fn empty(path: &Path, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    // Once more, since the umask may have taken from it.
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+#[cfg(not(unix))]
+fn empty(path: &Path, _mode: u32) -> io::Result<()> {
+    fs::OpenOptions::new().write(true).create_new(true).open(path).map(drop)
+}
+
+/// What the system denies, for an error of SQLite that does not say it.
+#[cfg(unix)]
+pub(super) fn denied(path: &Path) -> Option<SqliteError> {
+    use nix::unistd::{AccessFlags, access};
+    let refused = |at: &Path| access(at, AccessFlags::R_OK | AccessFlags::W_OK).err();
+    let told = |doing, source: nix::errno::Errno| {
+        let source = io::Error::from(source);
+        let is_denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
+        is_denied.then(|| SqliteError::Denied { path: path.to_owned(), doing, source })
+    };
+    let folder = fs::canonicalize(path).ok().and_then(|real| real.parent().map(Path::to_owned));
+    refused(path)
+        .and_then(|source| told("read and write the file", source))
+        .or_else(|| refused(&folder?).and_then(|source| told("write in the file's folder", source)))
+}
+
+#[cfg(not(unix))]
+pub(super) fn denied(_path: &Path) -> Option<SqliteError> {
+    None
+}
+
+#[cfg(target_os = "linux")]
+fn check_file_system(path: &Path, at: &Path, unsafe_fs: bool) -> Result<(), SqliteError> {
+    if unsafe_fs {
+        return Ok(());
+    }
+    let stat = nix::sys::statfs::statfs(at)
+        .map_err(|errno| failed(path, "ask for the file system", io::Error::from(errno)))?;
+    // The type of the number differs between architectures; its low 32 bits are the magic.
+    let magic = stat.filesystem_type().0 as u32;
+    match forbidden(magic) {
+        Some(filesystem) => Err(SqliteError::ForbiddenFileSystem { path: path.to_owned(), filesystem }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn check_file_system(_path: &Path, _at: &Path, _unsafe_fs: bool) -> Result<(), SqliteError> {
+    Ok(())
+}
+
+/// The name of a file system that several kernels can share, by the number that `statfs` tells.
+#[cfg(target_os = "linux")]
+fn forbidden(magic: u32) -> Option<&'static str> {
+    Some(match magic {
+        0x0000_6969 => "NFS",
+        0xFF53_4D42 => "CIFS",
+        0x0000_517B => "SMB",
+        0xFE53_4D42 => "SMB2",
+        0x0102_1997 => "9p",
+        0x6573_5546 => "FUSE or virtiofs",
+        0x00C3_6400 => "Ceph",
+        0x5346_414F | 0x6B41_4653 => "AFS",
+        0x0BD0_0BD0 => "Lustre",
+        0x0116_1970 => "GFS2",
+        0x7461_636F => "OCFS2",
+        0x786F_4256 => "a VirtualBox shared folder",
+        _ => return None,
+    })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use nix::sys::statfs as magic;
+
+    #[test]
+    fn shared_file_systems_are_known_and_local_ones_pass() {
+        let named = |of: magic::FsType| forbidden(of.0 as u32);
+        assert_eq!(named(magic::NFS_SUPER_MAGIC), Some("NFS"));
+        assert_eq!(named(magic::SMB_SUPER_MAGIC), Some("SMB"));
+        assert_eq!(forbidden(0x0102_1997), Some("9p"));
+        assert_eq!(named(magic::FUSE_SUPER_MAGIC), Some("FUSE or virtiofs"));
+        assert_eq!(forbidden(0xFF53_4D42), Some("CIFS"));
+        assert_eq!(forbidden(0xFE53_4D42), Some("SMB2"));
+        for local in [magic::EXT4_SUPER_MAGIC, magic::XFS_SUPER_MAGIC, magic::BTRFS_SUPER_MAGIC, magic::TMPFS_MAGIC] {
+            assert_eq!(named(local), None);
+        }
+        assert_eq!(named(magic::OVERLAYFS_SUPER_MAGIC), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! Shared holders, pins and sightings as JSON.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
+
+/// How many clocks may have sighted one holder. Beyond it the earliest is forgotten, and starts anew.
+const CLOCKS: usize = 32;
+
+/// A holder as it is stored.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    pub(super) holder: Holder,
+    /// Whose times they are.
+    pub(super) clock: String,
+    /// What a later minor version added; it stays.
+    pub(super) unknown: Map<String, Value>,
+}
+
+/// The shared holders as text; none is null.
+pub(super) fn to_text(entries: &[Entry]) -> Option<String> {
+    let list: Vec<Value> = entries.iter().map(encode).collect();
+    (!list.is_empty()).then(|| Value::Array(list).to_string())
+}
+
+fn encode(entry: &Entry) -> Value {
+    let Holder { grant, lock_id, labels, token, created, renewed, until } = &entry.holder;
+    let mut map = entry.unknown.clone();
+    let mut put = |name: &str, value: Value| map.insert(name.to_owned(), value);
+    put("grant_id", grant.as_str().into());
+    put("lock_id", lock_id.as_str().into());
+    put("owner", labels.owner.as_str().into());
+    put("host", labels.host.as_deref().into());
+    put("comment", labels.comment.as_deref().into());
+    put("token", (*token).into());
+    put("clock", entry.clock.as_str().into());
+    put("created", created.as_nanos().into());
+    put("renewed", renewed.map(StoreTime::as_nanos).into());
+    let end = match until {
+        End::At(at) => Some(at.as_nanos()),
+        End::Never => None,
+    };
+    put("leased_until", end.into());
+    Value::Object(map)
+}
+
+/// The shared holders, or what is wrong with the text.
+pub(super) fn from_text(text: &str) -> Result<Vec<Entry>, String> {
+    let Ok(Value::Array(list)) = serde_json::from_str(text) else {
+        return Err("its holders are not a JSON list".to_owned());
+    };
+    list.into_iter().map(decode).collect()
+}
+
+fn decode(value: Value) -> Result<Entry, String> {
+    let Value::Object(mut map) = value else {
+        return Err("one of its holders is not a JSON object".to_owned());
+    };
+    let grant = GrantId::from_text(text(&mut map, "grant_id")?);
+    let holder = Holder {
+        grant,
+        lock_id: text(&mut map, "lock_id")?,
+        labels: Labels {
+            owner: text(&mut map, "owner")?,
+            host: optional_text(&mut map, "host")?,
+            comment: optional_text(&mut map, "comment")?,
+        },
+        token: map.remove("token").as_ref().and_then(Value::as_u64).ok_or_else(|| bad("token"))?,
+        created: optional_time(&mut map, "created")?.ok_or_else(|| bad("created"))?,
+        renewed: optional_time(&mut map, "renewed")?,
+        until: optional_time(&mut map, "leased_until")?.map_or(End::Never, End::At),
+    };
+    Ok(Entry { holder, clock: text(&mut map, "clock")?, unknown: map })
+}
+
+fn bad(name: &str) -> String {
+    format!("the {name} of one of its holders can't be read")
+}
+
+fn text(map: &mut Map<String, Value>, name: &str) -> Result<String, String> {
+    optional_text(map, name)?.ok_or_else(|| bad(name))
+}
+
+fn optional_text(map: &mut Map<String, Value>, name: &str) -> Result<Option<String>, String> {
+    match map.remove(name) {
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(Value::Null) | None => Ok(None),
+        Some(_) => Err(bad(name)),
+    }
+}
+
+/// Null is none; but a missing one is damage: no end would mean for ever.
+fn optional_time(map: &mut Map<String, Value>, name: &str) -> Result<Option<StoreTime>, String> {
+    match map.remove(name) {
+        Some(Value::Null) => Ok(None),
+        Some(value) => value.as_i64().map(|nanos| Some(StoreTime::from_nanos(nanos))).ok_or_else(|| bad(name)),
+        None => Err(bad(name)),
+    }
+}
+
+/// The pins as text; none is null.
+pub(super) fn pins_to_text(pins: &BTreeSet<String>) -> Option<String> {
+    let list: Vec<Value> = pins.iter().map(|pin| pin.as_str().into()).collect();
+    (!list.is_empty()).then(|| Value::Array(list).to_string())
+}
+
+/// The pins, or what is wrong with the text.
+pub(super) fn pins_from_text(text: &str) -> Result<BTreeSet<String>, String> {
+    let wrong = || "its pins are not a JSON list of texts".to_owned();
+    let Ok(Value::Array(list)) = serde_json::from_str(text) else {
+        return Err(wrong());
+    };
+    list.iter().map(|pin| pin.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
+}
+
+/// When clocks other than its own first saw a holder as it stands: by grant id, the clock and its time, the
+/// earliest first. One place for each clock: two that overwrote each other's would both wait for ever.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Sightings(BTreeMap<String, Vec<(String, i64)>>);
+
+impl Sightings {
+    /// When `clock` saw this grant.
+    pub(super) fn of(&self, grant: &GrantId, clock: &str) -> Option<StoreTime> {
+        let seen = self.0.get(grant.as_str())?;
+        seen.iter().find(|(by, _)| by == clock).map(|(_, at)| StoreTime::from_nanos(*at))
+    }
+
+    /// Notes that `clock` sees this grant.
+    pub(super) fn add(&mut self, grant: &GrantId, clock: &str, at: StoreTime) {
+        let seen = self.0.entry(grant.as_str().to_owned()).or_default();
+        if seen.len() >= CLOCKS {
+            seen.remove(0);
+        }
+        seen.push((clock.to_owned(), at.as_nanos()));
+    }
+
+    /// Takes over what `from` has of this grant.
+    pub(super) fn keep(&mut self, grant: &GrantId, from: &Sightings) {
+        if let Some(seen) = from.0.get(grant.as_str()) {
+            self.0.insert(grant.as_str().to_owned(), seen.clone());
+        }
+    }
+
+    /// As text; none is null.
+    pub(super) fn to_text(&self) -> Option<String> {
+        let pair = |(clock, at): &(String, i64)| Value::Array(vec![clock.as_str().into(), (*at).into()]);
+        let map: Map<String, Value> =
+            self.0.iter().map(|(grant, seen)| (grant.clone(), seen.iter().map(pair).collect())).collect();
+        (!map.is_empty()).then(|| Value::Object(map).to_string())
+    }
+
+    /// From text, or what is wrong with it.
+    pub(super) fn from_text(text: &str) -> Result<Sightings, String> {
+        let wrong = || "its sightings can't be read".to_owned();
+        let pair = |value: &Value| Some((value.get(0)?.as_str()?.to_owned(), value.get(1)?.as_i64()?));
+        let Ok(Value::Object(map)) = serde_json::from_str(text) else {
+            return Err(wrong());
+        };
+        let by_grant = map.into_iter().map(|(grant, seen)| {
+            let pairs = seen.as_array().and_then(|seen| seen.iter().map(pair).collect()).ok_or_else(wrong)?;
+            Ok((grant, pairs))
+        });
+        by_grant.collect::<Result<_, _>>().map(Sightings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        let mut unknown = Map::new();
+        unknown.insert("of_a_later_minor".to_owned(), Value::Array(vec![1.into()]));
+        Entry {
+            holder: Holder {
+                grant: GrantId::from_text("g\"1"),
+                lock_id: "ä\u{0}".to_owned(),
+                labels: Labels { owner: "o".to_owned(), host: None, comment: Some(String::new()) },
+                token: u64::MAX,
+                created: StoreTime::from_nanos(i64::MIN),
+                renewed: Some(StoreTime::from_nanos(-1)),
+                until: End::Never,
+            },
+            clock: "c".to_owned(),
+            unknown,
+        }
+    }
+
+    #[test]
+    fn holders_come_back_with_what_is_unknown() {
+        let finite = Holder { until: End::At(StoreTime::from_nanos(7)), renewed: None, ..entry().holder };
+        let list = vec![entry(), Entry { holder: finite, ..entry() }];
+        assert_eq!(from_text(&to_text(&list).unwrap()), Ok(list));
+        assert_eq!(to_text(&[]), None);
+    }
+
+    #[test]
+    fn a_holder_without_an_end_is_damaged_and_not_endless() {
+        let text = to_text(&[entry()]).unwrap();
+        assert!(from_text(&text.replace("\"leased_until\":null,", "")).is_err());
+        for bad in ["{}", "[1]", "[{}]", "[", ""] {
+            assert!(from_text(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sightings_come_back_and_forget_the_earliest() {
+        let (grant, mut seen) = (GrantId::from_text("g"), Sightings::default());
+        assert_eq!(seen.to_text(), None);
+        for clock in 0..=CLOCKS as i64 {
+            seen.add(&grant, &format!("c{clock}"), StoreTime::from_nanos(clock));
+        }
+        let seen = Sightings::from_text(&seen.to_text().unwrap()).unwrap();
+        assert_eq!(seen.of(&grant, "c0"), None);
+        assert_eq!(seen.of(&grant, "c1"), Some(StoreTime::from_nanos(1)));
+        assert_eq!(seen.of(&GrantId::from_text("h"), "c1"), None);
+        assert!(Sightings::from_text("{\"g\":[[1]]}").is_err());
+    }
+
+    #[test]
+    fn pins_come_back() {
+        let pins = BTreeSet::from(["a".to_owned(), "b\n".to_owned()]);
+        assert_eq!(pins_from_text(&pins_to_text(&pins).unwrap()), Ok(pins));
+        assert!(pins_from_text("[1]").is_err());
+    }
+}

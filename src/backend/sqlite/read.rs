@@ -1,0 +1,166 @@
+//! Reading records, a page at a time, without waiting for any writer.
+
+use std::path::Path;
+use std::time::Instant;
+
+use rusqlite::params_from_iter;
+use rusqlite::types::ValueRef;
+
+use super::conn::{self, Tx};
+use super::error::SqliteError;
+use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
+use super::{Page, Sqlite, Which, schema};
+use crate::error::Result;
+use crate::lease::LockRecord;
+use crate::rt::deadline::Deadline;
+
+/// How many records a page holds.
+const PAGE: usize = 100;
+/// How many rows a page of a lock id looks at: there is no index by holders, since each write would pay for it.
+const SCAN: usize = 2000;
+
+impl Sqlite {
+    pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page> {
+        let run = || match which {
+            Which::Key(key) => self.one(key, by),
+            Which::Prefix(prefix) => self.prefix(prefix, from.as_deref(), by),
+            Which::LockId(id) => self.lock_id(id, from.as_deref(), by),
+        };
+        Ok(run().map_err(|error| super::explained(error, &self.path))?)
+    }
+
+    /// A file that is gone has no row for a key; listing keys says instead that it is gone.
+    fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
+        let row = match self.check_place() {
+            Err(SqliteError::Moved { .. }) => None,
+            Err(error) => return Err(error),
+            Ok(()) => {
+                let conn = conn::lock(&self.reader, &self.path, by)?;
+                let read = || Ok((schema::format(&conn, &self.path)?, Row::read(&conn, &self.path, key)?));
+                let (format, row) = conn::busy_retried(&self.path, by, "read the row", read)?;
+                row.map(|row| (format, row))
+            }
+        };
+        Ok(match row {
+            Some((format, row)) => self.page(format, vec![row], None),
+            None => {
+                let record = LockRecord::missing(key);
+                Page { records: vec![self.seen(record, self.clock.wall_micros())], next: None }
+            }
+        })
+    }
+
+    fn prefix(&self, prefix: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
+        let (format, rows, end) =
+            self.scan(prefix, from, PAGE + 1, by, |columns, path| Row::decode(columns, path).map(Some))?;
+        Ok(self.page(format, rows, end))
+    }
+
+    fn lock_id(&self, id: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
+        let (format, rows, end) = self.scan("", from, SCAN, by, |columns, path| {
+            let column = |at| columns.get_ref(at).unwrap_or(ValueRef::Null);
+            let is_it = matches!(column(LOCK_ID), ValueRef::Text(text) if text == id.as_bytes());
+            if !is_it && column(HOLDERS) == ValueRef::Null {
+                return Ok(None);
+            }
+            match Row::decode(columns, path) {
+                Ok(row) => Ok(row.has_lock_id(id).then_some(row)),
+                // Somebody else's damage must not stop a group from being renewed or unlocked.
+                Err(error @ SqliteError::Damaged { .. }) if !is_it => {
+                    log::warn!(target: "leasehold::sqlite", "{error}");
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            }
+        })?;
+        Ok(self.page(format, rows, end))
+    }
+
+    /// Looks at up to `limit` rows after `from`. Tells the last key if there may be more, also when the time
+    /// was over before.
+    fn scan(
+        &self,
+        prefix: &str,
+        from: Option<&str>,
+        limit: usize,
+        by: &Deadline,
+        mut take: impl FnMut(&rusqlite::Row<'_>, &Path) -> Result<Option<Row>, SqliteError>,
+    ) -> Result<Scanned, SqliteError> {
+        let doing = "read the rows";
+        let failed = |source| SqliteError::Engine { path: self.path.clone(), doing, source };
+        self.check_place()?;
+        let conn = conn::lock(&self.reader, &self.path, by)?;
+        let (sql, bounds) = range(prefix, from);
+        conn::busy_retried(&self.path, by, doing, || {
+            let format = schema::format(&conn, &self.path)?;
+            let (mut found, mut looked_at) = (Vec::new(), 0);
+            let mut statement = conn.prepare_cached(&sql).map_err(failed)?;
+            let mut rows = statement.query(params_from_iter(&bounds)).map_err(failed)?;
+            while let Some(columns) = rows.next().map_err(failed)? {
+                found.extend(take(columns, &self.path)?);
+                looked_at += 1;
+                if (looked_at >= limit || (looked_at % 64 == 0 && by.is_over()))
+                    && let Ok(key) = decode_key(columns, &self.path)
+                {
+                    return Ok((format, found, Some(key)));
+                }
+            }
+            Ok((format, found, None))
+        })
+    }
+
+    /// The records on our clock. Who sees a holder of an earlier boot for the first time writes that down.
+    /// `end`: the last key that was looked at, if there may be more.
+    fn page(&self, format: (u32, u32), mut rows: Vec<Row>, end: Option<String>) -> Page {
+        let mut next = end;
+        if rows.len() > PAGE {
+            rows.truncate(PAGE);
+            next = rows.last().map(|row| row.key().to_owned());
+        }
+        let times = self.times();
+        let views: Vec<View> = rows.iter().map(|row| row.view(format, self.here(&times))).collect();
+        if views.iter().any(|view| view.sightings.is_some())
+            && let Err(error) = self.sight(rows.iter().zip(&views))
+        {
+            // Whoever looks next tries again.
+            log::debug!(target: "leasehold::sqlite", "{error}");
+        }
+        let records = views.into_iter().map(|view| self.seen(view.record, times.stamp)).collect();
+        Page { records, next }
+    }
+
+    /// One try: a read waits for no writer.
+    fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
+        let conn = self.plain.try_lock().ok_or_else(|| SqliteError::Busy { path: self.path.clone() })?;
+        self.check_place()?;
+        let now = Deadline::at(Instant::now());
+        let (tx, _) = Tx::begin(&conn, &self.path, &now)?;
+        for (row, view) in seen {
+            if let Some(sightings) = &view.sightings {
+                row.write_sightings(&tx, &self.path, sightings)?;
+            }
+        }
+        tx.commit(&now)?.map_or(Ok(()), Err)
+    }
+}
+
+/// Format, rows, and the last key looked at.
+type Scanned = ((u32, u32), Vec<Row>, Option<String>);
+
+/// The statement and its bounds for the keys that start with `prefix` and come after `from`.
+fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {
+    let mut bounds = vec![prefix.as_bytes().to_vec()];
+    let mut condition = "key >= ?1".to_owned();
+    let mut also = |what: &str, bound: Vec<u8>| {
+        bounds.push(bound);
+        condition.push_str(&format!(" AND key {what} ?{}", bounds.len()));
+    };
+    if let Some(from) = from {
+        also(">", from.as_bytes().to_vec());
+    }
+    if let Some((last, rest)) = prefix.as_bytes().split_last() {
+        // No byte of UTF-8 is 255, so the next one is there.
+        also("<", [rest, &[last.saturating_add(1)]].concat());
+    }
+    (format!("SELECT {COLUMNS} FROM locks WHERE {condition} ORDER BY key"), bounds)
+}
