@@ -1,5 +1,6 @@
 //! leasehold
 #![allow(missing_docs)]
+#![forbid(unsafe_code)]
 // The trait fits stores that are still to come, and the fault switch serves the tests.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod backend;

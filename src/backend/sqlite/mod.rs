@@ -70,6 +70,9 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_millis(100);
+
     /// Opens the file, and makes the file and the table if they are missing. Several processes may do so at
     /// the same time.
     pub fn open(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
@@ -111,7 +114,7 @@ impl Sqlite {
             label: format!("sqlite:{}", path.display()),
             clock: "this host's boot-time clock",
             grace: Duration::ZERO,
-            min_lease: Duration::from_millis(100),
+            min_lease: Sqlite::MIN_LEASE,
             grant_form: GrantForm::Uuid,
         };
         let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
