@@ -6,7 +6,8 @@
 //!
 //! A file that was removed or replaced while it is open is no store any more: acquire and swap fail, renew
 //! says lost, release and the reading of one key find nothing. Copying a backup *into* the open file is not
-//! noticed.
+//! noticed; and who puts another file in its place has to remove the `-wal` file beside it, or SQLite applies
+//! the old log to the new file.
 //!
 //! Reads have a connection of their own and wait for no writer.
 
@@ -34,6 +35,8 @@ mod holders;
 mod read;
 mod row;
 mod schema;
+#[cfg(test)]
+mod tests;
 
 use boot::Here;
 use conn::{Durability, Tx};
@@ -89,14 +92,10 @@ impl Sqlite {
         file::prepare(&path, options.mode.unwrap_or(0o600), options.unsafe_fs)?;
         let before = identity(&path)?;
         let open = || {
-            let durable = conn::open(&path, Durability::PowerCut)?;
+            let durable = conn::open(&path, Durability::PowerCut, by)?;
             schema::create(&durable, &path, by)?;
-            let plain = conn::open(&path, Durability::Process)?;
-            let reader = conn::open(&path, Durability::Process)?;
-            for conn in [&plain, &reader] {
-                // The first read opens the file; what it says was checked.
-                conn::busy_retried(&path, by, "read the database", || schema::format(conn, &path))?;
-            }
+            let plain = conn::open(&path, Durability::Process, by)?;
+            let reader = conn::open(&path, Durability::Process, by)?;
             Ok((durable, plain, reader))
         };
         let (durable, plain, reader) = open().map_err(|error| explained(error, &path))?;
