@@ -44,7 +44,7 @@ fn every_write_keeps_its_deadline_and_writes_nothing() {
     // No transaction was left open on either connection.
     let mut mine = attempt("k", "a");
     granted(&store, &mut mine);
-    assert!(matches!(store.release(&mut mine, false, &soon()).unwrap(), Released::Released));
+    assert!(matches!(store.release(&mut mine, false, &soon()).unwrap(), Released::Done));
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn giving_up_is_releasing_and_makes_no_row() {
     assert!(matches!(store.release(&mut mine, true, &soon()).unwrap(), Released::Free));
     assert!(!look(&store, "k").record.exists());
     granted(&store, &mut mine);
-    assert!(matches!(store.release(&mut mine, true, &soon()).unwrap(), Released::Released));
+    assert!(matches!(store.release(&mut mine, true, &soon()).unwrap(), Released::Done));
     assert!(look(&store, "k").record.given_up.is_empty());
 }
 

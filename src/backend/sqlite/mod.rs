@@ -150,10 +150,9 @@ impl Sqlite {
         Here { clock: &self.clock_identity, now: times.now, wall: times.stamp }
     }
 
-    /// The record as it stands after the call. Its now is the latest: what is left of a lease is less by
-    /// the time that the call took.
-    fn seen(&self, record: LockRecord, stamp: u64) -> Seen {
-        Seen { record, now: self.now(), stamp, native: None }
+    /// A record with the times that it was read at.
+    fn seen(&self, record: LockRecord, times: &Times) -> Seen {
+        Seen { record, now: times.now, stamp: times.stamp, native: None }
     }
 
     fn connection(&self, durability: Durability) -> &Mutex<Connection> {
@@ -217,16 +216,16 @@ impl Sqlite {
                 }
                 (None, None) => view.record,
             };
-            Ok((step.answer, record, times.stamp))
+            Ok((step.answer, record, times))
         });
         match written {
-            Ok(Written::Done((answer, record, stamp))) => Ok(Transacted::Done(answer, self.seen(record, stamp))),
+            Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, self.seen(record, &times))),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
                 let (record, times) = (LockRecord::missing(key), self.times());
                 let answer = transition(&record, &times).answer;
-                Ok(Transacted::Done(answer, self.seen(record, times.stamp)))
+                Ok(Transacted::Done(answer, self.seen(record, &times)))
             }
             Err(error) => Err(error.into()),
         }

@@ -59,7 +59,7 @@ fn what_issues_a_token_is_synced_fully_and_the_rest_is_not() {
     let durable = store.durable.lock();
     busy(&|by| store.acquire(&mut attempt(), by).map(drop));
     assert!(matches!(store.renew(&mut held, renewal, &soon()), Ok(Renewed::Until { .. })));
-    assert!(matches!(store.release(&mut held, false, &soon()), Ok(Released::Released)));
+    assert!(matches!(store.release(&mut held, false, &soon()), Ok(Released::Done)));
     drop(durable);
     std::fs::remove_dir_all(folder).unwrap();
 }
