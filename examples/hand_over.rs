@@ -5,7 +5,8 @@ use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
 
 use leasehold::{Lock, LockClient};
 
@@ -35,43 +36,43 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("parent holds the lock with token {first}");
 
     let rival = client(folder.path())?;
-    let refusals = AtomicUsize::new(0);
-    let (second, third) = std::thread::scope(|scope| -> Result<(u64, u64), Box<dyn Error>> {
-        let rival = scope.spawn(|| -> leasehold::Result<u64> {
-            loop {
-                match rival.try_lock("migration")? {
-                    Some(guard) => return Ok(guard.fencing_token()),
-                    None => refusals.fetch_add(1, Ordering::Relaxed),
-                };
+    let (refusal, refused) = mpsc::channel();
+    let rival = thread::spawn(move || -> leasehold::Result<u64> {
+        loop {
+            match rival.try_lock("migration")? {
+                Some(guard) => return Ok(guard.fencing_token()),
+                // Nobody counts any more when the parent has failed.
+                None => _ = refusal.send(()),
             }
-        });
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let (mut to, from) = (child.stdin.take().ok_or("no stdin")?, child.stdout.take().ok_or("no stdout")?);
+        }
+    });
+    refused.recv()?; // from here on it tries all the time
 
-        // From here on nobody renews the lock, but its lease has most of its 20 s left.
-        let lock: Lock = guard.into_lock();
-        writeln!(to, "{}", serde_json::to_string(&lock)?)?;
-        let mut answer = String::new();
-        BufReader::new(from).read_line(&mut answer)?;
-        let second: u64 = answer.trim().parse()?;
-        println!(
-            "child adopted it with token {second}; a rival was refused {} times",
-            refusals.load(Ordering::Relaxed)
-        );
+    let mut child = Command::new(std::env::current_exe()?)
+        .arg(folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let (mut to, from) = (child.stdin.take().ok_or("no stdin")?, child.stdout.take().ok_or("no stdout")?);
 
-        drop(to); // the child releases
-        let third = rival.join().expect("the rival does not panic")?;
-        println!("the rival got it after the child's release with token {third}");
-        assert!(child.wait()?.success(), "the child held it to the end");
-        Ok((second, third))
-    })?;
+    // Nobody renews the lock until the child takes it up, but its lease has most of its 20 s left.
+    let lock: Lock = guard.into_lock();
+    writeln!(to, "{}", serde_json::to_string(&lock)?)?;
+    let mut answer = String::new();
+    BufReader::new(from).read_line(&mut answer)?;
+    let second: u64 = answer.trim().parse()?;
+    println!("child adopted it with token {second}; so far the rival was refused {} times", refused.try_iter().count());
+    // The second of these refusals was asked for after the adoption.
+    refused.recv()?;
+    refused.recv()?;
+
+    drop(to); // the child releases
+    let third = rival.join().expect("the rival does not panic")?;
+    println!("the rival got it after the child's release, with token {third}");
+    let held_to_the_end = child.wait()?.success();
 
     // A rival in between would have a token below the child's, and the child could not have adopted.
-    assert!(first < second && second < third && refusals.load(Ordering::Relaxed) > 0);
+    assert!(first < second && second < third && held_to_the_end);
     println!("proof: handed over without a gap, tokens rose");
     Ok(())
 }

@@ -40,6 +40,8 @@ fn holder(folder: &Path) -> Result<(), Box<dyn Error>> {
 #[cfg(unix)]
 fn main() -> Result<(), Box<dyn Error>> {
     use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    use nix::unistd::Pid;
     use std::io::{BufRead, BufReader};
 
     if let Some(folder) = std::env::args_os().nth(1) {
@@ -56,12 +58,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut said = BufReader::new(child.stdout.take().ok_or("stdout is piped")?).lines();
     println!("{}", said.next().ok_or("the holder ended early")??);
 
+    let pid = Pid::from_raw(child.id().try_into()?);
+    waitpid(pid, Some(WaitPidFlag::WUNTRACED))?; // until it is stopped
+
     // Waits until the lease of the stopped holder ends.
     let rival = client(folder.path())?.lock("report")?;
     let taken = write(&resource, "from the rival", rival.fencing_token())?;
     println!("rival:  held {}, token {}, write taken: {taken}", rival.is_held(), rival.fencing_token());
 
-    kill(nix::unistd::Pid::from_raw(child.id().try_into()?), Signal::SIGCONT)?;
+    kill(pid, Signal::SIGCONT)?;
     let woken: Vec<String> = said.collect::<Result<_, _>>()?;
     woken.iter().for_each(|line| println!("{line}"));
     let ended_well = child.wait()?.success();
