@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime};
@@ -21,6 +22,8 @@ const WORKERS: usize = 4;
 const VICTIM: usize = 2;
 /// Short, so that the file of the dead worker is taken over soon.
 const LEASE: Duration = Duration::from_secs(1);
+/// A file takes milliseconds, so a worker that waits for one looks often.
+const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(30);
 const HELP: &str = "\
 Counts lines, words and bytes of the text files below FOLDER with four processes, kills one of them
 half way, and proves that every file was counted exactly once.
@@ -62,7 +65,7 @@ fn wrong(message: &str) -> ExitCode {
 fn work(number: &str, job: &Path, folder: &Path) -> Result<()> {
     let number: usize = number.parse()?;
     let url = format!("sqlite:{}", job.join("locks.db").display());
-    let client = LockClient::builder(url).owner(name(number)).lease(LEASE).connect()?;
+    let client = LockClient::builder(url).owner(name(number)).lease(LEASE).poll(POLL).connect()?;
     let results = Results::open(job)?;
     let mut files: Vec<String> = results.rows()?.into_keys().collect();
     // The others stop here until the victim is dead. They leave it a file even if each has one in hand.
