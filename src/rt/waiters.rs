@@ -165,6 +165,9 @@ impl Wait<'_> {
         let info = family.backend.info();
         let clock = &family.clock;
         let lease = self.want.terms.first_lease_at(clock.now());
+        if lease <= self.want.terms.first_margin() {
+            return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
+        }
         let ask = self.ask(info.grant_form.fresh(), lease);
         let mut attempt = Attempt::new(&self.want.key, ask);
         let mut unanswered = false;
@@ -180,7 +183,7 @@ impl Wait<'_> {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let end = local_end(sent, holder.until, now);
                     let end = if repeated { end.min(first_sent + lease) } else { end };
-                    let held_until = end - self.want.terms.margin;
+                    let held_until = end - self.want.terms.first_margin();
                     if clock.now() >= held_until {
                         // It came so late that nobody could use it.
                         self.undo(attempt, overall);
