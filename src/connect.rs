@@ -17,8 +17,10 @@ pub(crate) struct Opener {
     /// The shortest lease that makes sense there.
     pub min_lease: Duration,
     /// Opens it, creating what it can do without.
-    pub open: Box<dyn FnOnce(Arc<Clock>, &Deadline) -> Result<Arc<dyn Backend>> + Send>,
+    pub open: Open,
 }
+
+type Open = Box<dyn FnOnce(Arc<Clock>, &Deadline) -> Result<Arc<dyn Backend>> + Send>;
 
 /// The store that `url` names. Nothing is opened yet.
 pub(crate) fn opener(url: &str) -> Result<Opener> {

@@ -1,6 +1,66 @@
-//! leasehold
-#![allow(missing_docs)]
+//! Distributed locks for programs that are not async: blocking, fenced, renewed by a thread, released on drop.
+//!
+//! ```
+//! # let folder = std::env::temp_dir().join(format!("leasehold-doc-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder).unwrap();
+//! # let url = format!("sqlite:{}", folder.join("locks.db").display());
+//! # #[cfg(not(feature = "sqlite"))]
+//! # let url = "memory:";
+//! let client = leasehold::LockClient::connect(&url)?; // for example "sqlite:locks.db"
+//! let _guard = client.lock("nightly-report")?; // waits; renewed by its own thread; released on drop
+//! # std::fs::remove_dir_all(&folder).unwrap();
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! **Name the guard.** `let _ = client.lock(k)?;` drops it, and so releases the lock, at once.
+//!
+//! # What is promised
+//! 1. At most one live exclusive holder per key by the store's clock; never exclusive and shared together.
+//! 2. [Fencing tokens](LockGuard::fencing_token) of a key strictly increase over its grants, whatever is released,
+//!    expired, purged or restarted. Where a row or file was deleted or restored: up to the clock's error.
+//! 3. A granted lock is held for at least its lease, counted from the start of the call, and
+//!    [`is_held`](LockGuard::is_held) is false before a rival can be granted it. Excepted are takeovers on order
+//!    ([`SameOwner::Replace`], [`adopt`](LockClient::adopt)): there the old holder learns at its next heartbeat, and
+//!    until then only the token protects.
+//! 4. No call outlives its deadline, no drop its bound, and nothing panics across the API.
+//! 5. An error says what was going on, with which key, on which store, and never shows a secret.
+//!
+//! What a lease can't promise by itself: that a holder which is stopped between its last look at
+//! [`is_held`](LockGuard::is_held) and its next write does not write late. Let the resource refuse a token below the
+//! highest it has seen; the README shows how.
+//!
+//! # Stores
+//! | URL | what | feature |
+//! |---|---|---|
+//! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing | `sqlite` (default) |
+//! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
+//!
+//! # Features
+//! | feature | what |
+//! |---|---|
+//! | `sqlite` | the embedded store (default) |
+//! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
+//!
+//! # Coming from other libraries
+//! | from | there | here |
+//! |---|---|---|
+//! | dynamodb-lock-go | `AcquireLock` | [`request(key).owner(..).lease(..)`](LockClient::request) or `.lease_until(..)`, `.same_owner(SameOwner::Replace)`, ended by [`.acquire()`](LockRequest::acquire). Ours refuses a second acquisition unless `Replace` is asked for |
+//! | | `HeartbeatLock` | [`heartbeat`](LockClient::heartbeat) |
+//! | | `StartBackgroundHeartbeats` | the [guard](LockGuard), its [`shared_info`](LockGuard::shared_info) (behind a mutex) and [`loss`](LockGuard::loss) |
+//! | | `ReleaseLock` | [`release`](LockClient::release); kind `Held` where theirs is `UnavailableError` |
+//! | | `GetCurrentLock` | [`get`](LockClient::get) |
+//! | | hand-off by serializing | [`into_lock`](LockGuard::into_lock), [`adopt`](LockClient::adopt): a second adopt of the same data is refused |
+//! | mongo-lock | `XLock`, `SLock` | [`lock`](LockClient::lock), [`lock_shared`](LockClient::lock_shared), [`.max_holders(n)`](LockRequest::max_holders), [`.lock_id(id)`](LockRequest::lock_id) |
+//! | | locks without TTL | [`.lease_forever()`](LockRequest::lease_forever) |
+//! | | `Purge` | [`purge`](LockClient::purge): frees only what has expired, not all of its group |
+//! | | `CreateIndexes` | [`create_schema`](LockClient::create_schema) |
+//!
+//! Why it is built as it is: [`design`].
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
+
 // The trait fits stores that are still to come, and the fault switch serves the tests.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod backend;
@@ -34,6 +94,13 @@ pub use parking_lot::Mutex;
 pub use request::{LockRequest, SameOwner};
 pub use waiting::Waiting;
 
+#[doc = include_str!("design.md")]
+pub mod design {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
+
 #[cfg(feature = "_internals")]
 #[doc(hidden)]
 pub mod internals {
@@ -45,7 +112,7 @@ pub mod internals {
         pub use crate::lease::*;
     }
     pub mod rt {
-        pub use crate::rt::*;
+        pub use crate::rt::{clock, deadline};
     }
 
     /// A client of a store that is open already.

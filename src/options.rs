@@ -133,8 +133,8 @@ pub(crate) enum AskedLease {
 }
 
 impl AskedLease {
-    /// As a duration from now; an end is turned into one here, once, by the local wall clock.
-    pub fn from_now(self, now: BootTime) -> Result<(Lease, Option<BootTime>)> {
+    /// As a duration from `now`; an end is turned into one here, once, by the local wall clock.
+    pub fn counted_from(self, now: BootTime) -> Result<(Lease, Option<BootTime>)> {
         match self {
             AskedLease::For(d) => Ok((Lease::For(d), None)),
             AskedLease::Forever => Ok((Lease::Forever, None)),

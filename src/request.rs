@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
+
 use crate::backend::Seen;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +17,7 @@ use crate::options::{AskedLease, Terms, check_key, check_text};
 use crate::rt::deadline::far_from;
 use crate::rt::family::Family;
 use crate::rt::hold::Callbacks;
-use crate::rt::waiters::{Granted, Obtained, Patience, Want, obtain};
+use crate::rt::waiters::{Granted, Obtained, OnWait, Patience, Want, obtain};
 use crate::waiting::Waiting;
 
 /// What happens to a live exclusive holder with the same owner label.
@@ -63,8 +65,9 @@ pub struct LockRequest {
     same_owner: SameOwner,
     wait: Option<Instant>,
     cancel: Option<CancelToken>,
-    on_wait: Option<Box<dyn FnMut(&Waiting) + Send>>,
-    callbacks: Callbacks,
+    // The mutexes are never locked: they make the request `Sync` without asking that of closures.
+    on_wait: Mutex<Option<OnWait>>,
+    callbacks: Mutex<Callbacks>,
 }
 
 impl LockRequest {
@@ -81,8 +84,8 @@ impl LockRequest {
             same_owner: SameOwner::Respect,
             wait: None,
             cancel: None,
-            on_wait: None,
-            callbacks: Callbacks::default(),
+            on_wait: Mutex::new(None),
+            callbacks: Mutex::new(Callbacks::default()),
         }
     }
 
@@ -166,35 +169,35 @@ impl LockRequest {
 
     /// Called on this thread whenever the wait goes on. Defaults to nothing.
     pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
-        self.on_wait = Some(Box::new(on_wait));
+        *self.on_wait.get_mut() = Some(Box::new(on_wait));
         self
     }
 
     /// The lock is lost after this time, for a worker that hangs while its process lives. Defaults
     /// to no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.callbacks.max_hold = Some(max_hold);
+        self.callbacks.get_mut().max_hold = Some(max_hold);
         self
     }
 
     /// Warns once when heartbeats fail and no more than this is left until the loss: to the log,
     /// the observer and [`on_warning`](LockRequest::on_warning). Defaults to no warning.
     pub fn warn_before(mut self, left: Duration) -> Self {
-        self.callbacks.warn_before = Some(left);
+        self.callbacks.get_mut().warn_before = Some(left);
         self
     }
 
     /// Called once, on a thread of its own, with what is left when
     /// [`warn_before`](LockRequest::warn_before) is due. Defaults to nothing.
     pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
-        self.callbacks.on_warning = Some(Box::new(on_warning));
+        self.callbacks.get_mut().on_warning = Some(Box::new(on_warning));
         self
     }
 
     /// Called once, on a thread of its own, when the lock is lost; never after a release. Dropping
     /// or releasing the guard inside it is fine, and a panic in it is contained. Defaults to nothing.
     pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
-        self.callbacks.on_loss = Some(Box::new(on_loss));
+        self.callbacks.get_mut().on_loss = Some(Box::new(on_loss));
         self
     }
 
@@ -256,7 +259,7 @@ impl LockRequest {
     }
 
     /// Checks everything, then asks.
-    fn obtain(self, patience: Patience) -> Result<(Arc<Family>, Terms, Callbacks, Obtained)> {
+    fn obtain(mut self, patience: Patience) -> Result<(Arc<Family>, Terms, Callbacks, Obtained)> {
         let family = self.family.clone();
         family.check_open()?;
         let terms = self.check().map_err(|error| error.with_store(&family.backend.info().label))?;
@@ -270,19 +273,19 @@ impl LockRequest {
             instead_of: None,
             terms,
             cancel: self.cancel,
-            on_wait: self.on_wait,
+            on_wait: self.on_wait.into_inner(),
         };
         let obtained = obtain(&family, want, patience)?;
-        Ok((family, terms, self.callbacks, obtained))
+        Ok((family, terms, self.callbacks.into_inner(), obtained))
     }
 
-    fn check(&self) -> Result<Terms> {
+    fn check(&mut self) -> Result<Terms> {
         // A key that is out of bounds is not repeated at the head of the message.
         check_key(&self.key)?;
         self.check_rest().map_err(|error| error.with_key(&self.key))
     }
 
-    fn check_rest(&self) -> Result<Terms> {
+    fn check_rest(&mut self) -> Result<Terms> {
         for (field, text) in [("owner", &self.owner), ("comment", &self.comment), ("lock_id", &self.lock_id)] {
             text.iter().try_for_each(|text| check_text(field, text))?;
         }
@@ -298,7 +301,8 @@ impl LockRequest {
                 return Err(Error::invalid("same_owner", self.same_owner, "used with an exclusive request"));
             }
         }
-        for (field, d) in [("max_hold", self.callbacks.max_hold), ("warn_before", self.callbacks.warn_before)] {
+        let callbacks = self.callbacks.get_mut();
+        for (field, d) in [("max_hold", callbacks.max_hold), ("warn_before", callbacks.warn_before)] {
             if d.is_some_and(|d| d.is_zero()) {
                 return Err(Error::invalid(field, Duration::ZERO, "above zero"));
             }
@@ -306,7 +310,7 @@ impl LockRequest {
         let (lease, ends_at) = match self.lease {
             None => (None, None),
             Some(asked) => {
-                let (lease, ends_at) = asked.from_now(self.family.clock.now())?;
+                let (lease, ends_at) = asked.counted_from(self.family.clock.now())?;
                 (Some(lease), ends_at)
             }
         };

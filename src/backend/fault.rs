@@ -43,6 +43,8 @@ pub enum Fault {
     Stuck(Receiver<()>),
     /// It comes later.
     Delay(Duration),
+    /// The store does it, the answer comes later.
+    ApplyThenDelay(Duration),
     /// The store gets it twice; the answer is the second one's.
     Twice,
     /// The caller panics.
@@ -143,6 +145,11 @@ impl Faulty {
             Fault::Delay(delay) => {
                 by.wait_for(delay);
                 apply()
+            }
+            Fault::ApplyThenDelay(delay) => {
+                let answer = apply();
+                by.wait_for(delay);
+                answer
             }
             Fault::Twice => {
                 apply()?;

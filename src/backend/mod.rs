@@ -215,7 +215,7 @@ pub enum Renewed {
 #[derive(Debug)]
 pub enum Released {
     /// The grant stood and is gone.
-    Released,
+    Done,
     /// Nobody holds the key.
     Free,
     /// Others hold the key.

@@ -62,7 +62,7 @@ pub fn release(store: &impl Transactional, attempt: &Attempt, give_up: bool, by:
     let how = if give_up { transition::give_up } else { transition::release };
     let transacted = store.transact(&attempt.key, false, by, |record, times| how(record, attempt.grant(), times))?;
     Ok(match transacted {
-        Transacted::Done(ReleaseAnswer::Released, _) => Released::Released,
+        Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
         Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,
         Transacted::Done(ReleaseAnswer::HeldByOther, seen) => Released::HeldByOther(seen),
         Transacted::Unknown(error) => Released::Unknown(error),

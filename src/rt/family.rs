@@ -202,7 +202,7 @@ pub fn give_up(
     loop {
         let by = deadline.clone().within(request_timeout);
         let error = match backend.release(attempt, true, &by) {
-            Ok(Released::Released | Released::Free | Released::HeldByOther(_)) => return Ok(()),
+            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
             Ok(Released::Unknown(error)) => error,
             Err(error) => error,
         };

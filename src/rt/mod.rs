@@ -2,10 +2,10 @@
 
 pub mod clock;
 pub mod deadline;
-pub mod family;
-pub mod heartbeat;
-pub mod hold;
+pub(crate) mod family;
+mod heartbeat;
+pub(crate) mod hold;
 mod release;
-pub mod thread;
-pub mod waiters;
-pub mod watcher;
+pub(crate) mod thread;
+pub(crate) mod waiters;
+mod watcher;

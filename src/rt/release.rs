@@ -100,7 +100,7 @@ impl Hold {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
             let give_up = attempt.sends > 1;
             let error = match self.setup.backend.release(attempt, give_up, &deadline) {
-                Ok(Released::Released) => return Ok(()),
+                Ok(Released::Done) => return Ok(()),
                 // An unanswered release of ours may have done it.
                 Ok(Released::Free | Released::HeldByOther(_)) if may_be_done => return Ok(()),
                 Ok(Released::Free) => return Err(self.error(ErrorKind::Lost, "it was released by another")),

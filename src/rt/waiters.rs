@@ -31,6 +31,9 @@ pub struct Granted {
     pub held_until: BootTime,
 }
 
+/// Runs on the caller's thread whenever a wait goes on.
+pub type OnWait = Box<dyn FnMut(&Waiting) + Send>;
+
 /// What a caller wants.
 pub struct Want {
     pub key: String,
@@ -42,7 +45,7 @@ pub struct Want {
     pub instead_of: Option<(GrantId, u64)>,
     pub terms: Terms,
     pub cancel: Option<CancelToken>,
-    pub on_wait: Option<Box<dyn FnMut(&Waiting) + Send>>,
+    pub on_wait: Option<OnWait>,
 }
 
 /// How long to go on while others hold the lock.

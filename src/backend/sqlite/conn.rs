@@ -26,8 +26,9 @@ pub(super) enum Durability {
 }
 
 /// Opens the file, which must be there.
-pub(super) fn open(path: &Path, durability: Durability) -> Result<Connection, SqliteError> {
-    let failed = |source| SqliteError::Engine { path: path.to_owned(), doing: "open the database", source };
+pub(super) fn open(path: &Path, durability: Durability, by: &Deadline) -> Result<Connection, SqliteError> {
+    let doing = "open the database";
+    let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
     // One thread at a time uses a connection: it stands behind a mutex of ours.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
@@ -37,7 +38,8 @@ pub(super) fn open(path: &Path, durability: Durability) -> Result<Connection, Sq
         Durability::PowerCut => "FULL",
         Durability::Process => "NORMAL",
     };
-    conn.pragma_update(None, "synchronous", level).map_err(failed)?;
+    // The first statement reads the file.
+    busy_retried(path, by, doing, || conn.pragma_update(None, "synchronous", level).map_err(failed))?;
     Ok(conn)
 }
 

@@ -6,7 +6,8 @@
 //!
 //! A file that was removed or replaced while it is open is no store any more: acquire and swap fail, renew
 //! says lost, release and the reading of one key find nothing. Copying a backup *into* the open file is not
-//! noticed.
+//! noticed; and who puts another file in its place has to remove the `-wal` file beside it, or SQLite applies
+//! the old log to the new file.
 //!
 //! Reads have a connection of their own and wait for no writer.
 
@@ -34,6 +35,8 @@ mod holders;
 mod read;
 mod row;
 mod schema;
+#[cfg(test)]
+mod tests;
 
 use boot::Here;
 use conn::{Durability, Tx};
@@ -89,14 +92,10 @@ impl Sqlite {
         file::prepare(&path, options.mode.unwrap_or(0o600), options.unsafe_fs)?;
         let before = identity(&path)?;
         let open = || {
-            let durable = conn::open(&path, Durability::PowerCut)?;
+            let durable = conn::open(&path, Durability::PowerCut, by)?;
             schema::create(&durable, &path, by)?;
-            let plain = conn::open(&path, Durability::Process)?;
-            let reader = conn::open(&path, Durability::Process)?;
-            for conn in [&plain, &reader] {
-                // The first read opens the file; what it says was checked.
-                conn::busy_retried(&path, by, "read the database", || schema::format(conn, &path))?;
-            }
+            let plain = conn::open(&path, Durability::Process, by)?;
+            let reader = conn::open(&path, Durability::Process, by)?;
             Ok((durable, plain, reader))
         };
         let (durable, plain, reader) = open().map_err(|error| explained(error, &path))?;
@@ -151,10 +150,9 @@ impl Sqlite {
         Here { clock: &self.clock_identity, now: times.now, wall: times.stamp }
     }
 
-    /// The record as it stands after the call. Its now is the latest: what is left of a lease is less by
-    /// the time that the call took.
-    fn seen(&self, record: LockRecord, stamp: u64) -> Seen {
-        Seen { record, now: self.now(), stamp, native: None }
+    /// A record with the times that it was read at.
+    fn seen(&self, record: LockRecord, times: &Times) -> Seen {
+        Seen { record, now: times.now, stamp: times.stamp, native: None }
     }
 
     fn connection(&self, durability: Durability) -> &Mutex<Connection> {
@@ -218,16 +216,16 @@ impl Sqlite {
                 }
                 (None, None) => view.record,
             };
-            Ok((step.answer, record, times.stamp))
+            Ok((step.answer, record, times))
         });
         match written {
-            Ok(Written::Done((answer, record, stamp))) => Ok(Transacted::Done(answer, self.seen(record, stamp))),
+            Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, self.seen(record, &times))),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
                 let (record, times) = (LockRecord::missing(key), self.times());
                 let answer = transition(&record, &times).answer;
-                Ok(Transacted::Done(answer, self.seen(record, times.stamp)))
+                Ok(Transacted::Done(answer, self.seen(record, &times)))
             }
             Err(error) => Err(error.into()),
         }

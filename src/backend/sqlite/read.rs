@@ -45,7 +45,7 @@ impl Sqlite {
             Some((format, row)) => self.page(format, vec![row], None),
             None => {
                 let record = LockRecord::missing(key);
-                Page { records: vec![self.seen(record, self.clock.wall_micros())], next: None }
+                Page { records: vec![self.seen(record, &self.times())], next: None }
             }
         })
     }
@@ -125,7 +125,7 @@ impl Sqlite {
             // Whoever looks next tries again.
             log::debug!(target: "leasehold::sqlite", "{error}");
         }
-        let records = views.into_iter().map(|view| self.seen(view.record, times.stamp)).collect();
+        let records = views.into_iter().map(|view| self.seen(view.record, &times)).collect();
         Page { records, next }
     }
 

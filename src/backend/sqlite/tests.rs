@@ -1,0 +1,79 @@
+//! What only the inside shows: which connection a call writes on.
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::lease::{Ask, Labels, Lease, Mode};
+
+fn store() -> (PathBuf, Sqlite) {
+    let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir(&folder).unwrap();
+    let options = SqliteOptions { path: folder.join("locks.db"), mode: None, unsafe_fs: false, clock_identity: None };
+    (folder, Sqlite::open(options, Clock::system(), &soon()).unwrap())
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+fn attempt() -> Attempt {
+    let labels = Labels { owner: "o".to_owned(), host: None, comment: None };
+    let ask = Ask {
+        grant: GrantForm::Uuid.fresh(),
+        mode: Mode::Exclusive,
+        lock_id: "l".to_owned(),
+        labels,
+        lease: Duration::from_secs(20),
+        max_holders: None,
+        replace_same_owner: false,
+        instead_of: None,
+    };
+    Attempt::new("k", ask)
+}
+
+#[test]
+fn what_issues_a_token_is_synced_fully_and_the_rest_is_not() {
+    let (folder, store) = store();
+    let level = |conn: &Mutex<Connection>| -> i64 {
+        conn.lock().query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!((level(&store.durable), level(&store.plain)), (2, 1));
+
+    let busy = |call: &dyn Fn(&Deadline) -> Result<()>| {
+        let error = call(&Deadline::after(Duration::from_millis(20))).unwrap_err();
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true));
+    };
+    let (mut held, renewal) = (attempt(), Renewal { lease: Lease::Forever, may_end_endless: false });
+    let plain = store.plain.lock();
+    // Grants and swaps that grant go past the connection for the rest ..
+    assert!(matches!(store.acquire(&mut held, &soon()), Ok(Acquired::Granted { .. })));
+    let page = store.read(&Which::Key("k".to_owned()), None, true, &soon()).unwrap();
+    let seen = &page.records[0];
+    let mut raised = seen.record.clone();
+    raised.version += 1;
+    busy(&|by| store.swap(seen, Some(&raised), by).map(drop));
+    raised.token += 1;
+    assert!(matches!(store.swap(seen, Some(&raised), &soon()), Ok(Swapped::Done)));
+    busy(&|by| store.renew(&mut held.without_native(), renewal, by).map(drop));
+    drop(plain);
+    // .. and the other way round.
+    let durable = store.durable.lock();
+    busy(&|by| store.acquire(&mut attempt(), by).map(drop));
+    assert!(matches!(store.renew(&mut held, renewal, &soon()), Ok(Renewed::Until { .. })));
+    assert!(matches!(store.release(&mut held, false, &soon()), Ok(Released::Done)));
+    drop(durable);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn an_error_tells_its_cause_once_and_no_grant_id() {
+    let (folder, store) = store();
+    let mut held = attempt();
+    store.acquire(&mut held, &soon()).unwrap();
+    store.durable.lock().execute_batch("DROP TABLE locks").unwrap();
+    let error = store.renew(&mut held, Renewal { lease: Lease::Forever, may_end_endless: false }, &soon()).unwrap_err();
+    let cause = std::error::Error::source(&error).expect("no cause").to_string();
+    assert!(cause.contains("no such table"), "{cause}");
+    assert!(!error.to_string().contains(&cause));
+    assert!(!format!("{error:?}{error}").contains(held.grant().as_str()));
+    std::fs::remove_dir_all(folder).unwrap();
+}

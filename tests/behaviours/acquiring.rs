@@ -1,0 +1,187 @@
+//! Obtaining a lock: unanswered requests, waiting, tokens.
+
+use std::time::{Duration, Instant};
+
+use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::{ErrorKind, SameOwner};
+
+use crate::{Bench, LONG, wait_until};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[test]
+fn b02_a_request_that_the_network_doubles_is_no_failure() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Acquire, Fault::Twice);
+    let guard = client.lock("k").unwrap();
+    bench.faults.next(Call::Renew, Fault::Twice);
+    guard.ensure_held_for(guard.remaining() + Duration::from_micros(1)).unwrap();
+    bench.faults.next(Call::Release, Fault::Twice);
+    // The second copy finds nothing, and that is told: it could be an operator's release.
+    let _ = guard.release();
+    assert!(client.get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn b03_an_acquire_whose_answer_is_lost_finds_itself() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    let guard = client.try_lock("k").unwrap().expect("it refused itself");
+    assert_eq!(bench.faults.count(Call::Acquire), 2);
+    assert_eq!(client.get("k").unwrap().unwrap().fencing_token(), guard.fencing_token(), "granted twice");
+}
+
+#[test]
+fn b03_an_acquire_that_is_given_up_leaves_nothing() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
+    let error = client.try_lock_for("k", Duration::from_millis(200)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Ambiguous);
+    let rival = bench.rival();
+    wait_until(|| rival.get("k").unwrap().unwrap().is_free());
+    assert!(rival.try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up() {
+    let bench = Bench::new();
+    let held = bench.rival().lock("k").unwrap();
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    let client = bench.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    assert!(client.try_lock_for("k", Duration::from_millis(400)).unwrap().is_none());
+    wait_until(|| bench.faults.count(Call::Release) > 0);
+    drop(held);
+}
+
+#[test]
+fn b10_a_grant_that_comes_too_late_to_be_used_is_not_returned() {
+    let bench = Bench::new();
+    let client = bench.hasty();
+    // The store grants at once, the answer takes longer than lease less margin.
+    bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_millis(950)));
+    let guard = client.lock("k").unwrap();
+    assert_eq!(bench.faults.count(Call::Acquire), 2, "the late grant was returned");
+    assert!(guard.remaining() > Duration::from_millis(100));
+}
+
+#[test]
+fn b11_tokens_rise_over_release_expiry_takeover_purge_and_deleted_rows() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let day = 24 * 3600 * 1_000_000;
+    bench.clock.set_wall_offset(-40 * day);
+    let mut tokens = vec![client.lock("k").unwrap().fencing_token()];
+    tokens.push(client.request("k").lease(MINUTE).acquire().unwrap().fencing_token());
+    bench.clock.advance(MINUTE);
+    tokens.push(client.request("k").owner("a").acquire().unwrap().fencing_token());
+    let taken = client.request("k").owner("a").same_owner(SameOwner::Replace).acquire().unwrap();
+    tokens.push(taken.fencing_token());
+    bench.clock.advance(MINUTE);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+    tokens.push(client.lock("k").unwrap().fencing_token());
+    bench.clock.set_wall_offset(0);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 1);
+    assert!(client.get("k").unwrap().is_none());
+    tokens.push(client.lock("k").unwrap().fencing_token());
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+#[test]
+fn b11_a_wall_clock_that_is_set_back_does_not_lower_a_token() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let before = client.lock("k").unwrap().fencing_token();
+    bench.clock.set_wall_offset(-3_600_000_000);
+    assert_eq!(client.lock("k").unwrap().fencing_token(), before + 1);
+}
+
+#[test]
+fn b13_a_caller_that_comes_once_takes_over_an_expired_lock_at_once() {
+    let bench = Bench::new();
+    bench.client().request("k").lease(MINUTE).acquire().unwrap();
+    assert!(bench.rival().try_lock("k").unwrap().is_none());
+    bench.clock.advance(MINUTE);
+    assert!(bench.rival().try_lock("k").unwrap().is_some(), "it has to watch first");
+}
+
+#[test]
+fn b14_a_client_with_a_short_lease_respects_a_long_one() {
+    let bench = Bench::new();
+    bench.client().request("k").lease(MINUTE).acquire().unwrap();
+    bench.clock.advance(Duration::from_secs(2));
+    assert!(bench.hasty().try_lock("k").unwrap().is_none());
+}
+
+#[test]
+fn b15_losing_a_race_or_an_error_of_the_store_does_not_end_a_wait() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(Duration::from_millis(1)..=Duration::from_millis(2)).connect().unwrap();
+    let rival = bench.rival();
+    let held = rival.lock("k").unwrap();
+    let waiter = std::thread::spawn(move || client.lock("k").map(|guard| guard.fencing_token()));
+    bench.wait_for_call(Call::Read, 2);
+    for _ in 0..5 {
+        bench.faults.next(Call::Read, Fault::FailBefore);
+        bench.faults.next(Call::Acquire, Fault::FailBefore);
+    }
+    // The waiter finds it free, and another is faster.
+    for _ in 0..20 {
+        rival.request("k").same_owner(SameOwner::Replace).owner("rival").acquire().unwrap();
+        bench.wait_for_call(Call::Read, bench.faults.count(Call::Read));
+    }
+    let token = rival.get("k").unwrap().unwrap().fencing_token();
+    drop(held);
+    bench.clock.advance(MINUTE);
+    assert!(waiter.join().unwrap().unwrap() > token);
+}
+
+#[test]
+fn b15_a_wrong_argument_ends_a_wait_at_once() {
+    let bench = Bench::new();
+    let error = bench.client().request("k").max_holders(0).lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(bench.faults.calls().is_empty(), "something was sent");
+}
+
+#[test]
+fn b17_a_waiter_reads_at_its_poll_rate_and_does_not_write() {
+    let bench = Bench::new();
+    let _held = bench.rival().lock("k").unwrap();
+    let poll = Duration::from_millis(50);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let started = Instant::now();
+    assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
+    assert!(started.elapsed() < LONG);
+    assert_eq!(bench.faults.count(Call::Acquire), 1);
+    assert!(bench.faults.count(Call::Read) <= 10, "{} reads", bench.faults.count(Call::Read));
+}
+
+#[test]
+fn b17_a_poll_is_aimed_at_the_end_of_the_lease() {
+    let bench = Bench::new();
+    let lease = Duration::from_millis(300);
+    bench.rival().request("k").lease(lease).acquire().unwrap();
+    // Without the aim it would look after an hour.
+    let hour = Duration::from_secs(3600);
+    let client = bench.builder().poll(hour..=hour).connect().unwrap();
+    let started = Instant::now();
+    drop(client.lock("k").unwrap());
+    assert!(started.elapsed() < LONG);
+}
+
+#[test]
+fn b24_a_grant_found_by_a_repeat_counts_from_the_first_request() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(Duration::from_secs(10)).margin(Duration::from_secs(1)).connect().unwrap();
+    let delay = Duration::from_millis(300);
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    bench.faults.next(Call::Acquire, Fault::Delay(delay));
+    let started = bench.clock.now();
+    let guard = client.lock("k").unwrap();
+    let left = guard.remaining();
+    let since = bench.clock.now().since(started);
+    assert!(left + delay <= Duration::from_secs(9), "{left:?} left {since:?} after the first request");
+}

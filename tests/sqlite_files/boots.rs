@@ -1,0 +1,268 @@
+//! Holders with times of another clock: an earlier boot, or a container with a shifted one.
+
+use std::time::Duration;
+
+use leasehold::internals::backend::{Backend, Renewal, Swapped, Which};
+use leasehold::internals::lease::{Ask, Lease, Mode};
+use leasehold::internals::rt::clock::Clock;
+
+use crate::support::*;
+
+/// How far apart the two clocks of a test are: far more than any lease.
+const APART: Duration = Duration::from_secs(1_000_000);
+/// What the test itself may take.
+const SLACK: Duration = Duration::from_secs(5);
+
+#[test]
+fn the_first_to_see_it_starts_a_whole_lease() {
+    let folder = Folder::new();
+    let (before, earlier) = open_at(&folder.file(), "boot-1");
+    earlier.advance(APART);
+    let old_token = granted(&before, &mut attempt("k", "a")).token;
+    drop(before);
+    let (now, clock) = open_at(&folder.file(), "boot-2");
+    // By its own clock it would stand for another million seconds.
+    let seen = held(&now, &mut attempt("k", "b"));
+    assert!(left(&seen) <= seconds(20) && left(&seen) > seconds(20) - SLACK, "{:?}", left(&seen));
+    clock.advance(seconds(20) - SLACK);
+    held(&now, &mut attempt("k", "b"));
+    clock.advance(SLACK);
+    assert!(granted(&now, &mut attempt("k", "b")).token > old_token);
+}
+
+#[test]
+fn an_earlier_boot_whose_clock_was_behind_is_not_taken_for_over() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut attempt("k", "a"));
+    let (now, clock) = open_at(&folder.file(), "boot-2");
+    clock.advance(APART);
+    held(&now, &mut attempt("k", "b"));
+}
+
+#[test]
+fn any_path_notes_the_sighting_and_short_callers_share_it() {
+    let noticing: [fn(&leasehold::internals::backend::sqlite::Sqlite); 6] = [
+        |store| drop(look(store, "k")),
+        |store| drop(page(store, Which::Prefix(String::new()))),
+        |store| drop(page(store, Which::LockId("id of a".to_owned()))),
+        |store| drop(held(store, &mut attempt("k", "b"))),
+        |store| drop(store.release(&mut attempt("k", "b"), false, &soon()).unwrap()),
+        |store| drop(store.renew(&mut attempt("k", "b"), heartbeat(seconds(20)), &soon()).unwrap()),
+    ];
+    for notice in noticing {
+        let folder = Folder::new();
+        let (before, earlier) = open_at(&folder.file(), "boot-1");
+        earlier.advance(APART);
+        granted(&before, &mut attempt("k", "a"));
+        let sighted = || -> bool {
+            raw(&folder.file()).query_row("SELECT sightings IS NOT NULL FROM locks", [], |row| row.get(0)).unwrap()
+        };
+        assert!(!sighted());
+        let (first, _) = open_at(&folder.file(), "boot-2");
+        notice(&first);
+        drop(first);
+        assert!(sighted());
+        // Another process of the same boot, 20 seconds later.
+        let (second, clock) = open_at(&folder.file(), "boot-2");
+        clock.advance(seconds(20));
+        granted(&second, &mut attempt("k", "b"));
+        assert!(!sighted());
+    }
+}
+
+#[test]
+fn a_reader_behind_a_writer_goes_without_the_sighting() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut attempt("k", "a"));
+    let (now, _) = open_at(&folder.file(), "boot-2");
+    let writer = raw(&folder.file());
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert!(left(&look(&now, "k")) > seconds(20) - SLACK);
+    writer.execute_batch("COMMIT").unwrap();
+    let version = look(&now, "k").record.version;
+    let noted: (String, u64) = writer
+        .query_row("SELECT sightings, version FROM locks", [], |row| Ok((row.get(0)?, row.get::<_, i64>(1)? as u64)))
+        .unwrap();
+    assert!(noted.0.contains("boot-2"));
+    assert_eq!(noted.1, version);
+}
+
+#[test]
+fn a_long_lease_waits_a_minute_when_the_wall_clock_says_it_is_over_and_its_whole_length_when_not() {
+    let folder = Folder::new();
+    let hours = Duration::from_secs(8 * 3600);
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    let mut long = attempt("k", "a");
+    granted(&before, &mut long);
+    renewed(&before, &mut long, heartbeat(hours));
+    let (now, clock) = open_at(&folder.file(), "boot-2");
+    assert!(left(&held(&now, &mut attempt("k", "b"))) > hours - SLACK);
+    clock.advance(seconds(3600));
+    held(&now, &mut attempt("k", "b"));
+    // The wall clock says it is over, and it was sighted an hour ago.
+    clock.set_wall_offset(hours.as_micros() as i64 + 60_000_000);
+    granted(&now, &mut attempt("k", "b"));
+}
+
+#[test]
+fn a_minute_counts_from_the_sighting() {
+    let folder = Folder::new();
+    let hours = Duration::from_secs(8 * 3600);
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    let mut long = attempt("k", "a");
+    granted(&before, &mut long);
+    renewed(&before, &mut long, heartbeat(hours));
+    let (now, clock) = open_at(&folder.file(), "boot-2");
+    clock.set_wall_offset(hours.as_micros() as i64 + 60_000_000);
+    held(&now, &mut attempt("k", "b"));
+    clock.advance(seconds(60) - SLACK);
+    held(&now, &mut attempt("k", "b"));
+    clock.advance(SLACK);
+    granted(&now, &mut attempt("k", "b"));
+}
+
+#[test]
+fn an_endless_one_is_never_taken_over_by_time() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    let mut endless = attempt("k", "a");
+    granted(&before, &mut endless);
+    let forever = Renewal { lease: Lease::Forever, may_end_endless: false };
+    assert_eq!(renewed(&before, &mut endless, forever), None);
+    let (now, clock) = open_at(&folder.file(), "boot-2");
+    held(&now, &mut attempt("k", "b"));
+    clock.advance(APART * 100);
+    clock.set_wall_offset(i64::MAX / 2);
+    held(&now, &mut attempt("k", "b"));
+    // But whoever has its grant id may release it.
+    now.release(&mut endless, false, &soon()).unwrap();
+    granted(&now, &mut attempt("k", "b"));
+}
+
+#[test]
+fn a_holder_that_lives_on_another_clock_keeps_its_lock() {
+    let folder = Folder::new();
+    let (host, host_clock) = open_at(&folder.file(), "boot:host");
+    let (container, container_clock) = open_at(&folder.file(), "boot:container");
+    container_clock.advance(APART);
+    let mut mine = attempt("k", "a");
+    granted(&container, &mut mine);
+    for _ in 0..10 {
+        // 15 seconds pass for both.
+        held(&host, &mut attempt("k", "b"));
+        host_clock.advance(seconds(15));
+        container_clock.advance(seconds(15));
+        held(&host, &mut attempt("k", "b"));
+        let left = renewed(&container, &mut mine, heartbeat(seconds(20)));
+        assert!(left.unwrap() > seconds(20) - SLACK);
+    }
+    held(&host, &mut attempt("k", "b"));
+    host_clock.advance(seconds(20));
+    granted(&host, &mut attempt("k", "b"));
+    let lost = container.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap();
+    assert!(matches!(lost, leasehold::internals::backend::Renewed::Lost(_)));
+}
+
+/// Two clocks that overwrote each other's sighting would wait for ever.
+#[test]
+fn clocks_that_take_turns_in_looking_do_not_stop_each_other() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut attempt("k", "a"));
+    let (host, host_clock) = open_at(&folder.file(), "boot-2:host");
+    let (container, container_clock) = open_at(&folder.file(), "boot-2:container");
+    for _ in 0..4 {
+        look(&host, "k");
+        look(&container, "k");
+        host_clock.advance(seconds(5));
+        container_clock.advance(seconds(5));
+    }
+    granted(&host, &mut attempt("k", "b"));
+}
+
+/// Writing the others anew at each renewal would let a dead holder live for ever.
+#[test]
+fn a_dead_shared_holder_ends_while_others_on_two_clocks_renew() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut shared("k", "dead"));
+    let (host, host_clock) = open_at(&folder.file(), "boot-2:host");
+    let (container, container_clock) = open_at(&folder.file(), "boot-2:container");
+    container_clock.advance(APART);
+    let (mut one, mut two) = (shared("k", "one"), shared("k", "two"));
+    granted(&host, &mut one);
+    granted(&container, &mut two);
+    assert_eq!(look(&host, "k").live().count(), 3);
+    for _ in 0..5 {
+        host_clock.advance(seconds(5));
+        container_clock.advance(seconds(5));
+        renewed(&host, &mut one, heartbeat(seconds(20)));
+        renewed(&container, &mut two, heartbeat(seconds(20)));
+    }
+    for store in [&host, &container] {
+        let seen = look(store, "k");
+        let live: Vec<&str> = seen.live().map(|(_, holder)| holder.labels.owner.as_str()).collect();
+        assert_eq!(live, ["one", "two"]);
+    }
+    // And each renewal counted: 25 seconds are more than a lease.
+    held(&host, &mut attempt("k", "b"));
+}
+
+/// Who renews a grant of another clock (`heartbeat` with a lock that was handed over) is told an end that the
+/// others must respect, too.
+#[test]
+fn a_renewal_from_another_clock_is_what_the_others_read() {
+    let folder = Folder::new();
+    let (first, first_clock) = open_at(&folder.file(), "boot:one");
+    let (second, second_clock) = open_at(&folder.file(), "boot:two");
+    second_clock.advance(APART);
+    let mut mine = Ask { lease: seconds(60), ..ask("a", seconds(60)) };
+    mine.mode = Mode::Exclusive;
+    let mut mine = leasehold::internals::backend::Attempt::new("k", mine);
+    granted(&first, &mut mine);
+    first_clock.advance(seconds(50));
+    second_clock.advance(seconds(50));
+    // Asks for less than the translated end has left, which an ordinary renewal would not write.
+    let told = renewed(&second, &mut mine, heartbeat(seconds(20))).unwrap();
+    assert!(told > seconds(20));
+    let step = told - SLACK;
+    first_clock.advance(step);
+    second_clock.advance(step);
+    held(&first, &mut attempt("k", "b"));
+    held(&second, &mut attempt("k", "b"));
+}
+
+#[test]
+fn a_swap_leaves_the_holders_that_it_does_not_change_on_their_clock() {
+    let folder = Folder::new();
+    let (container, container_clock) = open_at(&folder.file(), "boot:container");
+    container_clock.advance(APART);
+    let mut mine = attempt("k", "a");
+    granted(&container, &mut mine);
+    let (host, host_clock) = open_at(&folder.file(), "boot:host");
+    let seen = look(&host, "k");
+    let mut new = seen.record.clone();
+    new.version += 1;
+    new.pins.insert("p".to_owned());
+    // The wall clock moves on between, so the translated times would differ.
+    host_clock.set_wall_offset(3_000_000);
+    assert!(matches!(host.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Done));
+    let after = look(&container, "k");
+    assert_eq!(after.record.pins.len(), 1);
+    assert_eq!(after.record.exclusive.as_ref().unwrap().created, granted(&container, &mut mine).created);
+    // The sighting still counts.
+    host_clock.advance(seconds(20));
+    granted(&host, &mut attempt("k", "b"));
+}
+
+#[test]
+fn this_boot_has_one_identity() {
+    let folder = Folder::new();
+    granted(&open(&folder.file()), &mut attempt("k", "a"));
+    let clock = Clock::system();
+    let same = leasehold::internals::backend::sqlite::Sqlite::open(options(&folder.file()), clock.clone(), &soon());
+    clock.advance(seconds(20));
+    granted(&same.unwrap(), &mut attempt("k", "b"));
+}
