@@ -113,7 +113,10 @@ impl Wait<'_> {
         loop {
             self.family.check_open()?;
             match self.attempt(&overall) {
-                Ok(Settled::Granted(granted)) => return self.granted(granted, &overall),
+                Ok(Settled::Granted(granted)) => match self.granted(granted, &overall) {
+                    Err(error) if error.is_retryable() => self.last_error = Some(error),
+                    settled => return settled,
+                },
                 Ok(Settled::Refused(seen)) => {
                     self.last_error = None;
                     self.refused(seen)?;
@@ -141,6 +144,11 @@ impl Wait<'_> {
             Patience::Once => Deadline::after(self.family.options.request_timeout),
             Patience::Until(at) => Deadline::at(at),
             Patience::Endless => Deadline::after(Duration::MAX),
+        };
+        // A lease with a fixed end can't be granted after it.
+        let deadline = match self.want.terms.ends_at {
+            Some(end) => deadline.within(end.since(self.family.clock.now())),
+            None => deadline,
         };
         let deadline = deadline.or_cancel(self.family.closing());
         match &self.want.cancel {
@@ -271,7 +279,10 @@ impl Wait<'_> {
                     granted.held_until = local_end(sent, until, now) - self.want.terms.margin;
                     break;
                 }
-                Ok(Renewed::Lost(_)) => Error::new(ErrorKind::Lost, "it was taken over before its lease could be set"),
+                Ok(Renewed::Lost(_)) => {
+                    let message = "it was taken over before its lease could be set";
+                    return Err(Error::new(ErrorKind::Lost, message).retryable());
+                }
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
             failures += 1;
