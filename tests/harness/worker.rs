@@ -69,6 +69,7 @@ impl State {
                 let gap = millis(gap.parse().expect("milliseconds"));
                 format!("held {}", held_after_a_stop(&self.guards[key], gap))
             }
+            ["block", file, ms] => block(Path::new(file), millis(ms.parse().expect("milliseconds"))),
             // As a program that leaks its guards and ends in good order.
             ["abandon"] => {
                 std::mem::forget(std::mem::take(&mut self.guards));
@@ -112,6 +113,17 @@ impl State {
 fn intrude(oracle: &Oracle) -> String {
     let alone = oracle.section(1, || eventually("another process enters the section", || oracle.saw_overlap()));
     format!("overlaps {}", u32::from(!alone))
+}
+
+/// Takes SQLite's write lock for so long, as a user's own transaction in the same file may.
+fn block(file: &Path, time: Duration) -> String {
+    let connection = rusqlite::Connection::open(file).expect("the database");
+    connection.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        connection.execute_batch("ROLLBACK").expect("the end of the transaction");
+    });
+    "blocked".to_owned()
 }
 
 fn told(loss: Option<Loss>) -> String {
