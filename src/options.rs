@@ -114,6 +114,14 @@ impl Terms {
             Lease::Forever => MAX_ACQUIRE_LEASE,
         }
     }
+
+    /// The margin of the first lease, which is shorter than the one that follows it.
+    pub fn first_margin(&self) -> Duration {
+        match self.lease {
+            Lease::For(d) if d <= MAX_ACQUIRE_LEASE => self.margin,
+            _ => self.margin.min(MAX_ACQUIRE_LEASE / 10),
+        }
+    }
 }
 
 /// How the lease of a request was given.

@@ -115,7 +115,10 @@ impl Wait<'_> {
             self.family.check_open()?;
             self.check_cancelled()?;
             match self.attempt(&overall) {
-                Ok(Settled::Granted(granted)) => return self.granted(granted, &overall),
+                Ok(Settled::Granted(granted)) => match self.granted(granted, &overall) {
+                    Err(error) if error.is_retryable() => self.last_error = Some(error),
+                    settled => return settled,
+                },
                 Ok(Settled::Refused(seen)) => {
                     self.last_error = None;
                     self.refused(seen)?;
@@ -154,6 +157,11 @@ impl Wait<'_> {
             Patience::Until(at) => Deadline::at(at),
             Patience::Endless => Deadline::after(Duration::MAX),
         };
+        // A lease with a fixed end can't be granted after it.
+        let deadline = match self.want.terms.ends_at {
+            Some(end) => deadline.within(end.since(self.family.clock.now())),
+            None => deadline,
+        };
         let deadline = deadline.or_cancel(self.family.closing());
         match &self.want.cancel {
             Some(cancel) => deadline.or_cancel(cancel),
@@ -178,6 +186,9 @@ impl Wait<'_> {
         let info = family.backend.info();
         let clock = &family.clock;
         let lease = self.want.terms.first_lease_at(clock.now());
+        if lease <= self.want.terms.first_margin() {
+            return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
+        }
         let ask = self.ask(info.grant_form.fresh(), lease);
         let mut attempt = Attempt::new(&self.want.key, ask);
         let mut unanswered = false;
@@ -193,7 +204,7 @@ impl Wait<'_> {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let end = local_end(sent, holder.until, now);
                     let end = if repeated { end.min(first_sent + lease) } else { end };
-                    let held_until = end - self.first_margin(lease);
+                    let held_until = end - self.want.terms.first_margin();
                     if clock.now() >= held_until {
                         // It came so late that nobody could use it.
                         self.undo(attempt, overall);
@@ -231,15 +242,6 @@ impl Wait<'_> {
                 return Err(error.retryable());
             }
             self.last_error = Some(error);
-        }
-    }
-
-    /// The margin of a first lease that is shorter than the lease asked for.
-    fn first_margin(&self, first_lease: Duration) -> Duration {
-        let terms = &self.want.terms;
-        match terms.lease {
-            Lease::For(d) if d <= MAX_ACQUIRE_LEASE => terms.margin,
-            _ => terms.margin.min(first_lease / 10),
         }
     }
 
@@ -287,7 +289,10 @@ impl Wait<'_> {
                     granted.held_until = local_end(sent, until, now) - self.want.terms.margin;
                     break;
                 }
-                Ok(Renewed::Lost(_)) => Error::new(ErrorKind::Lost, "it was taken over before its lease could be set"),
+                Ok(Renewed::Lost(_)) => {
+                    let message = "it was taken over before its lease could be set";
+                    return Err(Error::new(ErrorKind::Lost, message).retryable());
+                }
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
             failures += 1;

@@ -1,0 +1,246 @@
+//! No call outlives its deadline and no drop its bound, whatever the store does.
+#![cfg(target_os = "linux")]
+
+mod harness;
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant, SystemTime};
+
+use harness::process::Worker;
+use harness::{Folder, PATIENCE, SLACK, Store, eventually, millis, within};
+use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::{CancelToken, ErrorKind, LockClient, LossReason};
+
+/// One request.
+const REQUEST: Duration = millis(400);
+/// One drop.
+const DROP: Duration = millis(1000);
+/// Long enough that no heartbeat comes by itself and no bound is met by an expiry.
+const LONG: Duration = Duration::from_secs(600);
+/// Far longer than every bound.
+const STALL: Duration = Duration::from_secs(30);
+
+#[test]
+fn worker() {
+    harness::worker::run();
+}
+
+fn client(store: &Store) -> LockClient {
+    store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect().expect("a client")
+}
+
+/// Whatever keeps the contract of a store.
+fn faults() -> Vec<Fault> {
+    vec![Fault::FailBefore, Fault::ApplyThenFail, Fault::ApplyThenHang, Fault::HangBefore, Fault::Delay(STALL)]
+}
+
+/// Runs `call` while each request of this kind has each of the faults; side by side, since it is all waiting.
+fn under_each_fault(kind: Call, bound: Duration, call: impl Fn(&Store, &LockClient) + Sync) {
+    std::thread::scope(|scope| {
+        for (store, fault) in faults().into_iter().flat_map(|fault| Store::all().into_iter().zip(vec![fault; 2])) {
+            let call = &call;
+            scope.spawn(move || {
+                let client = client(&store);
+                let what = format!("{kind:?} on {} with {fault:?}", store.name);
+                store.plan.always(kind, fault);
+                within(&what, bound, || call(&store, &client));
+                store.plan.heal();
+                assert!(store.plan.count(kind) > 0, "{what}: no such call was made");
+                client.close().expect("a close");
+            });
+        }
+    });
+}
+
+#[test]
+fn no_acquire_outlives_its_deadline() {
+    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.try_lock("job")));
+    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.request("data").acquire()));
+    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| drop(client.try_lock_for("wait", 2 * REQUEST)));
+    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| drop(client.request("ask").wait(2 * REQUEST).lock()));
+}
+
+/// A lease of more than a minute is set by a renewal that belongs to the acquisition.
+#[test]
+fn no_first_renewal_outlives_its_deadline() {
+    under_each_fault(Call::Renew, REQUEST, |_, client| drop(client.try_lock("job")));
+}
+
+#[test]
+fn no_call_with_a_lock_as_data_outlives_its_deadline() {
+    let lock = |store: &Store| store.bystander().request("data").acquire().expect("a lock");
+    under_each_fault(Call::Renew, REQUEST, |store, client| drop(client.heartbeat(&lock(store), LONG)));
+    under_each_fault(Call::Release, REQUEST, |store, client| drop(client.release(&lock(store))));
+    under_each_fault(Call::Acquire, REQUEST, |store, client| drop(client.adopt(lock(store))));
+}
+
+#[test]
+fn no_look_and_no_purge_outlives_its_deadline() {
+    let expired = |store: &Store| {
+        let lock = store.bystander().request("old").lease(millis(100)).acquire().expect("a lock");
+        eventually("its lease ends", || lock.leased_until() < Some(SystemTime::now() - millis(50)));
+    };
+    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.get("job")));
+    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.purge(Duration::ZERO)));
+    under_each_fault(Call::Swap, REQUEST, |store, client| {
+        expired(store);
+        drop(client.purge(Duration::ZERO));
+    });
+}
+
+#[test]
+fn no_release_and_no_drop_outlives_its_bound() {
+    let granted = |client: &LockClient| client.request("job").lease(millis(20_000)).lock().expect("a lock");
+    under_each_fault(Call::Release, DROP, |_, client| drop(granted(client)));
+    under_each_fault(Call::Release, DROP, |_, client| {
+        // What is given back is released again by whoever drops it: that is another bound.
+        if let Err(failed) = granted(client).release() {
+            drop(failed.into_guard().into_lock());
+        }
+    });
+    under_each_fault(Call::Release, DROP, |_, client| {
+        let _guard = granted(client);
+        let _ = client.close();
+    });
+}
+
+#[test]
+fn a_wait_ends_on_its_deadline_while_another_holds_the_lock() {
+    for store in Store::all() {
+        let client = client(&store);
+        let _held = store.bystander().lock("job").expect("a lock");
+        let started = Instant::now();
+        let refused = within("the wait", millis(500), || client.try_lock_for("job", millis(500)));
+        assert!(refused.expect("an answer").is_none());
+        assert!(started.elapsed() >= millis(500), "it gave up early");
+        // The polls hang: that is no reason to wait longer, and no reason to give up.
+        for fault in faults() {
+            store.plan.always(Call::Read, fault.clone());
+            let started = Instant::now();
+            let refused = within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500)));
+            assert!(refused.expect("an answer").is_none());
+            assert!(started.elapsed() >= millis(500), "it gave up early");
+        }
+        store.plan.heal();
+    }
+}
+
+#[test]
+fn a_wait_for_a_lease_with_a_fixed_end_ends_with_it() {
+    let store = Store::memory();
+    let client = store.builder().connect().expect("a client");
+    let _held = store.bystander().lock("job").expect("a lock");
+    let request = client.request("job").lease_until(SystemTime::now() + millis(500));
+    let error = within("the wait", millis(500), || request.lock()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+/// Runs a wait on a thread, cancels it when `ready`, and expects it to end at once.
+fn cancelled_at_once(what: &str, client: &LockClient, ready: impl FnMut() -> bool) {
+    let cancel = CancelToken::new();
+    let (over, end) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let request = client.request("job").cancel(&cancel);
+        scope.spawn(move || over.send(request.lock().map(drop)));
+        eventually(what, ready);
+        cancel.cancel();
+        let cancelled = Instant::now();
+        let answer = end.recv_timeout(PATIENCE).expect("an answer");
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Cancelled, "{what}");
+        assert!(cancelled.elapsed() < SLACK, "{what}: it took {:?}", cancelled.elapsed());
+    });
+}
+
+#[test]
+fn a_cancelled_wait_ends_at_once_in_every_phase() {
+    for store in Store::all() {
+        let patient = store.builder().lease(LONG).request_timeout(STALL).drop_timeout(DROP);
+        // Nor does it wait for the next poll.
+        let client = patient.poll(STALL..=STALL).connect().expect("a client");
+        let begun = |kind: Call| {
+            let before = store.plan.count(kind);
+            let plan = store.plan.clone();
+            move || plan.count(kind) > before
+        };
+        for fault in [Fault::HangBefore, Fault::ApplyThenHang] {
+            store.plan.next(Call::Acquire, fault.clone());
+            cancelled_at_once(&format!("acquire with {fault:?}"), &client, begun(Call::Acquire));
+            eventually("what it left behind is given up", || store.is_vacant("job"));
+            store.plan.next(Call::Renew, fault.clone());
+            cancelled_at_once(&format!("first renewal with {fault:?}"), &client, begun(Call::Renew));
+            eventually("what it left behind is given up", || store.is_vacant("job"));
+        }
+        // Between repeats of a request that fails.
+        store.plan.always(Call::Acquire, Fault::FailBefore);
+        cancelled_at_once("repeats", &client, begun(Call::Acquire));
+        store.plan.heal();
+        let held = store.bystander().lock("job").expect("a lock");
+        cancelled_at_once("between two polls", &client, begun(Call::Acquire));
+        let quick = store.builder().request_timeout(STALL).connect().expect("a client");
+        store.plan.always(Call::Read, Fault::HangBefore);
+        cancelled_at_once("in a poll", &quick, begun(Call::Read));
+        store.plan.heal();
+        drop(held);
+    }
+}
+
+/// A heartbeat that never comes back, as on a disk that hangs: against the contract of a store.
+#[test]
+fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop() {
+    for store in Store::all() {
+        let lease = millis(1000);
+        let client = store.builder().lease(lease).drop_timeout(DROP).connect().expect("a client");
+        let (unstick, stuck) = crossbeam_channel::bounded(0);
+        store.plan.always(Call::Renew, Fault::Stuck(stuck));
+        let guard = client.lock("job").expect("a lock");
+        let granted = Instant::now();
+        let loss = within("the loss", lease, || guard.loss().wait_timeout(PATIENCE)).expect("a loss");
+        assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
+        assert!(!guard.is_held());
+        assert!(granted.elapsed() <= lease + SLACK);
+        within("the drop of a lost guard", DROP, || drop(guard));
+
+        let guard = client.lock("other").expect("a lock");
+        let before = store.plan.count(Call::Renew);
+        eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+        within("the drop of a guard that is held", DROP, || drop(guard));
+        // It did not only give up: the copy of the attempt released it.
+        assert!(store.is_vacant("other"), "on {}", store.name);
+
+        let _guard = client.lock("third").expect("a lock");
+        let before = store.plan.count(Call::Renew);
+        eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+        within("the close", DROP, || client.close()).expect("a close");
+        assert!(store.is_vacant("third"), "on {}", store.name);
+        drop(unstick);
+    }
+}
+
+/// Another process's long write transaction in the same file.
+#[test]
+fn a_locked_database_ends_no_bound() {
+    let folder = Folder::new();
+    let builder = LockClient::builder(folder.url()).request_timeout(REQUEST).drop_timeout(DROP);
+    let client = builder.lease(millis(3000)).connect().expect("a client");
+    let (guard, second, third) = (client.lock("a").unwrap(), client.lock("b").unwrap(), client.lock("c").unwrap());
+    let mut writer = Worker::start(&folder.url(), LONG);
+    assert_eq!(writer.ask(&format!("block {} {}", folder.file().display(), STALL.as_millis())), "blocked");
+    let blocked = Instant::now();
+
+    assert!(guard.is_held());
+    within("the drop", DROP, || drop(guard));
+    let failed = within("the release", DROP, || second.release()).unwrap_err();
+    assert!(failed.error().is_retryable(), "{failed:?}");
+    let error = within("try_lock", REQUEST, || client.try_lock("free")).unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    let error = within("try_lock_for", millis(600), || client.try_lock_for("free", millis(600))).unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    // Readers wait for no writer.
+    assert!(client.get("c").expect("a look").is_some());
+    let loss = third.loss().wait_timeout(PATIENCE).expect("a loss");
+    assert!(matches!(loss.reason, LossReason::Expired { last_error: Some(_) }), "{loss:?}");
+    assert!(!third.is_held());
+    drop(failed.into_guard().into_lock());
+    within("the close", DROP, || client.close()).ok();
+    assert!(blocked.elapsed() < STALL, "the writer was not there to the end");
+}

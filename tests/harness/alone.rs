@@ -1,0 +1,36 @@
+//! A test in a process of its own: for what the tests beside it would disturb, and so that a hang is a failure.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ALONE: &str = "LEASEHOLD_TEST_ALONE";
+/// No test takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `body` in a new process of this very test binary; `test` is the full name of the calling test.
+#[track_caller]
+pub fn alone(test: &str, body: impl FnOnce()) {
+    if std::env::var(ALONE).is_ok_and(|name| name == test) {
+        return body();
+    }
+    let binary = std::env::current_exe().expect("this test binary");
+    let mut child = Command::new(binary)
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(ALONE, test)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("this test binary again");
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("the state of the child") {
+            return assert!(status.success(), "{test} failed in its own process, see above: {status}");
+        }
+        if started.elapsed() > LIMIT {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{test} hung in its own process");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

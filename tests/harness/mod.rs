@@ -1,0 +1,148 @@
+//! What the tests with real processes, threads and bounds share. Everything works on a store URL, so
+//! that each store can use it.
+
+#![allow(dead_code)] // Every test binary uses its own part of it.
+
+pub mod alone;
+pub mod oracle;
+pub mod process;
+pub mod threads;
+pub mod worker;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::LockClient;
+use leasehold::internals::backend::Backend;
+use leasehold::internals::backend::fault::{FaultPlan, Faulty};
+use leasehold::internals::backend::memory::Memory;
+use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::rt::deadline::Deadline;
+
+/// How long anything may take that only a broken test or library would not do at once.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// What a loaded machine may add to a bound.
+pub const SLACK: Duration = Duration::from_millis(1500);
+
+pub const fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A folder that is removed with the value.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Folder {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("leasehold-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a temporary folder");
+        Folder(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The SQLite file in it.
+    pub fn file(&self) -> PathBuf {
+        self.0.join("locks.db")
+    }
+
+    pub fn url(&self) -> String {
+        format!("sqlite:{}", self.file().display())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A store with faults in front of it, and a way to look past them.
+pub struct Store {
+    pub name: &'static str,
+    pub plan: FaultPlan,
+    clock: Arc<Clock>,
+    faulty: Arc<Faulty>,
+    // Another connection, where the store has such.
+    plain: Arc<dyn Backend>,
+    pub folder: Folder,
+}
+
+impl Store {
+    /// Each store that runs without a server.
+    pub fn all() -> Vec<Store> {
+        vec![Store::memory(), Store::sqlite()]
+    }
+
+    pub fn memory() -> Store {
+        let clock = Clock::system();
+        let memory: Arc<dyn Backend> = Arc::new(Memory::open("", clock.clone()));
+        Store::over("memory", memory.clone(), memory, clock, Folder::new())
+    }
+
+    pub fn sqlite() -> Store {
+        let (clock, folder) = (Clock::system(), Folder::new());
+        let open = || -> Arc<dyn Backend> {
+            let options = SqliteOptions { path: folder.file(), mode: None, unsafe_fs: false, clock_identity: None };
+            Arc::new(Sqlite::open(options, clock.clone(), &Deadline::after(PATIENCE)).expect("a SQLite file"))
+        };
+        let (below, plain) = (open(), open());
+        Store::over("sqlite", below, plain, clock, folder)
+    }
+
+    fn over(
+        name: &'static str,
+        below: Arc<dyn Backend>,
+        plain: Arc<dyn Backend>,
+        clock: Arc<Clock>,
+        folder: Folder,
+    ) -> Store {
+        let plan = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(below, plan.clone()));
+        Store { name, plan, clock, faulty, plain, folder }
+    }
+
+    /// A client that meets the faults.
+    pub fn builder(&self) -> leasehold::ClientBuilder {
+        leasehold::internals::builder_over(self.faulty.clone(), self.clock.clone()).poll(millis(5)..=millis(20))
+    }
+
+    /// A client that meets none, with another connection: what everybody else sees.
+    pub fn bystander(&self) -> LockClient {
+        let builder = leasehold::internals::builder_over(self.plain.clone(), self.clock.clone());
+        builder.poll(millis(5)..=millis(20)).connect().expect("a bystander")
+    }
+
+    /// Nobody stands in the row, not even expired.
+    pub fn is_vacant(&self, key: &str) -> bool {
+        let status = self.bystander().get(key).expect("a look at the key");
+        status.is_none_or(|status| status.holders().is_empty())
+    }
+}
+
+/// Waits for something that has no event of its own.
+#[track_caller]
+pub fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !cond() {
+        assert!(started.elapsed() < PATIENCE, "it never came to be: {what}");
+        std::thread::sleep(millis(2));
+    }
+}
+
+/// Runs `call`, which must be over within `bound`.
+#[track_caller]
+pub fn within<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let value = call();
+    let took = started.elapsed();
+    assert!(took <= bound + SLACK, "{what} took {took:?}, but its bound is {bound:?}");
+    value
+}
