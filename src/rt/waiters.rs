@@ -110,8 +110,10 @@ enum Settled {
 impl Wait<'_> {
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
+        let mut voids = 0;
         loop {
             self.family.check_open()?;
+            self.check_cancelled()?;
             match self.attempt(&overall) {
                 Ok(Settled::Granted(granted)) => return self.granted(granted, &overall),
                 Ok(Settled::Refused(seen)) => {
@@ -124,7 +126,10 @@ impl Wait<'_> {
                         break;
                     }
                 }
-                Ok(Settled::Void) => {}
+                Ok(Settled::Void) => {
+                    voids += 1;
+                    overall.wait_for(backoff::retry_delay(voids, overall.remaining(), fastrand::f64()));
+                }
                 Err(error) if error.is_retryable() => self.last_error = Some(error),
                 Err(error) => return Err(error),
             }
@@ -133,6 +138,13 @@ impl Wait<'_> {
             }
         }
         self.ended()
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        match &self.want.cancel {
+            Some(cancel) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled")),
+            _ => Ok(()),
+        }
     }
 
     /// The deadline of the whole call.
@@ -152,9 +164,7 @@ impl Wait<'_> {
     /// Why the call ended without the lock.
     fn ended(&mut self) -> Result<Obtained> {
         self.family.check_open()?;
-        if self.want.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
-            return Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled"));
-        }
+        self.check_cancelled()?;
         match (self.refusal.take(), self.last_error.take()) {
             (Some(seen), _) => Ok(Obtained::Refused(seen)),
             (None, Some(error)) => Err(error),
@@ -183,7 +193,7 @@ impl Wait<'_> {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let end = local_end(sent, holder.until, now);
                     let end = if repeated { end.min(first_sent + lease) } else { end };
-                    let held_until = end - self.want.terms.margin;
+                    let held_until = end - self.first_margin(lease);
                     if clock.now() >= held_until {
                         // It came so late that nobody could use it.
                         self.undo(attempt, overall);
@@ -221,6 +231,15 @@ impl Wait<'_> {
                 return Err(error.retryable());
             }
             self.last_error = Some(error);
+        }
+    }
+
+    /// The margin of a first lease that is shorter than the lease asked for.
+    fn first_margin(&self, first_lease: Duration) -> Duration {
+        let terms = &self.want.terms;
+        match terms.lease {
+            Lease::For(d) if d <= MAX_ACQUIRE_LEASE => terms.margin,
+            _ => terms.margin.min(first_lease / 10),
         }
     }
 
