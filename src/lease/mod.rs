@@ -9,5 +9,5 @@ pub mod backoff;
 pub mod record;
 pub mod transition;
 
-pub use record::{End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime};
+pub use record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, StoreTime};
 pub use transition::{AcquireAnswer, Ask, Refusal, ReleaseAnswer, RenewAnswer, Step, Times};

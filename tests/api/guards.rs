@@ -137,7 +137,7 @@ fn the_same_owner_replaces_its_own_lock_only_where_asked() {
 fn with_lock_gives_the_value_and_tells_a_loss() {
     on_every_store(|store| {
         let client = store.client();
-        assert_eq!(client.with_lock("k", |guard| guard.is_held()).unwrap(), true);
+        assert!(client.with_lock("k", |guard| guard.is_held()).unwrap());
         assert!(client.get("k").unwrap().unwrap().is_free());
         let lost = client.with_lock("k", |guard| {
             store.rival().release(&guard.info()).unwrap();

@@ -10,7 +10,7 @@ use super::boot::{Here, translate};
 use super::error::SqliteError;
 use super::holders::{self, Entry, Sightings};
 use super::schema::{self, Format};
-use crate::lease::record::Kind;
+use crate::lease::Kind;
 use crate::lease::{End, GrantId, Holder, Labels, LockRecord, StoreTime};
 
 /// The columns, in the order in which they are read and written.
