@@ -14,8 +14,6 @@ use crate::options::{DEFAULT_LEASE, check_key};
 use crate::request::LockRequest;
 use crate::rt::deadline::{Deadline, far_from};
 use crate::rt::family::Family;
-use crate::rt::hold::Callbacks;
-use crate::rt::waiters::{Obtained, Patience, Want, obtain};
 
 /// The environment variable that [`LockClient::from_env`] reads.
 pub(crate) const STORE_VARIABLE: &str = "LEASEHOLD_STORE";
@@ -177,39 +175,15 @@ impl LockClient {
 
     /// Takes up a lock that another guard handed over with
     /// [`into_lock`](LockGuard::into_lock), or that [`acquire`](LockRequest::acquire) gave: a
-    /// transfer without a gap, with a new fencing token. Mode, lock id and an endless lease are
-    /// kept; owner and lease are this client's.
+    /// transfer without a gap, with a new fencing token.
+    ///
+    /// Mode, lock id, comment and an endless lease are kept; owner and lease are this client's.
+    /// [`LockRequest::adopt`] sets them.
     ///
     /// # Errors
     /// `Lost` when the lock does not stand any more, or was adopted before.
     pub fn adopt(&self, lock: Lock) -> Result<LockGuard> {
-        let family = &self.family;
-        family.check_open()?;
-        let lease = if lock.leased_until.is_none() { Lease::Forever } else { Lease::For(family.options.lease) };
-        let terms = family.options.terms(Some(lease), None, family.backend.info().min_lease)?;
-        let want = Want {
-            key: lock.key,
-            mode: lock.mode,
-            lock_id: Some(lock.lock_id),
-            labels: family.labels(None, lock.labels.comment),
-            max_holders: None,
-            replace_same_owner: false,
-            instead_of: Some((lock.grant, lock.token)),
-            terms,
-            cancel: None,
-            on_wait: None,
-        };
-        match obtain(family, want, Patience::Once)? {
-            Obtained::Granted(granted) => {
-                let hold = family.hold(granted, terms, Callbacks::default())?;
-                Ok(LockGuard::new(hold, family.clone()))
-            }
-            Obtained::Refused(seen) => {
-                let holders = LockStatus::live(&seen);
-                let error = self.error(ErrorKind::Lost, &seen.record.key, "the lock does not stand any more");
-                Err(error.with_holders(holders))
-            }
-        }
+        self.request(&lock.key).adopt(lock)
     }
 
     /// Renews a lock that is held as data, expired or not, unless somebody was granted it since.

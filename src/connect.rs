@@ -8,6 +8,8 @@ use percent_encoding::percent_decode_str;
 
 use crate::backend::Backend;
 use crate::backend::memory::Memory;
+#[cfg(feature = "sqlite")]
+use crate::backend::sqlite::{Sqlite, SqliteOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
@@ -52,8 +54,6 @@ fn memory(url: StoreUrl) -> Result<Opener> {
 
 #[cfg(feature = "sqlite")]
 fn sqlite(url: StoreUrl) -> Result<Opener> {
-    use crate::backend::sqlite::{Sqlite, SqliteOptions};
-
     url.only(&["mode", "unsafe_fs"])?;
     if url.path == ":memory:" {
         return Err(config("sqlite::memory: would be another store for each connection; use memory: instead"));
@@ -69,16 +69,21 @@ fn sqlite(url: StoreUrl) -> Result<Opener> {
     if path.is_empty() {
         return Err(config("sqlite: needs the path of a file, like sqlite:locks.db"));
     }
-    let options = SqliteOptions {
+    Ok(sqlite_file(SqliteOptions {
         path: path.into(),
         mode: url.option("mode").map(file_mode).transpose()?,
         unsafe_fs: url.option("unsafe_fs").map(|value| flag("unsafe_fs", value)).transpose()?.unwrap_or(false),
         clock_identity: None,
-    };
-    Ok(Opener {
+    }))
+}
+
+/// The store in an SQLite file.
+#[cfg(feature = "sqlite")]
+pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
+    Opener {
         min_lease: Sqlite::MIN_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Sqlite::open(options, clock, by)?))),
-    })
+    }
 }
 
 #[cfg(feature = "sqlite")]

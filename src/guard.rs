@@ -54,7 +54,7 @@ impl LockGuard {
 
     /// The fencing token: greater than that of every earlier grant of the key, and the same for
     /// the whole hold. A resource that refuses a token below the highest it has seen is safe even
-    /// from a holder that does not know yet that it lost the lock.
+    /// from a holder that does not know yet that it lost the lock. It fits into an `i64`.
     pub fn fencing_token(&self) -> u64 {
         self.hold.granted().fencing_token()
     }

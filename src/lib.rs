@@ -32,7 +32,7 @@
 //! # Stores
 //! | URL | what | feature |
 //! |---|---|---|
-//! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing | `sqlite` (default) |
+//! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
 //! # Features
@@ -79,6 +79,8 @@ mod options;
 mod request;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod rt;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 pub mod testing;
 mod waiting;
 

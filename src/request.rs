@@ -10,7 +10,7 @@ use crate::backend::Seen;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
-use crate::lease::Mode;
+use crate::lease::{GrantId, Mode};
 use crate::lock::{Lock, LockStatus};
 use crate::loss::Loss;
 use crate::options::{AskedLease, Terms, check_key, check_text};
@@ -61,6 +61,7 @@ pub struct LockRequest {
     owner: Option<String>,
     comment: Option<String>,
     lock_id: Option<String>,
+    instead_of: Option<(GrantId, u64)>,
     lease: Option<AskedLease>,
     same_owner: SameOwner,
     wait: Option<Instant>,
@@ -80,6 +81,7 @@ impl LockRequest {
             owner: None,
             comment: None,
             lock_id: None,
+            instead_of: None,
             lease: None,
             same_owner: SameOwner::Respect,
             wait: None,
@@ -246,6 +248,31 @@ impl LockRequest {
         }
     }
 
+    /// Takes up a lock that was handed over as data, by a transfer without a gap. Asks once.
+    ///
+    /// Mode and lock id are the lock's; so are its comment and an endless lease where the request
+    /// sets no other.
+    ///
+    /// # Errors
+    /// `Lost` when the lock does not stand any more, or was adopted before; `InvalidInput` when it
+    /// is a lock of another key; else as [`lock`](LockRequest::lock).
+    pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
+        if lock.key != self.key {
+            let right = format!("the key of the lock to be adopted, {:?}", lock.key);
+            return Err(Error::invalid("key", self.key, &right));
+        }
+        self.mode = lock.mode;
+        self.max_holders = None;
+        self.lock_id = Some(lock.lock_id);
+        self.comment = self.comment.or(lock.labels.comment);
+        if lock.leased_until.is_none() {
+            self.lease.get_or_insert(AskedLease::Forever);
+        }
+        self.instead_of = Some((lock.grant, lock.token));
+        self.guard(Patience::Once)?
+            .map_err(|(family, seen)| refusal(&family, &seen, ErrorKind::Lost, "it does not stand any more"))
+    }
+
     /// The outer error is one; the inner one says that others hold it.
     fn guard(self, patience: Patience) -> Result<Result<LockGuard, (Arc<Family>, Seen)>> {
         let (family, terms, callbacks, obtained) = self.obtain(patience)?;
@@ -270,7 +297,7 @@ impl LockRequest {
             lock_id: self.lock_id,
             max_holders: self.max_holders,
             replace_same_owner: self.same_owner == SameOwner::Replace,
-            instead_of: None,
+            instead_of: self.instead_of,
             terms,
             cancel: self.cancel,
             on_wait: self.on_wait.into_inner(),

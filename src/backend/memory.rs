@@ -53,7 +53,7 @@ impl Memory {
             })
         };
         let info = StoreInfo {
-            label: format!("memory:{name}"),
+            label: if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") },
             clock: "this host's boot-time clock",
             grace: Duration::ZERO,
             min_lease: Memory::MIN_LEASE,

@@ -8,6 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, OpenFlags};
 
 use super::error::SqliteError;
+use crate::error::Error;
 use crate::rt::deadline::Deadline;
 
 /// The pause after the first busy answer: a transaction of ours takes less.
@@ -139,7 +140,7 @@ impl Drop for Tx<'_> {
         if !self.conn.is_autocommit()
             && let Err(error) = run(self.conn, self.path, "roll back", "ROLLBACK")
         {
-            log::warn!(target: "leasehold::sqlite", "{error}");
+            log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
         }
     }
 }

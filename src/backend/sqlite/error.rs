@@ -1,10 +1,11 @@
 //! What can go wrong here, told with the file's path and what to do.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
+use super::label;
 use crate::error::{Error, ErrorKind};
 use crate::lease::record::FORMAT_MAJOR;
 
@@ -14,76 +15,73 @@ const READONLY_DBMOVED: i32 = 1032;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SqliteError {
     #[error(
-        "{}: another process or thread is writing to this database and did not finish in the time that this call had; \
-         nothing was written, and the call may be repeated", .path.display()
+        "another process or thread is writing to this database and did not finish in the time that this call had; \
+         nothing was written, and the call may be repeated"
     )]
     Busy { path: PathBuf },
 
-    #[error("{}: could not {doing}: {}", .path.display(), advice(source))]
+    #[error("could not {doing}: {}", advice(source))]
     Engine { path: PathBuf, doing: &'static str, source: rusqlite::Error },
 
-    #[error("{}: could not {doing}: {}", .path.display(), io_advice(source))]
+    #[error("could not {doing}: {}", io_advice(source))]
     File { path: PathBuf, doing: &'static str, source: io::Error },
 
     #[error(
-        "{}: no permission to {doing}; SQLite reads and writes the file and keeps two more beside it \
-         (-wal and -shm), so the file and its folder must be writable for this user", .path.display()
+        "no permission to {doing}; SQLite reads and writes the file and keeps two more beside it \
+         (-wal and -shm), so the file and its folder must be writable for this user"
     )]
     Denied { path: PathBuf, doing: &'static str, source: io::Error },
 
-    #[error("{}: the folder {} does not exist; create it, or correct the path", .path.display(), .folder.display())]
+    #[error("the folder {} does not exist; create it, or correct the path", .folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
 
-    #[error("{}: this is {what}, not a file; name a file, which is created if it is missing", .path.display())]
+    #[error("this is {what}, not a file; name a file, which is created if it is missing")]
     NotAFile { path: PathBuf, what: &'static str },
 
     #[error(
-        "{}: it lies on {filesystem}, where SQLite's locks do not hold between kernels and two processes could \
-         hold one lock; use a local disk, or say unsafe_fs=1 if only this kernel ever opens it", .path.display()
+        "it lies on {filesystem}, where SQLite's locks do not hold between kernels and two processes could \
+         hold one lock; use a local disk, or say unsafe_fs=1 if only this kernel ever opens it"
     )]
     ForbiddenFileSystem { path: PathBuf, filesystem: &'static str },
 
-    #[error(
-        "{}: SQLite can't keep a write-ahead log here (the journal mode stays {mode:?}); use a local disk",
-        .path.display()
-    )]
+    #[error("SQLite can't keep a write-ahead log here (the journal mode stays {mode:?}); use a local disk")]
     NoWriteAheadLog { path: PathBuf, mode: String },
 
     #[error(
-        "{}: the file was removed or replaced while it was open, so others do not see what is written to it; \
-         connect again", .path.display()
+        "the file was removed or replaced while it was open, so others do not see what is written to it; \
+         connect again"
     )]
     Moved { path: PathBuf },
 
     #[error(
-        "{}: its user_version {found} means format {}.{}, and this version of leasehold reads up to \
-         {FORMAT_MAJOR}.x; use a newer version of leasehold, or another file", .path.display(), found / 1000,
+        "its user_version {found} means format {}.{}, and this version of leasehold reads up to \
+         {FORMAT_MAJOR}.x; use a newer version of leasehold, or another file", found / 1000,
         found % 1000
     )]
     NewerFormat { path: PathBuf, found: i64 },
 
     #[error(
-        "{}: its user_version {found} belongs to another program, and leasehold keeps its format there; \
-         use a file of its own for the locks", .path.display()
+        "its user_version {found} belongs to another program, and leasehold keeps its format there; \
+         use a file of its own for the locks"
     )]
     ForeignVersion { path: PathBuf, found: i64 },
 
     #[error(
-        "{}: it has a table `locks` that is not leasehold's ({what}); use another file for the locks, \
-         or rename that table", .path.display()
+        "it has a table `locks` that is not leasehold's ({what}); use another file for the locks, \
+         or rename that table"
     )]
     OtherTable { path: PathBuf, what: String },
 
-    #[error("{}: the table `locks` is missing; create the schema", .path.display())]
+    #[error("the table `locks` is missing; create the schema")]
     NoTable { path: PathBuf },
 
     #[error(
-        "{}: the row of key {key:?} is damaged ({what}); it is left as it is: \
-         correct or delete it with the sqlite3 shell once nobody holds it", .path.display()
+        "the row of key {key:?} is damaged ({what}); it is left as it is: \
+         correct or delete it with the sqlite3 shell once nobody holds it"
     )]
     Damaged { path: PathBuf, key: String, what: String },
 
-    #[error("{}: {what} is too large for SQLite's integers", .path.display())]
+    #[error("{what} is too large for SQLite's integers")]
     TooLarge { path: PathBuf, what: &'static str },
 }
 
@@ -91,6 +89,26 @@ impl SqliteError {
     /// Whether somebody else stands in the way for the moment.
     pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
         matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            SqliteError::Busy { path }
+            | SqliteError::Engine { path, .. }
+            | SqliteError::File { path, .. }
+            | SqliteError::Denied { path, .. }
+            | SqliteError::NoFolder { path, .. }
+            | SqliteError::NotAFile { path, .. }
+            | SqliteError::ForbiddenFileSystem { path, .. }
+            | SqliteError::NoWriteAheadLog { path, .. }
+            | SqliteError::Moved { path }
+            | SqliteError::NewerFormat { path, .. }
+            | SqliteError::ForeignVersion { path, .. }
+            | SqliteError::OtherTable { path, .. }
+            | SqliteError::NoTable { path }
+            | SqliteError::Damaged { path, .. }
+            | SqliteError::TooLarge { path, .. } => path,
+        }
     }
 
     fn kind(&self) -> (ErrorKind, bool) {
@@ -117,7 +135,7 @@ impl SqliteError {
 impl From<SqliteError> for Error {
     fn from(error: SqliteError) -> Error {
         let (kind, retryable) = error.kind();
-        let mut told = Error::new(kind, error.to_string());
+        let mut told = Error::new(kind, error.to_string()).with_store(&label(error.path()));
         if retryable {
             told = told.retryable();
         }

@@ -110,7 +110,7 @@ impl Sqlite {
             _ => return Err(SqliteError::Moved { path }),
         };
         let info = StoreInfo {
-            label: format!("sqlite:{}", path.display()),
+            label: label(&path),
             clock: "this host's boot-time clock",
             grace: Duration::ZERO,
             min_lease: Sqlite::MIN_LEASE,
@@ -229,6 +229,11 @@ impl Sqlite {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// What the store is called in errors.
+fn label(path: &Path) -> String {
+    format!("sqlite:{}", path.display())
 }
 
 /// How a write went.

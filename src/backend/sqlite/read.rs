@@ -11,7 +11,7 @@ use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
 use super::{Page, Sqlite, Which};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lease::LockRecord;
 use crate::rt::deadline::Deadline;
 
@@ -63,7 +63,7 @@ impl Sqlite {
                 Ok(row) => Ok(row.has_lock_id(id).then_some(row)),
                 // Somebody else's damage must not stop a group from being renewed or unlocked.
                 Err(error @ SqliteError::Damaged { .. }) if !is_it => {
-                    log::warn!(target: "leasehold::sqlite", "{error}");
+                    log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
                     Ok(None)
                 }
                 Err(error) => Err(error),
@@ -119,7 +119,7 @@ impl Sqlite {
             && let Err(error) = self.sight(rows.iter().zip(&views))
         {
             // Whoever looks next tries again.
-            log::debug!(target: "leasehold::sqlite", "{error}");
+            log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
         }
         let records = views.into_iter().map(|view| self.seen(view.record, &times)).collect();
         Page { records, next }
