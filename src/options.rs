@@ -77,7 +77,7 @@ impl ClientOptions {
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
         let margin = self.margin.unwrap_or(counted / 10);
-        if margin + heartbeat >= counted {
+        if margin >= counted - heartbeat {
             let right = format!("below the lease less the heartbeat ({:?})", counted - heartbeat);
             return Err(Error::invalid("margin", margin, &right));
         }

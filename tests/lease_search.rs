@@ -252,7 +252,6 @@ fn two_shared_with_room_for_one() {
 }
 
 #[test]
-#[ignore = "takes a minute: cargo test --all-features --test lease_search -- --ignored"]
 fn three_shared_with_room_for_two() {
     search(["a", "b", "c"].map(|name| shared_of(name, 2)).to_vec());
 }

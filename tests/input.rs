@@ -1,0 +1,218 @@
+//! Bad input is refused before anything is opened or written, and the error names the field, the
+//! value and what would be right.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use leasehold::internals::backend::fault::{FaultPlan, Faulty};
+use leasehold::internals::backend::memory::Memory;
+use leasehold::internals::builder_over;
+use leasehold::internals::rt::clock::Clock;
+use leasehold::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockRequest, SameOwner};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Checks kind and words, and that the words are in the text that a user sees.
+#[track_caller]
+fn refused<T>(answer: Result<T, Error>, kind: ErrorKind, words: &[&str]) {
+    let Err(error) = answer else { panic!("it was accepted") };
+    let text = error.to_string();
+    assert_eq!(error.kind(), kind, "{text}");
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+}
+
+/// Makes a request on a store that must see no request.
+#[track_caller]
+fn request_refused(request: impl Fn(LockRequest) -> LockRequest, key: &str, words: &[&str]) {
+    let clock = Clock::system();
+    let faults = FaultPlan::default();
+    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+    let client = builder_over(Arc::new(store), clock).connect().unwrap();
+    let end = |request: LockRequest| request.lock().map(LockGuard::into_lock);
+    refused(end(request(client.request(key))), ErrorKind::InvalidInput, words);
+    refused(request(client.request(key)).try_lock(), ErrorKind::InvalidInput, words);
+    refused(request(client.request(key)).acquire(), ErrorKind::InvalidInput, words);
+    assert!(faults.calls().is_empty(), "something was sent: {:?}", faults.calls());
+}
+
+#[test]
+fn keys() {
+    let long = "k".repeat(1025);
+    for (key, word) in [("", "0 given"), (long.as_str(), "1025 given"), ("a\nb", "\"a\\nb\""), ("\u{1}k", "control")] {
+        request_refused(|request| request, key, &["key", word, "must be"]);
+    }
+    let client = LockClient::connect("memory:").unwrap();
+    refused(client.get(""), ErrorKind::InvalidInput, &["key"]);
+    assert!(client.try_lock(&"k".repeat(1024)).unwrap().is_some());
+    assert!(client.try_lock("ключ 🔑 / ' \" \\ % _ $").unwrap().is_some());
+}
+
+#[test]
+fn texts() {
+    let long = "x".repeat(1025);
+    request_refused(|request| request.owner(""), "k", &["lock \"k\"", "owner", "1 to 1024 bytes"]);
+    request_refused(|request| request.comment("a\tb"), "k", &["comment", "control characters"]);
+    request_refused(|request| request.lock_id(long.clone()), "k", &["lock_id", "1025 given"]);
+    refused(builder().owner("\u{7f}").connect(), ErrorKind::InvalidInput, &["owner", "control"]);
+}
+
+#[test]
+fn leases() {
+    request_refused(|request| request.lease(Duration::ZERO), "k", &["lease", "0ns", "100ms", "30 days"]);
+    request_refused(|request| request.lease(Duration::from_millis(99)), "k", &["lease", "99ms"]);
+    request_refused(|request| request.lease(31 * DAY), "k", &["lease", "lease_forever()"]);
+    request_refused(|request| request.lease(Duration::MAX), "k", &["lease"]);
+    request_refused(|request| request.lease_until(SystemTime::UNIX_EPOCH), "k", &["lease_until", "still to come"]);
+    let far = SystemTime::now() + 31 * DAY;
+    request_refused(|request| request.lease_until(far), "k", &["lease", "30 days"]);
+    let client = LockClient::connect("memory:").unwrap();
+    let lock = client.request("k").acquire().unwrap();
+    refused(client.heartbeat(&lock, Duration::ZERO), ErrorKind::InvalidInput, &["\"k\"", "lease", "0ns"]);
+}
+
+#[test]
+fn numbers_of_a_client() {
+    let secs = Duration::from_secs;
+    let bad: [(ClientBuilder, &[&str]); 9] = [
+        (builder().lease(Duration::from_millis(1)), &["lease", "1ms", "100ms"]),
+        (builder().lease(secs(10)).heartbeat(secs(6)), &["heartbeat", "6s", "half the lease (5s)"]),
+        (builder().heartbeat(Duration::ZERO), &["heartbeat", "0ns", "above zero"]),
+        (builder().lease(secs(10)).margin(secs(8)), &["margin", "8s", "below"]),
+        (builder().margin(Duration::MAX), &["margin"]),
+        (builder().poll(Duration::ZERO..=secs(1)), &["poll", "1 ms"]),
+        (builder().poll(secs(2)..=secs(1)), &["poll", "rises"]),
+        (builder().request_timeout(Duration::ZERO), &["request_timeout", "above zero"]),
+        (builder().drop_timeout(Duration::ZERO), &["drop_timeout", "above zero"]),
+    ];
+    for (builder, words) in bad {
+        refused(builder.connect(), ErrorKind::InvalidInput, words);
+    }
+    // A request is held to the client's heartbeat, too.
+    let client = builder().lease(secs(20)).heartbeat(secs(5)).connect().unwrap();
+    refused(client.request("k").lease(secs(8)).lock(), ErrorKind::InvalidInput, &["heartbeat", "5s", "4s"]);
+}
+
+#[test]
+fn limits_and_owners() {
+    request_refused(|request| request.max_holders(0), "k", &["max_holders", "at least 1"]);
+    request_refused(|request| request.same_owner(SameOwner::Replace), "k", &["same_owner", "explicit owner"]);
+    request_refused(
+        |request| request.shared().owner("me").same_owner(SameOwner::Replace),
+        "k",
+        &["same_owner", "exclusive"],
+    );
+    request_refused(|request| request.max_hold(Duration::ZERO), "k", &["max_hold", "above zero"]);
+    request_refused(|request| request.warn_before(Duration::ZERO), "k", &["warn_before", "above zero"]);
+    let client = builder().owner("me").connect().unwrap();
+    assert!(client.request("k").same_owner(SameOwner::Replace).try_lock().unwrap().is_some());
+    let lock = client.request("k").acquire().unwrap();
+    refused(client.request("other").adopt(lock), ErrorKind::InvalidInput, &["key", "\"other\"", "\"k\""]);
+}
+
+#[test]
+fn store_urls() {
+    let bad: [(&str, &[&str]); 11] = [
+        ("", &["no scheme", "sqlite:locks.db"]),
+        ("locks.db", &["no scheme"]),
+        ("sqllite:locks.db", &["\"sqllite\"", "did you mean \"sqlite\""]),
+        ("redis://localhost", &["\"redis\"", "sqlite:", "memory:"]),
+        ("memory:a?size=3", &["memory:", "\"size\"", "none"]),
+        ("sqlite:", &["path of a file"]),
+        ("sqlite::memory:", &["memory:"]),
+        ("sqlite://locks.db", &["write sqlite:locks.db"]),
+        ("sqlite:/x/l.db?mod=0600", &["\"mod\"", "did you mean \"mode\"", "unsafe_fs"]),
+        ("sqlite:/x/l.db?mode=0600&mode=0660", &["\"mode\"", "twice"]),
+        ("sqlite:/x/%ff.db", &["UTF-8"]),
+    ];
+    for (url, words) in bad {
+        refused(LockClient::connect(url), ErrorKind::Config, words);
+    }
+    for mode in ["", "rw", "0999", "0400", "0777", "1600"] {
+        let url = format!("sqlite:/x/l.db?mode={mode}");
+        refused(LockClient::connect(&url), ErrorKind::Config, &["mode", "0600"]);
+    }
+    refused(LockClient::connect("sqlite:/x/l.db?unsafe_fs=maybe"), ErrorKind::Config, &["unsafe_fs", "\"maybe\""]);
+}
+
+#[test]
+fn a_bad_option_is_refused_before_a_file_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let url = format!("sqlite:{}", path.display());
+    assert!(LockClient::builder(&url).lease(Duration::ZERO).connect().is_err());
+    assert!(!path.exists());
+    LockClient::connect(&url).unwrap();
+    assert!(path.exists());
+}
+
+#[test]
+fn urls_lead_to_the_file_that_they_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    LockClient::connect(&format!("sqlite:{}", at("a%20b.db").display())).unwrap();
+    LockClient::connect(&format!("sqlite://{}", at("absolute.db").display())).unwrap();
+    leasehold::sqlite::builder(at("50%41?.db")).connect().unwrap();
+    for name in ["a b.db", "absolute.db", "50%41?.db"] {
+        assert!(at(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn an_error_names_key_and_store_once_and_no_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("no/locks.db");
+    let error = LockClient::connect(&format!("sqlite:{}", missing.display())).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.store()),
+        (ErrorKind::Config, Some(format!("sqlite:{}", missing.display()).as_str()))
+    );
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let client = LockClient::connect(&url).unwrap();
+    let held = client.request("k").lock_id("canary-lock-id-with-a-secret").lock().unwrap();
+    let error = client.request("k").wait(Duration::from_millis(1)).lock().unwrap_err();
+    assert_eq!((error.key(), error.store()), (Some("k"), Some(url.as_str())));
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("lock \"k\" on {url}: ")), "{text}");
+    assert_eq!(text.matches("locks.db").count(), 1, "{text}");
+    let all = format!("{error} {error:?} {held:?} {:?} {:?}", client, client.request("k"));
+    assert!(!all.contains("with-a-secret"), "{all}");
+    // Only the scheme of an unknown URL is told: the rest may hold a password.
+    let unknown = LockClient::builder("mango://me:canary@db/locks");
+    assert!(!format!("{unknown:?}").contains("canary"));
+    let error = unknown.connect().unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
+}
+
+#[test]
+fn the_environment_names_the_store() {
+    // One test only touches this variable, and nothing else here reads it.
+    let from_env = |value: Option<&str>| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "environment_child", "--nocapture"]).env("LEASEHOLD_TEST_CHILD", "1");
+        match value {
+            Some(value) => command.env("LEASEHOLD_STORE", value),
+            None => command.env_remove("LEASEHOLD_STORE"),
+        };
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    assert!(from_env(Some("memory:from-env")).contains("\"memory:from-env\""));
+    let unset = from_env(None);
+    assert!(unset.contains("Config") && unset.contains("LEASEHOLD_STORE is not set"), "{unset}");
+}
+
+/// Runs in a process of its own, see above.
+#[test]
+fn environment_child() {
+    if std::env::var_os("LEASEHOLD_TEST_CHILD").is_some() {
+        match LockClient::from_env() {
+            Ok(client) => println!("connected: {client:?}"),
+            Err(error) => println!("{:?}: {error}", error.kind()),
+        }
+    }
+}
+
+fn builder() -> ClientBuilder {
+    LockClient::builder("memory:")
+}
