@@ -61,11 +61,16 @@ impl Deadline {
     pub fn wait_for(&self, limit: Duration) -> bool {
         let until = self.at.min(far_from(Instant::now(), limit));
         let mut select = crossbeam_channel::Select::new();
+        self.also_wait(&mut select);
+        let _ = select.ready_deadline(until);
+        !self.is_over()
+    }
+
+    /// Lets `select` become ready when this is cancelled.
+    pub fn also_wait<'a>(&'a self, select: &mut crossbeam_channel::Select<'a>) {
         for cancel in &self.cancels {
             select.recv(cancel.cancelled());
         }
-        let _ = select.ready_deadline(until);
-        !self.is_over()
     }
 }
 

@@ -2,6 +2,8 @@
 
 pub mod clock;
 pub mod deadline;
+#[cfg(feature = "_async")]
+pub mod driver;
 pub(crate) mod family;
 mod heartbeat;
 pub(crate) mod hold;

@@ -22,8 +22,13 @@ pub struct Thread {
 impl Thread {
     /// Starts a thread with a name that `ps -L` and debuggers show.
     pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
+        Thread::spawn_with_stack(name, STACK, body)
+    }
+
+    /// The same with a stack of this size, of which only what is used costs memory.
+    pub fn spawn_with_stack(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
         let (running, over) = crossbeam_channel::bounded(0);
-        let builder = Builder::new().name(name.to_owned()).stack_size(STACK);
+        let builder = Builder::new().name(name.to_owned()).stack_size(stack);
         let handle = builder
             .spawn(move || {
                 let _running = running;

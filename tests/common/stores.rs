@@ -18,6 +18,8 @@ pub struct Store {
     pub remembers_who_gave_up: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
+    /// A swap that removes a live holder also stops copies of its acquisition.
+    pub swaps_give_up: bool,
     /// An empty store.
     pub open: fn() -> Opened,
 }
@@ -25,9 +27,9 @@ pub struct Store {
 /// Every store of this build.
 pub fn stores() -> Vec<Store> {
     vec![
-        Store { module: "memory", remembers_who_gave_up: true, rows_have_format: true, open: memory },
+        Store { module: "memory", remembers_who_gave_up: true, rows_have_format: true, swaps_give_up: false, open: memory },
         #[cfg(feature = "sqlite")]
-        Store { module: "sqlite", remembers_who_gave_up: false, rows_have_format: false, open: sqlite },
+        Store { module: "sqlite", remembers_who_gave_up: false, rows_have_format: false, swaps_give_up: false, open: sqlite },
     ]
 }
 
