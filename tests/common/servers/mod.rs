@@ -6,7 +6,7 @@
 //! kills the server. So tests must use tables and databases of their own.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
-mod dynamodb;
+pub mod dynamodb;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -19,7 +19,10 @@ use std::time::{Duration, Instant};
 /// How long a server may take until it serves, on a machine that is busy.
 const START: Duration = Duration::from_secs(90);
 /// How long a server stays after its last user: the next test binary may be about to start.
-const LINGER: Duration = Duration::from_secs(2);
+pub const LINGER: Duration = Duration::from_secs(2);
+
+/// The variable of the environment that names another cache.
+pub const CACHE: &str = "LEASEHOLD_TEST_SERVERS";
 
 /// One kind of server.
 pub struct Server {
@@ -73,8 +76,11 @@ fn is_required() -> bool {
     std::env::var("LEASEHOLD_TEST_REQUIRE").is_ok_and(|value| value == "1")
 }
 
-/// The cache; in the target folder, so that `cargo clean` empties it.
-fn servers() -> PathBuf {
+/// The cache, with a room for each server that runs; in the target folder, so that `cargo clean` empties it.
+pub fn servers() -> PathBuf {
+    if let Some(other) = std::env::var_os(CACHE) {
+        return other.into();
+    }
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder");
     target.join("servers")
 }
@@ -88,7 +94,7 @@ pub struct Running {
 
 /// The server whose state is in the folder `room`, started if it does not run yet.
 pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
-    let home = home(server)?;
+    let home = home(server, &servers())?;
     fs::create_dir_all(room).map_err(told(room))?;
     let room = room.canonicalize().map_err(told(room))?;
     // One at a time starts a server, the others find it.
@@ -113,13 +119,13 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
     Ok(Running { url, _user: Some(user) })
 }
 
-/// The folder with what it takes to start one.
-fn home(server: &Server) -> Result<PathBuf, String> {
-    let servers = servers();
-    fs::create_dir_all(&servers).map_err(told(&servers))?;
+/// The folder with what it takes to start one, fetched if it is not there yet.
+pub fn home(server: &Server, servers: &Path) -> Result<PathBuf, String> {
+    fs::create_dir_all(servers).map_err(told(servers))?;
     let home = servers.join(server.name);
+    // One at a time fetches.
     let fetching = lock_file(&servers.join(format!("{}.lock", server.name)))?;
-    fetching.lock().map_err(told(&servers))?;
+    fetching.lock().map_err(told(servers))?;
     if !home.exists() {
         // What a killed process left there is no server.
         let part = servers.join(format!("{}.part", server.name));
