@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 pub mod asks;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 pub mod servers;
 pub mod steps;
 pub mod stores;

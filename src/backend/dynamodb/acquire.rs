@@ -89,7 +89,9 @@ impl Dynamodb {
         let step = transition::acquire(&found.record, ask, &times);
         Ok(match (step.answer, step.record) {
             (AcquireAnswer::Granted { holder, repeated: false }, Some(new)) => {
-                let joins = ask.mode == Mode::Shared && ask.instead_of.is_none() && new.shared.len() > 1;
+                // Its own expired entry, if there is one, goes the other way.
+                let is_fresh = ask.instead_of.is_none() && found.record.standing(&ask.grant).is_none();
+                let joins = ask.mode == Mode::Shared && is_fresh && new.shared.len() > 1;
                 let expr = if joins {
                     join(&attempt.key, &found, &new, &holder, &times)
                 } else {

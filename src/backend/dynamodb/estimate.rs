@@ -27,7 +27,8 @@ pub struct Estimate(Mutex<Known>);
 struct Known {
     /// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
     ahead: Option<(i64, i64)>,
-    /// The latest time that was told: a narrower interval may have its middle earlier, and time never goes back.
+    /// The latest time that was told while it was known well: a narrower interval may have its middle earlier, and
+    /// time never goes back.
     told: i64,
 }
 
@@ -58,10 +59,15 @@ impl Estimate {
         let mut known = self.0.lock();
         let (low, high) = known.ahead?;
         let width = high.saturating_sub(low);
-        let now = nanos(at).saturating_add(low).saturating_add(width / 2).max(known.told);
-        known.told = now;
+        let middle = nanos(at).saturating_add(low).saturating_add(width / 2);
         let width = Duration::from_nanos(u64::try_from(width).unwrap_or(0));
-        Some(Moment { now: StoreTime::from_nanos(now), width, grace })
+        let moment = |now| Moment { now: StoreTime::from_nanos(now), width, grace };
+        if !moment(middle).is_known() {
+            // It may be far off: nothing shall cling to it.
+            return Some(moment(middle));
+        }
+        known.told = middle.max(known.told);
+        Some(moment(known.told))
     }
 }
 
@@ -88,9 +94,12 @@ impl Moment {
 
     /// What the rules decide by. While too little is known nobody is taken over.
     pub fn times(&self) -> Times {
-        let known = self.width <= self.grace + SLACK;
-        let cut = if known { self.now.minus(self.grace) } else { ONLY_RELEASED };
+        let cut = if self.is_known() { self.now.minus(self.grace) } else { ONLY_RELEASED };
         Times { now: self.now, cut, stamp: self.stamp() }
+    }
+
+    fn is_known(&self) -> bool {
+        self.width <= self.grace + SLACK
     }
 
     /// The time in microseconds, from which tokens are made.

@@ -38,7 +38,6 @@ struct Stamping {
     estimate: Arc<Estimate>,
     state: AtomicU8,
     sent: AtomicU64,
-    received: AtomicU64,
 }
 
 impl Stamp {
@@ -48,7 +47,6 @@ impl Stamp {
             estimate: estimate.clone(),
             state: AtomicU8::new(WAITING),
             sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
         }))
     }
 
@@ -81,16 +79,6 @@ impl Intercept for Stamp {
         Ok(())
     }
 
-    fn read_after_transmit(
-        &self,
-        _context: &BeforeDeserializationInterceptorContextRef<'_>,
-        _components: &RuntimeComponents,
-        _config: &mut ConfigBag,
-    ) -> Result<(), BoxError> {
-        self.0.received.store(self.0.clock.now().as_nanos(), Ordering::SeqCst);
-        Ok(())
-    }
-
     fn read_before_deserialization(
         &self,
         context: &BeforeDeserializationInterceptorContextRef<'_>,
@@ -99,8 +87,8 @@ impl Intercept for Stamp {
     ) -> Result<(), BoxError> {
         let date = context.response().headers().get("date");
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
-            let at = |nanos: &AtomicU64| BootTime::from_nanos(nanos.load(Ordering::SeqCst));
-            self.0.estimate.learn(date.as_second(), at(&self.0.sent), at(&self.0.received));
+            let sent = BootTime::from_nanos(self.0.sent.load(Ordering::SeqCst));
+            self.0.estimate.learn(date.as_second(), sent, self.0.clock.now());
         }
         Ok(())
     }
