@@ -94,7 +94,7 @@ fn a_wait_for_oneself_goes_on_with_a_hint() {
 #[test]
 fn a_waiter_takes_over_at_the_end_of_the_lease_however_seldom_it_polls() {
     on_every_store(|store| {
-        let lock = store.rival().request("k").lease(Duration::from_millis(300)).acquire().unwrap();
+        let lock = store.rival().request("k").lease(store.short_lease()).acquire().unwrap();
         let client = store.builder().poll(MINUTE..=MINUTE).connect().unwrap();
         let started = Instant::now();
         let guard = client.lock("k").unwrap();
@@ -108,7 +108,7 @@ fn a_shared_waiter_with_a_limit_takes_the_place_of_whoever_ends_first() {
     on_every_store(|store| {
         let rival = store.rival();
         rival.request("k").shared().lease(MINUTE).acquire().unwrap();
-        rival.request("k").shared().lease(Duration::from_millis(300)).acquire().unwrap();
+        rival.request("k").shared().lease(store.short_lease()).acquire().unwrap();
         let client = store.builder().poll(MINUTE..=MINUTE).connect().unwrap();
         let guard = client.request("k").max_holders(2).wait(LONG).lock().unwrap();
         assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 2);

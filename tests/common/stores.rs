@@ -79,6 +79,11 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
+    pub fn outlast(&self, lease: Duration) {
+        self.clock.advance(lease + self.store.info().grace + self.slack);
+    }
+
     /// The record of `key`, a missing one if there is no row.
     pub fn get(&self, key: &str) -> Seen {
         let mut page = self.page(&Which::Key(key.to_owned()), None);
