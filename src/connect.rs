@@ -35,9 +35,7 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         #[cfg(feature = "dynamodb")]
         "dynamodb" => dynamodb(StoreUrl::parse("dynamodb", rest)?),
         #[cfg(not(feature = "dynamodb"))]
-        "dynamodb" => {
-            Err(config("this build has no dynamodb: store; turn on the feature `dynamodb` of leasehold"))
-        }
+        "dynamodb" => Err(config("this build has no dynamodb: store; turn on the feature `dynamodb` of leasehold")),
         "memory" => memory(StoreUrl::parse("memory", rest)?),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),

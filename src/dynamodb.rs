@@ -45,6 +45,7 @@ pub fn builder_with(
     grace: Duration,
 ) -> ClientBuilder {
     let settings = Settings::Given(Box::new(config));
-    let options = DynamodbOptions { partition_key: partition_key.into(), grace, ..DynamodbOptions::new(table, settings) };
+    let options =
+        DynamodbOptions { partition_key: partition_key.into(), grace, ..DynamodbOptions::new(table, settings) };
     ClientBuilder::with_opener(dynamodb_table(options), Clock::system())
 }

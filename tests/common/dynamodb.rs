@@ -10,9 +10,7 @@ use leasehold::internals::backend::{Backend, Schema};
 use leasehold::internals::rt::clock::Clock;
 use leasehold::internals::rt::deadline::Deadline;
 use sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
-use sdk::config::{
-    ConfigBag, Credentials, Intercept, RuntimeComponents, SharedCredentialsProvider, SharedInterceptor,
-};
+use sdk::config::{ConfigBag, Credentials, Intercept, RuntimeComponents, SharedCredentialsProvider, SharedInterceptor};
 use sdk::error::BoxError;
 
 use super::servers::dynamodb_local;

@@ -147,7 +147,7 @@ fn shared_steps() {
     let mut d = shared("k");
     d.ask.instead_of = Some((old.grant, old.token));
     at.takes(2, "shared transfer", |store| granted(store, &mut d));
-    assert!(matches!(at.takes(3, "give up shared, stands", |s| s.release(&mut d, true, &by).unwrap()), Released::Done));
+    assert!(matches!(at.takes(2, "give up shared, stands", |s| s.release(&mut d, true, &by).unwrap()), Released::Done));
 }
 
 #[test]

@@ -49,6 +49,35 @@ fn rows_of_the_go_library_are_respected_while_they_live() {
 }
 
 #[test]
+fn the_recorded_rows_of_the_go_library_are_read() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../golden/dynamodb-lock-go.json")).unwrap();
+    let mut read = 0;
+    for step in golden["steps"].as_array().unwrap() {
+        for item in step["items"].as_array().unwrap() {
+            let attributes = item.as_object().unwrap().iter();
+            let text = |value: &serde_json::Value| AttributeValue::S(value["S"].as_str().unwrap().to_owned());
+            raw.put(attributes.map(|(name, value)| (name.clone(), text(value))).collect());
+            let key = item["key"]["S"].as_str().unwrap();
+            let seen = get(&store, key);
+            let (_, holder) = seen.record.holders().next().unwrap();
+            assert_eq!(holder.labels.owner, item["owner"]["S"].as_str().unwrap());
+            assert!(seen.record.exists() && seen.record.token == 0);
+            // Those that lasted 20 s in 2026 are over; those of 2030 live.
+            if item["leasedUntil"]["S"].as_str().unwrap().starts_with("2030") {
+                refused(&store, &mut exclusive(key));
+            } else {
+                granted(&store, &mut exclusive(key));
+            }
+            read += 1;
+        }
+    }
+    assert_eq!(read, 5);
+}
+
+#[test]
 fn rows_of_the_go_library_are_taken_over_when_they_are_expired() {
     needs_server!();
     let table = Table::fresh();

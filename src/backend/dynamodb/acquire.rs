@@ -9,9 +9,7 @@ use super::send::Wrote;
 use super::{Dynamodb, Found};
 use crate::backend::{Acquired, Attempt};
 use crate::error::Result;
-use crate::lease::{
-    AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Refusal, Times, transition,
-};
+use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Refusal, Times, transition};
 use crate::rt::deadline::Deadline;
 
 /// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC can't
@@ -187,7 +185,7 @@ fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Tim
                          AND attribute_not_exists(#shared.#grant)"
         .to_owned();
     let mut update = "SET #shared.#grant = :h, #fence = :t, #version = #version + :one".to_owned();
-    if found.record.shared.iter().any(|other| other.until > holder.until) {
+    if found.row_ends_after(holder.until) {
         condition.push_str(" AND #leasedUntil > :end");
     } else {
         condition.push_str(" AND #leasedUntil <= :end");

@@ -43,7 +43,10 @@ pub(super) enum DynamodbError {
     #[error("the service has not made the table yet; repeat the call")]
     NotReady,
 
-    #[error("the service does not accept the credentials; renew or correct them")]
+    #[error(
+        "the service does not accept the credentials or the signature; renew or correct the credentials, and see that \
+         this host's wall clock is not minutes off"
+    )]
     Credentials { cause: Cause },
 
     #[error(
@@ -52,13 +55,17 @@ pub(super) enum DynamodbError {
     )]
     NoCredentials { cause: Cause },
 
-    #[error("no request could be sent in the time that this call had; check the endpoint, the network and the credentials")]
+    #[error(
+        "no request could be sent in the time that this call had; check the endpoint, the network and the credentials"
+    )]
     NotSent,
 
     #[error("the service can't be reached; check the endpoint, the region and the network")]
     Unreachable { cause: Cause },
 
-    #[error("the service limits the rate of requests or was in conflict; nothing was written, and the call may be repeated")]
+    #[error(
+        "the service limits the rate of requests or was in conflict; nothing was written, and the call may be repeated"
+    )]
     Throttled { cause: Cause },
 
     #[error("the request was sent, but no answer settled whether it happened")]
@@ -67,8 +74,13 @@ pub(super) enum DynamodbError {
     #[error("no answer came; check the endpoint, the region and the network, or repeat the call")]
     Unread { cause: Cause },
 
-    #[error("the service refused the request as wrong; is the table's key the string {partition_key:?}, and nothing else?")]
+    #[error(
+        "the service refused the request as wrong; is the table's key the string {partition_key:?}, and nothing else?"
+    )]
     Invalid { partition_key: String, cause: Cause },
+
+    #[error("the row would be larger than the service allows (400 KB): too many shared holders, or too long texts")]
+    TooLarge { cause: Cause },
 
     #[error("the service refused the request")]
     Other { cause: Cause },
@@ -170,6 +182,8 @@ impl DynamodbError {
             | "MissingAuthenticationToken"
             | "MissingAuthenticationTokenException"
             | "RequestExpired" => (Fate::Refused, DynamodbError::Credentials { cause }),
+            "ItemCollectionSizeLimitExceededException" => (Fate::Refused, DynamodbError::TooLarge { cause }),
+            "ValidationException" if message.contains("size") => (Fate::Refused, DynamodbError::TooLarge { cause }),
             "ValidationException" => {
                 (Fate::Refused, DynamodbError::Invalid { partition_key: partition_key.to_owned(), cause })
             }
@@ -194,7 +208,9 @@ impl DynamodbError {
             | DynamodbError::Table(_)
             | DynamodbError::Damaged(_)
             | DynamodbError::NewerFormat { .. } => (ErrorKind::Schema, false),
-            DynamodbError::Denied { .. } | DynamodbError::MayNotMake { .. } | DynamodbError::Credentials { .. } => (ErrorKind::Permission, false),
+            DynamodbError::Denied { .. } | DynamodbError::MayNotMake { .. } | DynamodbError::Credentials { .. } => {
+                (ErrorKind::Permission, false)
+            }
             DynamodbError::NoCredentials { .. } | DynamodbError::Config(_) => (ErrorKind::Config, false),
             DynamodbError::NotSent
             | DynamodbError::NotReady
@@ -203,7 +219,7 @@ impl DynamodbError {
             | DynamodbError::Throttled { .. } => (ErrorKind::Store, true),
             DynamodbError::Unanswered { .. } | DynamodbError::Panicked => (ErrorKind::Ambiguous, true),
             DynamodbError::Other { .. } | DynamodbError::Ended => (ErrorKind::Store, false),
-            DynamodbError::NotRead => (ErrorKind::InvalidInput, false),
+            DynamodbError::NotRead | DynamodbError::TooLarge { .. } => (ErrorKind::InvalidInput, false),
         }
     }
 
@@ -219,6 +235,7 @@ impl DynamodbError {
             | DynamodbError::Throttled { cause }
             | DynamodbError::Unanswered { cause }
             | DynamodbError::Invalid { cause, .. }
+            | DynamodbError::TooLarge { cause }
             | DynamodbError::Other { cause } => Some(cause),
             _ => None,
         }

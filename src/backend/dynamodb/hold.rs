@@ -43,8 +43,7 @@ impl Dynamodb {
             expr = if shrinks || is_shared != (attempt.ask.mode == Mode::Shared) {
                 self.whole(&found, &new, &moment)
             } else {
-                let is_latest = new.holders().all(|(_, other)| other.until <= end);
-                clearing(attempt, renewing(attempt, end, &moment, is_latest))
+                clearing(attempt, renewing(attempt, end, &moment, !found.row_ends_after(end)))
             };
         }
     }

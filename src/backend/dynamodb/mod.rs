@@ -21,7 +21,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::lease::record::FORMAT_MAJOR;
-use crate::lease::{GrantId, LockRecord};
+use crate::lease::{End, GrantId, LockRecord};
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 use crate::rt::driver::Driver;
@@ -140,6 +140,12 @@ impl Found {
     fn seen(self, moment: &Moment) -> Seen {
         let native = swap::Row(self.row);
         Seen { record: self.record, now: moment.late(), stamp: moment.stamp(), native: Some(Box::new(native)) }
+    }
+
+    /// Whether the row's own end is later than this one.
+    fn row_ends_after(&self, end: End) -> bool {
+        let until = self.row.as_ref().and_then(|row| row.get("leasedUntil")?.as_s().ok());
+        until.is_some_and(|until| *until > item::end(end))
     }
 
     /// The end of a shared holder, letter by letter.

@@ -50,7 +50,10 @@ pub enum Settings {
 impl fmt::Debug for DynamodbOptions {
     /// Without the settings, which hold credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DynamodbOptions").field("table", &self.table).field("grace", &self.grace).finish_non_exhaustive()
+        f.debug_struct("DynamodbOptions")
+            .field("table", &self.table)
+            .field("grace", &self.grace)
+            .finish_non_exhaustive()
     }
 }
 
@@ -94,8 +97,23 @@ impl DynamodbOptions {
             return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
         const TAKEN: [&str; 17] = [
-            "owner", "leasedUntil", "createdAt", "ttl", "grantId", "lockId", "fence", "host", "comment", "renewedAt",
-            "shared", "version", "givenUp", "kind", "pins", "format", "token",
+            "owner",
+            "leasedUntil",
+            "createdAt",
+            "ttl",
+            "grantId",
+            "lockId",
+            "fence",
+            "host",
+            "comment",
+            "renewedAt",
+            "shared",
+            "version",
+            "givenUp",
+            "kind",
+            "pins",
+            "format",
+            "token",
         ];
         if TAKEN.contains(&self.partition_key.as_str()) {
             return Err(DynamodbError::Config(format!(

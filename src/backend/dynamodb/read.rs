@@ -70,13 +70,7 @@ impl Dynamodb {
     }
 
     /// Every record that matches and comes after `from`, in the order of the keys.
-    fn scan(
-        &self,
-        which: &Which,
-        from: Option<&str>,
-        strong: bool,
-        by: &Deadline,
-    ) -> Result<Vec<Seen>, DynamodbError> {
+    fn scan(&self, which: &Which, from: Option<&str>, strong: bool, by: &Deadline) -> Result<Vec<Seen>, DynamodbError> {
         let (mut start, mut all) = (None, Vec::new());
         loop {
             let (items, next) = self.scan_part(which, start, strong, by)?;

@@ -166,9 +166,11 @@ impl Dynamodb {
             match request.customize().interceptor(stamp.clone()).send().await {
                 Ok(done) => Ok(Wrote::Done(done.attributes.unwrap_or_default())),
                 Err(error) => match error.as_service_error() {
-                    Some(aws_sdk_dynamodb::operation::update_item::UpdateItemError::ConditionalCheckFailedException(
-                        failed,
-                    )) => Ok(Wrote::Failed(failed.item.clone())),
+                    Some(
+                        aws_sdk_dynamodb::operation::update_item::UpdateItemError::ConditionalCheckFailedException(
+                            failed,
+                        ),
+                    ) => Ok(Wrote::Failed(failed.item.clone())),
                     _ => place.classify(Err(error), &stamp),
                 },
             }
@@ -190,9 +192,11 @@ impl Dynamodb {
             match request.customize().interceptor(stamp.clone()).send().await {
                 Ok(_) => Ok(Wrote::Done(Item::new())),
                 Err(error) => match error.as_service_error() {
-                    Some(aws_sdk_dynamodb::operation::delete_item::DeleteItemError::ConditionalCheckFailedException(
-                        failed,
-                    )) => Ok(Wrote::Failed(failed.item.clone())),
+                    Some(
+                        aws_sdk_dynamodb::operation::delete_item::DeleteItemError::ConditionalCheckFailedException(
+                            failed,
+                        ),
+                    ) => Ok(Wrote::Failed(failed.item.clone())),
                     _ => place.classify(Err(error), &stamp),
                 },
             }
