@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod asks;
+pub mod proxy;
 pub mod servers;
 pub mod steps;
 pub mod stores;
