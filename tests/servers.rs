@@ -133,6 +133,7 @@ fn one_server_serves_all_users_and_goes_with_the_last() {
 
     // The next comes right after the last, as test binaries do.
     drop(last);
+    std::thread::sleep(LINGER / 4);
     let mut next = User::start(cache);
     assert_eq!(next.url(), urls[0]);
 

@@ -4,6 +4,7 @@
 pub mod asks;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+pub mod proxy;
 pub mod servers;
 pub mod steps;
 pub mod stores;

@@ -102,7 +102,13 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
     starting.lock().map_err(told(&room))?;
     // Waits while a supervisor ends the last one.
     let user = lock_file(&room.join("users"))?;
-    user.lock_shared().map_err(told(&room))?;
+    let started = Instant::now();
+    while user.try_lock_shared().is_err() {
+        if started.elapsed() > START {
+            return Err(format!("{}: its last supervisor does not end", room.display()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let known = room.join("url");
     if let Ok(url) = fs::read_to_string(&known)
         && (server.ready)(&url)
