@@ -29,13 +29,18 @@ impl Table {
     }
 }
 
-/// Settings for the server of the tests, where any credentials do.
+/// Settings for the server of the tests.
 pub fn config() -> SdkConfig {
+    config_at(&dynamodb_local().unwrap())
+}
+
+/// Settings for a server where any credentials do.
+pub fn config_at(endpoint: &str) -> SdkConfig {
     let credentials = Credentials::new("key", "secret-canary", None, None, "test");
     SdkConfig::builder()
         .behavior_version(BehaviorVersion::v2026_01_12())
         .region(Region::new("us-east-1"))
-        .endpoint_url(dynamodb_local().unwrap())
+        .endpoint_url(endpoint)
         .credentials_provider(SharedCredentialsProvider::new(credentials))
         .build()
 }

@@ -4,21 +4,11 @@ use std::error::Error as _;
 use std::process::Command;
 use std::time::Instant;
 
-use leasehold::dynamodb::aws_config::{BehaviorVersion, Region, SdkConfig};
+use leasehold::dynamodb::aws_config::{BehaviorVersion, SdkConfig};
 use leasehold::{Error, ErrorKind, LockClient};
 
-use crate::sdk::config::{Credentials, SharedCredentialsProvider};
+use crate::common::dynamodb::config_at;
 use crate::*;
-
-fn settings(endpoint: &str) -> SdkConfig {
-    let credentials = Credentials::new("key", "secret-canary", None, None, "test");
-    SdkConfig::builder()
-        .behavior_version(BehaviorVersion::v2026_01_12())
-        .region(Region::new("us-east-1"))
-        .endpoint_url(endpoint)
-        .credentials_provider(SharedCredentialsProvider::new(credentials))
-        .build()
-}
 
 fn text(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
@@ -71,7 +61,7 @@ fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
     };
     for endpoint in [closed.as_str(), "http://192.0.2.1:8000", silent.as_str(), "http://nowhere.invalid"] {
         let started = Instant::now();
-        let builder = leasehold::dynamodb::builder(settings(endpoint), "locks");
+        let builder = leasehold::dynamodb::builder(config_at(endpoint), "locks");
         let error = builder.request_timeout(Duration::from_secs(1)).connect().unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(3), "{endpoint}: {:?}", started.elapsed());
         assert_eq!(error.kind(), ErrorKind::Store, "{endpoint}: {}", text(&error));
