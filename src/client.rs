@@ -184,7 +184,7 @@ impl LockClient {
     /// `Lost` when the lock does not stand any more, or was adopted before.
     pub fn adopt(&self, lock: Lock) -> Result<LockGuard> {
         let family = &self.family;
-        family.check_open()?;
+        let _call = family.obtaining()?;
         let lease = if lock.leased_until.is_none() { Lease::Forever } else { Lease::For(family.options.lease) };
         let terms = family.options.terms(Some(lease), None, family.backend.info().min_lease)?;
         let want = Want {
