@@ -20,7 +20,7 @@ pub(crate) struct Opener {
     pub open: Open,
 }
 
-type Open = Box<dyn FnOnce(Arc<Clock>, &Deadline) -> Result<Arc<dyn Backend>> + Send>;
+type Open = Box<dyn FnOnce(Arc<Clock>, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 /// The store that `url` names. Nothing is opened yet.
 pub(crate) fn opener(url: &str) -> Result<Opener> {

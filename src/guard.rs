@@ -76,7 +76,7 @@ impl LockGuard {
     }
 
     /// What is left until the guard counts itself as lost if no heartbeat succeeds; zero when the
-    /// lock is not held.
+    /// lock is not held, `Duration::MAX` when it has no end.
     pub fn remaining(&self) -> Duration {
         self.hold.remaining()
     }

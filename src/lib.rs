@@ -70,7 +70,7 @@ mod client;
 mod connect;
 mod error;
 mod guard;
-#[cfg_attr(not(feature = "_internals"), allow(dead_code))]
+#[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
 mod lock;
 mod loss;

@@ -14,6 +14,7 @@ use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
 use crate::error::Result;
+use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{Ask, End, Labels, LockRecord, Mode, Step, StoreTime, Times, transition};
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
@@ -109,12 +110,18 @@ impl Transactional for Memory {
         let mut records = self.records.lock();
         let times = self.times();
         let record = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
+        check_format(&record)?;
         let step = transition(&record, &times);
         if let Some(next) = &step.record {
             records.insert(key.to_owned(), next.clone());
         }
         Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), &times)))
     }
+}
+
+/// Rows of a newer major version stay as they are.
+fn check_format(record: &LockRecord) -> Result<()> {
+    if record.format.0 > FORMAT_MAJOR { Err(transactional::newer_format(record)) } else { Ok(()) }
 }
 
 fn seen(record: LockRecord, times: &Times) -> Seen {
@@ -165,6 +172,7 @@ impl Backend for Memory {
         let key = &seen.record.key;
         let mut records = self.records.lock();
         let stands = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
+        check_format(&stands)?;
         if stands.version != seen.record.version || stands.token != seen.record.token {
             return Ok(Swapped::Changed);
         }

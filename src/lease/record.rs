@@ -159,7 +159,7 @@ pub struct Labels {
 }
 
 /// One entry of a record.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
     /// The acquisition that put it here.
     pub grant: GrantId,
@@ -178,7 +178,7 @@ pub struct Holder {
 }
 
 /// Everything that is stored of a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LockRecord {
     /// The name of the lock.
     pub key: String,

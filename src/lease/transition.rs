@@ -239,7 +239,8 @@ pub struct Purge {
 
 /// Frees the holders whose lease ended at or before `ended_before`; leases are left alone.
 ///
-/// A row that is free afterwards and whose token is below `idle_before` may be deleted.
+/// A row that is free afterwards and whose token is below `idle_before` may be deleted, unless it
+/// says who gave up: a late copy of that acquisition would be granted on the missing row.
 pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> Step<Purge> {
     let mut next = record.clone();
     let mut freed = Vec::new();
@@ -252,6 +253,7 @@ pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> 
         && record.kind == Kind::Lock
         && next.holders().next().is_none()
         && next.pins.is_empty()
+        && next.given_up.is_empty()
         && next.token < idle_before;
     if freed.is_empty() && !delete {
         return Step::keep(Purge { freed, delete });

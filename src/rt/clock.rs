@@ -29,8 +29,11 @@ impl BootTime {
         self.0
     }
 
-    /// How long after `earlier` this is; zero when it is not.
+    /// How long after `earlier` this is; zero when it is not, `Duration::MAX` for never.
     pub fn since(self, earlier: BootTime) -> Duration {
+        if self == BootTime::NEVER {
+            return Duration::MAX;
+        }
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
@@ -45,6 +48,9 @@ impl Add<Duration> for BootTime {
 impl Sub<Duration> for BootTime {
     type Output = BootTime;
     fn sub(self, by: Duration) -> BootTime {
+        if self == BootTime::NEVER {
+            return self;
+        }
         BootTime(self.0.saturating_sub(by.as_nanos().try_into().unwrap_or(u64::MAX)))
     }
 }

@@ -110,8 +110,10 @@ enum Settled {
 impl Wait<'_> {
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
+        let mut voids = 0;
         loop {
             self.family.check_open()?;
+            self.check_cancelled()?;
             match self.attempt(&overall) {
                 Ok(Settled::Granted(granted)) => match self.granted(granted, &overall) {
                     Err(error) if error.is_retryable() => self.last_error = Some(error),
@@ -127,7 +129,10 @@ impl Wait<'_> {
                         break;
                     }
                 }
-                Ok(Settled::Void) => {}
+                Ok(Settled::Void) => {
+                    voids += 1;
+                    overall.wait_for(backoff::retry_delay(voids, overall.remaining(), fastrand::f64()));
+                }
                 Err(error) if error.is_retryable() => self.last_error = Some(error),
                 Err(error) => return Err(error),
             }
@@ -136,6 +141,13 @@ impl Wait<'_> {
             }
         }
         self.ended()
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        match &self.want.cancel {
+            Some(cancel) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled")),
+            _ => Ok(()),
+        }
     }
 
     /// The deadline of the whole call.
@@ -160,9 +172,7 @@ impl Wait<'_> {
     /// Why the call ended without the lock.
     fn ended(&mut self) -> Result<Obtained> {
         self.family.check_open()?;
-        if self.want.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
-            return Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled"));
-        }
+        self.check_cancelled()?;
         match (self.refusal.take(), self.last_error.take()) {
             (Some(seen), _) => Ok(Obtained::Refused(seen)),
             (None, Some(error)) => Err(error),

@@ -55,7 +55,9 @@ impl Watcher {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
             let (jump, jumps) = crossbeam_channel::unbounded();
             clock.tell_jumps(jump);
-            *thread = Some(Thread::spawn("leasehold-watch", move || run(&clock, &holds, &inbox, &jumps))?);
+            // From now on, not from when the thread gets its turn.
+            let skew = Skew::new(&clock);
+            *thread = Some(Thread::spawn("leasehold-watch", move || run(&clock, &holds, &inbox, &jumps, skew))?);
         }
         drop(thread);
         self.holds.lock().push(Arc::downgrade(hold));
@@ -95,8 +97,7 @@ impl Drop for Watcher {
     }
 }
 
-fn run(clock: &Clock, holds: &Mutex<Vec<Weak<Hold>>>, inbox: &Receiver<Message>, jumps: &Receiver<()>) {
-    let mut skew = Skew::new(clock);
+fn run(clock: &Clock, holds: &Mutex<Vec<Weak<Hold>>>, inbox: &Receiver<Message>, jumps: &Receiver<()>, mut skew: Skew) {
     loop {
         let now = clock.now();
         let watched: Vec<Arc<Hold>> = {

@@ -266,3 +266,36 @@ fn this_boot_has_one_identity() {
     clock.advance(seconds(20));
     granted(&same.unwrap(), &mut attempt("k", "b"));
 }
+
+/// With a real one, where the kernel and the rights allow it.
+#[test]
+fn a_process_in_another_time_namespace_respects_the_lease() {
+    const FILE: &str = "LEASEHOLD_NAMESPACE";
+    let sightings = |path: &std::path::Path| -> Option<String> {
+        raw(path).query_row("SELECT sightings FROM locks", [], |row| row.get(0)).unwrap()
+    };
+    if let Some(path) = std::env::var_os(FILE).map(std::path::PathBuf::from) {
+        let seen = held(&open(&path), &mut attempt("k", "b"));
+        assert!(left(&seen) <= seconds(20) && left(&seen) > seconds(20) - SLACK, "{:?}", left(&seen));
+        return;
+    }
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    held(&open(&folder.file()), &mut attempt("k", "b"));
+    assert_eq!(sightings(&folder.file()), None);
+    let output = rerun("boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--time", "--boottime", "1000000", "--fork"]).arg(exe).env(FILE, folder.file());
+        command
+    });
+    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !told.contains("running 1 test") {
+        return skipped(&format!("no time namespace can be made here: {told}"));
+    }
+    assert!(output.status.success(), "{told}");
+    assert!(sightings(&folder.file()).unwrap().contains(":time:["));
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+    assert_eq!(sightings(&folder.file()), None);
+}

@@ -1,6 +1,5 @@
 //! Somebody else writes: deadlines and cancellation hold, and readers do not wait.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::backend::sqlite::Sqlite;
@@ -71,26 +70,41 @@ fn a_deadline_that_is_over_sends_nothing() {
 #[test]
 fn cancelling_ends_the_wait_for_the_database_and_for_the_connection() {
     let folder = Folder::new();
-    let (store, _writer) = with_writer(&folder);
-    let store = Arc::new(store);
-    let cancel = CancelToken::new();
+    let (store, writer) = with_writer(&folder);
+    let (cancel_first, cancel_second) = (CancelToken::new(), CancelToken::new());
     let (done, ended) = crossbeam_channel::unbounded();
-    let (started, begun) = crossbeam_channel::unbounded();
-    // Both wait on one connection: one for the database, the other for the first.
-    for owner in ["a", "b"] {
-        let (store, cancel, done, started) = (Arc::clone(&store), cancel.clone(), done.clone(), started.clone());
-        std::thread::spawn(move || {
+    let acquire = |owner: &'static str, cancel: &CancelToken| {
+        let by = Deadline::after(seconds(60)).or_cancel(cancel);
+        let (started, begun) = crossbeam_channel::bounded(0);
+        let (store, done) = (&store, done.clone());
+        let call = move || {
             started.send(()).unwrap();
-            let by = Deadline::after(seconds(60)).or_cancel(&cancel);
-            done.send(store.acquire(&mut attempt("k", owner), &by)).unwrap();
-        });
-    }
-    begun.iter().take(2).for_each(drop);
-    assert!(ended.recv_timeout(Duration::from_millis(100)).is_err());
-    cancel.cancel();
-    for _ in 0..2 {
-        is_busy(ended.recv_timeout(seconds(5)).expect("the wait went on"));
-    }
+            done.send((owner, store.acquire(&mut attempt("k", owner), &by))).unwrap();
+        };
+        (call, begun)
+    };
+    std::thread::scope(|scope| {
+        // The first waits for the database, the second for the connection that the first has.
+        let (first, begun) = acquire("first", &cancel_first);
+        scope.spawn(first);
+        begun.recv().unwrap();
+        assert!(ended.recv_timeout(Duration::from_millis(100)).is_err());
+        let (second, begun) = acquire("second", &cancel_second);
+        scope.spawn(second);
+        begun.recv().unwrap();
+        assert!(ended.recv_timeout(Duration::from_millis(100)).is_err());
+        for (cancel, owner) in [(cancel_second, "second"), (cancel_first, "first")] {
+            cancel.cancel();
+            let answer = ended.recv_timeout(seconds(5));
+            if answer.is_err() {
+                // Lets the test end.
+                writer.execute_batch("COMMIT").unwrap();
+            }
+            let (who, answer) = answer.expect("the wait went on");
+            assert_eq!(who, owner);
+            is_busy(answer);
+        }
+    });
 }
 
 #[test]

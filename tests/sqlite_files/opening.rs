@@ -114,13 +114,13 @@ fn a_newer_major_is_refused_and_a_newer_minor_is_used() {
     raw(&folder.file()).execute_batch("ALTER TABLE locks ADD COLUMN later TEXT; PRAGMA user_version = 1007").unwrap();
     granted(&open(&folder.file()), &mut attempt("k", "a"));
     granted(&store, &mut attempt("l", "a"));
-    raw(&folder.file()).execute_batch("PRAGMA user_version = 2003").unwrap();
+    raw(&folder.file()).execute_batch("ALTER TABLE locks DROP COLUMN pins; PRAGMA user_version = 2003").unwrap();
     let error = refused(&folder.file());
     assert_eq!(error.kind(), ErrorKind::Schema);
     assert!(error.to_string().contains("2003 means format 2.3"), "{error}");
     // Also by who has it open.
     let error = store.acquire(&mut attempt("m", "a"), &soon()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("2003 means format 2.3"), "{error}");
     let version: i64 = raw(&folder.file()).query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
     assert_eq!(version, 2003);
 }

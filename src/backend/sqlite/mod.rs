@@ -197,8 +197,7 @@ impl Sqlite {
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
         let written = self.write(durability, by, |tx| {
-            let format = schema::format(tx, &self.path)?;
-            let row = Row::read(tx, &self.path, key)?.unwrap_or_else(|| Row::missing(key));
+            let (format, row) = Row::read(tx, &self.path, key)?;
             let times = self.times();
             let here = self.here(&times);
             let view = row.view(format, here);
@@ -328,8 +327,7 @@ impl Backend for Sqlite {
         let issues_token = new.is_some_and(|new| new.token > seen.record.token);
         let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
         let written = self.write(durability, by, |tx| {
-            let format = schema::format(tx, &self.path)?;
-            let stands = Row::read(tx, &self.path, key)?.unwrap_or_else(|| Row::missing(key));
+            let (format, stands) = Row::read(tx, &self.path, key)?;
             if stands.version != seen.record.version || stands.token != seen.record.token {
                 return Ok(Swapped::Changed);
             }

@@ -9,7 +9,8 @@ use rusqlite::types::ValueRef;
 use super::conn::{self, Tx};
 use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
-use super::{Page, Sqlite, Which, schema};
+use super::schema::{self, Format};
+use super::{Page, Sqlite, Which};
 use crate::error::Result;
 use crate::lease::LockRecord;
 use crate::rt::deadline::Deadline;
@@ -31,23 +32,18 @@ impl Sqlite {
 
     /// A file that is gone has no row for a key; listing keys says instead that it is gone.
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
-        let row = match self.check_place() {
-            Err(SqliteError::Moved { .. }) => None,
-            Err(error) => return Err(error),
-            Ok(()) => {
-                let conn = conn::lock(&self.reader, &self.path, by)?;
-                let read = || Ok((schema::format(&conn, &self.path)?, Row::read(&conn, &self.path, key)?));
-                let (format, row) = conn::busy_retried(&self.path, by, "read the row", read)?;
-                row.map(|row| (format, row))
-            }
-        };
-        Ok(match row {
-            Some((format, row)) => self.page(format, vec![row], None),
-            None => {
+        match self.check_place() {
+            Err(SqliteError::Moved { .. }) => {
                 let record = LockRecord::missing(key);
-                Page { records: vec![self.seen(record, &self.times())], next: None }
+                return Ok(Page { records: vec![self.seen(record, &self.times())], next: None });
             }
-        })
+            checked => checked?,
+        }
+        let (format, row) = {
+            let conn = conn::lock(&self.reader, &self.path, by)?;
+            conn::busy_retried(&self.path, by, "read the row", || Row::read(&conn, &self.path, key))?
+        };
+        Ok(self.page(format, vec![row], None))
     }
 
     fn prefix(&self, prefix: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
@@ -111,7 +107,7 @@ impl Sqlite {
 
     /// The records on our clock. Who sees a holder of an earlier boot for the first time writes that down.
     /// `end`: the last key that was looked at, if there may be more.
-    fn page(&self, format: (u32, u32), mut rows: Vec<Row>, end: Option<String>) -> Page {
+    fn page(&self, format: Format, mut rows: Vec<Row>, end: Option<String>) -> Page {
         let mut next = end;
         if rows.len() > PAGE {
             rows.truncate(PAGE);
@@ -145,7 +141,7 @@ impl Sqlite {
 }
 
 /// Format, rows, and the last key looked at.
-type Scanned = ((u32, u32), Vec<Row>, Option<String>);
+type Scanned = (Format, Vec<Row>, Option<String>);
 
 /// The statement and its bounds for the keys that start with `prefix` and come after `from`.
 fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {

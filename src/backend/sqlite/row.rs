@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use rusqlite::types::FromSql;
-use rusqlite::{Connection, OptionalExtension, Row as Columns, params};
+use rusqlite::{Connection, Row as Columns, params};
 
 use super::boot::{Here, translate};
 use super::error::SqliteError;
 use super::holders::{self, Entry, Sightings};
-use crate::lease::record::Kind;
-use crate::lease::{End, GrantId, Holder, Labels, LockRecord, StoreTime};
+use super::schema::{self, Format};
+use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
 /// The columns, in the order in which they are read and written.
 pub(super) const COLUMNS: &str = "key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, \
@@ -66,14 +66,20 @@ impl Row {
         }
     }
 
-    /// The row of a key.
-    pub(super) fn read(conn: &Connection, path: &Path, key: &str) -> Result<Option<Row>, SqliteError> {
-        let read = || -> rusqlite::Result<Option<Result<Row, SqliteError>>> {
-            let mut statement = conn.prepare_cached(READ)?;
-            statement.query_row([key.as_bytes()], |columns| Ok(Row::decode(columns, path))).optional()
+    /// The format and the row of a key, or what stands for it. The format is read while the statement stands:
+    /// of the same state, and without a second read transaction.
+    pub(super) fn read(conn: &Connection, path: &Path, key: &str) -> Result<(Format, Row), SqliteError> {
+        let failed = |source| match schema::format(conn, path) {
+            // It may have other columns.
+            Err(newer @ SqliteError::NewerFormat { .. }) => newer,
+            _ => SqliteError::Engine { path: path.to_owned(), doing: "read the row", source },
         };
-        let failed = |source| SqliteError::Engine { path: path.to_owned(), doing: "read the row", source };
-        read().map_err(failed)?.transpose()
+        let mut statement = conn.prepare_cached(READ).map_err(failed)?;
+        let mut rows = statement.query([key.as_bytes()]).map_err(failed)?;
+        let columns = rows.next().map_err(failed)?;
+        let format = schema::format(conn, path)?;
+        let row = columns.map_or_else(|| Ok(Row::missing(key)), |columns| Row::decode(columns, path))?;
+        Ok((format, row))
     }
 
     /// The row in [`COLUMNS`].
@@ -83,7 +89,7 @@ impl Row {
     }
 
     /// The record on our clock, and the sightings that are missing in the row.
-    pub(super) fn view(&self, format: (u32, u32), here: Here<'_>) -> View {
+    pub(super) fn view(&self, format: Format, here: Here<'_>) -> View {
         let mut sightings = None;
         let mut holder = |entry: &Entry| {
             if entry.clock == here.clock {

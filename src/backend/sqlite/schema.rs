@@ -58,13 +58,16 @@ const COLUMNS: [(&str, &str, bool, bool); 17] = [
 /// `PRAGMA user_version` of a file in this version's format: major * 1000 + minor.
 pub(super) const USER_VERSION: i64 = (FORMAT_MAJOR * 1000 + FORMAT_MINOR) as i64;
 
+/// Major and minor.
+pub(super) type Format = (u32, u32);
+
 /// The format of the file, which is also that of its rows. An error if this version can't read it.
-pub(super) fn format(conn: &Connection, path: &Path) -> Result<(u32, u32), SqliteError> {
+pub(super) fn format(conn: &Connection, path: &Path) -> Result<Format, SqliteError> {
     let found = user_version(conn).map_err(|e| failed(path, "read the format's version", e))?;
     format_of(found, path)
 }
 
-fn format_of(found: i64, path: &Path) -> Result<(u32, u32), SqliteError> {
+fn format_of(found: i64, path: &Path) -> Result<Format, SqliteError> {
     match found {
         // Not said yet, or lost on the way through a dump.
         0 => Ok((FORMAT_MAJOR, FORMAT_MINOR)),

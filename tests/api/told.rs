@@ -1,0 +1,132 @@
+//! What users are told: loss, warnings, observers.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::builder_over;
+use leasehold::{Event, LossReason, Mutex, Observer};
+
+use crate::{LONG, on_every_store, wait_until};
+
+#[test]
+fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {
+    on_every_store(|store| {
+        let guard = store.client().lock("k").unwrap();
+        let watch = guard.loss();
+        let (early, waiting) = (watch.receiver(), watch.clone());
+        assert!(watch.get().is_none());
+        assert!(watch.wait_timeout(Duration::from_millis(1)).is_none());
+        let waiter = std::thread::spawn(move || waiting.wait().unwrap().fencing_token);
+        store.clock.advance(Duration::from_secs(21));
+        let token = guard.fencing_token();
+        assert_eq!(early.recv_timeout(LONG).unwrap().fencing_token, token);
+        assert_eq!(waiter.join().unwrap(), token);
+        assert_eq!(watch.receiver().recv().unwrap().key, "k");
+        assert!(matches!(watch.get().unwrap().reason, LossReason::Expired { .. }));
+    });
+}
+
+#[test]
+fn a_release_ends_every_watch_without_a_loss() {
+    on_every_store(|store| {
+        let guard = store.client().lock("k").unwrap();
+        let watch = guard.loss();
+        let (receiver, waiting) = (watch.receiver(), watch.clone());
+        let waiter = std::thread::spawn(move || waiting.wait().is_none());
+        guard.release().unwrap();
+        assert!(waiter.join().unwrap());
+        assert!(receiver.recv().is_err() && watch.receiver().recv().is_err());
+        assert!(watch.get().is_none());
+    });
+}
+
+#[test]
+fn a_warning_comes_before_the_loss_when_heartbeats_fail() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(1)).connect().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        let (told, tells) = mpsc::channel();
+        let guard = client
+            .request("k")
+            .warn_before(Duration::from_millis(400))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
+        let left = tells.recv_timeout(LONG).unwrap();
+        assert!(left <= Duration::from_millis(400), "{left:?}");
+        assert!(tells.recv_timeout(LONG).is_err(), "warned twice");
+        assert!(guard.loss().wait_timeout(LONG).is_some());
+    });
+}
+
+#[test]
+fn no_warning_comes_while_heartbeats_succeed() {
+    on_every_store(|store| {
+        let (told, tells) = mpsc::channel::<Duration>();
+        let client = store.builder().lease(LONG).heartbeat(Duration::from_millis(10)).connect().unwrap();
+        let guard =
+            client.request("k").warn_before(LONG).on_warning(move |left| told.send(left).unwrap()).lock().unwrap();
+        let shown = guard.shared_info();
+        wait_until(|| shown.lock().renewed().is_some());
+        drop(guard);
+        assert!(tells.recv().is_err());
+    });
+}
+
+#[derive(Default)]
+struct Recorded(Mutex<Vec<String>>);
+
+impl Observer for Recorded {
+    fn event(&self, event: &Event<'_>) {
+        let text = match event {
+            Event::Request { operation, error, .. } => format!("request {operation:?} {}", error.is_none()),
+            Event::Unknown { operation, key, .. } => format!("unknown {operation:?} {key}"),
+            Event::Granted { key, .. } => format!("granted {key}"),
+            Event::Refused { key, holders } => format!("refused {key} {}", holders.len()),
+            Event::Renewed { key, .. } => format!("renewed {key}"),
+            Event::Lost { loss } => format!("lost {}", loss.key),
+            Event::Released { key, .. } => format!("released {key}"),
+            other => panic!("{other:?}"),
+        };
+        self.0.lock().push(text);
+        panic!("an observer that panics harms nobody");
+    }
+}
+
+#[test]
+fn an_observer_hears_of_every_request_and_event() {
+    on_every_store(|store| {
+        let recorded = Arc::new(Recorded::default());
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).observer(recorded.clone());
+        let client = builder.connect().unwrap();
+        faults.next(Call::Acquire, Fault::ApplyThenFail);
+        let guard = client.lock("k").unwrap();
+        assert!(client.try_lock("k").unwrap().is_none());
+        guard.ensure_held_for(guard.remaining() + Duration::from_micros(1)).unwrap();
+        guard.release().unwrap();
+        let heard = std::mem::take(&mut *recorded.0.lock());
+        let expected = [
+            "request Schema true",
+            "request Acquire false",
+            "unknown Acquire k",
+            "request Acquire true",
+            "granted k",
+            "request Acquire true",
+            "refused k 1",
+            "request Renew true",
+            "renewed k",
+            "request Release true",
+            "released k",
+        ];
+        assert_eq!(heard, expected);
+        let guard = client.lock("k").unwrap();
+        store.clock.advance(Duration::from_secs(21));
+        guard.loss().wait_timeout(LONG).unwrap();
+        wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
+    });
+}

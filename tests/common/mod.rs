@@ -1,0 +1,6 @@
+//! What several test targets share; each uses a part of it.
+#![allow(dead_code)]
+
+pub mod asks;
+pub mod steps;
+pub mod stores;

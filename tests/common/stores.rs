@@ -1,0 +1,118 @@
+//! The table of stores. The suites run on each of them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::internals::backend::memory::Memory;
+use leasehold::internals::backend::{Backend, Page, Seen, Which};
+use leasehold::internals::lease::{GrantId, LockRecord};
+use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::rt::deadline::Deadline;
+
+/// One store, and what its form can hold.
+pub struct Store {
+    /// The module under `src/backend`.
+    pub module: &'static str,
+    /// It has a set of who gave up. A store that never leaves a copy of a request on its way needs none.
+    pub remembers_who_gave_up: bool,
+    /// Each row says its format. Else the whole store does.
+    pub rows_have_format: bool,
+    /// An empty store.
+    pub open: fn() -> Opened,
+}
+
+/// Every store of this build.
+pub fn stores() -> Vec<Store> {
+    vec![
+        Store { module: "memory", remembers_who_gave_up: true, rows_have_format: true, open: memory },
+        #[cfg(feature = "sqlite")]
+        Store { module: "sqlite", remembers_who_gave_up: false, rows_have_format: false, open: sqlite },
+    ]
+}
+
+/// A store by two clients, and the clock that it goes by.
+pub struct Opened {
+    pub store: Arc<dyn Backend>,
+    pub second: Arc<dyn Backend>,
+    pub clock: Arc<Clock>,
+    _folder: Option<Folder>,
+}
+
+impl Opened {
+    /// The record of `key`, a missing one if there is no row.
+    pub fn get(&self, key: &str) -> Seen {
+        let mut page = self.page(&Which::Key(key.to_owned()), None);
+        assert_eq!((page.records.len(), &page.next), (1, &None), "a single key has one record");
+        page.records.remove(0)
+    }
+
+    pub fn record(&self, key: &str) -> LockRecord {
+        self.get(key).record
+    }
+
+    pub fn page(&self, which: &Which, from: Option<String>) -> Page {
+        self.store.read(which, from, true, &soon()).unwrap()
+    }
+
+    /// Every record, over all pages.
+    pub fn all(&self, which: &Which) -> Vec<LockRecord> {
+        let (mut all, mut from) = (Vec::new(), None);
+        loop {
+            let page = self.page(which, from);
+            all.extend(page.records.into_iter().map(|seen| seen.record));
+            match page.next {
+                Some(next) => from = Some(next),
+                None => return all,
+            }
+        }
+    }
+}
+
+/// A deadline that no call should come near.
+pub fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+/// A text that nothing else in this process or beside it has.
+pub fn unique() -> String {
+    leasehold::internals::backend::GrantForm::Uuid.fresh().as_str().to_owned()
+}
+
+/// A grant id in the form of the store.
+pub fn fresh(store: &dyn Backend) -> GrantId {
+    store.info().grant_form.fresh()
+}
+
+fn memory() -> Opened {
+    let (name, clock) = (unique(), Clock::system());
+    let open = || Arc::new(Memory::open(&name, clock.clone()));
+    Opened { store: open(), second: open(), clock: clock.clone(), _folder: None }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite() -> Opened {
+    use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
+    let (folder, clock) = (Folder::new(), Clock::system());
+    let path = folder.0.join("locks.db");
+    let options = SqliteOptions { path, mode: None, unsafe_fs: false, clock_identity: None };
+    let open = || Arc::new(Sqlite::open(options.clone(), clock.clone(), &soon()).unwrap());
+    Opened { store: open(), second: open(), clock: clock.clone(), _folder: Some(folder) }
+}
+
+/// A folder that goes with its test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("leasehold-test-{}", unique()));
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,163 @@
+//! Every example runs, ends well and prints its proof.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// Whoever adds an example names it here and runs it below.
+const EXAMPLES: [&str; 5] = ["batch_job", "hand_over", "hello", "lost_lock", "shared_readers"];
+/// No example takes more than a few seconds; one that hangs shall not hang the tests.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn proves(&self, proof: &str) {
+        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
+        assert_eq!(self.stdout.lines().last(), Some(format!("proof: {proof}").as_str()), "{}", self.stdout);
+    }
+}
+
+/// Cargo puts the examples beside the folder of the test binaries.
+fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the test knows its path");
+    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let path = profile.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    let hint = "`cargo test` builds it, `cargo test --test examples` does not; run `cargo build --examples` first";
+    assert!(path.is_file(), "{} is missing: {hint} with the same features", path.display());
+    path
+}
+
+fn run(name: &str, args: &[&str]) -> Ran {
+    let mut child = Command::new(binary(name))
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the example starts");
+    let stdout = text_of(child.stdout.take().expect("piped"));
+    let stderr = text_of(child.stderr.take().expect("piped"));
+    // Its output ends when it ends.
+    let (Ok(stdout), Ok(stderr)) = (stdout.recv_timeout(PATIENCE), stderr.recv_timeout(PATIENCE)) else {
+        let _ = child.kill().and_then(|()| child.wait());
+        panic!("{name} did not end within {PATIENCE:?}");
+    };
+    let code = child.wait().expect("it is our child").code();
+    Ran { code, stdout, stderr }
+}
+
+fn text_of(mut pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = String::new();
+        pipe.read_to_string(&mut text).expect("examples print UTF-8");
+        // Nobody listens any more after the patience is over.
+        let _ = sender.send(text);
+    });
+    receiver
+}
+
+#[test]
+fn every_example_is_run() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut found: Vec<String> = fs::read_dir(folder)
+        .expect("there are examples")
+        .map(|entry| entry.expect("a file").path().file_stem().expect("a name").to_string_lossy().into_owned())
+        .collect();
+    found.sort();
+    assert_eq!(found, EXAMPLES, "add the new example to EXAMPLES and a test that runs it");
+    let tests = include_str!("examples.rs");
+    for example in EXAMPLES {
+        assert!(tests.contains(&format!("run(\"{example}\"")), "no test runs {example}");
+    }
+}
+
+#[test]
+fn hello() {
+    run("hello", &[]).proves("refused to a second while the guard lived, granted after it was dropped");
+}
+
+#[test]
+fn shared_readers() {
+    run("shared_readers", &[])
+        .proves("3 readers at once, the fourth refused, the writer granted after the last reader");
+}
+
+#[test]
+#[cfg(all(unix, feature = "sqlite"))]
+fn lost_lock() {
+    run("lost_lock", &[]).proves("the woken holder knew of its loss, and its late write was refused");
+}
+
+#[test]
+#[cfg(all(feature = "sqlite", feature = "serde"))]
+fn hand_over() {
+    run("hand_over", &[]).proves("handed over without a gap, tokens rose");
+}
+
+#[cfg(feature = "sqlite")]
+mod batch_job {
+    use super::*;
+
+    fn write(folder: &Path, path: &str, bytes: impl AsRef<[u8]>) {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder can be made");
+        fs::write(path, bytes).expect("a file can be written");
+    }
+
+    #[test]
+    fn counts_every_text_file_once_although_a_worker_dies() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for number in 0..40 {
+            write(folder.path(), &format!("d{}/{number} ü.txt", number % 3), "one two\nthree\n".repeat(number));
+        }
+        write(folder.path(), "not-utf8", [0xff, 0xfe]);
+        write(folder.path(), "target/debug/skipped", "x");
+        write(folder.path(), "d1/.git/skipped", "x");
+        let ran = run("batch_job", &[folder.path().to_str().expect("UTF-8")]);
+        ran.proves("40 files, each counted exactly once, and all as the parent counts them");
+        assert!(ran.stdout.starts_with("40 text files below"), "{}", ran.stdout);
+        assert!(ran.stdout.contains("(1 others skipped)"), "{}", ran.stdout);
+        assert!(ran.stdout.contains("worker-3 was killed while it held "), "{}", ran.stdout);
+        assert!(ran.stdout.contains("a late write with the dead worker's token: refused"), "{}", ran.stdout);
+    }
+
+    #[test]
+    fn takes_over_the_only_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        write(folder.path(), "only", "");
+        let ran = run("batch_job", &[folder.path().to_str().expect("UTF-8")]);
+        ran.proves("1 files, each counted exactly once, and all as the parent counts them");
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_its_arguments() {
+        let empty = tempfile::tempdir().expect("a folder");
+        let empty = empty.path().to_str().expect("UTF-8");
+        let cases: [(&[&str], i32, &str); 5] = [
+            (&["/no/such/folder"], 2, "there is no folder \"/no/such/folder\""),
+            (&["--fast"], 2, "there is no option --fast"),
+            (&["a", "b"], 2, "2 arguments are given, but one folder is enough"),
+            (&[""], 2, "there is no folder \"\""),
+            (&[empty], 1, "there are no text files below"),
+        ];
+        for (args, code, message) in cases {
+            let ran = run("batch_job", args);
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{args:?}: {}", ran.stderr);
+            assert!(ran.stderr.starts_with(&format!("batch_job: {message}")), "{args:?}: {}", ran.stderr);
+        }
+        let help = run("batch_job", &["--help"]);
+        assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
+        assert!(help.stdout.contains("Usage: batch_job [FOLDER]"), "{}", help.stdout);
+    }
+}
