@@ -176,9 +176,13 @@ impl Family {
         let released = self.release_all(soon, by);
         self.wait_for_obtaining(soon);
         let background = std::mem::take(&mut *self.background.lock());
-        background.iter().for_each(|thread| drop(thread.wait_until(soon)));
+        for thread in &background {
+            thread.wait_until(soon);
+        }
         self.stop.cancel();
-        background.into_iter().for_each(|thread| drop(thread.join_by(by)));
+        for thread in background {
+            thread.join_by(by);
+        }
         self.watcher.close(by);
         released
     }
@@ -226,7 +230,9 @@ impl Family {
                 Err(_) => more(&mut threads),
             }
         }
-        threads.into_iter().for_each(|thread| drop(thread.join_by(by)));
+        for thread in threads {
+            thread.join_by(by);
+        }
         released
     }
 
