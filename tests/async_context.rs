@@ -81,7 +81,7 @@ fn a_panic_in_an_async_task_releases_the_lock() {
             panic!("a user's panic");
         };
         let failed = runtime.block_on(async { tokio::spawn(task).await });
-        let panic = failed.map(|()| ()).unwrap_err().into_panic();
+        let panic = failed.unwrap_err().into_panic();
         assert_eq!(panic.downcast_ref(), Some(&"a user's panic"), "on {name}");
         assert!(client.try_lock("job").expect("an answer").is_some(), "it is still held, on {name}");
     }
@@ -120,7 +120,7 @@ fn a_panic_drops_guard_and_client_in_good_order() {
             let _guard = alone.lock("job").expect("a lock");
             panic!("a user's panic");
         });
-        let panic = thread.join().map(|()| ()).unwrap_err();
+        let panic = thread.join().unwrap_err();
         assert_eq!(panic.downcast_ref(), Some(&"a user's panic"));
         assert!(observer.try_lock("job").expect("an answer").is_some());
     }

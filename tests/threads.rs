@@ -71,7 +71,9 @@ fn a_loss_ends_the_heartbeat() {
             let client = client(&store);
             let told = Arc::new(AtomicUsize::new(0));
             let count = told.clone();
-            let request = client.request("job").on_loss(move |_| drop(count.fetch_add(1, Ordering::SeqCst)));
+            let request = client.request("job").on_loss(move |_| {
+                count.fetch_add(1, Ordering::SeqCst);
+            });
             let guard = request.lock().expect("a lock");
             store.bystander().release(&guard.info()).expect("the operator's release");
             guard.loss().wait_timeout(PATIENCE).expect("a loss");
