@@ -12,6 +12,7 @@ use harness::threads::{assert_ours, none_soon, ours};
 use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
 use leasehold::internals::backend::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
+use parking_lot::Mutex;
 
 const LEASE: Duration = millis(900);
 const DROP: Duration = millis(1500);
@@ -158,28 +159,27 @@ fn acquirers_that_race_a_close_leave_nothing() {
             let rounds = if store.name == "memory" { 10 } else { 2 };
             for _ in 0..rounds {
                 let client = client(&store);
-                let granted = AtomicUsize::new(0);
+                // The guards stay: whatever is released, close has released.
+                let kept = Mutex::new(Vec::new());
                 std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        eventually("some are granted", || kept.lock().len() > 50);
+                        let _ = client.close();
+                    });
                     for n in 0..500 {
-                        let (client, granted) = (&client, &granted);
-                        let body = move || {
-                            let key = format!("job-{}", n % 50);
-                            loop {
-                                match client.try_lock(&key) {
-                                    Ok(guard) => drop(granted.fetch_add(guard.iter().count(), Ordering::SeqCst)),
-                                    Err(error) => return assert_eq!(error.kind(), ErrorKind::Closed),
-                                }
-                            }
+                        let (client, kept) = (&client, &kept);
+                        let body = move || match client.try_lock(&format!("job-{n}")) {
+                            Ok(guard) => kept.lock().extend(guard),
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::Closed),
                         };
                         let small = std::thread::Builder::new().stack_size(256 * 1024);
                         small.spawn_scoped(scope, body).expect("an acquirer");
                     }
-                    eventually("some are granted", || granted.load(Ordering::SeqCst) > 50);
-                    let _ = client.close();
                 });
                 assert_ours(&[]);
-                let left: Vec<_> = (0..50).filter(|n| !store.is_vacant(&format!("job-{n}"))).collect();
+                let left: Vec<_> = (0..500).filter(|n| !store.is_vacant(&format!("job-{n}"))).collect();
                 assert!(left.is_empty(), "rows are left on {}: {left:?}", store.name);
+                assert!(kept.lock().iter().all(|guard| !guard.is_held()));
                 assert_silent(&store);
             }
         }
@@ -210,7 +210,9 @@ fn an_unanswered_acquire_is_given_up_by_close() {
 fn a_release_during_a_heartbeat_ends_it_first() {
     alone("a_release_during_a_heartbeat_ends_it_first", || {
         for store in Store::all() {
-            let client = client(&store);
+            // A heartbeat that hangs would do so for long.
+            let builder = store.builder().lease(millis(60_000)).heartbeat(millis(5)).drop_timeout(DROP);
+            let client = builder.connect().expect("a client");
             for (n, fault) in
                 [Fault::Delay(millis(50)), Fault::HangBefore, Fault::ApplyThenHang, Fault::ApplyThenFail, Fault::Twice]
                     .into_iter()
