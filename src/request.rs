@@ -239,6 +239,7 @@ impl LockRequest {
     /// # Errors
     /// `Held`, with the holders, when others hold it; else as [`lock`](LockRequest::lock).
     pub fn acquire(self) -> Result<Lock> {
+        let _call = self.family.obtaining()?;
         let (family, _, _, obtained) = self.obtain(Patience::Once)?;
         match obtained {
             Obtained::Granted(Granted { attempt, holder, now, .. }) => {
@@ -275,6 +276,7 @@ impl LockRequest {
 
     /// The outer error is one; the inner one says that others hold it.
     fn guard(self, patience: Patience) -> Result<Result<LockGuard, (Arc<Family>, Seen)>> {
+        let _call = self.family.obtaining()?;
         let (family, terms, callbacks, obtained) = self.obtain(patience)?;
         match obtained {
             Obtained::Granted(granted) => {
