@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use super::clock::Clock;
 use super::deadline::{Deadline, far_from};
 use super::hold::{Callbacks, Hold, Setup};
+use super::queue::Queues;
 use super::thread::Thread;
 use super::waiters::Granted;
 use super::watcher::Watcher;
@@ -26,6 +27,8 @@ pub struct Family {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
     pub options: ClientOptions,
+    /// Who waits in this process.
+    pub queues: Arc<Queues>,
     labels: Labels,
     pid: u32,
     watcher: Arc<Watcher>,
@@ -61,6 +64,7 @@ impl Family {
             backend,
             clock,
             options,
+            queues: Arc::default(),
             pid,
             closing: CancelToken::new(),
             stop: CancelToken::new(),
@@ -124,6 +128,7 @@ impl Family {
             backend: self.backend.clone(),
             clock: self.clock.clone(),
             watcher: self.watcher.clone(),
+            queues: self.queues.clone(),
             observing: self.options.observing.clone(),
             terms,
             request_timeout: self.options.request_timeout,
