@@ -3,11 +3,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use super::waiters::{Granted, Wanted};
+use crate::lease::Mode;
 
 /// The lines of one client family, by key.
 #[derive(Default)]
@@ -21,6 +23,8 @@ struct Place {
     turn: Mutex<Turn>,
     nudge: Sender<()>,
     nudged: Receiver<()>,
+    /// Whoever stood before it has the lock: there is nothing to see at once.
+    is_held: AtomicBool,
 }
 
 /// Who may act for the waiter at the head.
@@ -52,7 +56,8 @@ impl Queues {
     /// A place at the end of the line for what is wanted.
     pub fn enter(self: &Arc<Self>, wanted: Wanted) -> Ticket {
         let (nudge, nudged) = crossbeam_channel::bounded(1);
-        let place = Arc::new(Place { wanted, turn: Mutex::new(Turn::Waiting), nudge, nudged });
+        let place =
+            Arc::new(Place { wanted, turn: Mutex::new(Turn::Waiting), nudge, nudged, is_held: AtomicBool::new(false) });
         let key = place.wanted.key.clone();
         self.lines.lock().entry(key).or_default().push_back(place.clone());
         Ticket { queues: self.clone(), place }
@@ -70,9 +75,10 @@ impl Queues {
         Some(Reservation(head))
     }
 
-    /// Lets the head of the line look at once.
+    /// Lets the head of the line look at once: the lock may be free.
     pub fn nudge(&self, key: &str) {
         if let Some(head) = self.head(key) {
+            head.is_held.store(false, Ordering::SeqCst);
             head.nudge();
         }
     }
@@ -170,13 +176,22 @@ impl Ticket {
         }
     }
 
-    /// Leaves the line; what was handed over meanwhile comes along.
-    pub fn leave(self) -> Option<Box<Granted>> {
-        self.go()
+    /// Whether the one who stood before this one left the line with the lock.
+    pub fn is_held(&self) -> bool {
+        self.place.is_held.swap(false, Ordering::SeqCst)
     }
 
-    fn go(&self) -> Option<Box<Granted>> {
+    /// Leaves the line, with the lock or without; what was handed over meanwhile comes along.
+    pub fn leave(self, with_lock: bool) -> Option<Box<Granted>> {
+        self.go(with_lock)
+    }
+
+    fn go(&self, with_lock: bool) -> Option<Box<Granted>> {
         let key = &self.place.wanted.key;
+        let before = std::mem::replace(&mut *self.place.turn.lock(), Turn::Gone);
+        if matches!(before, Turn::Gone) {
+            return None;
+        }
         {
             let mut lines = self.queues.lines.lock();
             if let Some(line) = lines.get_mut(key) {
@@ -186,8 +201,12 @@ impl Ticket {
                 }
             }
         }
-        let before = std::mem::replace(&mut *self.place.turn.lock(), Turn::Gone);
-        self.queues.nudge(key);
+        if let Some(head) = self.queues.head(key) {
+            let share = [&head.wanted, &self.place.wanted].iter().all(|wanted| wanted.mode == Mode::Shared);
+            let has_lock = with_lock || matches!(before, Turn::Given(_));
+            head.is_held.store(has_lock && !share, Ordering::SeqCst);
+            head.nudge();
+        }
         match before {
             Turn::Given(granted) => Some(granted),
             _ => None,
@@ -198,7 +217,7 @@ impl Ticket {
 impl Drop for Ticket {
     /// After a panic, too. [`Ticket::leave`] has taken what was given.
     fn drop(&mut self) {
-        if let Some(granted) = self.go() {
+        if let Some(granted) = self.go(false) {
             log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
                 "a lock that was handed over to a waiter that panicked ends with its lease");
         }

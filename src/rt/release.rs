@@ -34,7 +34,7 @@ impl Hold {
                 PassedOn::No { may_be_done } => self.send_release(by, false, may_be_done),
             },
         };
-        self.setup.queues.nudge(&self.granted.key);
+
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
@@ -93,10 +93,13 @@ impl Hold {
     fn send_release(&self, by: Instant, once: bool, may_be_done: bool) -> Result<()> {
         // A heartbeat that hangs keeps the attempt: then a copy has to do.
         let half = Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        match self.attempt.try_lock_until(half) {
+        let answer = match self.attempt.try_lock_until(half) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, once, may_be_done),
             None => self.repeat_release(&mut self.spare.lock(), by, once, may_be_done),
-        }
+        };
+        // Whoever waits in this process need not wait for its next look.
+        self.setup.queues.nudge(&self.granted.key);
+        answer
     }
 
     /// Repeats the release until it is answered.

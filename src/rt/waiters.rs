@@ -173,7 +173,8 @@ impl Wait<'_> {
         }
         let outcome = self.go_on(&overall, asks_once);
         // What was handed over at the last moment comes along.
-        let handed = self.ticket.take().and_then(Ticket::leave);
+        let with_lock = matches!(outcome, Ok(Obtained::Granted(_)));
+        let handed = self.ticket.take().and_then(|ticket| ticket.leave(with_lock));
         match (outcome, handed) {
             (outcome, None) => outcome,
             (Ok(_), Some(granted)) => self.granted(*granted, &overall),
@@ -240,8 +241,11 @@ impl Wait<'_> {
         loop {
             let Some(ticket) = &self.ticket else { return Turn::Ask };
             if ticket.place() == 0 {
-                if std::mem::take(&mut self.look_first) && !self.pause(overall, true) {
-                    return Turn::Over;
+                if std::mem::take(&mut self.look_first) {
+                    let at_once = !ticket.is_held();
+                    if !self.pause(overall, at_once) {
+                        return Turn::Over;
+                    }
                 }
                 match self.ticket.as_ref().map(Ticket::may) {
                     None | Some(May::Ask) => return Turn::Ask,
