@@ -99,3 +99,14 @@ fn a_heartbeat_has_ten_percent_of_jitter() {
     let drawn = [0.0, 0.5, 1.0].map(|random| with_jitter(ms(1000), random).as_millis());
     assert_eq!(drawn, [900, 1000, 1100]);
 }
+
+#[test]
+fn a_poll_may_be_as_long_as_one_likes() {
+    for waited in [0, 61, 601] {
+        for random in [0.0, 0.5, 1.0] {
+            let drawn = poll_delay(&(ms(1)..=Duration::MAX), Duration::from_secs(waited), None, random);
+            assert!(drawn >= ms(1));
+            poll_delay(&(Duration::MAX..=Duration::MAX), Duration::from_secs(waited), None, random);
+        }
+    }
+}
