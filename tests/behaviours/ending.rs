@@ -130,3 +130,15 @@ fn b20_close_wakes_waiters() {
     client.close().unwrap();
     assert_eq!(waiter.join().unwrap(), ErrorKind::Closed);
 }
+
+#[test]
+fn b20_a_close_without_a_bound_releases() {
+    let bench = Bench::new();
+    let client = bench.builder().drop_timeout(Duration::MAX).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    // The first try fails, so that there has to be time for another.
+    bench.faults.next(Call::Release, Fault::FailBefore);
+    client.close().unwrap();
+    guard.release().unwrap();
+    assert!(bench.rival().get("k").unwrap().unwrap().is_free());
+}
