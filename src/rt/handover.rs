@@ -37,7 +37,7 @@ impl Hold {
         };
         let terms = next.wanted().terms;
         let lease = terms.first_lease_at(now);
-        if lease <= terms.first_margin() {
+        if !terms.leave_time_at(now) {
             return PassedOn::No { may_be_done: false };
         }
         let old = (self.granted.grant.clone(), self.granted.fencing_token());
