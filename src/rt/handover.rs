@@ -56,9 +56,9 @@ impl Hold {
                 match next.give(granted) {
                     Ok(()) => PassedOn::Yes(Ok(())),
                     // The waiter went away: what it would have got is released.
-                    Err(mut granted) => {
-                        let rest = Deadline::at(by);
-                        PassedOn::Yes(give_up(&*setup.backend, &mut granted.attempt, &rest, setup.request_timeout))
+                    Err(granted) => {
+                        *self.handed.lock() = Some(granted.attempt);
+                        PassedOn::Yes(self.give_up_hand_over(&Deadline::at(by)))
                     }
                 }
             }
@@ -68,12 +68,21 @@ impl Hold {
             }
             Ok(Acquired::Unknown(_)) => {
                 // If it happened, there is nothing left to release.
-                let rest = Deadline::after(half / 2);
-                let _ = give_up(&*setup.backend, &mut attempt, &rest, setup.request_timeout);
+                *self.handed.lock() = Some(attempt);
                 PassedOn::No { may_be_done: true }
             }
             Err(_) => PassedOn::No { may_be_done: false },
         }
+    }
+
+    /// Makes sure that no hand-over stands that nobody knows of.
+    pub(super) fn give_up_hand_over(&self, by: &Deadline) -> Result<()> {
+        let Some(mut attempt) = ({ self.handed.lock().take() }) else { return Ok(()) };
+        let given_up = give_up(&*self.setup.backend, &mut attempt, by, self.setup.request_timeout);
+        if given_up.is_err() {
+            *self.handed.lock() = Some(attempt);
+        }
+        given_up
     }
 
     /// For how long a lock may be handed over inside this process: one lease.

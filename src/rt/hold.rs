@@ -63,6 +63,8 @@ pub struct Hold {
     pub(super) attempt: Mutex<Attempt>,
     /// For the release when a heartbeat hangs with `attempt`.
     pub(super) spare: Mutex<Attempt>,
+    /// A hand-over of which nobody knows whether it happened, and which was not given up yet.
+    pub(super) handed: Mutex<Option<Attempt>>,
     /// What the user sees. Never waited for.
     shown: Arc<Mutex<Lock>>,
     pub(super) loss: LossWatch,
@@ -132,6 +134,7 @@ impl Hold {
             granted: lock,
             spare: Mutex::new(attempt.without_native()),
             attempt: Mutex::new(attempt),
+            handed: Mutex::new(None),
             loss: LossWatch::new(),
             stop: CancelToken::new(),
             beat_now,

@@ -91,12 +91,15 @@ impl Hold {
     }
 
     fn send_release(&self, by: Instant, once: bool, may_be_done: bool) -> Result<()> {
+        let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
+        // What may have been granted to a waiter that does not know comes first: it would stand for a lease.
+        let given_up = self.give_up_hand_over(&Deadline::at(half()));
         // A heartbeat that hangs keeps the attempt: then a copy has to do.
-        let half = Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        match self.attempt.try_lock_until(half) {
+        let released = match self.attempt.try_lock_until(half()) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, once, may_be_done),
             None => self.repeat_release(&mut self.spare.lock(), by, once, may_be_done),
-        }
+        };
+        released.and(given_up)
     }
 
     /// Repeats the release until it is answered.
