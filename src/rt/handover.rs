@@ -20,6 +20,8 @@ pub(super) enum PassedOn {
     Yes(Result<()>),
     /// It has to be released. `may_be_done`: unless an unanswered hand-over has ended it.
     No { may_be_done: bool },
+    /// It has to be released, and the head of the line waits for one poll: others have their turn.
+    OthersTurn,
 }
 
 impl Hold {
@@ -28,8 +30,11 @@ impl Hold {
         let (setup, now) = (&self.setup, self.setup.clock.now());
         let held_in_a_row = now.since(self.chain.since);
         let fair = self.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
-        if self.granted.mode() != Mode::Exclusive || !fair {
+        if self.granted.mode() != Mode::Exclusive {
             return PassedOn::No { may_be_done: false };
+        }
+        if !fair {
+            return PassedOn::OthersTurn;
         }
         let exclusive = |wanted: &Wanted| wanted.mode == Mode::Exclusive;
         let Some(next) = setup.queues.reserve(self.granted.key(), exclusive) else {

@@ -22,6 +22,7 @@ impl Hold {
             return Ok(());
         }
         self.stop_heartbeat(bound / 2);
+        let mut others_turn = false;
         let answer = match before {
             // Somebody else has it: there is nothing to release.
             Phase::Lost(false) => Ok(()),
@@ -32,9 +33,15 @@ impl Hold {
             Phase::Held => match self.pass_on(by) {
                 PassedOn::Yes(answer) => answer,
                 PassedOn::No { may_be_done } => self.send_release(by, false, may_be_done),
+                PassedOn::OthersTurn => {
+                    others_turn = true;
+                    self.send_release(by, false, false)
+                }
             },
         };
-        self.setup.queues.nudge(&self.granted.key);
+        if !others_turn {
+            self.setup.queues.nudge(&self.granted.key);
+        }
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
