@@ -259,7 +259,11 @@ impl Hold {
             if state.phase != Phase::Held {
                 return Beat::Over;
             }
-            self.held_until.fetch_max(held_until.as_nanos(), Ordering::SeqCst);
+            // A lock without end may have been given one by whoever knows it, and is not renewed.
+            match self.setup.terms.lease {
+                Lease::Forever => self.held_until.store(held_until.as_nanos(), Ordering::SeqCst),
+                Lease::For(_) => _ = self.held_until.fetch_max(held_until.as_nanos(), Ordering::SeqCst),
+            }
             state.last_error = None;
             let wall = SystemTime::now();
             state.lock.renewed = Some(wall);
