@@ -115,6 +115,15 @@ impl Terms {
         }
     }
 
+    /// Whether a lock that is asked for at `now` can be held at all: a fixed end may be too close.
+    pub fn leave_time_at(&self, now: BootTime) -> bool {
+        let fits = match self.lease_at(now) {
+            Lease::For(d) => d > self.margin,
+            Lease::Forever => true,
+        };
+        fits && self.first_lease_at(now) > self.first_margin()
+    }
+
     /// The margin of the first lease, which is shorter than the one that follows it.
     pub fn first_margin(&self) -> Duration {
         match self.lease {

@@ -11,6 +11,8 @@ use leasehold::internals::backend::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard, LockRequest, Mutex};
 
 const HOUR: Duration = Duration::from_secs(3600);
+/// For those who wait a poll, so that other processes have their turn.
+const SHORT: Duration = Duration::from_millis(20);
 
 /// A client that never polls by itself while a test runs.
 fn patient(bench: &Bench) -> LockClient {
@@ -26,6 +28,7 @@ fn waiter(
     let (told, tells) = mpsc::channel();
     let client = client.clone();
     let thread = std::thread::spawn(move || {
+        // Told more than once, and listened to once.
         let request = client.request("k").on_wait(move |waiting| told.send(waiting.place).unwrap_or_default());
         ask(request).lock()
     });
@@ -90,7 +93,7 @@ fn who_came_first_is_served_first_by_one_request_each() {
 #[test]
 fn after_eight_hand_overs_the_lock_is_really_released() {
     let bench = Bench::new();
-    let client = patient(&bench);
+    let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
     let held = client.lock("k").unwrap();
     let waiters: Vec<_> = (0..12).map(|place| waiter(&client, place, |request| request)).collect();
     drop(held);
@@ -104,7 +107,7 @@ fn after_eight_hand_overs_the_lock_is_really_released() {
 #[test]
 fn after_a_whole_lease_of_hand_overs_the_lock_is_really_released() {
     let bench = Bench::new();
-    let client = patient(&bench);
+    let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
     let held = client.lock("k").unwrap();
     let first = waiter(&client, 0, |request| request);
     let second = waiter(&client, 1, |request| request);

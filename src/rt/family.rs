@@ -175,9 +175,10 @@ impl Family {
     /// Ends everything within one bound. The first release that failed is its error.
     pub fn close(&self, bound: Duration) -> Result<()> {
         self.closing.cancel();
-        let by = far_from(Instant::now(), bound);
+        let now = Instant::now();
+        let by = far_from(now, bound);
         // What is asked to end here needs a moment to do so.
-        let soon = by - bound / 10;
+        let soon = by - by.saturating_duration_since(now) / 10;
         let released = self.release_all(soon, by);
         self.wait_for_obtaining(soon);
         let background = std::mem::take(&mut *self.background.lock());

@@ -20,6 +20,8 @@ pub(super) enum PassedOn {
     Yes(Result<()>),
     /// It has to be released. `may_be_done`: unless an unanswered hand-over has ended it.
     No { may_be_done: bool },
+    /// It has to be released, and the head of the line waits for one poll: others have their turn.
+    OthersTurn,
 }
 
 impl Hold {
@@ -28,8 +30,11 @@ impl Hold {
         let (setup, now) = (&self.setup, self.setup.clock.now());
         let held_in_a_row = now.since(self.chain.since);
         let fair = self.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
-        if self.granted.mode() != Mode::Exclusive || !fair {
+        if self.granted.mode() != Mode::Exclusive {
             return PassedOn::No { may_be_done: false };
+        }
+        if !fair {
+            return PassedOn::OthersTurn;
         }
         let exclusive = |wanted: &Wanted| wanted.mode == Mode::Exclusive;
         let Some(next) = setup.queues.reserve(self.granted.key(), exclusive) else {
@@ -37,7 +42,7 @@ impl Hold {
         };
         let terms = next.wanted().terms;
         let lease = terms.first_lease_at(now);
-        if lease <= terms.first_margin() {
+        if !terms.leave_time_at(now) {
             return PassedOn::No { may_be_done: false };
         }
         let old = (self.granted.grant.clone(), self.granted.fencing_token());
@@ -56,9 +61,9 @@ impl Hold {
                 match next.give(granted) {
                     Ok(()) => PassedOn::Yes(Ok(())),
                     // The waiter went away: what it would have got is released.
-                    Err(mut granted) => {
-                        let rest = Deadline::at(by);
-                        PassedOn::Yes(give_up(&*setup.backend, &mut granted.attempt, &rest, setup.request_timeout))
+                    Err(granted) => {
+                        *self.handed.lock() = Some(granted.attempt);
+                        PassedOn::Yes(self.give_up_hand_over(&Deadline::at(by)))
                     }
                 }
             }
@@ -68,12 +73,21 @@ impl Hold {
             }
             Ok(Acquired::Unknown(_)) => {
                 // If it happened, there is nothing left to release.
-                let rest = Deadline::after(half / 2);
-                let _ = give_up(&*setup.backend, &mut attempt, &rest, setup.request_timeout);
+                *self.handed.lock() = Some(attempt);
                 PassedOn::No { may_be_done: true }
             }
             Err(_) => PassedOn::No { may_be_done: false },
         }
+    }
+
+    /// Makes sure that no hand-over stands that nobody knows of.
+    pub(super) fn give_up_hand_over(&self, by: &Deadline) -> Result<()> {
+        let Some(mut attempt) = ({ self.handed.lock().take() }) else { return Ok(()) };
+        let given_up = give_up(&*self.setup.backend, &mut attempt, by, self.setup.request_timeout);
+        if given_up.is_err() {
+            *self.handed.lock() = Some(attempt);
+        }
+        given_up
     }
 
     /// For how long a lock may be handed over inside this process: one lease.

@@ -63,6 +63,8 @@ pub struct Hold {
     pub(super) attempt: Mutex<Attempt>,
     /// For the release when a heartbeat hangs with `attempt`.
     pub(super) spare: Mutex<Attempt>,
+    /// A hand-over of which nobody knows whether it happened, and which was not given up yet.
+    pub(super) handed: Mutex<Option<Attempt>>,
     /// What the user sees. Never waited for.
     shown: Arc<Mutex<Lock>>,
     pub(super) loss: LossWatch,
@@ -132,6 +134,7 @@ impl Hold {
             granted: lock,
             spare: Mutex::new(attempt.without_native()),
             attempt: Mutex::new(attempt),
+            handed: Mutex::new(None),
             loss: LossWatch::new(),
             stop: CancelToken::new(),
             beat_now,
@@ -256,7 +259,11 @@ impl Hold {
             if state.phase != Phase::Held {
                 return Beat::Over;
             }
-            self.held_until.fetch_max(held_until.as_nanos(), Ordering::SeqCst);
+            // A lock without end may have been given one by whoever knows it, and is not renewed.
+            match self.setup.terms.lease {
+                Lease::Forever => self.held_until.store(held_until.as_nanos(), Ordering::SeqCst),
+                Lease::For(_) => _ = self.held_until.fetch_max(held_until.as_nanos(), Ordering::SeqCst),
+            }
             state.last_error = None;
             let wall = SystemTime::now();
             state.lock.renewed = Some(wall);

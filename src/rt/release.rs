@@ -22,6 +22,7 @@ impl Hold {
             return Ok(());
         }
         self.stop_heartbeat(bound / 2);
+        let mut worth_a_look = true;
         let answer = match before {
             // Somebody else has it: there is nothing to release.
             Phase::Lost(false) => Ok(()),
@@ -30,11 +31,21 @@ impl Hold {
             // What was tried before may have been done in part: only a plain release is sure.
             Phase::Releasing | Phase::Over => self.send_release(by, false, true),
             Phase::Held => match self.pass_on(by) {
-                PassedOn::Yes(answer) => answer,
+                PassedOn::Yes(answer) => {
+                    worth_a_look = false;
+                    answer
+                }
                 PassedOn::No { may_be_done } => self.send_release(by, false, may_be_done),
+                PassedOn::OthersTurn => {
+                    worth_a_look = false;
+                    self.send_release(by, false, false)
+                }
             },
         };
-
+        if worth_a_look {
+            // Whoever waits in this process need not wait for its next look.
+            self.setup.queues.nudge(&self.granted.key);
+        }
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
@@ -91,15 +102,15 @@ impl Hold {
     }
 
     fn send_release(&self, by: Instant, once: bool, may_be_done: bool) -> Result<()> {
+        let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
+        // What may have been granted to a waiter that does not know comes first: it would stand for a lease.
+        let given_up = self.give_up_hand_over(&Deadline::at(half()));
         // A heartbeat that hangs keeps the attempt: then a copy has to do.
-        let half = Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        let answer = match self.attempt.try_lock_until(half) {
+        let released = match self.attempt.try_lock_until(half()) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, once, may_be_done),
             None => self.repeat_release(&mut self.spare.lock(), by, once, may_be_done),
         };
-        // Whoever waits in this process need not wait for its next look.
-        self.setup.queues.nudge(&self.granted.key);
-        answer
+        released.and(given_up)
     }
 
     /// Repeats the release until it is answered.

@@ -319,8 +319,9 @@ impl Wait<'_> {
         let info = family.backend.info();
         let clock = &family.clock;
         let terms = self.want.wanted.terms;
-        let lease = terms.first_lease_at(clock.now());
-        if lease <= terms.first_margin() {
+        let asked_at = clock.now();
+        let lease = terms.first_lease_at(asked_at);
+        if !terms.leave_time_at(asked_at) {
             return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
         }
         let instead_of = self.want.instead_of.clone();
@@ -408,6 +409,10 @@ impl Wait<'_> {
                     granted.holder.until = until;
                     granted.now = now;
                     granted.held_until = local_end(sent, until, now) - self.want.wanted.terms.margin;
+                    if clock.now() >= granted.held_until {
+                        self.undo(granted.attempt, overall);
+                        return Err(Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable());
+                    }
                     break;
                 }
                 Ok(Renewed::Lost(_)) => {

@@ -208,3 +208,19 @@ fn shared_and_endless_locks_are_adopted_as_such() {
         assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 2);
     });
 }
+
+#[test]
+fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        client.heartbeat(&guard.info(), MINUTE).unwrap();
+        // As long as the guard goes without a look.
+        store.clock.advance(Duration::from_secs(30));
+        wait_until(|| guard.remaining() < MINUTE);
+        store.clock.advance(Duration::from_secs(30));
+        assert!(!guard.is_held());
+        assert!(store.rival().try_lock("k").unwrap().is_some());
+        assert!(matches!(guard.loss().wait_timeout(LONG).unwrap().reason, LossReason::Expired { .. }));
+    });
+}

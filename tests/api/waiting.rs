@@ -124,3 +124,26 @@ fn a_panic_in_the_wait_callback_is_contained() {
         assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
     });
 }
+
+#[test]
+fn another_process_gets_its_turn_between_the_waiters_of_one() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                        let guard = client.lock("k").unwrap();
+                        std::thread::sleep(Duration::from_millis(2));
+                        drop(guard);
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            let got = rival.try_lock_for("k", Duration::from_secs(8)).unwrap().is_some();
+            over.store(true, std::sync::atomic::Ordering::SeqCst);
+            assert!(got, "the waiters of one process starve all others");
+        });
+    });
+}

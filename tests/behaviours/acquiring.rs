@@ -185,3 +185,21 @@ fn b24_a_grant_found_by_a_repeat_counts_from_the_first_request() {
     let since = bench.clock.now().since(started);
     assert!(left + delay <= Duration::from_secs(9), "{left:?} left {since:?} after the first request");
 }
+
+#[test]
+fn a_lease_with_a_fixed_end_is_not_granted_within_its_margin() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let others = Duration::from_secs(110 * 60);
+    bench.rival().request("k").lease(others).acquire().unwrap();
+    let request = client.request("k").lease_until(std::time::SystemTime::now() + Duration::from_secs(120 * 60));
+    // Its margin is twelve minutes, and only ten are left when the lock is free.
+    let waiter = std::thread::spawn(move || request.lock().map(|guard| guard.is_held()));
+    bench.wait_for_call(Call::Acquire, 0);
+    bench.clock.advance(others);
+    match waiter.join().unwrap() {
+        Ok(held) => assert!(held, "the guard was lost before it was returned"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut),
+    }
+    assert!(bench.rival().get("k").unwrap().unwrap().is_free(), "what nobody holds was left");
+}

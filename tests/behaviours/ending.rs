@@ -130,3 +130,33 @@ fn b20_close_wakes_waiters() {
     client.close().unwrap();
     assert_eq!(waiter.join().unwrap(), ErrorKind::Closed);
 }
+
+#[test]
+fn b20_a_close_without_a_bound_releases() {
+    let bench = Bench::new();
+    let client = bench.builder().drop_timeout(Duration::MAX).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    // The first try fails, so that there has to be time for another.
+    bench.faults.next(Call::Release, Fault::FailBefore);
+    client.close().unwrap();
+    guard.release().unwrap();
+    assert!(bench.rival().get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release() {
+    let bench = Bench::new();
+    let client = bench.builder().drop_timeout(Duration::from_millis(200)).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    let (before, waiting) = (bench.faults.count(Call::Acquire), client.clone());
+    let waiter = std::thread::spawn(move || waiting.try_lock_for("k", LONG).unwrap().is_some());
+    bench.wait_for_call(Call::Acquire, before);
+    std::thread::sleep(Duration::from_millis(50));
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    bench.faults.always(Call::Release, Fault::FailBefore);
+    let failed = guard.release().unwrap_err();
+    bench.faults.heal();
+    // What was granted to the waiter without its knowing would keep it out for a lease.
+    failed.into_guard().release().unwrap();
+    assert!(waiter.join().unwrap(), "nobody holds the lock and the waiter does not get it");
+}
