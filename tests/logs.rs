@@ -1,10 +1,10 @@
-//! Who reads the log for warnings reads none while all goes well. Alone in its process, since
-//! there is one logger.
+//! What is warned of in the log. Alone in its process, since there is one logger.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold::LockClient;
+use leasehold::Operation;
+use leasehold::testing::{Failure, MemoryStore};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -22,17 +22,37 @@ impl log::Log for Keep {
     fn flush(&self) {}
 }
 
+/// What was warned of since the last call.
+fn warnings() -> Vec<String> {
+    std::mem::take(&mut KEPT.lock().unwrap())
+}
+
 #[test]
-fn nothing_is_warned_of_while_all_goes_well() {
+fn warnings_tell_what_went_wrong_and_nothing_else() {
     log::set_logger(&Keep).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
-    let client = LockClient::builder("memory:").heartbeat(Duration::from_millis(10)).connect().unwrap();
+
+    let store = MemoryStore::new();
+    let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
     let guard = client.lock("k").unwrap();
     assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
     assert!(guard.info().renewed().is_some());
     guard.release().unwrap();
     drop(client.lock("k").unwrap());
     client.close().unwrap();
-    let kept = KEPT.lock().unwrap();
-    assert!(kept.is_empty(), "{kept:#?}");
+    assert_eq!(warnings(), [""; 0]);
+
+    let client = store.builder().drop_timeout(Duration::from_millis(100)).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    store.fail_next(Operation::Release, Failure::AnswerHangs);
+    drop(guard);
+    let [one] = &warnings()[..] else { panic!() };
+    assert!(one.starts_with("WARN leasehold::guard: the lock could not be released"), "{one}");
+
+    let guard = client.lock("k").unwrap();
+    store.advance(Duration::from_secs(21));
+    guard.loss().wait().unwrap();
+    drop(guard);
+    let [one] = &warnings()[..] else { panic!() };
+    assert!(one.starts_with("WARN leasehold::guard: lock lost: expired after"), "{one}");
 }

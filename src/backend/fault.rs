@@ -127,7 +127,8 @@ impl Faulty {
         };
         match fault {
             Fault::FailBefore => Err(injected(ErrorKind::Store, "the request was not sent")),
-            Fault::Refuse => Err(Error::new(ErrorKind::Permission, "injected fault: the store refused the request")),
+            Fault::Refuse => Err(Error::new(ErrorKind::Permission, "injected fault: the store refused the request")
+                .caused_by(std::io::Error::from(std::io::ErrorKind::PermissionDenied))),
             Fault::ApplyThenFail => {
                 apply()?;
                 unknown(injected(ErrorKind::Ambiguous, "the answer was lost"))
