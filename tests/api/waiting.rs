@@ -50,6 +50,7 @@ fn a_deadline_that_has_passed_asks_once() {
     on_every_store(|store| {
         let client = store.client();
         assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_some());
+        assert!(client.request("k").wait(Duration::ZERO).lock().is_ok());
         assert!(client.try_lock_until("k", Instant::now()).unwrap().is_some());
         let _held = store.rival().lock("k").unwrap();
         assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_none());
