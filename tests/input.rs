@@ -160,6 +160,23 @@ fn store_urls() {
 }
 
 #[test]
+fn a_hint_names_what_is_at_most_two_letters_away() {
+    let hint = |scheme: &str| {
+        let text = LockClient::connect(&format!("{scheme}:x")).unwrap_err().to_string();
+        text.split_once("did you mean \"").map(|(_, rest)| rest.split('"').next().unwrap().to_owned())
+    };
+    for near in ["sqllite", "sqlit", "qlite", "xsqlite", "sqlite33", "lite", "sxlixe", "xxlite", "sqlixx", "qlitex"] {
+        assert_eq!(hint(near).as_deref(), Some("sqlite"), "{near}");
+    }
+    for near in ["memroy", "yemory", "memo", "mmoryx", "xmemry"] {
+        assert_eq!(hint(near).as_deref(), Some("memory"), "{near}");
+    }
+    for far in ["ite", "sqlite333", "xxxite", "sqlxxx", "sqlight", "xxqlite2", "mem", "emoryxx", "redis", "s", ""] {
+        assert_eq!(hint(far), None, "{far}");
+    }
+}
+
+#[test]
 fn a_bad_option_is_refused_before_a_file_is_made() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
