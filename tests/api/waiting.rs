@@ -50,6 +50,7 @@ fn a_deadline_that_has_passed_asks_once() {
     on_every_store(|store| {
         let client = store.client();
         assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_some());
+        assert!(client.request("k").wait(Duration::ZERO).lock().is_ok());
         assert!(client.try_lock_until("k", Instant::now()).unwrap().is_some());
         let _held = store.rival().lock("k").unwrap();
         assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_none());
@@ -88,6 +89,41 @@ fn a_wait_for_oneself_goes_on_with_a_hint() {
         let waiting = client.request("k").on_wait(move |waiting| told.send(waiting.held_by_this_client).unwrap());
         assert_eq!(waiting.wait(SHORT).lock().unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(tells.recv().unwrap());
+    });
+}
+
+#[test]
+fn a_waiter_hears_how_often_it_asked_and_until_when_it_waits() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let poll = Duration::from_millis(5);
+        let client = store.builder().poll(poll..=poll).connect().unwrap();
+        let (told, tells) = mpsc::channel();
+        let (cancel, until) = (CancelToken::new(), Instant::now() + LONG);
+        let request = client.request("k").wait_until(until).cancel(&cancel);
+        let cancelled = request.on_wait(move |waiting| {
+            told.send((waiting.attempts, waiting.until)).unwrap();
+            if waiting.attempts >= 4 {
+                cancel.cancel();
+            }
+        });
+        assert_eq!(cancelled.lock().unwrap_err().kind(), ErrorKind::Cancelled);
+        let heard: Vec<_> = tells.iter().collect();
+        assert_eq!(heard, (1..=4).map(|asked| (asked, Some(until))).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn only_the_same_key_and_token_are_a_hold_of_this_client() {
+    on_every_store(|store| {
+        // Without a wall clock the tokens of each key count from one.
+        store.clock.set_wall_offset(i64::MIN);
+        let (client, rival) = (store.client(), store.rival());
+        let elsewhere = client.lock("elsewhere").unwrap();
+        let theirs = rival.request("k").shared().lock_id("group").lock().unwrap();
+        let mine = client.lock_shared("k").unwrap();
+        assert_eq!((elsewhere.fencing_token(), theirs.fencing_token(), mine.fencing_token()), (1, 1, 2));
+        assert!(client.request("k").lock_id("group").try_lock().unwrap().is_none(), "waiting for another is fine");
     });
 }
 

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use leasehold::internals::backend::fault::{Call, FaultPlan, Faulty};
 use leasehold::internals::backend::memory::Memory;
+use leasehold::internals::backend::{Backend, Which};
 use leasehold::internals::builder_over;
 use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::rt::deadline::Deadline;
 use leasehold::{ClientBuilder, LockClient, LockGuard, Loss};
 
 /// Long enough for any event on a busy machine; no test waits for it when all is well.
@@ -48,6 +50,12 @@ impl Bench {
     /// A client of the same store whose requests meet no faults and are not counted.
     pub fn rival(&self) -> LockClient {
         builder_over(self.store.clone(), self.clock.clone()).owner("rival").connect().unwrap()
+    }
+
+    /// How many acquisitions of the key were given up, so that no late copy of them can be granted.
+    pub fn given_up(&self, key: &str) -> usize {
+        let by = Deadline::after(LONG);
+        self.store.read(&Which::Key(key.to_owned()), None, true, &by).unwrap().records[0].record.given_up.len()
     }
 
     /// Waits until a call of this kind was made more often than `before`.
