@@ -54,7 +54,7 @@ pub enum SameOwner {
 /// ```
 #[must_use = "a request does nothing until it is ended by lock(), try_lock() or acquire()"]
 pub struct LockRequest {
-    family: Arc<Family>,
+    pub(crate) family: Arc<Family>,
     key: String,
     mode: Mode,
     max_holders: Option<u32>,
@@ -210,11 +210,7 @@ impl LockRequest {
     /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id;
     /// `InvalidInput` for an argument out of bounds; else what the store says.
     pub fn lock(self) -> Result<LockGuard> {
-        let patience = match self.wait {
-            None => Patience::Endless,
-            Some(until) if until <= Instant::now() => Patience::Once,
-            Some(until) => Patience::Until(until),
-        };
+        let patience = self.patience();
         self.guard(patience)?.map_err(|(family, seen)| {
             let message = "others held it until the wait was over";
             refusal(&family, &seen, ErrorKind::TimedOut, message)
@@ -290,6 +286,23 @@ impl LockRequest {
         let family = self.family.clone();
         family.check_open()?;
         let terms = self.check().map_err(|error| error.with_store(&family.backend.info().label))?;
+        let (want, callbacks) = self.want(terms);
+        let obtained = obtain(&family, want, patience)?;
+        Ok((family, terms, callbacks, obtained))
+    }
+
+    /// How long [`lock`](LockRequest::lock) goes on.
+    pub(crate) fn patience(&self) -> Patience {
+        match self.wait {
+            None => Patience::Endless,
+            Some(until) if until <= Instant::now() => Patience::Once,
+            Some(until) => Patience::Until(until),
+        }
+    }
+
+    /// What is asked for, once it is checked.
+    pub(crate) fn want(self, terms: Terms) -> (Want, Callbacks) {
+        let family = self.family;
         let want = Want {
             labels: family.labels(self.owner, self.comment),
             key: self.key,
@@ -302,8 +315,7 @@ impl LockRequest {
             cancel: self.cancel,
             on_wait: self.on_wait.into_inner(),
         };
-        let obtained = obtain(&family, want, patience)?;
-        Ok((family, terms, self.callbacks.into_inner(), obtained))
+        (want, self.callbacks.into_inner())
     }
 
     fn check(&mut self) -> Result<Terms> {
@@ -312,7 +324,8 @@ impl LockRequest {
         self.check_rest().map_err(|error| error.with_key(&self.key))
     }
 
-    fn check_rest(&mut self) -> Result<Terms> {
+    /// Everything but the key.
+    pub(crate) fn check_rest(&mut self) -> Result<Terms> {
         for (field, text) in [("owner", &self.owner), ("comment", &self.comment), ("lock_id", &self.lock_id)] {
             text.iter().try_for_each(|text| check_text(field, text))?;
         }

@@ -74,29 +74,30 @@ pub fn local_end(sent: BootTime, until: End, now: StoreTime) -> BootTime {
 
 /// Obtains the lock, or says who holds it.
 pub fn obtain(family: &Arc<Family>, want: Want, patience: Patience) -> Result<Obtained> {
-    let mut wait = Wait {
-        family,
-        want,
-        patience,
-        started: Instant::now(),
-        attempts: 0,
-        refusal: None,
-        last_error: None,
-        warn_after: FIRST_WARNING,
-    };
+    let mut wait = Wait::new(family, want, patience);
     let key = wait.want.key.clone();
     wait.run().map_err(|error| error.with_key(&key).with_store(&family.backend.info().label))
 }
 
-struct Wait<'a> {
+/// The wait for one key.
+pub(super) struct Wait<'a> {
     family: &'a Arc<Family>,
-    want: Want,
+    pub(super) want: Want,
     patience: Patience,
-    started: Instant,
+    pub(super) started: Instant,
     attempts: u32,
+    voids: u32,
     refusal: Option<Seen>,
-    last_error: Option<Error>,
+    pub(super) last_error: Option<Error>,
     warn_after: Duration,
+}
+
+/// How one round of a wait ended.
+pub(super) enum Round {
+    Done(Obtained),
+    Refused,
+    /// The store was in trouble, or answered too late. Asking again may help.
+    Trouble,
 }
 
 /// How one attempt ended.
@@ -107,40 +108,59 @@ enum Settled {
     Void,
 }
 
-impl Wait<'_> {
+impl<'a> Wait<'a> {
+    pub(super) fn new(family: &'a Arc<Family>, want: Want, patience: Patience) -> Self {
+        Wait {
+            family,
+            want,
+            patience,
+            started: Instant::now(),
+            attempts: 0,
+            voids: 0,
+            refusal: None,
+            last_error: None,
+            warn_after: FIRST_WARNING,
+        }
+    }
+
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
-        let mut voids = 0;
         loop {
-            self.family.check_open()?;
-            self.check_cancelled()?;
-            match self.attempt(&overall) {
-                Ok(Settled::Granted(granted)) => match self.granted(granted, &overall) {
-                    Err(error) if error.is_retryable() => self.last_error = Some(error),
-                    settled => return settled,
-                },
-                Ok(Settled::Refused(seen)) => {
-                    self.last_error = None;
-                    self.refused(seen)?;
-                    if matches!(self.patience, Patience::Once) || self.want.instead_of.is_some() {
-                        break;
-                    }
-                    if !self.pause(&overall) {
-                        break;
-                    }
-                }
-                Ok(Settled::Void) => {
-                    voids += 1;
-                    overall.wait_for(backoff::retry_delay(voids, overall.remaining(), fastrand::f64()));
-                }
-                Err(error) if error.is_retryable() => self.last_error = Some(error),
-                Err(error) => return Err(error),
+            match self.round(&overall)? {
+                Round::Done(obtained) => return Ok(obtained),
+                Round::Refused if matches!(self.patience, Patience::Once) || self.want.instead_of.is_some() => break,
+                Round::Refused if !self.pause(&overall) => break,
+                Round::Refused | Round::Trouble => {}
             }
             if overall.is_over() {
                 break;
             }
         }
         self.ended()
+    }
+
+    /// Asks until there is an answer, or the attempt gets too old.
+    pub(super) fn round(&mut self, overall: &Deadline) -> Result<Round> {
+        self.family.check_open()?;
+        self.check_cancelled()?;
+        match self.attempt(overall) {
+            Ok(Settled::Granted(granted)) => match self.granted(granted, overall) {
+                Err(error) if error.is_retryable() => self.last_error = Some(error),
+                settled => return settled.map(Round::Done),
+            },
+            Ok(Settled::Refused(seen)) => {
+                self.last_error = None;
+                self.refused(seen)?;
+                return Ok(Round::Refused);
+            }
+            Ok(Settled::Void) => {
+                self.voids += 1;
+                overall.wait_for(backoff::retry_delay(self.voids, overall.remaining(), fastrand::f64()));
+            }
+            Err(error) if error.is_retryable() => self.last_error = Some(error),
+            Err(error) => return Err(error),
+        }
+        Ok(Round::Trouble)
     }
 
     fn check_cancelled(&self) -> Result<()> {
@@ -151,7 +171,7 @@ impl Wait<'_> {
     }
 
     /// The deadline of the whole call.
-    fn overall(&self) -> Deadline {
+    pub(super) fn overall(&self) -> Deadline {
         let deadline = match self.patience {
             Patience::Once => Deadline::after(self.family.options.request_timeout),
             Patience::Until(at) => Deadline::at(at),
@@ -170,7 +190,7 @@ impl Wait<'_> {
     }
 
     /// Why the call ended without the lock.
-    fn ended(&mut self) -> Result<Obtained> {
+    pub(super) fn ended(&mut self) -> Result<Obtained> {
         self.family.check_open()?;
         self.check_cancelled()?;
         match (self.refusal.take(), self.last_error.take()) {
@@ -316,11 +336,12 @@ impl Wait<'_> {
         let mine = |holder: &LockStatus| {
             Some(holder.lock_id()) == self.want.lock_id.as_deref() && self.held_here(holder.fencing_token())
         };
-        if self.want.instead_of.is_none() && holders.iter().any(mine) {
+        let is_mine = self.want.instead_of.is_none() && holders.iter().any(mine);
+        self.refusal = Some(seen);
+        if is_mine {
             let message = "this client holds it already with the same lock id";
             return Err(Error::new(ErrorKind::AlreadyHeld, message).with_holders(holders));
         }
-        self.refusal = Some(seen);
         Ok(())
     }
 
@@ -342,32 +363,37 @@ impl Wait<'_> {
             if !overall.wait_for(delay) {
                 return false;
             }
-            self.attempts += 1;
-            let by = overall.clone().within(self.family.options.request_timeout);
-            let which = Which::Key(self.want.key.clone());
-            match self.family.backend.read(&which, None, false, &by) {
-                Ok(mut page) => {
-                    self.last_error = None;
-                    self.refusal = page.records.pop().or(self.refusal.take());
-                }
-                Err(error) if !error.is_retryable() => return true,
-                Err(error) => self.last_error = Some(error),
-            }
-            if self.last_error.is_none() && self.free_in() == Some(Duration::ZERO) {
+            if self.look(overall) {
                 return true;
             }
         }
     }
 
+    /// Reads the lock once; true when it is worth asking for.
+    pub(super) fn look(&mut self, overall: &Deadline) -> bool {
+        self.attempts += 1;
+        let by = overall.clone().within(self.family.options.request_timeout);
+        let which = Which::Key(self.want.key.clone());
+        match self.family.backend.read(&which, None, false, &by) {
+            Ok(mut page) => {
+                self.last_error = None;
+                self.refusal = page.records.pop().or(self.refusal.take());
+            }
+            Err(error) if !error.is_retryable() => return true,
+            Err(error) => self.last_error = Some(error),
+        }
+        self.last_error.is_none() && self.free_in() == Some(Duration::ZERO)
+    }
+
     /// In what time the lock can be free if nobody releases it.
-    fn free_in(&self) -> Option<Duration> {
+    pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.refusal.as_ref()?;
         let cut = seen.now.minus(self.family.backend.info().grace);
         transition::free_in(&seen.record, self.want.mode, self.want.max_holders, cut)
     }
 
     /// Tells everyone who wants to know that the wait goes on.
-    fn tell(&mut self) {
+    pub(super) fn tell(&mut self) {
         let waited = self.started.elapsed();
         let key = &self.want.key;
         self.family.options.observing.tell(&Event::Waited { key, waited });
