@@ -69,7 +69,10 @@ mod cancel;
 mod client;
 mod connect;
 mod error;
+mod filter;
+mod groups;
 mod guard;
+mod housekeeping;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
 mod lock;
@@ -77,6 +80,7 @@ mod loss;
 mod observer;
 mod options;
 mod request;
+mod request_any;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod rt;
 #[cfg(feature = "sqlite")]
@@ -88,12 +92,14 @@ pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
 pub use error::{Error, ErrorKind, Result};
+pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
 pub use lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
 pub use loss::{Loss, LossReason, LossWatch};
 pub use observer::{Event, Observer, Operation};
 pub use parking_lot::Mutex;
 pub use request::{LockRequest, SameOwner};
+pub use request_any::LockAnyRequest;
 pub use waiting::Waiting;
 
 #[doc = include_str!("design.md")]

@@ -1,5 +1,6 @@
 //! Threads and time: the clock, deadlines, the heartbeat of a guard, the watcher, and waiting.
 
+pub(crate) mod any;
 pub mod clock;
 pub mod deadline;
 pub(crate) mod family;
