@@ -2,5 +2,6 @@
 #![allow(dead_code)]
 
 pub mod asks;
+pub mod between;
 pub mod steps;
 pub mod stores;
