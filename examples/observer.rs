@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use leasehold::{Event, LockClient, LossReason, Mutex, Observer};
 
-/// Name and label of a series; how often it happened, and how long that took.
+/// The name of a series and its label.
+type Series = (&'static str, String);
+
+/// How often each thing happened, and how long that took.
 #[derive(Default)]
-struct Metrics(Mutex<BTreeMap<(&'static str, String), (u64, Duration)>>);
+struct Metrics(Mutex<BTreeMap<Series, (u64, Duration)>>);
 
 impl Observer for Metrics {
     fn event(&self, event: &Event<'_>) {

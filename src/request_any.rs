@@ -166,14 +166,15 @@ impl LockAnyRequest {
     /// Waits until one of the keys is free, and holds that one: its [`key`](LockGuard::key) says which.
     ///
     /// # Errors
-    /// `TimedOut`, with the holders of every key, when [`wait`](LockAnyRequest::wait) is over;
+    /// `TimedOut`, with the holders of every key, when [`wait`](LockAnyRequest::wait) is over (without
+    /// holders when it was over before the store was asked for all);
     /// `Cancelled`; `Closed`; `AlreadyHeld` when this client holds all the keys with the same lock
     /// id; `InvalidInput` for an argument out of bounds, no key, or a key that is given twice; else
     /// what the store says.
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.request.patience();
         let message = "others held each of them until the wait was over";
-        self.guard(patience)?.map_err(|(family, seen)| refusal(&family, &seen, ErrorKind::TimedOut, message))
+        self.guard(patience)?.map_err(|refused| refusal(&refused.family, &refused.seen, ErrorKind::TimedOut, message))
     }
 
     /// Asks once for each key until one is granted; `None` when others hold all.
@@ -202,14 +203,14 @@ impl LockAnyRequest {
     }
 
     /// The outer error is one; the inner one says that others hold all.
-    fn guard(self, patience: Patience) -> Result<Result<LockGuard, (Arc<Family>, Vec<Seen>)>> {
+    fn guard(self, patience: Patience) -> Result<Result<LockGuard, Refused>> {
         let (family, terms, callbacks, obtained) = self.obtain(patience)?;
         match obtained {
             AnyObtained::Granted(granted) => {
                 let hold = family.hold(granted, terms, callbacks)?;
                 Ok(Ok(LockGuard::new(hold, family)))
             }
-            AnyObtained::Refused(seen) => Ok(Err((family, seen))),
+            AnyObtained::Refused(seen) => Ok(Err(Refused { family, seen })),
         }
     }
 
@@ -230,6 +231,12 @@ impl LockAnyRequest {
         let obtained = obtain_any(&family, wants, patience, self.in_order)?;
         Ok((family, terms, callbacks, obtained))
     }
+}
+
+/// Others hold all.
+struct Refused {
+    family: Arc<Family>,
+    seen: Vec<Seen>,
 }
 
 fn check_keys(keys: &[String]) -> Result<()> {

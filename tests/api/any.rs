@@ -22,7 +22,7 @@ fn sorted_keys(holders: &[LockStatus]) -> Vec<&str> {
 fn one_of_the_keys_is_granted_until_all_are_held() {
     on_every_store(|store| {
         let (client, rival) = (store.client(), store.rival());
-        let guards: Vec<_> = (0..3).map(|_| client.lock_any(["a", "b", "c"]).unwrap()).collect();
+        let guards: Vec<_> = (0..3).map(|_| client.try_lock_any(["a", "b", "c"]).unwrap().unwrap()).collect();
         let keys: BTreeSet<&str> = guards.iter().map(|guard| guard.key()).collect();
         assert_eq!(keys.len(), 3);
         assert!(rival.try_lock_any(["a", "b", "c"]).unwrap().is_none());
@@ -80,7 +80,7 @@ fn a_waiter_takes_over_the_first_lease_that_ends_however_seldom_it_polls() {
         rival.request("c").lease_forever().acquire().unwrap();
         let client = store.builder().poll(MINUTE..=MINUTE).connect().unwrap();
         let started = Instant::now();
-        assert_eq!(client.lock_any(["a", "b", "c"]).unwrap().key(), "b");
+        assert_eq!(client.request_any(["a", "b", "c"]).wait(LONG).lock().unwrap().key(), "b");
         assert!(started.elapsed() < LONG);
     });
 }
@@ -161,7 +161,7 @@ fn ones_own_lock_of_the_group_is_passed_over_but_not_waited_for_alone() {
         let mine = client.request("a").lock_id("g").lock().unwrap();
         let other = client.request_any(["a", "b"]).in_order().lock_id("g").lock().unwrap();
         assert_eq!(other.key(), "b");
-        let error = client.request_any(["a", "b"]).lock_id("g").lock().unwrap_err();
+        let error = client.request_any(["a", "b"]).lock_id("g").wait(LONG).lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyHeld);
         let _theirs = store.rival().lock("c").unwrap();
         let error = client.request_any(["a", "c"]).lock_id("g").wait(SHORT).lock().unwrap_err();
