@@ -290,3 +290,18 @@ fn a_group_call_ends_in_time_when_others_change_the_lock_again_and_again() {
         assert!(acts.swapped().len() < 100);
     });
 }
+
+#[test]
+fn each_lease_counts_from_its_own_turn() {
+    on_every_store(|store| {
+        let (client, acts) = between(store);
+        group(&client, [MINUTE, MINUTE]);
+        let slow = Duration::from_millis(300);
+        acts.next(When::AfterSwap, move || std::thread::sleep(slow));
+        let renewed = client.renew("g", 5 * MINUTE).unwrap();
+        assert_eq!(keys(&renewed), ["b", "a"]);
+        assert!(renewed[1].remaining().unwrap() <= 5 * MINUTE - slow, "what the answer took is gone");
+        let end = |key| client.get(key).unwrap().unwrap().holders()[0].leased_until().unwrap();
+        assert!(end("b") > end("a") + slow / 2);
+    });
+}
