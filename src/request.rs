@@ -17,7 +17,8 @@ use crate::options::{AskedLease, Terms, check_key, check_text};
 use crate::rt::deadline::far_from;
 use crate::rt::family::Family;
 use crate::rt::hold::Callbacks;
-use crate::rt::waiters::{Granted, Obtained, OnWait, Patience, Want, Wanted, obtain};
+use crate::rt::waiters::obtain;
+use crate::rt::want::{Granted, Obtained, OnWait, Patience, Want, Wanted};
 use crate::waiting::Waiting;
 
 /// What happens to a live exclusive holder with the same owner label.
@@ -54,7 +55,7 @@ pub enum SameOwner {
 /// ```
 #[must_use = "a request does nothing until it is ended by lock(), try_lock() or acquire()"]
 pub struct LockRequest {
-    family: Arc<Family>,
+    pub(crate) family: Arc<Family>,
     key: String,
     mode: Mode,
     max_holders: Option<u32>,
@@ -210,11 +211,7 @@ impl LockRequest {
     /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id;
     /// `InvalidInput` for an argument out of bounds; else what the store says.
     pub fn lock(self) -> Result<LockGuard> {
-        let patience = match self.wait {
-            None => Patience::Endless,
-            Some(until) if until <= Instant::now() => Patience::Once,
-            Some(until) => Patience::Until(until),
-        };
+        let patience = self.patience();
         let message = "others held it until the wait was over";
         self.guard(patience)?.map_err(|refused| refused.error(ErrorKind::TimedOut, message))
     }
@@ -291,6 +288,25 @@ impl LockRequest {
         family.check_open()?;
         let terms = self.check().map_err(|error| error.with_store(&family.backend.info().label))?;
         let key = self.key.clone();
+        let (want, callbacks) = self.want(terms, stands_back);
+        Ok(match obtain(&family, want, patience)? {
+            Obtained::Granted(granted) => Ok(Obtaining { family, granted, terms, callbacks }),
+            Obtained::Refused(seen) => Err(Refused { family, key, seen }),
+        })
+    }
+
+    /// How long [`lock`](LockRequest::lock) goes on.
+    pub(crate) fn patience(&self) -> Patience {
+        match self.wait {
+            None => Patience::Endless,
+            Some(until) if until <= Instant::now() => Patience::Once,
+            Some(until) => Patience::Until(until),
+        }
+    }
+
+    /// What is asked for, once it is checked.
+    pub(crate) fn want(self, terms: Terms, stands_back: bool) -> (Want, Callbacks) {
+        let family = self.family;
         let want = Want {
             wanted: Wanted {
                 labels: family.labels(self.owner, self.comment),
@@ -306,11 +322,7 @@ impl LockRequest {
             cancel: self.cancel,
             on_wait: self.on_wait.into_inner(),
         };
-        let callbacks = self.callbacks.into_inner();
-        Ok(match obtain(&family, want, patience)? {
-            Obtained::Granted(granted) => Ok(Obtaining { family, granted, terms, callbacks }),
-            Obtained::Refused(seen) => Err(Refused { family, key, seen }),
-        })
+        (want, self.callbacks.into_inner())
     }
 
     fn check(&mut self) -> Result<Terms> {
@@ -319,7 +331,8 @@ impl LockRequest {
         self.check_rest().map_err(|error| error.with_key(&self.key))
     }
 
-    fn check_rest(&mut self) -> Result<Terms> {
+    /// Everything but the key.
+    pub(crate) fn check_rest(&mut self) -> Result<Terms> {
         for (field, text) in [("owner", &self.owner), ("comment", &self.comment), ("lock_id", &self.lock_id)] {
             text.iter().try_for_each(|text| check_text(field, text))?;
         }

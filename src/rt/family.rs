@@ -11,7 +11,7 @@ use super::deadline::{Deadline, far_from};
 use super::hold::{Callbacks, Hold, Setup};
 use super::queue::Queues;
 use super::thread::Thread;
-use super::waiters::Granted;
+use super::want::Granted;
 use super::watcher::Watcher;
 use crate::backend::{Attempt, Backend, Released};
 use crate::cancel::CancelToken;

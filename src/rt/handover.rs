@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::deadline::Deadline;
 use super::family::give_up;
 use super::hold::Hold;
-use super::waiters::{Chain, Granted, Wanted, local_end};
+use super::want::{Chain, Granted, Wanted, local_end};
 use crate::backend::Acquired;
 use crate::error::{ErrorKind, Result};
 use crate::lease::{Lease, Mode};

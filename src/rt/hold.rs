@@ -11,7 +11,7 @@ use super::clock::{BootTime, Clock};
 use super::deadline::Deadline;
 use super::queue::Queues;
 use super::thread::Thread;
-use super::waiters::{Chain, Granted, local_end};
+use super::want::{Chain, Granted, local_end};
 use super::watcher::Watcher;
 use crate::backend::{Attempt, Backend, Renewal, Renewed, Seen, Which};
 use crate::cancel::CancelToken;

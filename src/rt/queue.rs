@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
-use super::waiters::{Granted, Wanted};
+use super::want::{Granted, Wanted};
 use crate::lease::Mode;
 
 /// The lines of one client family, by key.

@@ -3,144 +3,41 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::clock::BootTime;
 use super::deadline::Deadline;
 use super::family::{Family, give_up};
+use super::looking::FIRST_WARNING;
 use super::queue::{May, Ticket};
-use crate::backend::{Acquired, Attempt, Renewal, Renewed, Seen, Which};
-use crate::cancel::CancelToken;
+use super::want::{Chain, Granted, Obtained, Patience, Want, local_end};
+use crate::backend::{Acquired, Attempt, Renewal, Renewed, Seen};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{Ask, End, GrantId, Holder, Labels, Lease, Mode, StoreTime, backoff, transition};
+use crate::lease::{Lease, backoff};
 use crate::lock::LockStatus;
-use crate::observer::{Event, contained};
-use crate::options::{MAX_ACQUIRE_LEASE, Terms};
-use crate::waiting::Waiting;
-
-/// A wait that is longer is told to the log, and again after each minute.
-const FIRST_WARNING: Duration = Duration::from_secs(30);
-const NEXT_WARNING: Duration = Duration::from_secs(60);
-
-/// A lock that was granted and not yet put into a guard.
-pub struct Granted {
-    /// The acquisition.
-    pub attempt: Attempt,
-    /// The entry in the store.
-    pub holder: Holder,
-    /// The store's now when it answered.
-    pub now: StoreTime,
-    /// Until when the holder may count itself as such.
-    pub held_until: BootTime,
-    /// The hand-overs inside this process that led here.
-    pub chain: Chain,
-}
-
-/// How often in a row, and since when, a lock was handed over without being free for others.
-#[derive(Clone, Copy, Debug)]
-pub struct Chain {
-    pub times: u32,
-    pub since: BootTime,
-}
-
-/// Runs on the caller's thread whenever a wait goes on.
-pub type OnWait = Box<dyn FnMut(&Waiting) + Send>;
-
-/// The lock that a caller wants.
-#[derive(Clone, Debug)]
-pub struct Wanted {
-    pub key: String,
-    pub mode: Mode,
-    pub lock_id: Option<String>,
-    pub labels: Labels,
-    pub max_holders: Option<u32>,
-    pub replace_same_owner: bool,
-    pub terms: Terms,
-}
-
-impl Wanted {
-    /// An acquisition of it that was not sent yet.
-    pub fn attempt(&self, grant: GrantId, lease: Duration, instead_of: Option<(GrantId, u64)>) -> Attempt {
-        let ask = Ask {
-            // A group of its own where the user names none.
-            lock_id: self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
-            grant,
-            mode: self.mode,
-            labels: self.labels.clone(),
-            lease,
-            max_holders: self.max_holders,
-            replace_same_owner: self.replace_same_owner,
-            instead_of,
-        };
-        Attempt::new(&self.key, ask)
-    }
-}
-
-/// What a caller wants, and what ends and tells its wait.
-pub struct Want {
-    pub wanted: Wanted,
-    /// A transfer from this grant.
-    pub instead_of: Option<(GrantId, u64)>,
-    /// Asks nothing while others of this process wait for the lock.
-    pub stands_back: bool,
-    pub cancel: Option<CancelToken>,
-    pub on_wait: Option<OnWait>,
-}
-
-/// How long to go on while others hold the lock.
-#[derive(Clone, Copy, Debug)]
-pub enum Patience {
-    /// Ask once.
-    Once,
-    /// Until then.
-    Until(Instant),
-    /// Without limit.
-    Endless,
-}
-
-/// How a wait ended without an error.
-pub enum Obtained {
-    /// The lock is granted.
-    Granted(Granted),
-    /// Others hold it, or wait for it in this process, and the patience is over. Who was seen to
-    /// hold it, if it came to a look.
-    Refused(Option<Seen>),
-}
-
-/// The end of a lease on this host's clock: what the store says is left, counted from before the request was sent.
-pub fn local_end(sent: BootTime, until: End, now: StoreTime) -> BootTime {
-    until.left(now).map_or(BootTime::NEVER, |left| sent + left)
-}
+use crate::observer::Event;
+use crate::options::MAX_ACQUIRE_LEASE;
 
 /// Obtains the lock, or says who holds it.
 pub fn obtain(family: &Arc<Family>, want: Want, patience: Patience) -> Result<Obtained> {
-    let mut wait = Wait {
-        family,
-        want,
-        patience,
-        started: Instant::now(),
-        attempts: 0,
-        ticket: None,
-        look_first: false,
-        refusal: None,
-        last_error: None,
-        warn_after: FIRST_WARNING,
-    };
+    let mut wait = Wait::new(family, want, patience);
     let key = wait.want.wanted.key.clone();
     wait.run().map_err(|error| error.with_key(&key).with_store(&family.backend.info().label))
 }
 
-struct Wait<'a> {
-    family: &'a Arc<Family>,
-    want: Want,
-    patience: Patience,
-    started: Instant,
-    attempts: u32,
+/// The wait for one key.
+pub(super) struct Wait<'a> {
+    pub(super) family: &'a Arc<Family>,
+    pub(super) want: Want,
+    pub(super) patience: Patience,
+    pub(super) started: Instant,
+    pub(super) attempts: u32,
+    /// Grants that came too late to be of use.
+    voids: u32,
     /// The place in the line of this process, once it waits.
-    ticket: Option<Ticket>,
+    pub(super) ticket: Option<Ticket>,
     /// It came to the head of the line, and somebody may hold the lock.
     look_first: bool,
-    refusal: Option<Seen>,
-    last_error: Option<Error>,
-    warn_after: Duration,
+    pub(super) refusal: Option<Seen>,
+    pub(super) last_error: Option<Error>,
+    pub(super) warn_after: Duration,
 }
 
 /// What a waiter may do next.
@@ -151,6 +48,14 @@ enum Turn {
     Over,
 }
 
+/// How one round of a wait ended.
+pub(super) enum Round {
+    Done(Obtained),
+    Refused,
+    /// The store was in trouble, or answered too late. Asking again may help.
+    Trouble,
+}
+
 /// How one attempt ended.
 enum Settled {
     Granted(Granted),
@@ -159,7 +64,23 @@ enum Settled {
     Void,
 }
 
-impl Wait<'_> {
+impl<'a> Wait<'a> {
+    pub(super) fn new(family: &'a Arc<Family>, want: Want, patience: Patience) -> Self {
+        Wait {
+            family,
+            want,
+            patience,
+            started: Instant::now(),
+            attempts: 0,
+            voids: 0,
+            ticket: None,
+            look_first: false,
+            refusal: None,
+            last_error: None,
+            warn_after: FIRST_WARNING,
+        }
+    }
+
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
         let asks_once = matches!(self.patience, Patience::Once) || self.want.instead_of.is_some();
@@ -186,7 +107,6 @@ impl Wait<'_> {
     }
 
     fn go_on(&mut self, overall: &Deadline, asks_once: bool) -> Result<Obtained> {
-        let mut voids = 0;
         loop {
             self.family.check_open()?;
             self.check_cancelled()?;
@@ -199,28 +119,16 @@ impl Wait<'_> {
                 }
                 Turn::Given(granted) => self.in_time(granted, overall),
             };
-            match settled {
-                Ok(Settled::Granted(granted)) => match self.granted(granted, overall) {
-                    Err(error) if error.is_retryable() => self.last_error = Some(error),
-                    settled => return settled,
-                },
-                Ok(Settled::Refused(seen)) => {
-                    self.last_error = None;
-                    self.refused(seen)?;
-                    if asks_once {
-                        break;
-                    }
+            match self.settle(settled, overall)? {
+                Round::Done(obtained) => return Ok(obtained),
+                Round::Refused if asks_once => break,
+                Round::Refused => {
                     self.enter();
                     if !self.pause(overall, false) {
                         break;
                     }
                 }
-                Ok(Settled::Void) => {
-                    voids += 1;
-                    overall.wait_for(backoff::retry_delay(voids, overall.remaining(), fastrand::f64()));
-                }
-                Err(error) if error.is_retryable() => self.last_error = Some(error),
-                Err(error) => return Err(error),
+                Round::Trouble => {}
             }
             if overall.is_over() {
                 break;
@@ -274,6 +182,36 @@ impl Wait<'_> {
         Ok(Settled::Void)
     }
 
+    /// Asks until there is an answer, or the attempt gets too old.
+    pub(super) fn round(&mut self, overall: &Deadline) -> Result<Round> {
+        self.family.check_open()?;
+        self.check_cancelled()?;
+        let settled = self.attempt(overall);
+        self.settle(settled, overall)
+    }
+
+    /// What follows from the end of one attempt.
+    fn settle(&mut self, settled: Result<Settled>, overall: &Deadline) -> Result<Round> {
+        match settled {
+            Ok(Settled::Granted(granted)) => match self.granted(granted, overall) {
+                Err(error) if error.is_retryable() => self.last_error = Some(error),
+                settled => return settled.map(Round::Done),
+            },
+            Ok(Settled::Refused(seen)) => {
+                self.last_error = None;
+                self.refused(seen)?;
+                return Ok(Round::Refused);
+            }
+            Ok(Settled::Void) => {
+                self.voids += 1;
+                overall.wait_for(backoff::retry_delay(self.voids, overall.remaining(), fastrand::f64()));
+            }
+            Err(error) if error.is_retryable() => self.last_error = Some(error),
+            Err(error) => return Err(error),
+        }
+        Ok(Round::Trouble)
+    }
+
     fn check_cancelled(&self) -> Result<()> {
         match &self.want.cancel {
             Some(cancel) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled")),
@@ -282,7 +220,7 @@ impl Wait<'_> {
     }
 
     /// The deadline of the whole call.
-    fn overall(&self) -> Deadline {
+    pub(super) fn overall(&self) -> Deadline {
         let deadline = match self.patience {
             Patience::Once => Deadline::after(self.family.options.request_timeout),
             Patience::Until(at) => Deadline::at(at),
@@ -301,7 +239,7 @@ impl Wait<'_> {
     }
 
     /// Why the call ended without the lock.
-    fn ended(&mut self) -> Result<Obtained> {
+    pub(super) fn ended(&mut self) -> Result<Obtained> {
         self.family.check_open()?;
         self.check_cancelled()?;
         match (self.refusal.take(), self.last_error.take()) {
@@ -442,113 +380,17 @@ impl Wait<'_> {
         let mine = |holder: &LockStatus| {
             Some(holder.lock_id()) == self.want.wanted.lock_id.as_deref() && self.held_here(holder.fencing_token())
         };
-        if self.want.instead_of.is_none() && holders.iter().any(mine) {
+        let is_mine = self.want.instead_of.is_none() && holders.iter().any(mine);
+        self.refusal = Some(seen);
+        if is_mine {
             let message = "this client holds it already with the same lock id";
             return Err(Error::new(ErrorKind::AlreadyHeld, message).with_holders(holders));
         }
-        self.refusal = Some(seen);
         Ok(())
     }
 
-    fn held_here(&self, token: u64) -> bool {
+    pub(super) fn held_here(&self, token: u64) -> bool {
         let is_it = |lock: &crate::lock::Lock| lock.key() == self.want.wanted.key && lock.fencing_token() == token;
         self.family.holds().iter().any(|hold| is_it(hold.granted()))
-    }
-
-    /// Looks at the lock from time to time until it seems free or is handed over; false when the call's time is
-    /// over. `at_once`: begins with a look.
-    fn pause(&mut self, overall: &Deadline, at_once: bool) -> bool {
-        // What was just refused is not asked for again at once, however free it looks.
-        let mut looked_free = true;
-        let mut look_now = at_once;
-        loop {
-            let Some(ticket) = &self.ticket else { return true };
-            if ticket.place() > 0 || ticket.is_handed() {
-                return true;
-            }
-            if !std::mem::take(&mut look_now) {
-                self.tell();
-                let free_in = self.free_in().filter(|free| !(looked_free && free.is_zero()));
-                looked_free = false;
-                let poll = &self.family.options.poll;
-                let delay = backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64());
-                let Some(ticket) = &self.ticket else { return true };
-                if !overall.wait_for_or(delay, ticket.nudged()) {
-                    return false;
-                }
-                if ticket.is_handed() {
-                    return true;
-                }
-            }
-            if self.look(overall) {
-                return true;
-            }
-        }
-    }
-
-    /// Reads the lock; whether it is worth asking for.
-    fn look(&mut self, overall: &Deadline) -> bool {
-        self.attempts += 1;
-        let by = overall.clone().within(self.family.options.request_timeout);
-        let which = Which::Key(self.want.wanted.key.clone());
-        match self.family.backend.read(&which, None, false, &by) {
-            Ok(mut page) => {
-                self.last_error = None;
-                self.refusal = page.records.pop().or(self.refusal.take());
-                self.free_in() == Some(Duration::ZERO)
-            }
-            // The attempt that follows tells what is wrong.
-            Err(error) if !error.is_retryable() => true,
-            Err(error) => {
-                self.last_error = Some(error);
-                false
-            }
-        }
-    }
-
-    /// In what time the lock can be free if nobody releases it.
-    fn free_in(&self) -> Option<Duration> {
-        let seen = self.refusal.as_ref()?;
-        let cut = seen.now.minus(self.family.backend.info().grace);
-        transition::free_in(&seen.record, self.want.wanted.mode, self.want.wanted.max_holders, cut)
-    }
-
-    /// Tells everyone who wants to know that the wait goes on.
-    fn tell(&mut self) {
-        let waited = self.started.elapsed();
-        let key = &self.want.wanted.key;
-        self.family.options.observing.tell(&Event::Waited { key, waited });
-        let warn = waited >= self.warn_after;
-        if !warn && self.want.on_wait.is_none() {
-            return;
-        }
-        let holders = self.refusal.as_ref().map(LockStatus::live).unwrap_or_default();
-        if warn {
-            self.warn_after = waited + NEXT_WARNING;
-            let holder = holders.first().map(ToString::to_string).unwrap_or_default();
-            let last_error = self.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
-            log::warn!(
-                target: "leasehold::client",
-                key:?, waited_s = waited.as_secs(), attempts = self.attempts, holder:%, last_error:%;
-                "still waiting for the lock"
-            );
-        }
-        let held_by_this_client = holders.iter().any(|holder| self.held_here(holder.fencing_token()));
-        let waiting = Waiting {
-            key: key.clone(),
-            held_by_this_client,
-            holders,
-            waited,
-            until: match self.patience {
-                Patience::Until(at) => Some(at),
-                _ => None,
-            },
-            attempts: self.attempts,
-            place: self.ticket.as_ref().map_or(0, Ticket::place),
-            last_error: self.last_error.clone(),
-        };
-        if let Some(on_wait) = &mut self.want.on_wait {
-            contained("wait callback", || on_wait(&waiting));
-        }
     }
 }

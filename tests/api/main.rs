@@ -3,8 +3,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod any;
 mod data;
+mod groups;
 mod guards;
+mod listing;
 mod told;
 mod waiting;
 
@@ -47,6 +50,8 @@ fn everything_can_be_shared_between_threads() {
     shared::<LockClient>();
     shared::<leasehold::LockGuard>();
     shared::<leasehold::LockRequest>();
+    shared::<leasehold::LockAnyRequest>();
+    shared::<leasehold::Filter>();
     shared::<leasehold::ClientBuilder>();
     shared::<leasehold::Lock>();
     shared::<leasehold::LossWatch>();

@@ -3,5 +3,6 @@
 
 pub mod asks;
 pub mod bench;
+pub mod between;
 pub mod steps;
 pub mod stores;
