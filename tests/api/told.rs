@@ -130,3 +130,21 @@ fn an_observer_hears_of_every_request_and_event() {
         wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
     });
 }
+
+#[test]
+fn a_guard_that_is_dropped_without_an_answer_ends_every_watch() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).drop_timeout(Duration::from_millis(100));
+        let guard = builder.connect().unwrap().lock("k").unwrap();
+        let (watch, receiver) = (guard.loss(), guard.loss().receiver());
+        faults.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        let (told, tells) = mpsc::channel();
+        let waiting = watch.clone();
+        std::thread::spawn(move || told.send(waiting.wait().is_none()));
+        assert!(tells.recv_timeout(LONG).expect("it waits for what can't come any more"));
+        assert_eq!(receiver.recv_timeout(LONG).unwrap_err().to_string(), "channel is empty and disconnected");
+    });
+}
