@@ -310,6 +310,9 @@ impl Hold {
             "a heartbeat failed and is repeated: {error}"
         );
         state.last_error = Some(error);
+        drop(state);
+        // A warning may have been due already.
+        self.setup.watcher.look_now();
         Beat::Failed
     }
 

@@ -61,8 +61,13 @@ impl Watcher {
         }
         drop(thread);
         self.holds.lock().push(Arc::downgrade(hold));
-        self.send(Message::Look);
+        self.look_now();
         Ok(())
+    }
+
+    /// Looks at everything at once.
+    pub fn look_now(&self) {
+        self.send(Message::Look);
     }
 
     /// Runs a callback of the user's on a thread of its own.

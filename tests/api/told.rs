@@ -148,3 +148,23 @@ fn a_guard_that_is_dropped_without_an_answer_ends_every_watch() {
         assert_eq!(receiver.recv_timeout(LONG).unwrap_err().to_string(), "channel is empty and disconnected");
     });
 }
+
+#[test]
+fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(1));
+        let client = builder.heartbeat(Duration::from_millis(500)).connect().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        let (told, tells) = mpsc::channel();
+        let guard = client
+            .request("k")
+            .warn_before(Duration::from_millis(700))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
+        assert!(guard.loss().wait_timeout(LONG).is_some());
+        tells.recv_timeout(Duration::from_secs(1)).expect("lost without a warning");
+    });
+}
