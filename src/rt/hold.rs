@@ -301,16 +301,18 @@ impl Hold {
     }
 
     fn beat_failed(&self, error: Error) -> Beat {
-        let mut state = self.state.lock();
-        if state.phase != Phase::Held {
-            return Beat::Over;
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held {
+                return Beat::Over;
+            }
+            state.last_error = Some(error.clone());
         }
+        // The logger is the user's: it may be slow, and may ask the guard.
         log::warn!(
             target: "leasehold::heartbeat", key:? = self.granted.key, left_ms = self.remaining().as_millis() as u64;
             "a heartbeat failed and is repeated: {error}"
         );
-        state.last_error = Some(error);
-        drop(state);
         // A warning may have been due already.
         self.setup.watcher.look_now();
         Beat::Failed
