@@ -168,3 +168,18 @@ fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
         tells.recv_timeout(Duration::from_secs(1)).expect("lost without a warning");
     });
 }
+
+#[test]
+fn a_callback_has_the_stack_of_any_thread() {
+    #[inline(never)]
+    fn deep() -> u8 {
+        std::hint::black_box([1_u8; 400 * 1024])[17]
+    }
+    on_every_store(|store| {
+        let (told, tells) = mpsc::channel();
+        let guard = store.client().request("k").on_loss(move |_| told.send(deep()).unwrap()).lock().unwrap();
+        store.clock.advance(Duration::from_secs(21));
+        assert_eq!(tells.recv_timeout(LONG), Ok(1));
+        drop(guard);
+    });
+}
