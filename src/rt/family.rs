@@ -253,6 +253,12 @@ impl Family {
 
 impl Drop for Family {
     fn drop(&mut self) {
+        if !self.is_own_process() {
+            // Its threads and connections do not exist here: they are never dropped.
+            let background = std::mem::take(self.background.get_mut());
+            std::mem::forget((self.backend.clone(), self.watcher.clone(), background));
+            return;
+        }
         self.closing.cancel();
         let now = Instant::now();
         let by = far_from(now, self.options.drop_timeout);
