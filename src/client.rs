@@ -280,7 +280,7 @@ impl LockClient {
     /// `InvalidInput` for a key out of bounds; else what the store says.
     pub fn get(&self, key: &str) -> Result<Option<KeyStatus>> {
         self.family.check_open()?;
-        check_key(key)?;
+        check_key(key).map_err(|error| error.with_store(&self.family.backend.info().label))?;
         let which = Which::Key(key.to_owned());
         let page = self.repeated(|by| self.family.backend.read(&which, None, true, by))?;
         Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))

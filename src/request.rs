@@ -33,6 +33,13 @@ pub enum SameOwner {
     Replace,
 }
 
+/// How the end of a wait was given.
+#[derive(Clone, Copy, Debug)]
+enum AskedWait {
+    For(Duration),
+    Until(Instant),
+}
+
 /// A request for one lock, made by [`LockClient::request`](crate::LockClient::request).
 ///
 /// Nothing is sent before [`lock`](LockRequest::lock), [`try_lock`](LockRequest::try_lock) or
@@ -65,7 +72,7 @@ pub struct LockRequest {
     instead_of: Option<(GrantId, u64)>,
     lease: Option<AskedLease>,
     same_owner: SameOwner,
-    wait: Option<Instant>,
+    wait: Option<AskedWait>,
     cancel: Option<CancelToken>,
     // The mutexes are never locked: they make the request `Sync` without asking that of closures.
     on_wait: Mutex<Option<OnWait>>,
@@ -154,13 +161,13 @@ impl LockRequest {
     /// How long [`lock`](LockRequest::lock) waits while others hold it; zero asks once. Defaults
     /// to no limit.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = Some(far_from(Instant::now(), wait));
+        self.wait = Some(AskedWait::For(wait));
         self
     }
 
     /// Until when [`lock`](LockRequest::lock) waits. Defaults to no limit.
     pub fn wait_until(mut self, until: Instant) -> Self {
-        self.wait = Some(until);
+        self.wait = Some(AskedWait::Until(until));
         self
     }
 
@@ -297,7 +304,11 @@ impl LockRequest {
 
     /// How long [`lock`](LockRequest::lock) goes on.
     pub(crate) fn patience(&self) -> Patience {
-        match self.wait {
+        let until = self.wait.map(|wait| match wait {
+            AskedWait::For(wait) => far_from(Instant::now(), wait),
+            AskedWait::Until(until) => until,
+        });
+        match until {
             None => Patience::Endless,
             Some(until) if until <= Instant::now() => Patience::Once,
             Some(until) => Patience::Until(until),

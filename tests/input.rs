@@ -276,3 +276,15 @@ fn environment_child() {
 fn builder() -> ClientBuilder {
     LockClient::builder("memory:")
 }
+
+#[test]
+fn an_error_does_not_show_a_lock_id() {
+    let client = builder().connect().unwrap();
+    // As it is read from a file: with a line's end.
+    for id in ["correct-horse-battery\n".to_owned(), "correct-horse-battery".repeat(100)] {
+        let error = client.request("k").lock_id(id).try_lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(!format!("{error} {error:?}").contains("horse-battery"), "{error}");
+    }
+    assert!(client.get("").unwrap_err().store().is_some(), "the store is missing");
+}

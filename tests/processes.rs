@@ -9,7 +9,7 @@ use harness::alone::alone;
 use harness::oracle::{Oracle, Resource, assert_rising};
 use harness::process::Worker;
 use harness::{Folder, PATIENCE, SLACK, eventually, millis};
-use leasehold::{ErrorKind, LockClient, LossReason};
+use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest, LossReason};
 
 const LEASE: Duration = millis(2000);
 /// Nobody waits for the end of this one.
@@ -149,13 +149,18 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
             let client = LockClient::builder(url).lease(LEASE).connect().expect("a client");
             let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
             let token = guard.fencing_token();
+            // The last handle of its client, whose watcher runs.
+            let another = LockClient::connect(url).expect("a client");
+            drop(another.lock("another").expect("a lock"));
+            let request = another.request("another");
+            drop(another);
             // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap
             // usable over a fork. Locks that a heartbeat may have held are what the test is about.
             #[allow(unsafe_code)]
             let forked = unsafe { nix::unistd::fork() }.expect("a fork");
             match forked {
                 nix::unistd::ForkResult::Child => {
-                    let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other));
+                    let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other, request));
                     std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
                 }
                 nix::unistd::ForkResult::Parent { child } => {
@@ -175,7 +180,7 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
     });
 }
 
-fn in_the_child(client: LockClient, guard: leasehold::LockGuard, other: leasehold::LockGuard) {
+fn in_the_child(client: LockClient, guard: LockGuard, other: LockGuard, request: LockRequest) {
     let closed = |kind: ErrorKind| assert_eq!(kind, ErrorKind::Closed);
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), Duration::ZERO);
@@ -190,6 +195,12 @@ fn in_the_child(client: LockClient, guard: leasehold::LockGuard, other: leasehol
     closed(client.close().unwrap_err().kind());
     assert!(client.held().is_empty());
     assert!(format!("{guard:?}").contains("is_held: false"));
+    assert!(guard.loss().get().is_none());
+    let started = Instant::now();
+    assert!(guard.loss().wait_timeout(PATIENCE).is_none());
+    assert!(guard.loss().receiver().recv_timeout(PATIENCE).is_err());
+    drop(request);
+    assert!(started.elapsed() < millis(500), "it waited for threads that are not here");
     let started = Instant::now();
     let failed = other.release().unwrap_err();
     closed(failed.error().kind());

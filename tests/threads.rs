@@ -206,6 +206,22 @@ fn an_unanswered_acquire_is_given_up_by_close() {
     });
 }
 
+/// The same when the last handle is dropped: there is one bound for what it leaves to do.
+#[test]
+fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
+    alone("an_unanswered_acquire_is_given_up_by_the_last_drop", || {
+        for round in 0..30 {
+            let store = Store::sqlite();
+            let client = client(&store);
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock_for("job", millis(10)).is_err());
+            drop(client);
+            assert!(store.is_vacant("job"), "a row is left in round {round}");
+            assert_ours(&[]);
+        }
+    });
+}
+
 #[test]
 fn a_release_during_a_heartbeat_ends_it_first() {
     alone("a_release_during_a_heartbeat_ends_it_first", || {

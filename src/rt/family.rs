@@ -253,10 +253,23 @@ impl Family {
 
 impl Drop for Family {
     fn drop(&mut self) {
+        if !self.is_own_process() {
+            // Its threads and connections do not exist here: they are never dropped.
+            let background = std::mem::take(self.background.get_mut());
+            std::mem::forget((self.backend.clone(), self.watcher.clone(), background));
+            return;
+        }
         self.closing.cancel();
+        let now = Instant::now();
+        let by = far_from(now, self.options.drop_timeout);
+        // What was given up without an answer has this time, less a moment to end.
+        let soon = by - by.saturating_duration_since(now) / 10;
+        let background = std::mem::take(self.background.get_mut());
+        for thread in &background {
+            thread.wait_until(soon);
+        }
         self.stop.cancel();
-        let by = far_from(Instant::now(), self.options.drop_timeout);
-        for thread in self.background.get_mut().drain(..) {
+        for thread in background {
             thread.join_by(by);
         }
     }

@@ -94,6 +94,11 @@ impl Hold {
         }
     }
 
+    /// Nobody can release it any more, nor hear that it is lost.
+    pub fn let_go(&self) {
+        self.finish();
+    }
+
     /// Nothing is left to do. Whether that is new.
     fn finish(&self) -> bool {
         let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);

@@ -61,8 +61,13 @@ impl Watcher {
         }
         drop(thread);
         self.holds.lock().push(Arc::downgrade(hold));
-        self.send(Message::Look);
+        self.look_now();
         Ok(())
+    }
+
+    /// Looks at everything at once.
+    pub fn look_now(&self) {
+        self.send(Message::Look);
     }
 
     /// Runs a callback of the user's on a thread of its own.
@@ -137,7 +142,7 @@ fn start(what: &'static str, callback: Callback) {
         let callback = on_thread.lock().take();
         callback.into_iter().for_each(|callback| contained(what, callback));
     };
-    if let Err(error) = Thread::spawn("leasehold-call", body) {
+    if let Err(error) = Thread::spawn_for_user("leasehold-call", body) {
         log::error!(target: "leasehold::watcher", "{error}; the {what} runs on the watcher's thread");
         let callback = slot.lock().take();
         callback.into_iter().for_each(|callback| contained(what, callback));

@@ -176,3 +176,56 @@ fn an_observer_hears_of_every_request_and_event() {
         wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
     });
 }
+
+#[test]
+fn a_guard_that_is_dropped_without_an_answer_ends_every_watch() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).drop_timeout(Duration::from_millis(100));
+        let guard = builder.connect().unwrap().lock("k").unwrap();
+        let (watch, receiver) = (guard.loss(), guard.loss().receiver());
+        faults.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        let (told, tells) = mpsc::channel();
+        let waiting = watch.clone();
+        std::thread::spawn(move || told.send(waiting.wait().is_none()));
+        assert!(tells.recv_timeout(LONG).expect("it waits for what can't come any more"));
+        assert_eq!(receiver.recv_timeout(LONG).unwrap_err().to_string(), "channel is empty and disconnected");
+    });
+}
+
+#[test]
+fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(1));
+        let client = builder.heartbeat(Duration::from_millis(500)).connect().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        let (told, tells) = mpsc::channel();
+        let guard = client
+            .request("k")
+            .warn_before(Duration::from_millis(700))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
+        assert!(guard.loss().wait_timeout(LONG).is_some());
+        tells.recv_timeout(Duration::from_secs(1)).expect("lost without a warning");
+    });
+}
+
+#[test]
+fn a_callback_has_the_stack_of_any_thread() {
+    #[inline(never)]
+    fn deep() -> u8 {
+        std::hint::black_box([1_u8; 400 * 1024])[17]
+    }
+    on_every_store(|store| {
+        let (told, tells) = mpsc::channel();
+        let guard = store.client().request("k").on_loss(move |_| told.send(deep()).unwrap()).lock().unwrap();
+        store.clock.advance(Duration::from_secs(21));
+        assert_eq!(tells.recv_timeout(LONG), Ok(1));
+        drop(guard);
+    });
+}

@@ -162,6 +162,18 @@ fn a_panic_in_the_wait_callback_is_contained() {
 }
 
 #[test]
+fn a_wait_is_counted_from_its_start_and_not_from_the_setter() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let request = store.client().request("k").wait(SHORT);
+        std::thread::sleep(SHORT);
+        let started = Instant::now();
+        assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(started.elapsed() >= SHORT, "it waited {:?}", started.elapsed());
+    });
+}
+
+#[test]
 fn another_process_gets_its_turn_between_the_waiters_of_one() {
     on_every_store(|store| {
         let (client, rival) = (store.client(), store.rival());

@@ -262,3 +262,37 @@ fn b25_time_to_live_and_purge_are_not_needed_for_a_takeover() {
     // The origin of the store's time is its own; only differences count.
     assert!(StoreTime::from_nanos(5).since(StoreTime::from_nanos(7)).is_zero());
 }
+
+/// Lets the test know when a renewal was answered.
+struct Answered(std::sync::atomic::AtomicBool);
+
+impl leasehold::Observer for Answered {
+    fn event(&self, event: &leasehold::Event<'_>) {
+        if let leasehold::Event::Request { operation: leasehold::Operation::Renew, .. } = event {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn b09_what_was_seen_as_lost_is_never_held_again() {
+    let bench = Bench::new();
+    let answered = std::sync::Arc::new(Answered(std::sync::atomic::AtomicBool::new(false)));
+    let client = bench.builder().lease(LONG).observer(answered.clone()).connect().unwrap();
+    for round in 0..1500_u32 {
+        let guard = client.lock("k").unwrap();
+        answered.0.store(false, std::sync::atomic::Ordering::SeqCst);
+        // The heartbeat comes at once; the deadline passes just when it is answered.
+        bench.clock.advance(LONG * 6 / 10);
+        while !answered.0.load(std::sync::atomic::Ordering::SeqCst) {
+            std::hint::spin_loop();
+        }
+        (0..round % 60).for_each(|_| std::hint::spin_loop());
+        bench.clock.advance(LONG * 4 / 10);
+        if !guard.is_held() {
+            for _ in 0..1000 {
+                assert!(!guard.is_held(), "held again in round {round}");
+            }
+        }
+    }
+}
