@@ -12,7 +12,6 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime};
 use std::{env, fs};
 
-use leasehold::LockClient;
 use rusqlite::{Connection, params};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
@@ -64,8 +63,8 @@ fn wrong(message: &str) -> ExitCode {
 /// One worker: locks and counts file after file, beginning with its own quarter.
 fn work(number: &str, job: &Path, folder: &Path) -> Result<()> {
     let number: usize = number.parse()?;
-    let url = format!("sqlite:{}", job.join("locks.db").display());
-    let client = LockClient::builder(url).owner(name(number)).lease(LEASE).poll(POLL).connect()?;
+    let client =
+        leasehold::sqlite::builder(job.join("locks.db")).owner(name(number)).lease(LEASE).poll(POLL).connect()?;
     let results = Results::open(job)?;
     let mut files: Vec<String> = results.rows()?.into_keys().collect();
     // The others stop here until the victim is dead. They leave it a file even if each has one in hand.

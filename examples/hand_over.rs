@@ -11,7 +11,7 @@ use std::thread;
 use leasehold::{Lock, LockClient};
 
 fn client(folder: &Path) -> leasehold::Result<LockClient> {
-    LockClient::connect(&format!("sqlite:{}", folder.join("locks.db").display()))
+    leasehold::sqlite::builder(folder.join("locks.db")).connect()
 }
 
 /// Takes the lock up from its standard input and holds it until that is closed.

@@ -16,8 +16,7 @@ fn write(resource: &Connection, text: &str, token: u64) -> Result<bool, Box<dyn 
 }
 
 fn client(folder: &Path) -> leasehold::Result<LockClient> {
-    let url = format!("sqlite:{}", folder.join("locks.db").display());
-    LockClient::builder(url).lease(std::time::Duration::from_secs(1)).connect()
+    leasehold::sqlite::builder(folder.join("locks.db")).lease(std::time::Duration::from_secs(1)).connect()
 }
 
 #[cfg(unix)]

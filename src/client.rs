@@ -4,21 +4,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Attempt, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
+use crate::backend::{Attempt, Released, Renewal, Renewed, Schema, Which};
 use crate::builder::ClientBuilder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{LockGuard, WithLockError};
-use crate::lease::{Ask, Lease, backoff, transition};
-use crate::lock::{KeyStatus, Lock, LockStatus, Purged};
+use crate::lease::{Ask, Lease, backoff};
+use crate::lock::{KeyStatus, Lock, LockStatus};
 use crate::options::{DEFAULT_LEASE, check_key};
 use crate::request::LockRequest;
+use crate::request_any::LockAnyRequest;
 use crate::rt::deadline::{Deadline, far_from};
 use crate::rt::family::Family;
 
 /// The environment variable that [`LockClient::from_env`] reads.
 pub(crate) const STORE_VARIABLE: &str = "LEASEHOLD_STORE";
-/// Rows that nobody had a grant of for so long may be deleted by a purge.
-const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// A client of one store. Cheap to clone; clones share connections, threads and guards.
 ///
@@ -34,7 +33,7 @@ const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
 /// ```
 #[derive(Clone)]
 pub struct LockClient {
-    family: Arc<Family>,
+    pub(crate) family: Arc<Family>,
 }
 
 impl LockClient {
@@ -173,6 +172,37 @@ impl LockClient {
         LockRequest::new(self.family.clone(), key)
     }
 
+    /// Waits, without limit, until one of the keys is free, and holds that one:
+    /// [`key`](LockGuard::key) of the guard says which. They are tried in random order.
+    ///
+    /// # Errors
+    /// See [`LockAnyRequest::lock`].
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// let _busy = client.lock("gpu-0")?;
+    /// let guard = client.lock_any(["gpu-0", "gpu-1"])?;
+    /// assert_eq!(guard.key(), "gpu-1");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lock_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockGuard> {
+        self.request_any(keys).lock()
+    }
+
+    /// Asks once for each key, in random order, until one is granted; `None` when others hold all.
+    ///
+    /// # Errors
+    /// See [`LockAnyRequest::try_lock`].
+    pub fn try_lock_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Option<LockGuard>> {
+        self.request_any(keys).try_lock()
+    }
+
+    /// A request for whichever of the keys is free first, with everything that can be asked for.
+    pub fn request_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> LockAnyRequest {
+        LockAnyRequest::new(&self.family, keys.into_iter().map(|key| key.as_ref().to_owned()).collect())
+    }
+
     /// Takes up a lock that another guard handed over with
     /// [`into_lock`](LockGuard::into_lock), or that [`acquire`](LockRequest::acquire) gave: a
     /// transfer without a gap, with a new fencing token.
@@ -250,7 +280,7 @@ impl LockClient {
     /// `InvalidInput` for a key out of bounds; else what the store says.
     pub fn get(&self, key: &str) -> Result<Option<KeyStatus>> {
         self.family.check_open()?;
-        check_key(key)?;
+        check_key(key).map_err(|error| error.with_store(&self.family.backend.info().label))?;
         let which = Which::Key(key.to_owned());
         let page = self.repeated(|by| self.family.backend.read(&which, None, true, by))?;
         Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))
@@ -262,44 +292,6 @@ impl LockClient {
             return Vec::new();
         }
         self.family.holds().iter().filter(|hold| hold.is_held()).map(|hold| hold.info()).collect()
-    }
-
-    /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
-    /// had a grant of for 30 days. Only housekeeping: an expired lock is granted without it, and
-    /// tokens go on rising after it.
-    ///
-    /// # Errors
-    /// What the store says. What was freed before stays so.
-    pub fn purge(&self, older_than: Duration) -> Result<Purged> {
-        self.family.check_open()?;
-        let mut purged = Purged::default();
-        let mut from = None;
-        loop {
-            let which = Which::Prefix(String::new());
-            let page = self.repeated(|by| self.family.backend.read(&which, from.clone(), true, by))?;
-            for seen in &page.records {
-                self.purge_row(seen, older_than, &mut purged)?;
-            }
-            match page.next {
-                Some(next) => from = Some(next),
-                None => return Ok(purged),
-            }
-        }
-    }
-
-    fn purge_row(&self, seen: &Seen, older_than: Duration, purged: &mut Purged) -> Result<()> {
-        let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
-        let step = transition::purge(&seen.record, seen.now.minus(older_than), seen.stamp.saturating_sub(idle));
-        let Some(next) = step.record else { return Ok(()) };
-        let new = Some(&next).filter(|_| !step.answer.delete);
-        let swapped = self.repeated(|by| self.family.backend.swap(seen, new, by))?;
-        // Changed, or perhaps so: somebody uses it, and the next purge looks again.
-        if let Swapped::Done = swapped {
-            let key = &seen.record.key;
-            purged.freed.extend(step.answer.freed.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, seen.now)));
-            purged.deleted += usize::from(step.answer.delete);
-        }
-        Ok(())
     }
 
     /// Makes what the store needs (tables, indexes) where it is missing. Says what it did.
@@ -334,11 +326,18 @@ impl LockClient {
     }
 
     /// Repeats a request that was not answered, within the request timeout.
-    fn repeated<T>(&self, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
-        let by = self.family.request_deadline();
+    pub(crate) fn repeated<T>(&self, request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
+        self.repeated_until(&self.family.request_deadline(), request)
+    }
+
+    pub(crate) fn repeated_until<T>(
+        &self,
+        by: &Deadline,
+        mut request: impl FnMut(&Deadline) -> Result<T>,
+    ) -> Result<T> {
         let mut failures = 0;
         loop {
-            let error = match request(&by) {
+            let error = match request(by) {
                 Err(error) if error.is_retryable() => error,
                 answer => return answer,
             };
@@ -350,7 +349,7 @@ impl LockClient {
         }
     }
 
-    fn error(&self, kind: ErrorKind, key: &str, message: &str) -> Error {
+    pub(crate) fn error(&self, kind: ErrorKind, key: &str, message: &str) -> Error {
         Error::new(kind, message).with_key(key).with_store(&self.family.backend.info().label)
     }
 }

@@ -182,6 +182,7 @@ impl Drop for LockGuard {
             log::warn!(target: "leasehold::guard", key:? = self.key();
                 "the lock could not be released and ends with its lease: {error}");
         }
+        self.hold.let_go();
     }
 }
 

@@ -20,8 +20,8 @@
 //!    expired, purged or restarted. Where a row or file was deleted or restored: up to the clock's error.
 //! 3. A granted lock is held for at least its lease, counted from the start of the call, and
 //!    [`is_held`](LockGuard::is_held) is false before a rival can be granted it. Excepted are takeovers on order
-//!    ([`SameOwner::Replace`], [`adopt`](LockClient::adopt)): there the old holder learns at its next heartbeat, and
-//!    until then only the token protects.
+//!    ([`SameOwner::Replace`], [`adopt`](LockClient::adopt), [`unlock`](LockClient::unlock)): there the old holder
+//!    learns at its next heartbeat, and until then only the token protects.
 //! 4. No call outlives its deadline, no drop its bound, and nothing panics across the API.
 //! 5. An error says what was going on, with which key, on which store, and never shows a secret.
 //!
@@ -47,12 +47,16 @@
 //! | from | there | here |
 //! |---|---|---|
 //! | dynamodb-lock-go | `AcquireLock` | [`request(key).owner(..).lease(..)`](LockClient::request) or `.lease_until(..)`, `.same_owner(SameOwner::Replace)`, ended by [`.acquire()`](LockRequest::acquire). Ours refuses a second acquisition unless `Replace` is asked for |
+//! | | `AcquireAnyLock` | [`lock_any`](LockClient::lock_any), [`try_lock_any`](LockClient::try_lock_any), [`request_any`](LockClient::request_any) ended by [`.acquire()`](LockAnyRequest::acquire). Ours tries in random order by default, theirs only where asked: [`.in_order()`](LockAnyRequest::in_order) |
 //! | | `HeartbeatLock` | [`heartbeat`](LockClient::heartbeat) |
 //! | | `StartBackgroundHeartbeats` | the [guard](LockGuard), its [`shared_info`](LockGuard::shared_info) (behind a mutex) and [`loss`](LockGuard::loss) |
 //! | | `ReleaseLock` | [`release`](LockClient::release); kind `Held` where theirs is `UnavailableError` |
 //! | | `GetCurrentLock` | [`get`](LockClient::get) |
 //! | | hand-off by serializing | [`into_lock`](LockGuard::into_lock), [`adopt`](LockClient::adopt): a second adopt of the same data is refused |
 //! | mongo-lock | `XLock`, `SLock` | [`lock`](LockClient::lock), [`lock_shared`](LockClient::lock_shared), [`.max_holders(n)`](LockRequest::max_holders), [`.lock_id(id)`](LockRequest::lock_id) |
+//! | | `Unlock` | [`unlock`](LockClient::unlock) |
+//! | | `Renew` | [`renew`](LockClient::renew); kind `Lost` where theirs is `ErrLockNotFound`. Ours never shortens, and keeps a lock without end as it is |
+//! | | `Status` | [`list`](LockClient::list) with a [`Filter`]; always newest first |
 //! | | locks without TTL | [`.lease_forever()`](LockRequest::lease_forever) |
 //! | | `Purge` | [`purge`](LockClient::purge): frees only what has expired, not all of its group |
 //! | | `CreateIndexes` | [`create_schema`](LockClient::create_schema) |
@@ -73,7 +77,10 @@ mod connect;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 mod error;
+mod filter;
+mod groups;
 mod guard;
+mod housekeeping;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
 mod lock;
@@ -81,6 +88,7 @@ mod loss;
 mod observer;
 mod options;
 mod request;
+mod request_any;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod rt;
 #[cfg(feature = "sqlite")]
@@ -92,12 +100,14 @@ pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
 pub use error::{Error, ErrorKind, Result};
+pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
 pub use lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
 pub use loss::{Loss, LossReason, LossWatch};
 pub use observer::{Event, Observer, Operation};
 pub use parking_lot::Mutex;
 pub use request::{LockRequest, SameOwner};
+pub use request_any::LockAnyRequest;
 pub use waiting::Waiting;
 
 #[doc = include_str!("design.md")]

@@ -71,11 +71,13 @@ impl fmt::Display for LossReason {
 }
 
 /// Tells when a guard's lock is lost. Remembers it, so that a look that comes late sees it too.
+///
+/// In a forked child nothing is held, so nothing is lost: there it is as if the lock was released.
 #[derive(Clone)]
 pub struct LossWatch(Arc<Cell>);
 
-#[derive(Default)]
 struct Cell {
+    pid: u32,
     outcome: Mutex<Outcome>,
     settled: Condvar,
 }
@@ -95,11 +97,19 @@ impl Default for Outcome {
 
 impl LossWatch {
     pub(crate) fn new() -> Self {
-        LossWatch(Arc::default())
+        LossWatch(Arc::new(Cell { pid: std::process::id(), outcome: Mutex::default(), settled: Condvar::new() }))
+    }
+
+    /// In another process nobody tells it anything, and a thread that is not there may hold its mutex.
+    fn is_own_process(&self) -> bool {
+        self.0.pid == std::process::id()
     }
 
     /// The loss, if the lock was lost.
     pub fn get(&self) -> Option<Loss> {
+        if !self.is_own_process() {
+            return None;
+        }
         match &*self.0.outcome.lock() {
             Outcome::Lost(loss) => Some(loss.clone()),
             _ => None,
@@ -113,6 +123,9 @@ impl LossWatch {
 
     /// The same for at most `timeout`.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Loss> {
+        if !self.is_own_process() {
+            return None;
+        }
         let until = far_from(Instant::now(), timeout);
         let mut outcome = self.0.outcome.lock();
         loop {
@@ -132,6 +145,9 @@ impl LossWatch {
     /// without a message when the lock is released or handed over.
     pub fn receiver(&self) -> Receiver<Loss> {
         let (sender, receiver) = crossbeam_channel::bounded(1);
+        if !self.is_own_process() {
+            return receiver;
+        }
         match &mut *self.0.outcome.lock() {
             Outcome::Lost(loss) => drop(sender.try_send(loss.clone())),
             Outcome::Ended => {}

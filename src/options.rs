@@ -115,6 +115,15 @@ impl Terms {
         }
     }
 
+    /// Whether a lock that is asked for at `now` can be held at all: a fixed end may be too close.
+    pub fn leave_time_at(&self, now: BootTime) -> bool {
+        let fits = match self.lease_at(now) {
+            Lease::For(d) => d > self.margin,
+            Lease::Forever => true,
+        };
+        fits && self.first_lease_at(now) > self.first_margin()
+    }
+
     /// The margin of the first lease, which is shorter than the one that follows it.
     pub fn first_margin(&self) -> Duration {
         match self.lease {
@@ -153,13 +162,15 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
 
 /// Checks a text that is stored: 1 to 1,024 bytes without control characters.
 pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
+    // Whoever reads a lock id can release what it names.
+    let most = if field == "lock_id" { 8 } else { 40 };
+    let shown: String = text.chars().take(most).collect();
     if text.is_empty() || text.len() > MAX_TEXT {
-        let shown: String = text.chars().take(40).collect();
         let right = format!("1 to {MAX_TEXT} bytes long ({} given)", text.len());
         return Err(Error::invalid(field, shown, &right));
     }
     if text.chars().any(char::is_control) {
-        return Err(Error::invalid(field, text, "without control characters"));
+        return Err(Error::invalid(field, shown, "without control characters"));
     }
     Ok(())
 }

@@ -17,7 +17,8 @@ use crate::options::{AskedLease, Terms, check_key, check_text};
 use crate::rt::deadline::far_from;
 use crate::rt::family::Family;
 use crate::rt::hold::Callbacks;
-use crate::rt::waiters::{Granted, Obtained, OnWait, Patience, Want, obtain};
+use crate::rt::waiters::obtain;
+use crate::rt::want::{Granted, Obtained, OnWait, Patience, Want, Wanted};
 use crate::waiting::Waiting;
 
 /// What happens to a live exclusive holder with the same owner label.
@@ -30,6 +31,13 @@ pub enum SameOwner {
     /// token protects the resource. Needs an explicit owner, since the default repeats among
     /// threads and containers.
     Replace,
+}
+
+/// How the end of a wait was given.
+#[derive(Clone, Copy, Debug)]
+enum AskedWait {
+    For(Duration),
+    Until(Instant),
 }
 
 /// A request for one lock, made by [`LockClient::request`](crate::LockClient::request).
@@ -54,7 +62,7 @@ pub enum SameOwner {
 /// ```
 #[must_use = "a request does nothing until it is ended by lock(), try_lock() or acquire()"]
 pub struct LockRequest {
-    family: Arc<Family>,
+    pub(crate) family: Arc<Family>,
     key: String,
     mode: Mode,
     max_holders: Option<u32>,
@@ -64,7 +72,7 @@ pub struct LockRequest {
     instead_of: Option<(GrantId, u64)>,
     lease: Option<AskedLease>,
     same_owner: SameOwner,
-    wait: Option<Instant>,
+    wait: Option<AskedWait>,
     cancel: Option<CancelToken>,
     // The mutexes are never locked: they make the request `Sync` without asking that of closures.
     on_wait: Mutex<Option<OnWait>>,
@@ -153,13 +161,13 @@ impl LockRequest {
     /// How long [`lock`](LockRequest::lock) waits while others hold it; zero asks once. Defaults
     /// to no limit.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = Some(far_from(Instant::now(), wait));
+        self.wait = Some(AskedWait::For(wait));
         self
     }
 
     /// Until when [`lock`](LockRequest::lock) waits. Defaults to no limit.
     pub fn wait_until(mut self, until: Instant) -> Self {
-        self.wait = Some(until);
+        self.wait = Some(AskedWait::Until(until));
         self
     }
 
@@ -210,15 +218,9 @@ impl LockRequest {
     /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id;
     /// `InvalidInput` for an argument out of bounds; else what the store says.
     pub fn lock(self) -> Result<LockGuard> {
-        let patience = match self.wait {
-            None => Patience::Endless,
-            Some(until) if until <= Instant::now() => Patience::Once,
-            Some(until) => Patience::Until(until),
-        };
-        self.guard(patience)?.map_err(|(family, seen)| {
-            let message = "others held it until the wait was over";
-            refusal(&family, &seen, ErrorKind::TimedOut, message)
-        })
+        let patience = self.patience();
+        let message = "others held it until the wait was over";
+        self.guard(patience)?.map_err(|refused| refused.error(ErrorKind::TimedOut, message))
     }
 
     /// Asks once; `None` when others hold it.
@@ -239,12 +241,12 @@ impl LockRequest {
     /// # Errors
     /// `Held`, with the holders, when others hold it; else as [`lock`](LockRequest::lock).
     pub fn acquire(self) -> Result<Lock> {
-        let (family, _, _, obtained) = self.obtain(Patience::Once)?;
-        match obtained {
-            Obtained::Granted(Granted { attempt, holder, now, .. }) => {
+        let _call = self.family.obtaining()?;
+        match self.obtain(Patience::Once, false)? {
+            Ok(Obtaining { granted: Granted { attempt, holder, now, .. }, .. }) => {
                 Ok(Lock::new(&attempt.key, attempt.ask.mode, &holder, now))
             }
-            Obtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, "others hold it")),
+            Err(refused) => Err(refused.error(ErrorKind::Held, "others hold it")),
         }
     }
 
@@ -269,41 +271,69 @@ impl LockRequest {
             self.lease.get_or_insert(AskedLease::Forever);
         }
         self.instead_of = Some((lock.grant, lock.token));
-        self.guard(Patience::Once)?
-            .map_err(|(family, seen)| refusal(&family, &seen, ErrorKind::Lost, "it does not stand any more"))
+        let message = "it does not stand any more";
+        self.guard(Patience::Once)?.map_err(|refused| refused.error(ErrorKind::Lost, message))
     }
 
     /// The outer error is one; the inner one says that others hold it.
-    fn guard(self, patience: Patience) -> Result<Result<LockGuard, (Arc<Family>, Seen)>> {
-        let (family, terms, callbacks, obtained) = self.obtain(patience)?;
-        match obtained {
-            Obtained::Granted(granted) => {
+    fn guard(self, patience: Patience) -> Result<Result<LockGuard, Refused>> {
+        let _call = self.family.obtaining()?;
+        // A transfer and a replacement are for the holder itself, whoever waits.
+        let stands_back = self.instead_of.is_none() && self.same_owner == SameOwner::Respect;
+        match self.obtain(patience, stands_back)? {
+            Ok(Obtaining { family, granted, terms, callbacks }) => {
                 let hold = family.hold(granted, terms, callbacks)?;
                 Ok(Ok(LockGuard::new(hold, family)))
             }
-            Obtained::Refused(seen) => Ok(Err((family, seen))),
+            Err(refused) => Ok(Err(refused)),
         }
     }
 
     /// Checks everything, then asks.
-    fn obtain(mut self, patience: Patience) -> Result<(Arc<Family>, Terms, Callbacks, Obtained)> {
+    fn obtain(mut self, patience: Patience, stands_back: bool) -> Result<Result<Obtaining, Refused>> {
         let family = self.family.clone();
         family.check_open()?;
         let terms = self.check().map_err(|error| error.with_store(&family.backend.info().label))?;
+        let key = self.key.clone();
+        let (want, callbacks) = self.want(terms, stands_back);
+        Ok(match obtain(&family, want, patience)? {
+            Obtained::Granted(granted) => Ok(Obtaining { family, granted, terms, callbacks }),
+            Obtained::Refused(seen) => Err(Refused { family, key, seen }),
+        })
+    }
+
+    /// How long [`lock`](LockRequest::lock) goes on.
+    pub(crate) fn patience(&self) -> Patience {
+        let until = self.wait.map(|wait| match wait {
+            AskedWait::For(wait) => far_from(Instant::now(), wait),
+            AskedWait::Until(until) => until,
+        });
+        match until {
+            None => Patience::Endless,
+            Some(until) if until <= Instant::now() => Patience::Once,
+            Some(until) => Patience::Until(until),
+        }
+    }
+
+    /// What is asked for, once it is checked.
+    pub(crate) fn want(self, terms: Terms, stands_back: bool) -> (Want, Callbacks) {
+        let family = self.family;
         let want = Want {
-            labels: family.labels(self.owner, self.comment),
-            key: self.key,
-            mode: self.mode,
-            lock_id: self.lock_id,
-            max_holders: self.max_holders,
-            replace_same_owner: self.same_owner == SameOwner::Replace,
+            wanted: Wanted {
+                labels: family.labels(self.owner, self.comment),
+                key: self.key,
+                mode: self.mode,
+                lock_id: self.lock_id,
+                max_holders: self.max_holders,
+                replace_same_owner: self.same_owner == SameOwner::Replace,
+                terms,
+            },
             instead_of: self.instead_of,
-            terms,
+            stands_back,
             cancel: self.cancel,
             on_wait: self.on_wait.into_inner(),
         };
-        let obtained = obtain(&family, want, patience)?;
-        Ok((family, terms, self.callbacks.into_inner(), obtained))
+        (want, self.callbacks.into_inner())
     }
 
     fn check(&mut self) -> Result<Terms> {
@@ -312,7 +342,8 @@ impl LockRequest {
         self.check_rest().map_err(|error| error.with_key(&self.key))
     }
 
-    fn check_rest(&mut self) -> Result<Terms> {
+    /// Everything but the key.
+    pub(crate) fn check_rest(&mut self) -> Result<Terms> {
         for (field, text) in [("owner", &self.owner), ("comment", &self.comment), ("lock_id", &self.lock_id)] {
             text.iter().try_for_each(|text| check_text(field, text))?;
         }
@@ -345,12 +376,32 @@ impl LockRequest {
     }
 }
 
-/// The error that says who holds the lock.
-fn refusal(family: &Family, seen: &Seen, kind: ErrorKind, message: &str) -> Error {
-    let holders = LockStatus::live(seen);
-    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
-    let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
-    Error::new(kind, message).with_key(&seen.record.key).with_store(&family.backend.info().label).with_holders(holders)
+/// A grant, with what its guard needs.
+struct Obtaining {
+    family: Arc<Family>,
+    granted: Granted,
+    terms: Terms,
+    callbacks: Callbacks,
+}
+
+/// Others hold the lock, or wait for it in this process.
+struct Refused {
+    family: Arc<Family>,
+    key: String,
+    seen: Option<Seen>,
+}
+
+impl Refused {
+    /// The error that says who holds the lock, as far as that was seen.
+    fn error(self, kind: ErrorKind, message: &str) -> Error {
+        let holders = self.seen.as_ref().map(LockStatus::live).unwrap_or_default();
+        let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
+        let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
+        Error::new(kind, message)
+            .with_key(&self.key)
+            .with_store(&self.family.backend.info().label)
+            .with_holders(holders)
+    }
 }
 
 impl fmt::Debug for LockRequest {

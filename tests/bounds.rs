@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use harness::process::Worker;
 use harness::{Folder, PATIENCE, SLACK, Store, eventually, millis, within};
 use leasehold::internals::backend::fault::{Call, Fault};
-use leasehold::{CancelToken, ErrorKind, LockClient, LossReason};
+use leasehold::{CancelToken, ErrorKind, Filter, LockClient, LossReason};
 
 /// One request.
 const REQUEST: Duration = millis(400);
@@ -85,6 +85,30 @@ fn no_look_and_no_purge_outlives_its_deadline() {
     under_each_fault(Call::Swap, REQUEST, |store, client| {
         expired(store);
         drop(client.purge(Duration::ZERO));
+    });
+}
+
+#[test]
+fn no_call_on_several_locks_outlives_its_deadline() {
+    let held = |store: &Store| store.bystander().request("data").lock_id("group").acquire().expect("a lock");
+    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.list(&Filter::new())));
+    for kind in [Call::Read, Call::Swap] {
+        under_each_fault(kind, REQUEST, |store, client| {
+            held(store);
+            drop(client.renew("group", LONG));
+        });
+        under_each_fault(kind, REQUEST, |store, client| {
+            held(store);
+            drop(client.unlock("group"));
+        });
+    }
+    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.try_lock_any(["a", "b", "c"])));
+    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| {
+        drop(client.request_any(["d", "e"]).wait(2 * REQUEST).lock());
+    });
+    under_each_fault(Call::Read, 2 * REQUEST, |store, client| {
+        let _held = ["f", "g"].map(|key| store.bystander().lock(key).expect("a lock"));
+        drop(client.request_any(["f", "g"]).wait(2 * REQUEST).lock());
     });
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Whoever adds an example names it here and runs it below.
-const EXAMPLES: [&str; 5] = ["batch_job", "hand_over", "hello", "lost_lock", "shared_readers"];
+const EXAMPLES: [&str; 6] = ["batch_job", "hand_over", "hello", "lost_lock", "observer", "shared_readers"];
 /// No example takes more than a few seconds; one that hangs shall not hang the tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -91,6 +91,11 @@ fn hello() {
 fn shared_readers() {
     run("shared_readers", &[])
         .proves("3 readers at once, the fourth refused, the writer granted after the last reader");
+}
+
+#[test]
+fn observer() {
+    run("observer", &[]).proves("5 locks granted, 4 released and 1 lost, as the observer was told");
 }
 
 #[test]

@@ -95,6 +95,29 @@ fn numbers_of_a_client() {
 }
 
 #[test]
+fn the_bounds_themselves_are_accepted() {
+    let (secs, ms) = (Duration::from_secs, Duration::from_millis);
+    let client = builder().owner("o".repeat(1024)).lease(ms(100)).poll(ms(1)..=ms(1)).connect().unwrap();
+    client.request("k").lease(30 * DAY).acquire().unwrap();
+    builder().lease(secs(10)).heartbeat(secs(5)).connect().unwrap();
+    let margin = |margin| builder().lease(secs(10)).heartbeat(secs(5)).margin(margin).connect();
+    margin(secs(5) - ms(1)).unwrap();
+    refused(margin(secs(5)), ErrorKind::InvalidInput, &["margin", "5s"]);
+    // A margin counts from the first lease on, however long it is.
+    let client = builder().lease(secs(60)).margin(secs(20)).connect().unwrap();
+    assert!(client.lock("k").unwrap().remaining() <= secs(40));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn whoever_says_nothing_is_named_after_host_and_process() {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let lock = builder().connect().unwrap().request("k").acquire().unwrap();
+    assert_eq!(lock.host(), Some(host.trim_end()));
+    assert_eq!(lock.owner(), format!("{}:{}", host.trim_end(), std::process::id()));
+}
+
+#[test]
 fn limits_and_owners() {
     request_refused(|request| request.max_holders(0), "k", &["max_holders", "at least 1"]);
     request_refused(|request| request.same_owner(SameOwner::Replace), "k", &["same_owner", "explicit owner"]);
@@ -137,6 +160,23 @@ fn store_urls() {
 }
 
 #[test]
+fn a_hint_names_what_is_at_most_two_letters_away() {
+    let hint = |scheme: &str| {
+        let text = LockClient::connect(&format!("{scheme}:x")).unwrap_err().to_string();
+        text.split_once("did you mean \"").map(|(_, rest)| rest.split('"').next().unwrap().to_owned())
+    };
+    for near in ["sqllite", "sqlit", "qlite", "xsqlite", "sqlite33", "lite", "sxlixe", "xxlite", "sqlixx", "qlitex"] {
+        assert_eq!(hint(near).as_deref(), Some("sqlite"), "{near}");
+    }
+    for near in ["memroy", "yemory", "memo", "mmoryx", "xmemry"] {
+        assert_eq!(hint(near).as_deref(), Some("memory"), "{near}");
+    }
+    for far in ["ite", "sqlite333", "xxxite", "sqlxxx", "sqlight", "xxqlite2", "mem", "emoryxx", "redis", "s", ""] {
+        assert_eq!(hint(far), None, "{far}");
+    }
+}
+
+#[test]
 fn a_bad_option_is_refused_before_a_file_is_made() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
@@ -156,6 +196,26 @@ fn urls_lead_to_the_file_that_they_name() {
     leasehold::sqlite::builder(at("50%41?.db")).connect().unwrap();
     for name in ["a b.db", "absolute.db", "50%41?.db"] {
         assert!(at(name).exists(), "{name}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn the_options_of_a_url_are_followed() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    for (n, (options, wanted)) in [
+        ("mode=0660", 0o660),
+        ("mode=606&unsafe_fs=0", 0o606),
+        ("unsafe_fs=true&mode=0644", 0o644),
+        ("unsafe_fs=1", 0o600),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = folder.path().join(format!("{n}.db"));
+        LockClient::connect(&format!("sqlite:{}?{options}", path.display())).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, wanted, "{options}");
     }
 }
 
@@ -215,4 +275,16 @@ fn environment_child() {
 
 fn builder() -> ClientBuilder {
     LockClient::builder("memory:")
+}
+
+#[test]
+fn an_error_does_not_show_a_lock_id() {
+    let client = builder().connect().unwrap();
+    // As it is read from a file: with a line's end.
+    for id in ["correct-horse-battery\n".to_owned(), "correct-horse-battery".repeat(100)] {
+        let error = client.request("k").lock_id(id).try_lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(!format!("{error} {error:?}").contains("horse-battery"), "{error}");
+    }
+    assert!(client.get("").unwrap_err().store().is_some(), "the store is missing");
 }

@@ -41,8 +41,9 @@ fn a_grant_id_shows_eight_digits() {
     let id = GrantId::from_text("0123456789abcdef");
     assert_eq!((id.as_str(), id.short(), format!("{id:?}").as_str()), ("0123456789abcdef", "01234567", "01234567"));
     assert_eq!(GrantId::from_text("short").short(), "short");
-    // The eighth byte is inside a letter: nothing is cut there.
-    assert_eq!(GrantId::from_text("1234567ß9").short(), "1234567ß9");
+    // The eighth byte is inside a letter: nothing more is shown for that.
+    assert_eq!(GrantId::from_text("1234567ß9").short(), "1234567ß");
+    assert_eq!(GrantId::from_text("ßßßßßßßßß").short(), "ßßßßßßßß");
 }
 
 #[test]
@@ -97,4 +98,15 @@ fn a_repeat_leaves_time_for_two_more() {
 fn a_heartbeat_has_ten_percent_of_jitter() {
     let drawn = [0.0, 0.5, 1.0].map(|random| with_jitter(ms(1000), random).as_millis());
     assert_eq!(drawn, [900, 1000, 1100]);
+}
+
+#[test]
+fn a_poll_may_be_as_long_as_one_likes() {
+    for waited in [0, 61, 601] {
+        for random in [0.0, 0.5, 1.0] {
+            let drawn = poll_delay(&(ms(1)..=Duration::MAX), Duration::from_secs(waited), None, random);
+            assert!(drawn >= ms(1));
+            poll_delay(&(Duration::MAX..=Duration::MAX), Duration::from_secs(waited), None, random);
+        }
+    }
 }

@@ -9,7 +9,7 @@ use harness::alone::alone;
 use harness::oracle::{Oracle, Resource, assert_rising};
 use harness::process::Worker;
 use harness::{Folder, PATIENCE, SLACK, eventually, millis};
-use leasehold::{ErrorKind, LockClient, LossReason};
+use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest, LossReason};
 
 const LEASE: Duration = millis(2000);
 /// Nobody waits for the end of this one.
@@ -70,6 +70,20 @@ fn a_killed_holder_is_taken_over_by_a_process_that_asks_only_once() {
         let mut late = Worker::start(&folder.url(), LEASE);
         assert!(late.token("try job") > old);
     }
+}
+
+/// Asking all the time gets it no earlier than waiting for it.
+#[test]
+fn a_killed_holder_is_not_taken_over_before_the_end_of_its_lease() {
+    let folder = Folder::new();
+    let mut holder = Worker::start(&folder.url(), LEASE);
+    holder.token("lock job");
+    holder.kill();
+    let client = bystander(&folder.url());
+    let (left, seen) = left(&client, "job");
+    eventually("it is taken over", || client.try_lock("job").expect("an answer").is_some());
+    let took = seen.elapsed();
+    assert!(took + millis(20) >= left, "taken after {took:?}, with {left:?} left");
 }
 
 #[test]
@@ -135,13 +149,18 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
             let client = LockClient::builder(url).lease(LEASE).connect().expect("a client");
             let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
             let token = guard.fencing_token();
+            // The last handle of its client, whose watcher runs.
+            let another = LockClient::connect(url).expect("a client");
+            drop(another.lock("another").expect("a lock"));
+            let request = another.request("another");
+            drop(another);
             // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap
             // usable over a fork. Locks that a heartbeat may have held are what the test is about.
             #[allow(unsafe_code)]
             let forked = unsafe { nix::unistd::fork() }.expect("a fork");
             match forked {
                 nix::unistd::ForkResult::Child => {
-                    let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other));
+                    let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other, request));
                     std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
                 }
                 nix::unistd::ForkResult::Parent { child } => {
@@ -161,7 +180,7 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
     });
 }
 
-fn in_the_child(client: LockClient, guard: leasehold::LockGuard, other: leasehold::LockGuard) {
+fn in_the_child(client: LockClient, guard: LockGuard, other: LockGuard, request: LockRequest) {
     let closed = |kind: ErrorKind| assert_eq!(kind, ErrorKind::Closed);
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), Duration::ZERO);
@@ -176,6 +195,12 @@ fn in_the_child(client: LockClient, guard: leasehold::LockGuard, other: leasehol
     closed(client.close().unwrap_err().kind());
     assert!(client.held().is_empty());
     assert!(format!("{guard:?}").contains("is_held: false"));
+    assert!(guard.loss().get().is_none());
+    let started = Instant::now();
+    assert!(guard.loss().wait_timeout(PATIENCE).is_none());
+    assert!(guard.loss().receiver().recv_timeout(PATIENCE).is_err());
+    drop(request);
+    assert!(started.elapsed() < millis(500), "it waited for threads that are not here");
     let started = Instant::now();
     let failed = other.release().unwrap_err();
     closed(failed.error().kind());

@@ -32,6 +32,8 @@ pub enum Call {
 pub enum Fault {
     /// It fails and the store never sees it.
     FailBefore,
+    /// The store says no, and a repeat would not help.
+    Refuse,
     /// The store does it, the answer is lost.
     ApplyThenFail,
     /// The store does it, no answer comes before the call's deadline.
@@ -125,6 +127,8 @@ impl Faulty {
         };
         match fault {
             Fault::FailBefore => Err(injected(ErrorKind::Store, "the request was not sent")),
+            Fault::Refuse => Err(Error::new(ErrorKind::Permission, "injected fault: the store refused the request")
+                .caused_by(std::io::Error::from(std::io::ErrorKind::PermissionDenied))),
             Fault::ApplyThenFail => {
                 apply()?;
                 unknown(injected(ErrorKind::Ambiguous, "the answer was lost"))

@@ -7,6 +7,8 @@ use std::time::Duration;
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// Repeats after store errors are never further apart.
 const LAST_RETRY: Duration = Duration::from_secs(1);
+/// Nobody sees a longer poll end; the sums below can't overflow.
+const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// When a waiter looks again: at random within `range`, since a release may come at any time,
 /// but at the latest when the lock can be free (`free_in`).
@@ -23,7 +25,7 @@ pub fn poll_delay(
         60..600 => 2,
         _ => 4,
     };
-    let (low, high) = (*range.start(), *range.end());
+    let (low, high) = ((*range.start()).min(LONGEST_POLL), (*range.end()).min(LONGEST_POLL));
     let drawn = (low + high.saturating_sub(low).mul_f64(random)) * slower;
     free_in.map_or(drawn, |free| drawn.min(free))
 }

@@ -108,7 +108,8 @@ impl GrantId {
 
     /// The first eight digits, for people.
     pub fn short(&self) -> &str {
-        self.0.get(..8).unwrap_or(&self.0)
+        let end = self.0.char_indices().nth(8).map_or(self.0.len(), |(at, _)| at);
+        self.0.get(..end).unwrap_or_default()
     }
 }
 

@@ -46,11 +46,11 @@ pub struct Step<A> {
 }
 
 impl<A> Step<A> {
-    fn keep(answer: A) -> Self {
+    pub(super) fn keep(answer: A) -> Self {
         Step { answer, record: None }
     }
 
-    fn write(answer: A, mut record: LockRecord) -> Self {
+    pub(super) fn write(answer: A, mut record: LockRecord) -> Self {
         record.version += 1;
         Step { answer, record: Some(record) }
     }

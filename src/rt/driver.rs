@@ -56,7 +56,7 @@ impl<C: 'static> Driver<C> {
         let (ready, made) = crossbeam_channel::bounded(1);
         // Disconnected when the caller is gone.
         let (waiting, gone) = oneshot::channel();
-        Thread::spawn_with_stack("leasehold-driver", STACK, move || {
+        Thread::spawn_with(STACK, "leasehold-driver", move || {
             let runtime = match Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {

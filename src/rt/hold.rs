@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 
 use super::clock::{BootTime, Clock};
 use super::deadline::Deadline;
+use super::queue::Queues;
 use super::thread::Thread;
-use super::waiters::{Granted, local_end};
+use super::want::{Chain, Granted, local_end};
 use super::watcher::Watcher;
 use crate::backend::{Attempt, Backend, Renewal, Renewed, Seen, Which};
 use crate::cancel::CancelToken;
@@ -31,6 +32,7 @@ pub struct Setup {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
     pub watcher: Arc<Watcher>,
+    pub queues: Arc<Queues>,
     pub observing: Observing,
     pub terms: Terms,
     pub request_timeout: Duration,
@@ -51,15 +53,18 @@ pub struct Hold {
     /// The lock as it was granted; what never changes is read from here.
     pub(super) granted: Lock,
     pub(super) granted_at: BootTime,
+    pub(super) chain: Chain,
     pid: u32,
-    /// Until when the holder counts itself as such, in boot time; zero once it does not. Written
-    /// under `state`, read without it.
+    /// Until when the holder counts itself as such, in boot time; zero once it does not. Raised
+    /// only under `state` and while it is still to come.
     held_until: AtomicU64,
     pub(super) state: Mutex<State>,
     /// Held by whoever sends a request.
     pub(super) attempt: Mutex<Attempt>,
     /// For the release when a heartbeat hangs with `attempt`.
     pub(super) spare: Mutex<Attempt>,
+    /// A hand-over of which nobody knows whether it happened, and which was not given up yet.
+    pub(super) handed: Mutex<Option<Attempt>>,
     /// What the user sees. Never waited for.
     shown: Arc<Mutex<Lock>>,
     pub(super) loss: LossWatch,
@@ -109,11 +114,12 @@ enum Answer {
 impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
-        let Granted { attempt, holder, now, held_until } = granted;
+        let Granted { attempt, holder, now, held_until, chain } = granted;
         let lock = Lock::new(&attempt.key, attempt.ask.mode, &holder, now);
         let (beat_now, beats) = crossbeam_channel::bounded(1);
         Arc::new(Hold {
             granted_at: setup.clock.now(),
+            chain,
             pid: std::process::id(),
             held_until: AtomicU64::new(held_until.as_nanos()),
             shown: Arc::new(Mutex::new(lock.clone())),
@@ -128,6 +134,7 @@ impl Hold {
             granted: lock,
             spare: Mutex::new(attempt.without_native()),
             attempt: Mutex::new(attempt),
+            handed: Mutex::new(None),
             loss: LossWatch::new(),
             stop: CancelToken::new(),
             beat_now,
@@ -170,12 +177,26 @@ impl Hold {
 
     /// No I/O, no mutex, no thread: one clock and one number, right after a suspend, too.
     pub fn is_held(&self) -> bool {
-        self.setup.clock.now() < self.held_until() && self.is_own_process()
+        self.is_own_process() && self.is_running()
+    }
+
+    /// Whether the deadline is still to come. What was told to be over stays so, also for a renewal that is
+    /// being answered just now.
+    fn is_running(&self) -> bool {
+        let mut until = self.held_until();
+        while self.setup.clock.now() >= until {
+            let over = BootTime::PAST.as_nanos();
+            match self.held_until.compare_exchange(until.as_nanos(), over, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return false,
+                Err(renewed) => until = BootTime::from_nanos(renewed),
+            }
+        }
+        true
     }
 
     /// What is left until it counts itself as lost.
     pub fn remaining(&self) -> Duration {
-        if self.is_own_process() { self.held_until().since(self.setup.clock.now()) } else { Duration::ZERO }
+        if self.is_held() { self.held_until().since(self.setup.clock.now()) } else { Duration::ZERO }
     }
 
     fn held_until(&self) -> BootTime {
@@ -252,7 +273,11 @@ impl Hold {
             if state.phase != Phase::Held {
                 return Beat::Over;
             }
-            self.held_until.fetch_max(held_until.as_nanos(), Ordering::SeqCst);
+            if !self.extend(held_until) {
+                drop(state);
+                self.expire();
+                return Beat::Over;
+            }
             state.last_error = None;
             let wall = SystemTime::now();
             state.lock.renewed = Some(wall);
@@ -263,16 +288,33 @@ impl Hold {
         Beat::Renewed
     }
 
+    /// Sets the deadline anew, unless it has passed. Call it under `state`.
+    fn extend(&self, held_until: BootTime) -> bool {
+        let extended = |before: u64| match self.setup.terms.lease {
+            // A lock without end may have been given one by whoever knows it, and is not renewed.
+            Lease::Forever => held_until.as_nanos(),
+            Lease::For(_) => held_until.as_nanos().max(before),
+        };
+        let still_to_come = |before| self.setup.clock.now() < BootTime::from_nanos(before);
+        let update = |before| still_to_come(before).then(|| extended(before));
+        self.held_until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update).is_ok()
+    }
+
     fn beat_failed(&self, error: Error) -> Beat {
-        let mut state = self.state.lock();
-        if state.phase != Phase::Held {
-            return Beat::Over;
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held {
+                return Beat::Over;
+            }
+            state.last_error = Some(error.clone());
         }
+        // The logger is the user's: it may be slow, and may ask the guard.
         log::warn!(
             target: "leasehold::heartbeat", key:? = self.granted.key, left_ms = self.remaining().as_millis() as u64;
             "a heartbeat failed and is repeated: {error}"
         );
-        state.last_error = Some(error);
+        // A warning may have been due already.
+        self.setup.watcher.look_now();
         Beat::Failed
     }
 

@@ -10,6 +10,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Enough for a request to an embedded store; ten thousand guards must fit.
 const STACK: usize = 256 * 1024;
+/// What code of the user's may expect, as on any thread of the standard library.
+const USERS_STACK: usize = 2 * 1024 * 1024;
 
 /// A thread of ours.
 #[derive(Debug)]
@@ -22,11 +24,16 @@ pub struct Thread {
 impl Thread {
     /// Starts a thread with a name that `ps -L` and debuggers show.
     pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
-        Thread::spawn_with_stack(name, STACK, body)
+        Thread::spawn_with(STACK, name, body)
+    }
+
+    /// The same for code of the user's.
+    pub fn spawn_for_user(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
+        Thread::spawn_with(USERS_STACK, name, body)
     }
 
     /// The same with a stack of this size, of which only what is used costs memory.
-    pub fn spawn_with_stack(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
+    pub fn spawn_with(stack: usize, name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
         let (running, over) = crossbeam_channel::bounded(0);
         let builder = Builder::new().name(name.to_owned()).stack_size(stack);
         let handle = builder

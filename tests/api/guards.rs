@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use leasehold::{ErrorKind, LossReason, Mode, SameOwner};
+use leasehold::{ErrorKind, LockGuard, LossReason, Mode, SameOwner};
 
 use crate::{LONG, MINUTE, on_every_store, wait_until};
 
@@ -97,7 +97,9 @@ fn a_long_lease_stands_after_the_first_renewal() {
         let guard = client.request("k").lease(Duration::from_secs(8 * 3600)).lock().unwrap();
         let left = client.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
         assert!(left > Duration::from_secs(8 * 3600 - 60), "{left:?}");
+        // Less a margin of a tenth.
         assert!(guard.remaining() > Duration::from_secs(7 * 3600));
+        assert!(guard.remaining() <= Duration::from_secs(8 * 3600 * 9 / 10));
     });
 }
 
@@ -197,6 +199,40 @@ fn whoever_is_adopted_from_is_lost_at_its_next_heartbeat() {
 }
 
 #[test]
+fn the_reason_of_a_loss_says_who_took_it_and_whether_anyone_did() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let reason = |guard: &LockGuard| {
+            store.clock.advance(Duration::from_secs(1));
+            guard.loss().wait_timeout(LONG).unwrap().reason
+        };
+
+        let exclusive = client.lock("a").unwrap();
+        rival.release(&exclusive.info()).unwrap();
+        let _shared = rival.lock_shared("a").unwrap();
+        let LossReason::TakenOver { by: Some(by) } = reason(&exclusive) else { panic!() };
+        assert_eq!((by.owner(), by.mode()), ("rival", Mode::Shared));
+
+        let exclusive = client.lock("b").unwrap();
+        rival.release(&exclusive.info()).unwrap();
+        rival.lock("b").unwrap().release().unwrap();
+        assert!(matches!(reason(&exclusive), LossReason::TakenOver { by: None }));
+
+        let shared = client.lock_shared("c").unwrap();
+        rival.release(&shared.info()).unwrap();
+        let _exclusive = rival.lock("c").unwrap();
+        let LossReason::TakenOver { by: Some(by) } = reason(&shared) else { panic!() };
+        assert_eq!((by.owner(), by.mode()), ("rival", Mode::Exclusive));
+
+        // Who shares takes nothing from anyone, however late it came.
+        let shared = client.lock_shared("d").unwrap();
+        let _other = rival.lock_shared("d").unwrap();
+        rival.release(&shared.info()).unwrap();
+        assert!(matches!(reason(&shared), LossReason::ReleasedByOther));
+    });
+}
+
+#[test]
 fn shared_and_endless_locks_are_adopted_as_such() {
     on_every_store(|store| {
         let client = store.client();
@@ -206,5 +242,21 @@ fn shared_and_endless_locks_are_adopted_as_such() {
         assert_eq!(adopted.mode(), Mode::Shared);
         assert!(adopted.info().leased_until().is_none());
         assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 2);
+    });
+}
+
+#[test]
+fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        client.heartbeat(&guard.info(), MINUTE).unwrap();
+        // As long as the guard goes without a look.
+        store.clock.advance(Duration::from_secs(30));
+        wait_until(|| guard.remaining() < MINUTE);
+        store.clock.advance(Duration::from_secs(30));
+        assert!(!guard.is_held());
+        assert!(store.rival().try_lock("k").unwrap().is_some());
+        assert!(matches!(guard.loss().wait_timeout(LONG).unwrap().reason, LossReason::Expired { .. }));
     });
 }

@@ -3,19 +3,21 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod any;
 mod data;
+mod groups;
 mod guards;
+mod listing;
 mod told;
 mod waiting;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::bench::{LONG, wait_until};
 use common::stores::{Opened, stores};
 use leasehold::internals::builder_over;
 use leasehold::{ClientBuilder, LockClient};
 
-/// Long enough for any event on a busy machine; no test waits for it when all is well.
-const LONG: Duration = Duration::from_secs(20);
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Opened {
@@ -47,21 +49,14 @@ fn on_every_store(case: impl Fn(&Opened)) {
     }
 }
 
-/// Waits for what no channel tells.
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < LONG, "it does not happen");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn everything_can_be_shared_between_threads() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<LockClient>();
     shared::<leasehold::LockGuard>();
     shared::<leasehold::LockRequest>();
+    shared::<leasehold::LockAnyRequest>();
+    shared::<leasehold::Filter>();
     shared::<leasehold::ClientBuilder>();
     shared::<leasehold::Lock>();
     shared::<leasehold::LossWatch>();

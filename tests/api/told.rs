@@ -1,11 +1,12 @@
 //! What users are told: loss, warnings, observers.
 
+use std::error::Error;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::builder_over;
-use leasehold::{Event, LossReason, Mutex, Observer};
+use leasehold::{Event, LockGuard, Loss, LossReason, Mutex, Observer};
 
 use crate::{LONG, on_every_store, wait_until};
 
@@ -76,6 +77,51 @@ fn no_warning_comes_while_heartbeats_succeed() {
     });
 }
 
+#[test]
+fn a_loss_says_how_and_after_how_long() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let lost = |guard: &LockGuard| guard.loss().wait_timeout(LONG).unwrap();
+        let taken = client.lock("taken").unwrap();
+        let adopted = rival.adopt(taken.info()).unwrap();
+        let released = client.lock("released").unwrap();
+        rival.release(&released.info()).unwrap();
+        store.clock.advance(Duration::from_secs(1));
+        let by = format!("taken over by \"rival\" (exclusive, token {}, ", adopted.fencing_token());
+        assert!(lost(&taken).to_string().starts_with(&by), "{}", lost(&taken));
+        let after = |loss: &Loss| format!(" after {:.1} s", loss.held_for.as_secs_f64());
+        let loss = lost(&released);
+        assert_eq!(loss.to_string(), format!("released by another{}", after(&loss)));
+        let old = client.lock("old").unwrap();
+        store.clock.advance(Duration::from_secs(21));
+        let loss = lost(&old);
+        assert_eq!(loss.to_string(), format!("expired{}", after(&loss)));
+        assert!(loss.held_for >= Duration::from_secs(21));
+        drop(adopted);
+    });
+}
+
+#[test]
+fn an_error_that_carries_something_reads_like_the_error_that_it_is() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        let is_like = |failed: &dyn Error, error: &leasehold::Error| {
+            assert!(failed.to_string().contains("refused the request"), "{failed}");
+            assert_eq!(failed.to_string(), error.to_string());
+            assert_eq!(failed.source().unwrap().to_string(), error.source().unwrap().to_string());
+        };
+        faults.next(Call::Release, Fault::Refuse);
+        let failed = client.lock("k").unwrap().release().unwrap_err();
+        is_like(&failed, failed.error());
+        drop(failed);
+        faults.next(Call::Acquire, Fault::Refuse);
+        let failed = client.with_lock("k", |_| ()).unwrap_err();
+        is_like(&failed, failed.error());
+    });
+}
+
 #[derive(Default)]
 struct Recorded(Mutex<Vec<String>>);
 
@@ -107,7 +153,7 @@ fn an_observer_hears_of_every_request_and_event() {
         faults.next(Call::Acquire, Fault::ApplyThenFail);
         let guard = client.lock("k").unwrap();
         assert!(client.try_lock("k").unwrap().is_none());
-        guard.ensure_held_for(guard.remaining() + Duration::from_micros(1)).unwrap();
+        let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
         guard.release().unwrap();
         let heard = std::mem::take(&mut *recorded.0.lock());
         let expected = [
@@ -128,5 +174,58 @@ fn an_observer_hears_of_every_request_and_event() {
         store.clock.advance(Duration::from_secs(21));
         guard.loss().wait_timeout(LONG).unwrap();
         wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
+    });
+}
+
+#[test]
+fn a_guard_that_is_dropped_without_an_answer_ends_every_watch() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).drop_timeout(Duration::from_millis(100));
+        let guard = builder.connect().unwrap().lock("k").unwrap();
+        let (watch, receiver) = (guard.loss(), guard.loss().receiver());
+        faults.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        let (told, tells) = mpsc::channel();
+        let waiting = watch.clone();
+        std::thread::spawn(move || told.send(waiting.wait().is_none()));
+        assert!(tells.recv_timeout(LONG).expect("it waits for what can't come any more"));
+        assert_eq!(receiver.recv_timeout(LONG).unwrap_err().to_string(), "channel is empty and disconnected");
+    });
+}
+
+#[test]
+fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(1));
+        let client = builder.heartbeat(Duration::from_millis(500)).connect().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        let (told, tells) = mpsc::channel();
+        let guard = client
+            .request("k")
+            .warn_before(Duration::from_millis(700))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
+        assert!(guard.loss().wait_timeout(LONG).is_some());
+        tells.recv_timeout(Duration::from_secs(1)).expect("lost without a warning");
+    });
+}
+
+#[test]
+fn a_callback_has_the_stack_of_any_thread() {
+    #[inline(never)]
+    fn deep() -> u8 {
+        std::hint::black_box([1_u8; 400 * 1024])[17]
+    }
+    on_every_store(|store| {
+        let (told, tells) = mpsc::channel();
+        let guard = store.client().request("k").on_loss(move |_| told.send(deep()).unwrap()).lock().unwrap();
+        store.clock.advance(Duration::from_secs(21));
+        assert_eq!(tells.recv_timeout(LONG), Ok(1));
+        drop(guard);
     });
 }

@@ -50,6 +50,7 @@ fn a_deadline_that_has_passed_asks_once() {
     on_every_store(|store| {
         let client = store.client();
         assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_some());
+        assert!(client.request("k").wait(Duration::ZERO).lock().is_ok());
         assert!(client.try_lock_until("k", Instant::now()).unwrap().is_some());
         let _held = store.rival().lock("k").unwrap();
         assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_none());
@@ -92,6 +93,41 @@ fn a_wait_for_oneself_goes_on_with_a_hint() {
 }
 
 #[test]
+fn a_waiter_hears_how_often_it_asked_and_until_when_it_waits() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let poll = Duration::from_millis(5);
+        let client = store.builder().poll(poll..=poll).connect().unwrap();
+        let (told, tells) = mpsc::channel();
+        let (cancel, until) = (CancelToken::new(), Instant::now() + LONG);
+        let request = client.request("k").wait_until(until).cancel(&cancel);
+        let cancelled = request.on_wait(move |waiting| {
+            told.send((waiting.attempts, waiting.until)).unwrap();
+            if waiting.attempts >= 4 {
+                cancel.cancel();
+            }
+        });
+        assert_eq!(cancelled.lock().unwrap_err().kind(), ErrorKind::Cancelled);
+        let heard: Vec<_> = tells.iter().collect();
+        assert_eq!(heard, (1..=4).map(|asked| (asked, Some(until))).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn only_the_same_key_and_token_are_a_hold_of_this_client() {
+    on_every_store(|store| {
+        // Without a wall clock the tokens of each key count from one.
+        store.clock.set_wall_offset(i64::MIN);
+        let (client, rival) = (store.client(), store.rival());
+        let elsewhere = client.lock("elsewhere").unwrap();
+        let theirs = rival.request("k").shared().lock_id("group").lock().unwrap();
+        let mine = client.lock_shared("k").unwrap();
+        assert_eq!((elsewhere.fencing_token(), theirs.fencing_token(), mine.fencing_token()), (1, 1, 2));
+        assert!(client.request("k").lock_id("group").try_lock().unwrap().is_none(), "waiting for another is fine");
+    });
+}
+
+#[test]
 fn a_waiter_takes_over_at_the_end_of_the_lease_however_seldom_it_polls() {
     on_every_store(|store| {
         let lock = store.rival().request("k").lease(store.short_lease()).acquire().unwrap();
@@ -122,5 +158,40 @@ fn a_panic_in_the_wait_callback_is_contained() {
         let _held = store.rival().lock("k").unwrap();
         let request = store.client().request("k").wait(SHORT).on_wait(|_| panic!("on purpose"));
         assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
+    });
+}
+
+#[test]
+fn a_wait_is_counted_from_its_start_and_not_from_the_setter() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let request = store.client().request("k").wait(SHORT);
+        std::thread::sleep(SHORT);
+        let started = Instant::now();
+        assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(started.elapsed() >= SHORT, "it waited {:?}", started.elapsed());
+    });
+}
+
+#[test]
+fn another_process_gets_its_turn_between_the_waiters_of_one() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                        let guard = client.lock("k").unwrap();
+                        std::thread::sleep(Duration::from_millis(2));
+                        drop(guard);
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            let got = rival.try_lock_for("k", Duration::from_secs(8)).unwrap().is_some();
+            over.store(true, std::sync::atomic::Ordering::SeqCst);
+            assert!(got, "the waiters of one process starve all others");
+        });
     });
 }

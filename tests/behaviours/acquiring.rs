@@ -16,7 +16,8 @@ fn b02_a_request_that_the_network_doubles_is_no_failure() {
     bench.faults.next(Call::Acquire, Fault::Twice);
     let guard = client.lock("k").unwrap();
     bench.faults.next(Call::Renew, Fault::Twice);
-    guard.ensure_held_for(guard.remaining() + Duration::from_micros(1)).unwrap();
+    let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
+    assert!(guard.info().renewed().is_some() && guard.is_held());
     bench.faults.next(Call::Release, Fault::Twice);
     // The second copy finds nothing, and that is told: it could be an operator's release.
     let _ = guard.release();
@@ -54,6 +55,70 @@ fn b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up() {
     assert!(client.try_lock_for("k", Duration::from_millis(400)).unwrap().is_none());
     wait_until(|| bench.faults.count(Call::Release) > 0);
     drop(held);
+}
+
+#[test]
+fn b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not_before() {
+    let bench = Bench::new();
+    let client = bench.builder().request_timeout(Duration::from_millis(10)).connect().unwrap();
+    bench.faults.always(Call::Acquire, Fault::HangBefore);
+    let waiter = std::thread::spawn(move || client.lock("k").map(drop));
+    bench.wait_for_call(Call::Acquire, 3);
+    assert_eq!(bench.faults.count(Call::Release), 0, "it was given up too early");
+    bench.clock.advance(Duration::from_secs(11));
+    bench.wait_for_call(Call::Release, 0);
+    // Then it is asked for anew.
+    bench.faults.heal();
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
+fn b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background() {
+    let bench = Bench::new();
+    let _held = bench.rival().lock("k").unwrap();
+    let client = bench.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    bench.faults.always(Call::Release, Fault::FailBefore);
+    assert!(client.try_lock_for("k", Duration::from_millis(300)).unwrap().is_none());
+    assert_eq!(bench.given_up("k"), 0);
+    bench.faults.heal();
+    wait_until(|| bench.given_up("k") == 1);
+}
+
+#[test]
+fn b03_an_acquire_that_is_refused_for_good_ends_the_call_and_leaves_nothing() {
+    let bench = Bench::new();
+    let client = bench.client();
+    // Its answer was lost, so the lock may be held already.
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    bench.faults.next(Call::Acquire, Fault::Refuse);
+    assert_eq!(client.lock("k").unwrap_err().kind(), ErrorKind::Permission);
+    assert_eq!(bench.faults.count(Call::Acquire), 2);
+    wait_until(|| bench.given_up("k") == 1);
+    assert!(client.get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn b03_a_first_renewal_that_is_refused_for_good_ends_the_call_and_leaves_nothing() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Renew, Fault::Refuse);
+    assert_eq!(client.request("k").lease(60 * MINUTE).lock().unwrap_err().kind(), ErrorKind::Permission);
+    assert!(client.get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn b10_grants_that_come_too_late_are_asked_for_more_and_more_rarely() {
+    let bench = Bench::new();
+    let lease = Duration::from_millis(100);
+    let client = bench.builder().lease(lease).connect().unwrap();
+    for _ in 0..5 {
+        bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(lease));
+    }
+    let started = Instant::now();
+    drop(client.lock("k").unwrap());
+    // Five answers, and five waits, each of at least half of 40, 80, .. 640 ms.
+    assert!(started.elapsed() >= 5 * lease + Duration::from_millis(500), "the repeats do not get rarer");
 }
 
 #[test]
@@ -139,6 +204,71 @@ fn b15_losing_a_race_or_an_error_of_the_store_does_not_end_a_wait() {
 }
 
 #[test]
+fn b15_a_store_that_is_away_is_asked_more_and_more_rarely() {
+    for (call, lease) in [(Call::Acquire, MINUTE), (Call::Renew, 60 * MINUTE)] {
+        let bench = Bench::new();
+        let client = bench.client();
+        bench.faults.always(call, Fault::FailBefore);
+        let started = Instant::now();
+        let waiter = std::thread::spawn(move || client.request("k").lease(lease).lock().map(drop));
+        bench.wait_for_call(call, 5);
+        // Five waits, each of at least half of 40, 80, .. 640 ms.
+        assert!(started.elapsed() >= Duration::from_millis(300), "{call:?} does not get rarer");
+        bench.faults.heal();
+        waiter.join().unwrap().unwrap();
+        assert_eq!(bench.faults.count(Call::Release), 1, "a grant was given up for it");
+    }
+}
+
+#[test]
+fn b15_a_store_that_is_away_for_longer_than_a_lease_does_not_end_a_wait() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(Duration::from_millis(100)).connect().unwrap();
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    let waiter = std::thread::spawn(move || client.lock("k").map(drop));
+    bench.wait_for_call(Call::Acquire, 10);
+    bench.faults.heal();
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
+fn b15_a_takeover_before_the_first_renewal_does_not_end_a_wait() {
+    let bench = Bench::new();
+    let client = bench.builder().request_timeout(LONG).connect().unwrap();
+    let (stuck, until) = crossbeam_channel::bounded::<()>(0);
+    bench.faults.next(Call::Renew, Fault::Stuck(until));
+    let waiter = std::thread::spawn(move || {
+        let guard = client.request("k").lease(60 * MINUTE).lock()?;
+        Ok::<_, leasehold::Error>(guard.fencing_token())
+    });
+    bench.wait_for_call(Call::Renew, 0);
+    bench.store.take_over("k");
+    let taken = bench.rival().get("k").unwrap().unwrap().fencing_token();
+    drop(stuck);
+    bench.wait_for_call(Call::Acquire, 1);
+    bench.store.expire("k");
+    assert!(waiter.join().unwrap().unwrap() > taken);
+}
+
+#[test]
+fn b15_a_poll_that_fails_is_no_reason_to_ask_for_the_lock() {
+    let bench = Bench::new();
+    let held = bench.rival().lock("k").unwrap();
+    let poll = Duration::from_millis(5);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let waiter = std::thread::spawn(move || client.lock("k").map(drop));
+    bench.wait_for_call(Call::Acquire, 0);
+    bench.faults.always(Call::Read, Fault::FailBefore);
+    bench.wait_for_call(Call::Read, bench.faults.count(Call::Read) + 5);
+    assert_eq!(bench.faults.count(Call::Acquire), 1);
+    // What is final is: the request for the lock says it best.
+    bench.faults.always(Call::Read, Fault::Refuse);
+    bench.wait_for_call(Call::Acquire, 1);
+    drop(held);
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
 fn b15_a_wrong_argument_ends_a_wait_at_once() {
     let bench = Bench::new();
     let error = bench.client().request("k").max_holders(0).lock().unwrap_err();
@@ -184,4 +314,22 @@ fn b24_a_grant_found_by_a_repeat_counts_from_the_first_request() {
     let left = guard.remaining();
     let since = bench.clock.now().since(started);
     assert!(left + delay <= Duration::from_secs(9), "{left:?} left {since:?} after the first request");
+}
+
+#[test]
+fn a_lease_with_a_fixed_end_is_not_granted_within_its_margin() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let others = Duration::from_secs(110 * 60);
+    bench.rival().request("k").lease(others).acquire().unwrap();
+    let request = client.request("k").lease_until(std::time::SystemTime::now() + Duration::from_secs(120 * 60));
+    // Its margin is twelve minutes, and only ten are left when the lock is free.
+    let waiter = std::thread::spawn(move || request.lock().map(|guard| guard.is_held()));
+    bench.wait_for_call(Call::Acquire, 0);
+    bench.clock.advance(others);
+    match waiter.join().unwrap() {
+        Ok(held) => assert!(held, "the guard was lost before it was returned"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut),
+    }
+    assert!(bench.rival().get("k").unwrap().unwrap().is_free(), "what nobody holds was left");
 }

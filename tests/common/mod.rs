@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 pub mod asks;
+pub mod bench;
+pub mod between;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 pub mod proxy;

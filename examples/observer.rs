@@ -1,0 +1,83 @@
+//! What a metrics crate would get: an observer counts events and adds up times, by key or by kind of
+//! request. Four workers share one lock, and an operator unlocks one of them by its group.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Event, LockClient, LossReason, Mutex, Observer};
+
+/// The name of a series and its label.
+type Series = (&'static str, String);
+
+/// How often each thing happened, and how long that took.
+#[derive(Default)]
+struct Metrics(Mutex<BTreeMap<Series, (u64, Duration)>>);
+
+impl Observer for Metrics {
+    fn event(&self, event: &Event<'_>) {
+        let (name, label, time) = match event {
+            Event::Request { operation, took, error: None, .. } => ("requests", format!("{operation:?}"), *took),
+            Event::Request { operation, took, .. } => ("failed_requests", format!("{operation:?}"), *took),
+            Event::Granted { key, waited, .. } => ("granted", key.to_string(), *waited),
+            Event::Refused { key, .. } => ("refused", key.to_string(), Duration::ZERO),
+            Event::Waited { key, .. } => ("looked_again", key.to_string(), Duration::ZERO),
+            Event::Renewed { key, left } => ("renewed", key.to_string(), *left),
+            Event::Lost { loss } => ("lost", loss.key.clone(), loss.held_for),
+            Event::Released { key, held_for } => ("released", key.to_string(), *held_for),
+            // More kinds may come.
+            other => ("others", format!("{other:?}"), Duration::ZERO),
+        };
+        let mut series = self.0.lock();
+        let (count, total) = series.entry((name, label)).or_default();
+        (*count, *total) = (*count + 1, *total + time);
+    }
+}
+
+impl Metrics {
+    fn count(&self, name: &'static str, label: &str) -> u64 {
+        self.0.lock().get(&(name, label.to_owned())).map_or(0, |(count, _)| *count)
+    }
+}
+
+fn main() -> leasehold::Result<()> {
+    let metrics = Arc::new(Metrics::default());
+    let client = LockClient::builder("memory:")
+        .lease(Duration::from_secs(2))
+        .heartbeat(Duration::from_millis(50))
+        .poll(Duration::from_millis(5)..=Duration::from_millis(15))
+        .observer(metrics.clone())
+        .connect()?;
+
+    thread::scope(|scope| -> leasehold::Result<()> {
+        let workers: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| -> leasehold::Result<()> {
+                    let _guard = client.lock("index")?;
+                    thread::sleep(Duration::from_millis(80)); // long enough for a heartbeat
+                    Ok(())
+                })
+            })
+            .collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
+    })?;
+
+    let stuck = client.request("report").lock_id("job-7").lock()?;
+    let unlocked = client.unlock("job-7")?;
+    println!("unlocked {:?}, held by {}", unlocked[0].key(), unlocked[0].owner());
+    let loss = stuck.loss().wait().expect("the next heartbeat finds out");
+    assert!(matches!(loss.reason, LossReason::ReleasedByOther));
+    drop(stuck);
+    client.close()?;
+
+    for ((name, label), (count, total)) in &*metrics.0.lock() {
+        println!("leasehold_{name}_total{{{label:?}}} {count}    seconds {:.6}", total.as_secs_f64());
+    }
+    let counts =
+        ["granted", "released", "lost"].map(|name| (metrics.count(name, "index"), metrics.count(name, "report")));
+    assert_eq!(counts, [(4, 1), (4, 0), (0, 1)]);
+    assert!(metrics.count("renewed", "index") > 0 && metrics.count("requests", "Swap") == 1);
+    println!("proof: 5 locks granted, 4 released and 1 lost, as the observer was told");
+    Ok(())
+}

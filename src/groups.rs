@@ -1,0 +1,212 @@
+//! The calls on a group: every lock that has one lock id.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::backend::{Seen, Swapped, Which};
+use crate::client::LockClient;
+use crate::error::{Error, ErrorKind, Result};
+use crate::housekeeping::newest_first;
+use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
+use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times, backoff};
+use crate::lock::LockStatus;
+use crate::options::check_text;
+use crate::rt::clock::BootTime;
+use crate::rt::deadline::Deadline;
+
+/// A record that was read longer ago is read again before it is decided on: leases count from the read.
+const FRESH: Duration = Duration::from_millis(100);
+
+impl LockClient {
+    /// Renews all locks of a group, and gives them with their new ends, newest first.
+    ///
+    /// Refused as a whole, before anything is written, when no lock of the group is there or one of
+    /// them has less than a second left (an expired one has nothing left). No end moves backwards,
+    /// and an endless lock stays endless.
+    ///
+    /// Each key is renewed by itself: when an error comes later on, some are renewed and some are
+    /// not, and none of them is safe to rely on. A lock that somebody else was granted meanwhile is
+    /// not of the group any more, so count what comes back. Guards of the group go on by their own
+    /// heartbeats and do not need this.
+    ///
+    /// # Errors
+    /// `Lost` when it is refused, with the [key](Error::key) and the [holder](Error::holders) that
+    /// has too little left, or when a lock went while the group was renewed; `InvalidInput`;
+    /// `Ambiguous` or `Store` when it was not answered, after repeats within the request timeout for
+    /// each key.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// for key in ["input", "output"] {
+    ///     client.request(key).lock_id("job-7").acquire()?;
+    /// }
+    /// let renewed = client.renew("job-7", Duration::from_secs(60))?;
+    /// assert_eq!(renewed.len(), 2);
+    /// assert!(renewed.iter().all(|status| status.remaining() > Some(Duration::from_secs(50))));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn renew(&self, lock_id: &str, lease: Duration) -> Result<Vec<LockStatus>> {
+        let info = self.family.backend.info();
+        let in_context = |error: Error| error.with_store(&info.label);
+        self.family.check_open()?;
+        check_text("lock_id", lock_id).map_err(in_context)?;
+        let terms = self.family.options.terms(Some(Lease::For(lease)), None, info.min_lease).map_err(in_context)?;
+        let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, terms.lease);
+        let group = self.group(lock_id)?;
+        if group.is_empty() {
+            return Err(Error::new(ErrorKind::Lost, "no lock of this group is held").with_store(&info.label));
+        }
+        for found in &group {
+            decide(&found.seen)?;
+        }
+        let mut renewed = Vec::new();
+        for found in group {
+            let (holders, found) = self.settle(found, lock_id, decide)?;
+            // Not the time of the read: the leases went on since.
+            let now = found.seen.now.plus(self.family.clock.now().since(found.asked));
+            renewed.extend(statuses(&found.seen.record.key, &holders, now));
+        }
+        newest_first(&mut renewed);
+        Ok(renewed)
+    }
+
+    /// Frees all locks of a group, whoever holds them, expired ones included, from the newest to the
+    /// oldest. Gives them as they were before, in the same order; an empty answer when there is none.
+    ///
+    /// A guard of the group is told of its loss at its next heartbeat
+    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)); until then it counts itself as
+    /// holding, and only the fencing token protects. Each key is freed by itself. After an error, and
+    /// at any other time, it is safe to repeat.
+    ///
+    /// # Errors
+    /// `InvalidInput`; `Ambiguous` or `Store` when it was not answered, after repeats within the
+    /// request timeout for each key: what was freed before stays so.
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// for key in ["input", "output"] {
+    ///     client.request(key).lock_id("job-7").acquire()?;
+    /// }
+    /// let freed = client.unlock("job-7")?;
+    /// assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["output", "input"]);
+    /// assert!(client.unlock("job-7")?.is_empty());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn unlock(&self, lock_id: &str) -> Result<Vec<LockStatus>> {
+        self.family.check_open()?;
+        check_text("lock_id", lock_id).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        let mut group = self.group(lock_id)?;
+        let newest = |found: &Found| members(&found.seen.record, lock_id).map(|(_, h)| h.token).max();
+        group.sort_by_key(|found| Reverse(newest(found)));
+        let mut freed = Vec::new();
+        for found in group {
+            let (holders, found) = self.settle(found, lock_id, |seen| Ok(release_group(&seen.record, lock_id)))?;
+            freed.extend(statuses(&found.seen.record.key, &holders, found.seen.now));
+        }
+        newest_first(&mut freed);
+        Ok(freed)
+    }
+
+    /// Every record with a holder of the group.
+    fn group(&self, lock_id: &str) -> Result<Vec<Found>> {
+        let mut group = Vec::new();
+        self.read_all(&Which::LockId(lock_id.to_owned()), |seen, asked| {
+            if members(&seen.record, lock_id).next().is_some() {
+                group.push(Found { seen, asked });
+            }
+            Ok(())
+        })?;
+        Ok(group)
+    }
+
+    /// A refusal is an error here.
+    fn decide_renewal(&self, seen: &Seen, lock_id: &str, lease: Lease) -> Result<Step<Holders>> {
+        let times = Times { now: seen.now, cut: seen.now, stamp: seen.stamp };
+        let key = &seen.record.key;
+        let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &times);
+        match answer {
+            GroupAnswer::Renewed(holders) => Ok(Step { answer: holders, record }),
+            GroupAnswer::TooLate(mode, holder) => {
+                let late = LockStatus::new(key, mode, &holder, seen.now);
+                let message = format!("the group has less than a second left on this key: {late}");
+                Err(self.error(ErrorKind::Lost, key, &message).with_holders(vec![late]))
+            }
+            GroupAnswer::NoneHeld => {
+                let error = self.error(ErrorKind::Lost, key, "the group lost this key while it was renewed");
+                Err(error.with_holders(LockStatus::live(seen)))
+            }
+        }
+    }
+
+    /// Takes the step that `decide` finds for one key, by compare-and-swap. What changed meanwhile is
+    /// read and decided again. Gives the answer and the record that it was decided on.
+    fn settle(
+        &self,
+        mut found: Found,
+        lock_id: &str,
+        decide: impl Fn(&Seen) -> Result<Step<Holders>>,
+    ) -> Result<(Holders, Found)> {
+        let key = found.seen.record.key.clone();
+        let by = self.family.request_deadline();
+        let mut unanswered: Option<(LockRecord, Holders, Found)> = None;
+        let mut failures = 0;
+        if self.family.clock.now().since(found.asked) > FRESH {
+            found = self.look(&key, &by)?;
+        }
+        loop {
+            let step = decide(&found.seen)?;
+            let Some(next) = step.record else { return Ok((step.answer, found)) };
+            let error = match self.family.backend.swap(&found.seen, Some(&next), &by) {
+                Ok(Swapped::Done) => return Ok((step.answer, found)),
+                Ok(Swapped::Changed) => {
+                    self.error(ErrorKind::Store, &key, "it was changed by others each time").retryable()
+                }
+                Ok(Swapped::Unknown(error)) => {
+                    unanswered = Some((next, step.answer, found));
+                    error
+                }
+                Err(error) if error.is_retryable() => error,
+                Err(error) => return Err(error),
+            };
+            failures += 1;
+            if !by.wait_for(backoff::retry_delay(failures, by.remaining(), fastrand::f64())) {
+                self.family.check_open()?;
+                return Err(error);
+            }
+            found = self.look(&key, &by)?;
+            let arrived = |(next, _, before): &mut (LockRecord, Holders, Found)| {
+                let same = |h: &Holder| found.seen.record.standing(&h.grant) == next.standing(&h.grant);
+                members(&before.seen.record, lock_id).all(|(_, h)| same(h))
+            };
+            if let Some((_, answer, before)) = unanswered.take_if(arrived) {
+                return Ok((answer, before));
+            }
+        }
+    }
+
+    fn look(&self, key: &str, by: &Deadline) -> Result<Found> {
+        let which = Which::Key(key.to_owned());
+        self.repeated_until(by, |by| {
+            let asked = self.family.clock.now();
+            let seen = self.family.backend.read(&which, None, true, by)?.records.pop();
+            let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");
+            seen.map(|seen| Found { seen, asked }).ok_or_else(nothing)
+        })
+    }
+}
+
+type Holders = Vec<(Mode, Holder)>;
+
+/// A record of the group, and the time from before it was asked for.
+struct Found {
+    seen: Seen,
+    asked: BootTime,
+}
+
+fn statuses(key: &str, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
+    holders.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, now)).collect()
+}

@@ -1,0 +1,65 @@
+//! The transitions of a group: all holders of a record that have one lock id.
+
+use std::time::Duration;
+
+use super::record::{End, Holder, Kind, Lease, LockRecord, Mode};
+use super::transition::{Step, Times, renew};
+
+/// A group with a holder that has less left is not renewed: it may be too late.
+pub const MIN_LEFT: Duration = Duration::from_secs(1);
+
+/// The answer to [`renew_group`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupAnswer {
+    /// The holders of the group as they stand now.
+    Renewed(Vec<(Mode, Holder)>),
+    /// This one has less than [`MIN_LEFT`] left.
+    TooLate(Mode, Holder),
+    /// The key has no holder of the group.
+    NoneHeld,
+}
+
+/// The holders with this lock id, expired or not. Leases belong to no group.
+pub fn members<'a>(record: &'a LockRecord, lock_id: &'a str) -> impl Iterator<Item = (Mode, &'a Holder)> {
+    record.holders().filter(move |(_, h)| record.kind == Kind::Lock && h.lock_id == lock_id)
+}
+
+fn owned(record: &LockRecord, lock_id: &str) -> Vec<(Mode, Holder)> {
+    members(record, lock_id).map(|(mode, h)| (mode, h.clone())).collect()
+}
+
+/// Extends every holder of the group, or none. No end moves backwards, and an endless lease stays endless.
+pub fn renew_group(record: &LockRecord, lock_id: &str, lease: Lease, times: &Times) -> Step<GroupAnswer> {
+    let least = End::At(times.now.plus(MIN_LEFT));
+    if let Some((mode, late)) = members(record, lock_id).find(|(_, h)| h.until < least) {
+        return Step::keep(GroupAnswer::TooLate(mode, late.clone()));
+    }
+    let mut next = record.clone();
+    for (_, member) in members(record, lock_id) {
+        let step = renew(&next, &member.grant, lease, false, times);
+        next = step.record.unwrap_or(next);
+    }
+    let renewed = owned(&next, lock_id);
+    if renewed.is_empty() {
+        return Step::keep(GroupAnswer::NoneHeld);
+    }
+    if next == *record {
+        return Step::keep(GroupAnswer::Renewed(renewed));
+    }
+    next.version = record.version;
+    Step::write(GroupAnswer::Renewed(renewed), next)
+}
+
+/// Removes every holder of the group, expired or not, and keeps the record with its token. Answers
+/// with those that were removed.
+pub fn release_group(record: &LockRecord, lock_id: &str) -> Step<Vec<(Mode, Holder)>> {
+    let freed = owned(record, lock_id);
+    if freed.is_empty() {
+        return Step::keep(freed);
+    }
+    let mut next = record.clone();
+    for (_, member) in &freed {
+        next.take(&member.grant);
+    }
+    Step::write(freed, next)
+}

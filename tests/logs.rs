@@ -1,0 +1,63 @@
+//! What is warned of in the log. Alone in its process, since there is one logger.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use leasehold::Operation;
+use leasehold::testing::{Failure, MemoryStore};
+
+static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Keep;
+
+impl log::Log for Keep {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        KEPT.lock().unwrap().push(format!("{} {}: {}", record.level(), record.target(), record.args()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// What was warned of since the last call.
+fn warnings() -> Vec<String> {
+    std::mem::take(&mut KEPT.lock().unwrap())
+}
+
+/// Of this and of nothing else.
+#[track_caller]
+fn assert_warned(of: &str) {
+    let warned = warnings();
+    assert!(warned.len() == 1 && warned[0].starts_with(of), "{warned:#?}");
+}
+
+#[test]
+fn warnings_tell_what_went_wrong_and_nothing_else() {
+    log::set_logger(&Keep).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+
+    let store = MemoryStore::new();
+    let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
+    assert!(guard.info().renewed().is_some());
+    guard.release().unwrap();
+    drop(client.lock("k").unwrap());
+    client.close().unwrap();
+    assert_eq!(warnings(), [""; 0]);
+
+    let client = store.builder().drop_timeout(Duration::from_secs(2)).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    store.fail_next(Operation::Release, Failure::AnswerHangs);
+    drop(guard);
+    assert_warned("WARN leasehold::guard: the lock could not be released");
+
+    let guard = client.lock("k").unwrap();
+    store.advance(Duration::from_secs(21));
+    guard.loss().wait().unwrap();
+    drop(guard);
+    assert_warned("WARN leasehold::guard: lock lost: expired after");
+}
