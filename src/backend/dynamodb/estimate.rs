@@ -23,19 +23,13 @@ const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 #[derive(Debug, Default)]
 pub struct Estimate(Mutex<Known>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
     /// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
     ahead: Option<(i64, i64)>,
     /// The latest time that was told while it was known well: a narrower interval may have its middle earlier, and
-    /// time never goes back.
-    told: i64,
-}
-
-impl Default for Known {
-    fn default() -> Self {
-        Known { ahead: None, told: i64::MIN }
-    }
+    /// time never goes back, only slower. With when that was.
+    told: Option<(i64, BootTime)>,
 }
 
 impl Estimate {
@@ -47,7 +41,7 @@ impl Estimate {
         known.ahead = Some(match known.ahead {
             Some((low, high)) if told.0.max(low) <= told.1.min(high) => (told.0.max(low), told.1.min(high)),
             Some(_) => {
-                known.told = i64::MIN;
+                known.told = None;
                 told
             }
             None => told,
@@ -66,8 +60,14 @@ impl Estimate {
             // It may be far off: nothing shall cling to it.
             return Some(moment(middle));
         }
-        known.told = middle.max(known.told);
-        Some(moment(known.told))
+        let least = known.told.map_or(middle, |(told, when)| {
+            let half = i64::try_from(at.since(when).as_nanos() / 2).unwrap_or(i64::MAX);
+            told.saturating_add(half.max(1))
+        });
+        let now = middle.max(least);
+        // No time is counted twice, also where a thread comes late with its `at`.
+        known.told = Some((now, known.told.map_or(at, |(_, when)| when.max(at))));
+        Some(moment(now))
     }
 }
 
@@ -155,7 +155,7 @@ mod tests {
         // It was not 101 yet: the middle is 54 ms earlier than was thought.
         estimate.learn(100, boot(599), boot(600));
         assert_eq!(moment(&estimate, 600).0, 100_600);
-        assert_eq!(moment(&estimate, 640).0, 100_600);
+        assert_eq!(moment(&estimate, 640).0, 100_620);
         assert_eq!(moment(&estimate, 1_600).0, 101_545);
     }
 
