@@ -74,10 +74,11 @@ fn b07_a_lease_is_counted_from_before_the_request_was_sent() {
     bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(delay));
     let guard = client.lock("k").unwrap();
     assert!(guard.remaining() <= promised - delay, "{:?}", guard.remaining());
-    bench.faults.next(Call::Renew, Fault::ApplyThenDelay(delay));
+    // Shorter, so that the renewal gives more than there is, also on a busy machine.
+    bench.faults.next(Call::Renew, Fault::ApplyThenDelay(delay / 2));
     let before = guard.remaining();
     guard.ensure_held_for(before + Duration::from_micros(1)).unwrap();
-    assert!(guard.remaining() <= promised - delay, "{:?}", guard.remaining());
+    assert!(guard.remaining() <= promised - delay / 2, "{:?}", guard.remaining());
 }
 
 #[test]
