@@ -1,5 +1,6 @@
 //! The calls of the low level beside the raw statements, and a guard beside the calls.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{ErrorKind, LockClient};
@@ -7,6 +8,8 @@ use leasehold::{ErrorKind, LockClient};
 use super::table::{Samples, Table};
 use super::{Call, Store};
 
+/// Of one client, at the same time.
+const THREADS: usize = 4;
 const LEASE: Duration = Duration::from_secs(20);
 
 /// Measures `ours` and `theirs` in an order that changes with every round.
@@ -29,11 +32,13 @@ pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {
     let client = LockClient::connect(&store.url).expect("the store");
     low_level(&client, store, rounds, table);
     guards(&client, store.name, rounds, table);
+    threads(&client, store.name, rounds / 4, table);
     client.close().expect("everything is released");
 }
 
 fn low_level(client: &LockClient, store: &mut Store, rounds: usize, table: &mut Table) {
-    let calls = [Call::Acquire, Call::Renew, Call::Release, Call::Refused];
+    // As in life: what must be on disk comes after what need not be.
+    let calls = [Call::Acquire, Call::Refused, Call::Renew, Call::Release];
     let mut samples: [(Samples, Samples); 4] = Default::default();
     let other = client.request("held").acquire().expect("nobody holds it");
     let mut lock = None;
@@ -86,4 +91,25 @@ fn guards(client: &LockClient, store: &str, rounds: usize, table: &mut Table) {
         by_turns(round, whole, parts, &mut samples);
     }
     table.compare(store, "lock and drop of a guard", &samples.0, "acquire and release", &samples.1);
+}
+
+/// Threads that never want the same key and yet write to the same store.
+fn threads(client: &LockClient, store: &str, rounds: usize, table: &mut Table) {
+    let started = Instant::now();
+    let samples: Vec<Duration> = thread::scope(|scope| {
+        let work = move |thread: usize| {
+            let key = format!("bench-{thread}");
+            let timed = |_| {
+                let started = Instant::now();
+                drop(client.lock(&key).expect("nobody holds it"));
+                started.elapsed()
+            };
+            (0..rounds).map(timed).collect::<Vec<_>>()
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || work(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a thread")).collect()
+    });
+    let rate = samples.len() as f64 / started.elapsed().as_secs_f64();
+    let what = format!("lock and drop, {THREADS} threads, a key each");
+    table.alone(store, &what, &Samples(samples), format!("{rate:.0} a second in all"));
 }
