@@ -24,8 +24,9 @@ fn by_turns(round: usize, mut ours: impl FnMut(), mut theirs: impl FnMut(), into
         let took = started.elapsed();
         if first { into.0.push(took) } else { into.1.push(took) }
     };
-    timed(round % 2 == 0);
-    timed(round % 2 != 0);
+    let ours_first = round.is_multiple_of(2);
+    timed(ours_first);
+    timed(!ours_first);
 }
 
 pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {

@@ -16,7 +16,7 @@ mod raw_sqlite;
 mod table;
 mod waits;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use table::Table;
 
@@ -106,15 +106,19 @@ fn run(args: &Args) {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-fn stores(folder: &std::path::Path) -> Vec<Store> {
-    let mut stores = vec![Store { name: "memory", url: "memory:bench".to_owned(), raw: None, shared: false }];
-    #[cfg(feature = "sqlite")]
-    stores.push(Store {
-        name: "sqlite",
-        url: format!("sqlite:{}", folder.join("locks.db").display()),
-        raw: Some(Box::new(raw_sqlite::RawSqlite::new(&folder.join("raw.db")))),
-        shared: true,
-    });
-    let _ = folder;
-    stores
+fn stores(folder: &Path) -> Vec<Store> {
+    let memory = Store { name: "memory", url: "memory:bench".to_owned(), raw: None, shared: false };
+    [Some(memory), sqlite(folder)].into_iter().flatten().collect()
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite(folder: &Path) -> Option<Store> {
+    let raw = raw_sqlite::RawSqlite::new(&folder.join("raw.db"));
+    let url = format!("sqlite:{}", folder.join("locks.db").display());
+    Some(Store { name: "sqlite", url, raw: Some(Box::new(raw)), shared: true })
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn sqlite(_folder: &Path) -> Option<Store> {
+    None
 }
