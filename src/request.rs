@@ -17,7 +17,7 @@ use crate::options::{AskedLease, Terms, check_key, check_text};
 use crate::rt::deadline::far_from;
 use crate::rt::family::Family;
 use crate::rt::hold::Callbacks;
-use crate::rt::waiters::{Granted, Obtained, OnWait, Patience, Want, obtain};
+use crate::rt::waiters::{Granted, Obtained, OnWait, Patience, Want, Wanted, obtain};
 use crate::waiting::Waiting;
 
 /// What happens to a live exclusive holder with the same owner label.
@@ -215,10 +215,8 @@ impl LockRequest {
             Some(until) if until <= Instant::now() => Patience::Once,
             Some(until) => Patience::Until(until),
         };
-        self.guard(patience)?.map_err(|(family, seen)| {
-            let message = "others held it until the wait was over";
-            refusal(&family, &seen, ErrorKind::TimedOut, message)
-        })
+        let message = "others held it until the wait was over";
+        self.guard(patience)?.map_err(|refused| refused.error(ErrorKind::TimedOut, message))
     }
 
     /// Asks once; `None` when others hold it.
@@ -239,12 +237,12 @@ impl LockRequest {
     /// # Errors
     /// `Held`, with the holders, when others hold it; else as [`lock`](LockRequest::lock).
     pub fn acquire(self) -> Result<Lock> {
-        let (family, _, _, obtained) = self.obtain(Patience::Once)?;
-        match obtained {
-            Obtained::Granted(Granted { attempt, holder, now, .. }) => {
+        let _call = self.family.obtaining()?;
+        match self.obtain(Patience::Once, false)? {
+            Ok(Obtaining { granted: Granted { attempt, holder, now, .. }, .. }) => {
                 Ok(Lock::new(&attempt.key, attempt.ask.mode, &holder, now))
             }
-            Obtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, "others hold it")),
+            Err(refused) => Err(refused.error(ErrorKind::Held, "others hold it")),
         }
     }
 
@@ -269,41 +267,50 @@ impl LockRequest {
             self.lease.get_or_insert(AskedLease::Forever);
         }
         self.instead_of = Some((lock.grant, lock.token));
-        self.guard(Patience::Once)?
-            .map_err(|(family, seen)| refusal(&family, &seen, ErrorKind::Lost, "it does not stand any more"))
+        let message = "it does not stand any more";
+        self.guard(Patience::Once)?.map_err(|refused| refused.error(ErrorKind::Lost, message))
     }
 
     /// The outer error is one; the inner one says that others hold it.
-    fn guard(self, patience: Patience) -> Result<Result<LockGuard, (Arc<Family>, Seen)>> {
-        let (family, terms, callbacks, obtained) = self.obtain(patience)?;
-        match obtained {
-            Obtained::Granted(granted) => {
+    fn guard(self, patience: Patience) -> Result<Result<LockGuard, Refused>> {
+        let _call = self.family.obtaining()?;
+        // A transfer and a replacement are for the holder itself, whoever waits.
+        let stands_back = self.instead_of.is_none() && self.same_owner == SameOwner::Respect;
+        match self.obtain(patience, stands_back)? {
+            Ok(Obtaining { family, granted, terms, callbacks }) => {
                 let hold = family.hold(granted, terms, callbacks)?;
                 Ok(Ok(LockGuard::new(hold, family)))
             }
-            Obtained::Refused(seen) => Ok(Err((family, seen))),
+            Err(refused) => Ok(Err(refused)),
         }
     }
 
     /// Checks everything, then asks.
-    fn obtain(mut self, patience: Patience) -> Result<(Arc<Family>, Terms, Callbacks, Obtained)> {
+    fn obtain(mut self, patience: Patience, stands_back: bool) -> Result<Result<Obtaining, Refused>> {
         let family = self.family.clone();
         family.check_open()?;
         let terms = self.check().map_err(|error| error.with_store(&family.backend.info().label))?;
+        let key = self.key.clone();
         let want = Want {
-            labels: family.labels(self.owner, self.comment),
-            key: self.key,
-            mode: self.mode,
-            lock_id: self.lock_id,
-            max_holders: self.max_holders,
-            replace_same_owner: self.same_owner == SameOwner::Replace,
+            wanted: Wanted {
+                labels: family.labels(self.owner, self.comment),
+                key: self.key,
+                mode: self.mode,
+                lock_id: self.lock_id,
+                max_holders: self.max_holders,
+                replace_same_owner: self.same_owner == SameOwner::Replace,
+                terms,
+            },
             instead_of: self.instead_of,
-            terms,
+            stands_back,
             cancel: self.cancel,
             on_wait: self.on_wait.into_inner(),
         };
-        let obtained = obtain(&family, want, patience)?;
-        Ok((family, terms, self.callbacks.into_inner(), obtained))
+        let callbacks = self.callbacks.into_inner();
+        Ok(match obtain(&family, want, patience)? {
+            Obtained::Granted(granted) => Ok(Obtaining { family, granted, terms, callbacks }),
+            Obtained::Refused(seen) => Err(Refused { family, key, seen }),
+        })
     }
 
     fn check(&mut self) -> Result<Terms> {
@@ -345,12 +352,32 @@ impl LockRequest {
     }
 }
 
-/// The error that says who holds the lock.
-fn refusal(family: &Family, seen: &Seen, kind: ErrorKind, message: &str) -> Error {
-    let holders = LockStatus::live(seen);
-    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
-    let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
-    Error::new(kind, message).with_key(&seen.record.key).with_store(&family.backend.info().label).with_holders(holders)
+/// A grant, with what its guard needs.
+struct Obtaining {
+    family: Arc<Family>,
+    granted: Granted,
+    terms: Terms,
+    callbacks: Callbacks,
+}
+
+/// Others hold the lock, or wait for it in this process.
+struct Refused {
+    family: Arc<Family>,
+    key: String,
+    seen: Option<Seen>,
+}
+
+impl Refused {
+    /// The error that says who holds the lock, as far as that was seen.
+    fn error(self, kind: ErrorKind, message: &str) -> Error {
+        let holders = self.seen.as_ref().map(LockStatus::live).unwrap_or_default();
+        let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
+        let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
+        Error::new(kind, message)
+            .with_key(&self.key)
+            .with_store(&self.family.backend.info().label)
+            .with_holders(holders)
+    }
 }
 
 impl fmt::Debug for LockRequest {

@@ -19,6 +19,8 @@ pub struct Waiting {
     pub until: Option<Instant>,
     /// How often the store was asked.
     pub attempts: u32,
+    /// How many others of this process come first; with zero this call is the one that asks the store.
+    pub place: usize,
     /// A guard of this very client holds the lock: another thread, or this one, which would then
     /// wait for itself.
     pub held_by_this_client: bool,

@@ -72,6 +72,20 @@ fn a_killed_holder_is_taken_over_by_a_process_that_asks_only_once() {
     }
 }
 
+/// Asking all the time gets it no earlier than waiting for it.
+#[test]
+fn a_killed_holder_is_not_taken_over_before_the_end_of_its_lease() {
+    let folder = Folder::new();
+    let mut holder = Worker::start(&folder.url(), LEASE);
+    holder.token("lock job");
+    holder.kill();
+    let client = bystander(&folder.url());
+    let (left, seen) = left(&client, "job");
+    eventually("it is taken over", || client.try_lock("job").expect("an answer").is_some());
+    let took = seen.elapsed();
+    assert!(took + millis(20) >= left, "taken after {took:?}, with {left:?} left");
+}
+
 #[test]
 fn a_released_lock_goes_to_the_waiter_at_once() {
     let folder = Folder::new();

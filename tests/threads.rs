@@ -1,1 +1,316 @@
-//! To come.
+//! What ends leaves nothing behind: no thread, no request, no row. Each test is alone in its process.
+#![cfg(target_os = "linux")]
+
+mod harness;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use harness::alone::alone;
+use harness::threads::{assert_ours, none_soon, ours};
+use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
+use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::{ErrorKind, LockClient};
+use parking_lot::Mutex;
+
+const LEASE: Duration = millis(900);
+const DROP: Duration = millis(1500);
+
+fn client(store: &Store) -> LockClient {
+    store.builder().lease(LEASE).drop_timeout(DROP).connect().expect("a client")
+}
+
+/// For longer than a heartbeat takes: that nothing comes has no event.
+fn assert_silent(store: &Store) {
+    let before = store.plan.calls();
+    std::thread::sleep(LEASE / 2);
+    assert_eq!(store.plan.calls(), before, "a request came after the end, on {}", store.name);
+}
+
+#[test]
+fn a_guard_has_one_thread_and_leaves_none() {
+    alone("a_guard_has_one_thread_and_leaves_none", || {
+        for store in Store::all() {
+            let client = client(&store);
+            assert_ours(&[]);
+            let guard = client.lock("job").expect("a lock");
+            let other = client.lock("other").expect("a lock");
+            assert_ours(&["leasehold-beat", "leasehold-beat", "leasehold-watch"]);
+            drop(guard);
+            assert_ours(&["leasehold-beat", "leasehold-watch"]);
+            other.release().expect("a release");
+            assert_ours(&["leasehold-watch"]);
+            assert_silent(&store);
+            assert!(store.is_vacant("job") && store.is_vacant("other"));
+            let kept = client.lock("job").expect("a lock").into_lock();
+            assert_ours(&["leasehold-watch"]);
+            assert_silent(&store);
+            client.release(&kept).expect("a release");
+            drop(client);
+            assert_ours(&[]);
+        }
+    });
+}
+
+#[test]
+fn a_guard_that_outlives_its_client_takes_the_threads_with_it() {
+    alone("a_guard_that_outlives_its_client_takes_the_threads_with_it", || {
+        let store = Store::memory();
+        let guard = client(&store).lock("job").expect("a lock");
+        assert!(guard.is_held());
+        drop(guard);
+        none_soon();
+        assert!(store.is_vacant("job"));
+    });
+}
+
+#[test]
+fn a_loss_ends_the_heartbeat() {
+    alone("a_loss_ends_the_heartbeat", || {
+        for store in Store::all() {
+            let client = client(&store);
+            let told = Arc::new(AtomicUsize::new(0));
+            let count = told.clone();
+            let request = client.request("job").on_loss(move |_| {
+                count.fetch_add(1, Ordering::SeqCst);
+            });
+            let guard = request.lock().expect("a lock");
+            store.bystander().release(&guard.info()).expect("the operator's release");
+            guard.loss().wait_timeout(PATIENCE).expect("a loss");
+            eventually("the callback ran", || told.load(Ordering::SeqCst) == 1);
+            eventually("only the watcher is left", || ours() == ["leasehold-watch"]);
+            assert_silent(&store);
+            let before = store.plan.count(Call::Release);
+            drop(guard);
+            // Somebody else may hold it by now.
+            assert!(store.plan.count(Call::Release) <= before + 1);
+            assert_eq!(told.load(Ordering::SeqCst), 1);
+            drop(client);
+            assert_ours(&[]);
+        }
+    });
+}
+
+#[test]
+fn close_ends_every_thread_and_every_request() {
+    alone("close_ends_every_thread_and_every_request", || {
+        for store in Store::all() {
+            let client = client(&store);
+            let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
+            let blocker = store.bystander().lock("busy").expect("a lock");
+            std::thread::scope(|scope| {
+                let waiters: Vec<_> =
+                    (0..4).map(|_| scope.spawn(|| client.lock("busy").map(drop).unwrap_err().kind())).collect();
+                let before = store.plan.count(Call::Read);
+                eventually("the waiters poll", || store.plan.count(Call::Read) >= before + 8);
+                client.close().expect("a close");
+                let closed = Instant::now();
+                for waiter in waiters {
+                    assert_eq!(waiter.join().expect("a waiter"), ErrorKind::Closed);
+                }
+                assert!(closed.elapsed() < SLACK, "the waiters took {:?}", closed.elapsed());
+            });
+            // The client and its guards are still there.
+            drop(blocker);
+            assert_ours(&[]);
+            assert!(guards.iter().all(|guard| !guard.is_held()));
+            assert!((0..40).all(|n| store.is_vacant(&format!("job-{n}"))));
+            assert_silent(&store);
+            assert_eq!(client.try_lock("job").unwrap_err().kind(), ErrorKind::Closed);
+            assert_eq!(client.get("job").unwrap_err().kind(), ErrorKind::Closed);
+            client.close().expect("a second close");
+            drop(guards);
+            client.close().expect("a third close");
+            assert_silent(&store);
+            assert_ours(&[]);
+        }
+    });
+}
+
+/// One release that hangs is no reason for the others not to be sent, nor for a later end.
+#[test]
+fn close_releases_all_within_one_bound_even_if_some_hang() {
+    alone("close_releases_all_within_one_bound_even_if_some_hang", || {
+        let (unstick, stuck) = crossbeam_channel::bounded(0);
+        for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
+            let store = Store::memory();
+            let client = client(&store);
+            let _guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
+            for _ in 0..20 {
+                store.plan.next(Call::Release, fault.clone());
+            }
+            let answer = within(&format!("close with {fault:?}"), DROP, || client.close());
+            assert!(answer.is_err(), "{fault:?}");
+            // A hanging request is repeated while there is time; twenty keys were never answered.
+            let vacant = (0..40).filter(|n| store.is_vacant(&format!("job-{n}"))).count();
+            assert!(vacant >= 20, "only {vacant} were released with {fault:?}");
+        }
+        drop(unstick);
+        none_soon();
+    });
+}
+
+/// 500 acquirers against a close.
+#[test]
+fn acquirers_that_race_a_close_leave_nothing() {
+    alone("acquirers_that_race_a_close_leave_nothing", || {
+        for store in Store::all() {
+            let rounds = if store.name == "memory" { 10 } else { 2 };
+            for _ in 0..rounds {
+                let client = client(&store);
+                // The guards stay: whatever is released, close has released.
+                let kept = Mutex::new(Vec::new());
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        eventually("some are granted", || kept.lock().len() > 50);
+                        let _ = client.close();
+                    });
+                    for n in 0..500 {
+                        let (client, kept) = (&client, &kept);
+                        let body = move || match client.try_lock(&format!("job-{n}")) {
+                            Ok(guard) => kept.lock().extend(guard),
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::Closed),
+                        };
+                        let small = std::thread::Builder::new().stack_size(256 * 1024);
+                        small.spawn_scoped(scope, body).expect("an acquirer");
+                    }
+                });
+                assert_ours(&[]);
+                let left: Vec<_> = (0..500).filter(|n| !store.is_vacant(&format!("job-{n}"))).collect();
+                assert!(left.is_empty(), "rows are left on {}: {left:?}", store.name);
+                assert!(kept.lock().iter().all(|guard| !guard.is_held()));
+                assert_silent(&store);
+            }
+        }
+    });
+}
+
+/// An acquire that the store did and did not answer, while the client is closed.
+#[test]
+fn an_unanswered_acquire_is_given_up_by_close() {
+    alone("an_unanswered_acquire_is_given_up_by_close", || {
+        for store in Store::all() {
+            let client = client(&store);
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| client.lock("job").map(drop).unwrap_err().kind());
+                eventually("it stands in the row", || !store.is_vacant("job"));
+                client.close().expect("a close");
+                assert_eq!(waiter.join().expect("a waiter"), ErrorKind::Closed);
+            });
+            assert!(store.is_vacant("job"), "a row is left on {}", store.name);
+            assert_ours(&[]);
+            assert_silent(&store);
+        }
+    });
+}
+
+#[test]
+fn a_release_during_a_heartbeat_ends_it_first() {
+    alone("a_release_during_a_heartbeat_ends_it_first", || {
+        for store in Store::all() {
+            // A heartbeat that hangs would do so for long.
+            let builder = store.builder().lease(millis(60_000)).heartbeat(millis(5)).drop_timeout(DROP);
+            let client = builder.connect().expect("a client");
+            for (n, fault) in
+                [Fault::Delay(millis(50)), Fault::HangBefore, Fault::ApplyThenHang, Fault::ApplyThenFail, Fault::Twice]
+                    .into_iter()
+                    .cycle()
+                    .take(15)
+                    .enumerate()
+            {
+                store.plan.next(Call::Renew, fault);
+                let guard = client.lock("job").expect("a lock");
+                let before = store.plan.count(Call::Renew);
+                eventually("a heartbeat is under way", || store.plan.count(Call::Renew) > before);
+                if n % 2 == 0 {
+                    drop(guard)
+                } else {
+                    guard.release().expect("a release")
+                }
+                assert_eq!(store.plan.calls().last(), Some(&Call::Release), "a heartbeat came after the release");
+                assert!(store.is_vacant("job"), "revived on {}", store.name);
+                assert_ours(&["leasehold-watch"]);
+            }
+            assert_silent(&store);
+            drop(client);
+            assert_ours(&[]);
+        }
+    });
+}
+
+/// Heartbeats as often as they may come, ended in every way at once.
+#[test]
+fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end() {
+    alone("heartbeats_releases_drops_and_a_close_race_to_a_clean_end", || {
+        for store in Store::all() {
+            for round in 0..6 {
+                let lease = millis(100);
+                let client = store.builder().lease(lease).heartbeat(millis(2)).drop_timeout(DROP);
+                let client = client.connect().expect("a client");
+                let end = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    for n in 0..8 {
+                        let (client, end) = (&client, &end);
+                        scope.spawn(move || {
+                            while !end.load(Ordering::SeqCst) {
+                                let Ok(guard) = client.lock(&format!("job-{n}")) else { return };
+                                std::thread::sleep(millis(fastrand::u64(0..6)));
+                                if fastrand::bool() { drop(guard) } else { drop(guard.release()) }
+                            }
+                        });
+                    }
+                    std::thread::sleep(millis(100));
+                    match round % 2 {
+                        0 => drop(client.close()),
+                        _ => end.store(true, Ordering::SeqCst),
+                    }
+                });
+                drop(client);
+                assert_ours(&[]);
+                assert!((0..8).all(|n| store.is_vacant(&format!("job-{n}"))), "a row is left on {}", store.name);
+                assert_silent(&store);
+            }
+        }
+    });
+}
+
+/// Without address space the kernel can't map a stack. (The limit on processes does not bind root.)
+fn without_threads<T>(call: impl FnOnce() -> T) -> T {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let status = std::fs::read_to_string("/proc/self/statm").expect("the size of this process");
+    let pages: u64 = status.split(' ').next().expect("a number").parse().expect("a number");
+    let (soft, hard) = getrlimit(Resource::RLIMIT_AS).expect("the limit");
+    // Enough for the heap, not for a stack.
+    setrlimit(Resource::RLIMIT_AS, pages * 4096 + 200 * 1024, hard).expect("a lower limit");
+    let value = call();
+    setrlimit(Resource::RLIMIT_AS, soft, hard).expect("the old limit");
+    value
+}
+
+#[test]
+fn a_thread_that_can_not_be_started_leaves_no_lock() {
+    alone("a_thread_that_can_not_be_started_leaves_no_lock", || {
+        for store in Store::all() {
+            let client = client(&store);
+            // The watcher is the first that is missing, then the heartbeat.
+            let error = without_threads(|| client.try_lock("job").map(drop)).unwrap_err();
+            assert!(error.to_string().contains("leasehold-watch"), "{error}");
+            assert!(error.is_retryable());
+            assert!(store.is_vacant("job"));
+            assert_ours(&[]);
+            let other = client.lock("other").expect("a lock");
+            let error = without_threads(|| client.try_lock("job").map(drop)).unwrap_err();
+            assert!(error.to_string().contains("leasehold-beat"), "{error}");
+            assert!(store.is_vacant("job"));
+            assert_ours(&["leasehold-beat", "leasehold-watch"]);
+            // A drop and a close need none.
+            without_threads(|| drop(other));
+            let _other = client.lock("other").expect("a lock");
+            without_threads(|| client.close()).expect("a close");
+            assert!(store.is_vacant("other"));
+            assert_ours(&[]);
+        }
+    });
+}

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
+
 use crate::cancel::CancelToken;
 
 /// Until when a call may take. Every call to a store returns by then, whatever the network does.
@@ -59,12 +61,19 @@ impl Deadline {
 
     /// Waits until it is over or `limit` has passed; tells whether time is left.
     pub fn wait_for(&self, limit: Duration) -> bool {
+        self.wait_for_or(limit, &crossbeam_channel::never())
+    }
+
+    /// The same, but a message on `event`, which it takes, ends the wait, too.
+    pub fn wait_for_or(&self, limit: Duration, event: &Receiver<()>) -> bool {
         let until = self.at.min(far_from(Instant::now(), limit));
         let mut select = crossbeam_channel::Select::new();
+        select.recv(event);
         for cancel in &self.cancels {
             select.recv(cancel.cancelled());
         }
         let _ = select.ready_deadline(until);
+        let _ = event.try_recv();
         !self.is_over()
     }
 }

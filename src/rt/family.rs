@@ -1,13 +1,15 @@
 //! What all clones of a client share.
 
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::clock::Clock;
 use super::deadline::{Deadline, far_from};
 use super::hold::{Callbacks, Hold, Setup};
+use super::queue::Queues;
 use super::thread::Thread;
 use super::waiters::Granted;
 use super::watcher::Watcher;
@@ -17,16 +19,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Labels, backoff};
 use crate::options::{ClientOptions, MAX_ACQUIRE_LEASE, Terms, default_labels};
 
-/// So many guards are released at the same time by `close`.
+/// So many guards are released at the same time by `close`; more when these hang.
 const CLOSE_THREADS: usize = 16;
-/// What runs in the background ends so soon after it was told to.
-const STOP_BOUND: Duration = Duration::from_millis(500);
 
 /// See the module.
 pub struct Family {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
     pub options: ClientOptions,
+    /// Who waits in this process.
+    pub queues: Arc<Queues>,
     labels: Labels,
     pid: u32,
     watcher: Arc<Watcher>,
@@ -35,6 +37,22 @@ pub struct Family {
     /// Ends what still runs in the background.
     stop: CancelToken,
     background: Mutex<Vec<Thread>>,
+    /// The threads that are about to obtain a lock.
+    obtaining: Mutex<Vec<ThreadId>>,
+    obtained: Condvar,
+}
+
+/// A call that may obtain a lock; `close` waits for it.
+pub struct Obtaining(Arc<Family>);
+
+impl Drop for Obtaining {
+    fn drop(&mut self) {
+        let mut obtaining = self.0.obtaining.lock();
+        if let Some(at) = obtaining.iter().position(|id| *id == std::thread::current().id()) {
+            obtaining.swap_remove(at);
+        }
+        self.0.obtained.notify_all();
+    }
 }
 
 impl Family {
@@ -46,10 +64,13 @@ impl Family {
             backend,
             clock,
             options,
+            queues: Arc::default(),
             pid,
             closing: CancelToken::new(),
             stop: CancelToken::new(),
             background: Mutex::default(),
+            obtaining: Mutex::default(),
+            obtained: Condvar::new(),
         })
     }
 
@@ -68,6 +89,16 @@ impl Family {
             return Ok(());
         };
         Err(Error::new(ErrorKind::Closed, why).with_store(&self.backend.info().label))
+    }
+
+    /// Begins a call that may obtain a lock, unless the client is closed.
+    pub fn obtaining(self: &Arc<Self>) -> Result<Obtaining> {
+        // In a forked child the mutex may be held for ever.
+        self.check_open()?;
+        self.obtaining.lock().push(std::thread::current().id());
+        let call = Obtaining(self.clone());
+        // `close` may have looked before.
+        self.check_open().map(|()| call)
     }
 
     /// Owner, host and comment of a request.
@@ -97,6 +128,7 @@ impl Family {
             backend: self.backend.clone(),
             clock: self.clock.clone(),
             watcher: self.watcher.clone(),
+            queues: self.queues.clone(),
             observing: self.options.observing.clone(),
             terms,
             request_timeout: self.options.request_timeout,
@@ -105,6 +137,7 @@ impl Family {
         if let Err(error) = hold.start() {
             // Without its threads nobody would renew it.
             let _ = hold.release(self.options.drop_timeout);
+            self.check_open()?;
             return Err(error);
         }
         // `close` may have looked at the guards before this one was there.
@@ -143,40 +176,77 @@ impl Family {
     pub fn close(&self, bound: Duration) -> Result<()> {
         self.closing.cancel();
         let by = far_from(Instant::now(), bound);
-        let holds = Mutex::new(self.holds());
-        let failed = Mutex::new(None);
-        let work = || {
-            while let Some(hold) = { holds.lock().pop() } {
-                let left = by.saturating_duration_since(Instant::now());
-                if let Err(error) = hold.release(left)
-                    && error.kind() != ErrorKind::Lost
-                {
-                    failed.lock().get_or_insert(error);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            let threads = holds.lock().len().min(CLOSE_THREADS);
-            for _ in 1..threads {
-                let builder = std::thread::Builder::new().name("leasehold-close".to_owned());
-                if builder.spawn_scoped(scope, work).is_err() {
-                    break;
-                }
-            }
-            work();
-        });
+        // What is asked to end here needs a moment to do so.
+        let soon = by - bound / 10;
+        let released = self.release_all(soon, by);
+        self.wait_for_obtaining(soon);
         let background = std::mem::take(&mut *self.background.lock());
         for thread in &background {
-            thread.wait_until(by);
+            thread.wait_until(soon);
         }
         self.stop.cancel();
         for thread in background {
-            thread.join_by(far_from(Instant::now(), STOP_BOUND));
+            thread.join_by(by);
         }
-        match failed.into_inner() {
-            Some(error) => Err(error),
-            None => Ok(()),
+        self.watcher.close(by);
+        released
+    }
+
+    /// Releases every guard until `soon`, and waits for it until `by`: a store that hangs against its
+    /// contract holds up nobody.
+    fn release_all(&self, soon: Instant, by: Instant) -> Result<()> {
+        let holds = self.holds();
+        let mut open = holds.len();
+        let holds = Arc::new(Mutex::new(holds));
+        let (done, answers) = crossbeam_channel::unbounded();
+        let work = || {
+            let (holds, done) = (holds.clone(), done.clone());
+            move || {
+                while let Some(hold) = { holds.lock().pop() } {
+                    let left = soon.saturating_duration_since(Instant::now());
+                    let _ = done.send(hold.release(left));
+                }
+            }
+        };
+        let mut threads: Vec<Thread> = Vec::new();
+        let more = |threads: &mut Vec<Thread>| {
+            let wanted = threads.len().max(CLOSE_THREADS).min(holds.lock().len());
+            threads.extend((0..wanted).map_while(|_| Thread::spawn("leasehold-close", work()).ok()));
+        };
+        more(&mut threads);
+        if threads.is_empty() {
+            work()();
         }
+        let patience = soon.saturating_duration_since(Instant::now()) / 20;
+        let mut released = Ok(());
+        while open > 0 {
+            match answers.recv_deadline(by.min(Instant::now() + patience)) {
+                Ok(answer) => {
+                    open -= 1;
+                    let failed = answer.err().filter(|error| error.kind() != ErrorKind::Lost);
+                    released = released.and(failed.map_or(Ok(()), Err));
+                }
+                Err(_) if Instant::now() >= by => {
+                    let error = Error::new(ErrorKind::Store, format!("{open} locks could not be released in time"));
+                    released = released.and(Err(error.retryable().with_store(&self.backend.info().label)));
+                    break;
+                }
+                // These hang; the others shall have their turn.
+                Err(_) => more(&mut threads),
+            }
+        }
+        for thread in threads {
+            thread.join_by(by);
+        }
+        released
+    }
+
+    /// Calls that were woken by the closing give up what they have sent. One that closes by itself, in a
+    /// callback, is not waited for.
+    fn wait_for_obtaining(&self, by: Instant) {
+        let me = std::thread::current().id();
+        let mut obtaining = self.obtaining.lock();
+        while obtaining.iter().any(|id| *id != me) && !self.obtained.wait_until(&mut obtaining, by).timed_out() {}
     }
 }
 

@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 
 use super::clock::{BootTime, Clock};
 use super::deadline::Deadline;
+use super::queue::Queues;
 use super::thread::Thread;
-use super::waiters::{Granted, local_end};
+use super::waiters::{Chain, Granted, local_end};
 use super::watcher::Watcher;
 use crate::backend::{Attempt, Backend, Renewal, Renewed, Seen, Which};
 use crate::cancel::CancelToken;
@@ -31,6 +32,7 @@ pub struct Setup {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
     pub watcher: Arc<Watcher>,
+    pub queues: Arc<Queues>,
     pub observing: Observing,
     pub terms: Terms,
     pub request_timeout: Duration,
@@ -51,6 +53,7 @@ pub struct Hold {
     /// The lock as it was granted; what never changes is read from here.
     pub(super) granted: Lock,
     pub(super) granted_at: BootTime,
+    pub(super) chain: Chain,
     pid: u32,
     /// Until when the holder counts itself as such, in boot time; zero once it does not. Written
     /// under `state`, read without it.
@@ -109,11 +112,12 @@ enum Answer {
 impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
-        let Granted { attempt, holder, now, held_until } = granted;
+        let Granted { attempt, holder, now, held_until, chain } = granted;
         let lock = Lock::new(&attempt.key, attempt.ask.mode, &holder, now);
         let (beat_now, beats) = crossbeam_channel::bounded(1);
         Arc::new(Hold {
             granted_at: setup.clock.now(),
+            chain,
             pid: std::process::id(),
             held_until: AtomicU64::new(held_until.as_nanos()),
             shown: Arc::new(Mutex::new(lock.clone())),

@@ -3,8 +3,10 @@
 pub mod clock;
 pub mod deadline;
 pub(crate) mod family;
+mod handover;
 mod heartbeat;
 pub(crate) mod hold;
+mod queue;
 mod release;
 pub(crate) mod thread;
 pub(crate) mod waiters;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::deadline::{Deadline, far_from};
+use super::handover::PassedOn;
 use super::hold::{Hold, Phase};
 use crate::backend::{Attempt, Released};
 use crate::error::{Error, ErrorKind, Result};
@@ -25,9 +26,15 @@ impl Hold {
             // Somebody else has it: there is nothing to release.
             Phase::Lost(false) => Ok(()),
             // One request, since the store may still have the grant.
-            Phase::Lost(true) => self.send_release(by, true),
-            _ => self.send_release(by, false),
+            Phase::Lost(true) => self.send_release(by, true, false),
+            // What was tried before may have been done in part: only a plain release is sure.
+            Phase::Releasing | Phase::Over => self.send_release(by, false, true),
+            Phase::Held => match self.pass_on(by) {
+                PassedOn::Yes(answer) => answer,
+                PassedOn::No { may_be_done } => self.send_release(by, false, may_be_done),
+            },
         };
+
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
@@ -83,18 +90,20 @@ impl Hold {
         before != Phase::Over
     }
 
-    fn send_release(&self, by: Instant, once: bool) -> Result<()> {
+    fn send_release(&self, by: Instant, once: bool, may_be_done: bool) -> Result<()> {
         // A heartbeat that hangs keeps the attempt: then a copy has to do.
         let half = Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        match self.attempt.try_lock_until(half) {
-            Some(mut attempt) => self.repeat_release(&mut attempt, by, once),
-            None => self.repeat_release(&mut self.spare.lock(), by, once),
-        }
+        let answer = match self.attempt.try_lock_until(half) {
+            Some(mut attempt) => self.repeat_release(&mut attempt, by, once, may_be_done),
+            None => self.repeat_release(&mut self.spare.lock(), by, once, may_be_done),
+        };
+        // Whoever waits in this process need not wait for its next look.
+        self.setup.queues.nudge(&self.granted.key);
+        answer
     }
 
     /// Repeats the release until it is answered.
-    fn repeat_release(&self, attempt: &mut Attempt, by: Instant, once: bool) -> Result<()> {
-        let mut may_be_done = false;
+    fn repeat_release(&self, attempt: &mut Attempt, by: Instant, once: bool, mut may_be_done: bool) -> Result<()> {
         let mut failures = 0;
         loop {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
@@ -130,7 +139,7 @@ impl Hold {
         }
     }
 
-    fn error(&self, kind: ErrorKind, message: &str) -> Error {
+    pub(super) fn error(&self, kind: ErrorKind, message: &str) -> Error {
         Error::new(kind, message).with_key(&self.granted.key).with_store(&self.setup.backend.info().label)
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::clock::BootTime;
 use super::deadline::Deadline;
 use super::family::{Family, give_up};
+use super::queue::{May, Ticket};
 use crate::backend::{Acquired, Attempt, Renewal, Renewed, Seen, Which};
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
@@ -29,21 +30,57 @@ pub struct Granted {
     pub now: StoreTime,
     /// Until when the holder may count itself as such.
     pub held_until: BootTime,
+    /// The hand-overs inside this process that led here.
+    pub chain: Chain,
+}
+
+/// How often in a row, and since when, a lock was handed over without being free for others.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    pub times: u32,
+    pub since: BootTime,
 }
 
 /// Runs on the caller's thread whenever a wait goes on.
 pub type OnWait = Box<dyn FnMut(&Waiting) + Send>;
 
-/// What a caller wants.
-pub struct Want {
+/// The lock that a caller wants.
+#[derive(Clone, Debug)]
+pub struct Wanted {
     pub key: String,
     pub mode: Mode,
     pub lock_id: Option<String>,
     pub labels: Labels,
     pub max_holders: Option<u32>,
     pub replace_same_owner: bool,
-    pub instead_of: Option<(GrantId, u64)>,
     pub terms: Terms,
+}
+
+impl Wanted {
+    /// An acquisition of it that was not sent yet.
+    pub fn attempt(&self, grant: GrantId, lease: Duration, instead_of: Option<(GrantId, u64)>) -> Attempt {
+        let ask = Ask {
+            // A group of its own where the user names none.
+            lock_id: self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
+            grant,
+            mode: self.mode,
+            labels: self.labels.clone(),
+            lease,
+            max_holders: self.max_holders,
+            replace_same_owner: self.replace_same_owner,
+            instead_of,
+        };
+        Attempt::new(&self.key, ask)
+    }
+}
+
+/// What a caller wants, and what ends and tells its wait.
+pub struct Want {
+    pub wanted: Wanted,
+    /// A transfer from this grant.
+    pub instead_of: Option<(GrantId, u64)>,
+    /// Asks nothing while others of this process wait for the lock.
+    pub stands_back: bool,
     pub cancel: Option<CancelToken>,
     pub on_wait: Option<OnWait>,
 }
@@ -63,8 +100,9 @@ pub enum Patience {
 pub enum Obtained {
     /// The lock is granted.
     Granted(Granted),
-    /// Others hold it, and the patience is over.
-    Refused(Seen),
+    /// Others hold it, or wait for it in this process, and the patience is over. Who was seen to
+    /// hold it, if it came to a look.
+    Refused(Option<Seen>),
 }
 
 /// The end of a lease on this host's clock: what the store says is left, counted from before the request was sent.
@@ -80,11 +118,13 @@ pub fn obtain(family: &Arc<Family>, want: Want, patience: Patience) -> Result<Ob
         patience,
         started: Instant::now(),
         attempts: 0,
+        ticket: None,
+        look_first: false,
         refusal: None,
         last_error: None,
         warn_after: FIRST_WARNING,
     };
-    let key = wait.want.key.clone();
+    let key = wait.want.wanted.key.clone();
     wait.run().map_err(|error| error.with_key(&key).with_store(&family.backend.info().label))
 }
 
@@ -94,9 +134,21 @@ struct Wait<'a> {
     patience: Patience,
     started: Instant,
     attempts: u32,
+    /// The place in the line of this process, once it waits.
+    ticket: Option<Ticket>,
+    /// It came to the head of the line, and somebody may hold the lock.
+    look_first: bool,
     refusal: Option<Seen>,
     last_error: Option<Error>,
     warn_after: Duration,
+}
+
+/// What a waiter may do next.
+enum Turn {
+    Ask,
+    Given(Granted),
+    /// The call's time is over.
+    Over,
 }
 
 /// How one attempt ended.
@@ -110,22 +162,56 @@ enum Settled {
 impl Wait<'_> {
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
+        let asks_once = matches!(self.patience, Patience::Once) || self.want.instead_of.is_some();
+        if self.family.queues.len(&self.want.wanted.key) > 0 {
+            if asks_once && self.want.stands_back {
+                return Ok(Obtained::Refused(None));
+            }
+            if !asks_once {
+                self.enter();
+            }
+        }
+        let outcome = self.go_on(&overall, asks_once);
+        // What was handed over at the last moment comes along.
+        let with_lock = matches!(outcome, Ok(Obtained::Granted(_)));
+        let handed = self.ticket.take().and_then(|ticket| ticket.leave(with_lock));
+        match (outcome, handed) {
+            (outcome, None) => outcome,
+            (Ok(_), Some(granted)) => self.granted(*granted, &overall),
+            (Err(error), Some(granted)) => {
+                self.undo(granted.attempt, &overall);
+                Err(error)
+            }
+        }
+    }
+
+    fn go_on(&mut self, overall: &Deadline, asks_once: bool) -> Result<Obtained> {
         let mut voids = 0;
         loop {
             self.family.check_open()?;
             self.check_cancelled()?;
-            match self.attempt(&overall) {
-                Ok(Settled::Granted(granted)) => match self.granted(granted, &overall) {
+            let settled = match self.turn(overall) {
+                Turn::Over => break,
+                Turn::Ask => {
+                    let settled = self.attempt(overall);
+                    self.ticket.iter().for_each(Ticket::asked);
+                    settled
+                }
+                Turn::Given(granted) => self.in_time(granted, overall),
+            };
+            match settled {
+                Ok(Settled::Granted(granted)) => match self.granted(granted, overall) {
                     Err(error) if error.is_retryable() => self.last_error = Some(error),
                     settled => return settled,
                 },
                 Ok(Settled::Refused(seen)) => {
                     self.last_error = None;
                     self.refused(seen)?;
-                    if matches!(self.patience, Patience::Once) || self.want.instead_of.is_some() {
+                    if asks_once {
                         break;
                     }
-                    if !self.pause(&overall) {
+                    self.enter();
+                    if !self.pause(overall, false) {
                         break;
                     }
                 }
@@ -143,6 +229,51 @@ impl Wait<'_> {
         self.ended()
     }
 
+    /// Stands in the line of this process from now on.
+    fn enter(&mut self) {
+        if self.ticket.is_none() {
+            self.ticket = Some(self.family.queues.enter(self.want.wanted.clone()));
+        }
+    }
+
+    /// Waits for the turn to ask, or for what is handed over.
+    fn turn(&mut self, overall: &Deadline) -> Turn {
+        loop {
+            let Some(ticket) = &self.ticket else { return Turn::Ask };
+            if ticket.place() == 0 {
+                if std::mem::take(&mut self.look_first) {
+                    let at_once = !ticket.is_held();
+                    if !self.pause(overall, at_once) {
+                        return Turn::Over;
+                    }
+                }
+                match self.ticket.as_ref().map(Ticket::may) {
+                    None | Some(May::Ask) => return Turn::Ask,
+                    Some(May::Take(granted)) => return Turn::Given(*granted),
+                    // The one who hands over has a bound, and nudges.
+                    Some(May::Wait) => {}
+                }
+            } else {
+                self.look_first = true;
+            }
+            self.tell();
+            let Some(ticket) = &self.ticket else { return Turn::Ask };
+            let told = if self.want.on_wait.is_some() { *self.family.options.poll.end() } else { FIRST_WARNING };
+            if !overall.wait_for_or(told, ticket.nudged()) {
+                return Turn::Over;
+            }
+        }
+    }
+
+    /// What was handed over, unless that took too long.
+    fn in_time(&self, granted: Granted, overall: &Deadline) -> Result<Settled> {
+        if self.family.clock.now() < granted.held_until {
+            return Ok(Settled::Granted(granted));
+        }
+        self.undo(granted.attempt, overall);
+        Ok(Settled::Void)
+    }
+
     fn check_cancelled(&self) -> Result<()> {
         match &self.want.cancel {
             Some(cancel) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled")),
@@ -158,7 +289,7 @@ impl Wait<'_> {
             Patience::Endless => Deadline::after(Duration::MAX),
         };
         // A lease with a fixed end can't be granted after it.
-        let deadline = match self.want.terms.ends_at {
+        let deadline = match self.want.wanted.terms.ends_at {
             Some(end) => deadline.within(end.since(self.family.clock.now())),
             None => deadline,
         };
@@ -174,8 +305,10 @@ impl Wait<'_> {
         self.family.check_open()?;
         self.check_cancelled()?;
         match (self.refusal.take(), self.last_error.take()) {
-            (Some(seen), _) => Ok(Obtained::Refused(seen)),
+            (Some(seen), _) => Ok(Obtained::Refused(Some(seen))),
             (None, Some(error)) => Err(error),
+            // It never came to the head of the line.
+            (None, None) if self.ticket.is_some() => Ok(Obtained::Refused(None)),
             (None, None) => Err(Error::new(ErrorKind::TimedOut, "the time was over before the store was asked")),
         }
     }
@@ -185,12 +318,13 @@ impl Wait<'_> {
         let family = self.family;
         let info = family.backend.info();
         let clock = &family.clock;
-        let lease = self.want.terms.first_lease_at(clock.now());
-        if lease <= self.want.terms.first_margin() {
+        let terms = self.want.wanted.terms;
+        let lease = terms.first_lease_at(clock.now());
+        if lease <= terms.first_margin() {
             return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
         }
-        let ask = self.ask(info.grant_form.fresh(), lease);
-        let mut attempt = Attempt::new(&self.want.key, ask);
+        let instead_of = self.want.instead_of.clone();
+        let mut attempt = self.want.wanted.attempt(info.grant_form.fresh(), lease, instead_of);
         let mut unanswered = false;
         let mut failures = 0;
         loop {
@@ -204,13 +338,14 @@ impl Wait<'_> {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let end = local_end(sent, holder.until, now);
                     let end = if repeated { end.min(first_sent + lease) } else { end };
-                    let held_until = end - self.want.terms.first_margin();
+                    let held_until = end - terms.first_margin();
                     if clock.now() >= held_until {
                         // It came so late that nobody could use it.
                         self.undo(attempt, overall);
                         return Ok(Settled::Void);
                     }
-                    return Ok(Settled::Granted(Granted { attempt, holder, now, held_until }));
+                    let chain = Chain { times: 0, since: sent };
+                    return Ok(Settled::Granted(Granted { attempt, holder, now, held_until, chain }));
                 }
                 Ok(Acquired::Refused(seen)) => {
                     if unanswered {
@@ -231,7 +366,7 @@ impl Wait<'_> {
                 }
                 Err(error) => error,
             };
-            log::debug!(target: "leasehold::client", key:? = self.want.key; "an acquire failed and is repeated: {error}");
+            log::debug!(target: "leasehold::client", key:? = self.want.wanted.key; "an acquire failed and is repeated: {error}");
             failures += 1;
             let too_old = clock.now() >= first_sent + lease / 2;
             let delay = backoff::retry_delay(failures, overall.remaining(), fastrand::f64());
@@ -242,20 +377,6 @@ impl Wait<'_> {
                 return Err(error.retryable());
             }
             self.last_error = Some(error);
-        }
-    }
-
-    fn ask(&self, grant: GrantId, lease: Duration) -> Ask {
-        Ask {
-            // A group of its own where the user names none.
-            lock_id: self.want.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
-            grant,
-            mode: self.want.mode,
-            labels: self.want.labels.clone(),
-            lease,
-            max_holders: self.want.max_holders,
-            replace_same_owner: self.want.replace_same_owner,
-            instead_of: self.want.instead_of.clone(),
         }
     }
 
@@ -275,7 +396,7 @@ impl Wait<'_> {
         let mut failures = 0;
         loop {
             let sent = clock.now();
-            let lease = self.want.terms.lease_at(sent);
+            let lease = self.want.wanted.terms.lease_at(sent);
             if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
                 break;
             }
@@ -286,7 +407,7 @@ impl Wait<'_> {
                 Ok(Renewed::Until { until, now }) => {
                     granted.holder.until = until;
                     granted.now = now;
-                    granted.held_until = local_end(sent, until, now) - self.want.terms.margin;
+                    granted.held_until = local_end(sent, until, now) - self.want.wanted.terms.margin;
                     break;
                 }
                 Ok(Renewed::Lost(_)) => {
@@ -304,17 +425,17 @@ impl Wait<'_> {
         }
         let waited = self.started.elapsed();
         let fencing_token = granted.holder.token;
-        log::debug!(target: "leasehold::client", key:? = self.want.key, token = fencing_token; "granted");
-        self.family.options.observing.tell(&Event::Granted { key: &self.want.key, fencing_token, waited });
+        log::debug!(target: "leasehold::client", key:? = self.want.wanted.key, token = fencing_token; "granted");
+        self.family.options.observing.tell(&Event::Granted { key: &self.want.wanted.key, fencing_token, waited });
         Ok(Obtained::Granted(granted))
     }
 
     /// Tells of a refusal; an error when waiting would be for oneself.
     fn refused(&mut self, seen: Seen) -> Result<()> {
         let holders = LockStatus::live(&seen);
-        self.family.options.observing.tell(&Event::Refused { key: &self.want.key, holders: &holders });
+        self.family.options.observing.tell(&Event::Refused { key: &self.want.wanted.key, holders: &holders });
         let mine = |holder: &LockStatus| {
-            Some(holder.lock_id()) == self.want.lock_id.as_deref() && self.held_here(holder.fencing_token())
+            Some(holder.lock_id()) == self.want.wanted.lock_id.as_deref() && self.held_here(holder.fencing_token())
         };
         if self.want.instead_of.is_none() && holders.iter().any(mine) {
             let message = "this client holds it already with the same lock id";
@@ -325,36 +446,57 @@ impl Wait<'_> {
     }
 
     fn held_here(&self, token: u64) -> bool {
-        let is_it = |lock: &crate::lock::Lock| lock.key() == self.want.key && lock.fencing_token() == token;
+        let is_it = |lock: &crate::lock::Lock| lock.key() == self.want.wanted.key && lock.fencing_token() == token;
         self.family.holds().iter().any(|hold| is_it(hold.granted()))
     }
 
-    /// Looks at the lock from time to time until it seems free; false when the call's time is over.
-    fn pause(&mut self, overall: &Deadline) -> bool {
+    /// Looks at the lock from time to time until it seems free or is handed over; false when the call's time is
+    /// over. `at_once`: begins with a look.
+    fn pause(&mut self, overall: &Deadline, at_once: bool) -> bool {
         // What was just refused is not asked for again at once, however free it looks.
         let mut looked_free = true;
+        let mut look_now = at_once;
         loop {
-            self.tell();
-            let free_in = self.free_in().filter(|free| !(looked_free && free.is_zero()));
-            looked_free = false;
-            let delay =
-                backoff::poll_delay(&self.family.options.poll, self.started.elapsed(), free_in, fastrand::f64());
-            if !overall.wait_for(delay) {
-                return false;
-            }
-            self.attempts += 1;
-            let by = overall.clone().within(self.family.options.request_timeout);
-            let which = Which::Key(self.want.key.clone());
-            match self.family.backend.read(&which, None, false, &by) {
-                Ok(mut page) => {
-                    self.last_error = None;
-                    self.refusal = page.records.pop().or(self.refusal.take());
-                }
-                Err(error) if !error.is_retryable() => return true,
-                Err(error) => self.last_error = Some(error),
-            }
-            if self.last_error.is_none() && self.free_in() == Some(Duration::ZERO) {
+            let Some(ticket) = &self.ticket else { return true };
+            if ticket.place() > 0 || ticket.is_handed() {
                 return true;
+            }
+            if !std::mem::take(&mut look_now) {
+                self.tell();
+                let free_in = self.free_in().filter(|free| !(looked_free && free.is_zero()));
+                looked_free = false;
+                let poll = &self.family.options.poll;
+                let delay = backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64());
+                let Some(ticket) = &self.ticket else { return true };
+                if !overall.wait_for_or(delay, ticket.nudged()) {
+                    return false;
+                }
+                if ticket.is_handed() {
+                    return true;
+                }
+            }
+            if self.look(overall) {
+                return true;
+            }
+        }
+    }
+
+    /// Reads the lock; whether it is worth asking for.
+    fn look(&mut self, overall: &Deadline) -> bool {
+        self.attempts += 1;
+        let by = overall.clone().within(self.family.options.request_timeout);
+        let which = Which::Key(self.want.wanted.key.clone());
+        match self.family.backend.read(&which, None, false, &by) {
+            Ok(mut page) => {
+                self.last_error = None;
+                self.refusal = page.records.pop().or(self.refusal.take());
+                self.free_in() == Some(Duration::ZERO)
+            }
+            // The attempt that follows tells what is wrong.
+            Err(error) if !error.is_retryable() => true,
+            Err(error) => {
+                self.last_error = Some(error);
+                false
             }
         }
     }
@@ -363,13 +505,13 @@ impl Wait<'_> {
     fn free_in(&self) -> Option<Duration> {
         let seen = self.refusal.as_ref()?;
         let cut = seen.now.minus(self.family.backend.info().grace);
-        transition::free_in(&seen.record, self.want.mode, self.want.max_holders, cut)
+        transition::free_in(&seen.record, self.want.wanted.mode, self.want.wanted.max_holders, cut)
     }
 
     /// Tells everyone who wants to know that the wait goes on.
     fn tell(&mut self) {
         let waited = self.started.elapsed();
-        let key = &self.want.key;
+        let key = &self.want.wanted.key;
         self.family.options.observing.tell(&Event::Waited { key, waited });
         let warn = waited >= self.warn_after;
         if !warn && self.want.on_wait.is_none() {
@@ -397,6 +539,7 @@ impl Wait<'_> {
                 _ => None,
             },
             attempts: self.attempts,
+            place: self.ticket.as_ref().map_or(0, Ticket::place),
             last_error: self.last_error.clone(),
         };
         if let Some(on_wait) = &mut self.want.on_wait {

@@ -11,7 +11,7 @@ use super::clock::{BootTime, Clock};
 use super::deadline::far_from;
 use super::hold::Hold;
 use super::thread::Thread;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::observer::contained;
 
 /// It looks at least this often while something is held.
@@ -33,8 +33,8 @@ enum Message {
 pub struct Watcher {
     clock: Arc<Clock>,
     holds: Arc<Mutex<Vec<Weak<Hold>>>>,
-    // `None` only while it is dropped.
-    messages: Option<Sender<Message>>,
+    // `None` once it is closed.
+    messages: Mutex<Option<Sender<Message>>>,
     inbox: Receiver<Message>,
     thread: Mutex<Option<Thread>>,
 }
@@ -42,12 +42,15 @@ pub struct Watcher {
 impl Watcher {
     pub fn new(clock: Arc<Clock>) -> Self {
         let (messages, inbox) = crossbeam_channel::unbounded();
-        Watcher { clock, holds: Arc::default(), messages: Some(messages), inbox, thread: Mutex::default() }
+        Watcher { clock, holds: Arc::default(), messages: Mutex::new(Some(messages)), inbox, thread: Mutex::default() }
     }
 
     /// Watches `hold` until it is gone.
     pub fn watch(&self, hold: &Arc<Hold>) -> Result<()> {
         let mut thread = self.thread.lock();
+        if self.messages.lock().is_none() {
+            return Err(Error::new(ErrorKind::Closed, "the client was closed"));
+        }
         if thread.is_none() {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
             let (jump, jumps) = crossbeam_channel::unbounded();
@@ -73,18 +76,24 @@ impl Watcher {
     }
 
     fn send(&self, message: Message) {
-        if let Some(messages) = &self.messages {
+        if let Some(messages) = &*self.messages.lock() {
             let _ = messages.send(message);
+        }
+    }
+
+    /// Ends its thread; callbacks that wait are started first. Nothing is watched afterwards.
+    pub fn close(&self, by: Instant) {
+        let thread = self.thread.lock().take();
+        self.messages.lock().take();
+        if let Some(thread) = thread {
+            thread.join_by(by);
         }
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.messages.take();
-        if let Some(thread) = self.thread.lock().take() {
-            thread.join_by(far_from(Instant::now(), STOP_BOUND));
-        }
+        self.close(far_from(Instant::now(), STOP_BOUND));
     }
 }
 

@@ -8,14 +8,13 @@ mod guards;
 mod told;
 mod waiting;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::bench::{LONG, wait_until};
 use common::stores::{Opened, stores};
 use leasehold::internals::builder_over;
 use leasehold::{ClientBuilder, LockClient};
 
-/// Long enough for any event on a busy machine; no test waits for it when all is well.
-const LONG: Duration = Duration::from_secs(20);
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Opened {
@@ -39,15 +38,6 @@ fn on_every_store(case: impl Fn(&Opened)) {
         // A failure names the store.
         println!("on {}", store.module);
         case(&(store.open)());
-    }
-}
-
-/// Waits for what no channel tells.
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < LONG, "it does not happen");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -2,5 +2,6 @@
 #![allow(dead_code)]
 
 pub mod asks;
+pub mod bench;
 pub mod steps;
 pub mod stores;

@@ -17,6 +17,8 @@ pub fn alone(test: &str, body: impl FnOnce()) {
     let mut child = Command::new(binary)
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(ALONE, test)
+        // Else the stacks of ended threads are kept, and a limit on memory stops no new thread.
+        .env("GLIBC_TUNABLES", "glibc.pthread.stack_cache_size=0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

@@ -1,0 +1,301 @@
+//! The line of waiters inside a process, and the hand-over to its head.
+
+mod common;
+
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use common::bench::{Bench, LONG, loss_of, wait_until};
+use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard, LockRequest, Mutex};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A client that never polls by itself while a test runs.
+fn patient(bench: &Bench) -> LockClient {
+    bench.builder().poll(HOUR..=HOUR).connect().unwrap()
+}
+
+/// Waits on a thread of its own; returns once it stands in the line, at this place.
+fn waiter(
+    client: &LockClient,
+    place: usize,
+    ask: impl FnOnce(LockRequest) -> LockRequest + Send + 'static,
+) -> JoinHandle<Result<LockGuard, Error>> {
+    let (told, tells) = mpsc::channel();
+    let client = client.clone();
+    let thread = std::thread::spawn(move || {
+        let request = client.request("k").on_wait(move |waiting| told.send(waiting.place).unwrap_or_default());
+        ask(request).lock()
+    });
+    assert_eq!(tells.recv_timeout(LONG).unwrap(), place);
+    thread
+}
+
+#[test]
+fn a_thousand_waiters_make_the_requests_of_one() {
+    const WAITERS: usize = 1000;
+    let bench = Bench::new();
+    let poll = Duration::from_millis(20);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let held = bench.rival().lock("k").unwrap();
+    let granted = Arc::new(Mutex::new(0));
+    let spawn = |_| {
+        let (client, granted) = (client.clone(), granted.clone());
+        let body = move || {
+            let guard = client.lock("k").unwrap();
+            *granted.lock() += 1;
+            drop(guard);
+        };
+        std::thread::Builder::new().stack_size(128 * 1024).spawn(body).unwrap()
+    };
+    let threads: Vec<_> = (0..WAITERS).map(spawn).collect();
+    // The first to come asks; perhaps a few that came at the very same moment.
+    bench.wait_for_call(Call::Read, 20);
+    let asked = bench.faults.count(Call::Acquire);
+    assert!(asked <= 4, "{asked} waiters asked");
+    let (reads, started) = (bench.faults.count(Call::Read), bench.clock.now());
+    bench.wait_for_call(Call::Read, reads + 20);
+    let took = bench.clock.now().since(started);
+    assert!(took >= poll * 18, "21 reads in {took:?}: more than one polls");
+    drop(held);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(*granted.lock(), WAITERS);
+    // Each was granted by a hand-over or, each ninth time, by a release, a look and a grant.
+    assert!(bench.faults.count(Call::Acquire) <= WAITERS + asked + WAITERS / 50);
+    assert!(bench.faults.count(Call::Release) <= WAITERS / 9 + 2);
+}
+
+#[test]
+fn who_came_first_is_served_first_by_one_request_each() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = client.lock("k").unwrap();
+    let waiters: Vec<_> = (0..5).map(|place| waiter(&client, place, |request| request)).collect();
+    bench.wait_for_call(Call::Acquire, 1);
+    let before = bench.faults.calls().len();
+    let mut token = held.fencing_token();
+    drop(held);
+    for (n, waiter) in waiters.into_iter().enumerate() {
+        let guard = waiter.join().unwrap().unwrap();
+        assert!(guard.fencing_token() > token);
+        token = guard.fencing_token();
+        let calls = &bench.faults.calls()[before..];
+        assert!(calls.iter().all(|call| *call == Call::Acquire) && calls.len() == n + 1, "{calls:?}");
+        assert!(bench.rival().try_lock("k").unwrap().is_none(), "there is a gap");
+    }
+}
+
+#[test]
+fn after_eight_hand_overs_the_lock_is_really_released() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = client.lock("k").unwrap();
+    let waiters: Vec<_> = (0..12).map(|place| waiter(&client, place, |request| request)).collect();
+    drop(held);
+    for waiter in waiters {
+        drop(waiter.join().unwrap().unwrap());
+    }
+    // The ninth, and the last, who leaves nobody behind.
+    assert_eq!(bench.faults.count(Call::Release), 2);
+}
+
+#[test]
+fn after_a_whole_lease_of_hand_overs_the_lock_is_really_released() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = client.lock("k").unwrap();
+    let first = waiter(&client, 0, |request| request);
+    let second = waiter(&client, 1, |request| request);
+    drop(held);
+    let first = first.join().unwrap().unwrap();
+    for _ in 0..2 {
+        bench.clock.advance(Duration::from_secs(10));
+        first.ensure_held_for(Duration::from_secs(17)).unwrap();
+    }
+    let releases = bench.faults.count(Call::Release);
+    drop(first);
+    assert_eq!(bench.faults.count(Call::Release), releases + 1);
+    assert!(second.join().unwrap().is_ok());
+}
+
+#[test]
+fn try_lock_does_not_overtake_who_waits() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = bench.rival().lock("k").unwrap();
+    let cancel = CancelToken::new();
+    let token = cancel.clone();
+    let waiting = waiter(&client, 0, move |request| request.cancel(&token));
+    let asked = bench.faults.count(Call::Acquire);
+    assert!(client.try_lock("k").unwrap().is_none());
+    assert!(client.try_lock_for("k", Duration::from_millis(50)).unwrap().is_none());
+    let error = client.request("k").wait(Duration::from_millis(50)).lock().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("k")));
+    assert_eq!(bench.faults.count(Call::Acquire), asked, "the store was asked");
+    // Data is asked for without standing back.
+    assert_eq!(client.request("k").acquire().unwrap_err().kind(), ErrorKind::Held);
+    cancel.cancel();
+    assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    drop(held);
+    assert!(client.try_lock("k").unwrap().is_some(), "somebody is left in the line");
+}
+
+#[test]
+fn a_poller_that_ends_gives_its_turn_to_the_next_at_once() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = bench.rival().lock("k").unwrap();
+    let cancel = CancelToken::new();
+    let token = cancel.clone();
+    let first = waiter(&client, 0, move |request| request.cancel(&token));
+    let second = waiter(&client, 1, |request| request);
+    // Nobody of this process hears of the release; the next looks because its turn comes.
+    drop(held);
+    cancel.cancel();
+    assert_eq!(first.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(second.join().unwrap().unwrap().is_held());
+}
+
+#[test]
+fn shared_waiters_wait_behind_an_exclusive_one() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let reader = client.lock_shared("k").unwrap();
+    let writer = waiter(&client, 0, |request| request);
+    let (told, tells) = mpsc::channel();
+    let late = client.clone();
+    let late = std::thread::spawn(move || {
+        let request = late.request("k").shared().on_wait(move |waiting| told.send(waiting.place).unwrap_or_default());
+        request.lock().map(|guard| guard.fencing_token())
+    });
+    assert_eq!(tells.recv_timeout(LONG).unwrap(), 1, "it overtook the writer");
+    drop(reader);
+    let writer = writer.join().unwrap().unwrap();
+    let token = writer.fencing_token();
+    drop(writer);
+    assert!(late.join().unwrap().unwrap() > token);
+}
+
+#[test]
+fn several_shared_waiters_come_in_together() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let writer = client.lock("k").unwrap();
+    let readers: Vec<_> = (0..3).map(|place| waiter(&client, place, |request| request.shared())).collect();
+    drop(writer);
+    let readers: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap().unwrap()).collect();
+    assert!(readers.iter().all(LockGuard::is_held));
+}
+
+#[test]
+fn a_waiter_that_goes_while_it_is_handed_the_lock_leaves_it_free() {
+    for round in 0..20 {
+        let bench = Bench::new();
+        let client = patient(&bench);
+        let held = client.lock("k").unwrap();
+        let cancel = CancelToken::new();
+        let token = cancel.clone();
+        let waiting = waiter(&client, 0, move |request| request.cancel(&token));
+        let asked = bench.faults.count(Call::Acquire);
+        bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_millis(round)));
+        let releasing = std::thread::spawn(move || drop(held));
+        bench.wait_for_call(Call::Acquire, asked);
+        cancel.cancel();
+        drop(waiting.join().unwrap());
+        releasing.join().unwrap();
+        wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
+    }
+}
+
+#[test]
+fn a_hand_over_that_is_not_answered_is_given_up_and_the_lock_released() {
+    for fault in [Fault::ApplyThenFail, Fault::HangBefore, Fault::ApplyThenHang, Fault::FailBefore] {
+        let bench = Bench::new();
+        let client = bench.builder().poll(HOUR..=HOUR).request_timeout(Duration::from_millis(100)).connect().unwrap();
+        let held = client.lock("k").unwrap();
+        let waiting = waiter(&client, 0, |request| request);
+        bench.faults.next(Call::Acquire, fault.clone());
+        let released = held.release();
+        assert!(released.is_ok(), "{fault:?}: {released:?}");
+        let guard = waiting.join().unwrap().unwrap();
+        assert!(guard.is_held());
+        let status = client.get("k").unwrap().unwrap();
+        assert_eq!(status.holders().len(), 1);
+        assert_eq!(status.holders()[0].fencing_token(), guard.fencing_token());
+    }
+}
+
+#[test]
+fn a_guard_that_was_taken_over_hands_nothing_over() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = client.lock("k").unwrap();
+    let waiting = waiter(&client, 0, |request| request.wait(LONG));
+    bench.store.take_over("k");
+    let error = held.release().unwrap_err();
+    assert_eq!(error.error().kind(), ErrorKind::Lost);
+    bench.clock.advance(Duration::from_secs(60));
+    drop(client);
+    assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
+#[test]
+fn what_was_handed_over_is_renewed_and_lost_like_any_other() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(HOUR..=HOUR).lease(LONG).heartbeat(Duration::from_millis(10)).connect().unwrap();
+    let held = client.lock("k").unwrap();
+    let waiting = waiter(&client, 0, |request| request.lease(LONG));
+    drop(held);
+    let guard = waiting.join().unwrap().unwrap();
+    bench.wait_for_call(Call::Renew, bench.faults.count(Call::Renew) + 1);
+    bench.store.take_over("k");
+    assert_eq!(loss_of(&guard).fencing_token, guard.fencing_token());
+}
+
+#[test]
+fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
+    let bench = Bench::new();
+    let poll = Duration::from_millis(1)..=Duration::from_millis(3);
+    let client = bench.builder().poll(poll).connect().unwrap();
+    let threads: Vec<_> = (0..16)
+        .map(|n| {
+            let client = client.clone();
+            std::thread::spawn(move || {
+                let mut granted = 0;
+                for round in 0..40 {
+                    let cancel = CancelToken::new();
+                    let request = client.request("k").cancel(&cancel);
+                    let request = match (n + round) % 3 {
+                        0 => request.wait(Duration::from_micros(fastrand::u64(1..3000))),
+                        1 => {
+                            let after = Duration::from_micros(fastrand::u64(1..3000));
+                            let cancel = cancel.clone();
+                            std::thread::spawn(move || {
+                                std::thread::sleep(after);
+                                cancel.cancel();
+                            });
+                            request
+                        }
+                        _ => request,
+                    };
+                    match request.lock() {
+                        Ok(guard) => {
+                            granted += 1;
+                            assert!(guard.is_held());
+                        }
+                        Err(error) => {
+                            assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Cancelled), "{error:?}");
+                        }
+                    }
+                }
+                granted
+            })
+        })
+        .collect();
+    let granted: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+    assert!(granted >= 16 * 40 / 3, "{granted}");
+    wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
+    assert!(client.try_lock("k").unwrap().is_some(), "somebody is left in the line");
+}
