@@ -6,6 +6,7 @@ mod harness;
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
+use harness::alone::alone;
 use harness::process::Worker;
 use harness::{Folder, PATIENCE, SLACK, Store, eventually, millis, within};
 use leasehold::internals::backend::fault::{Call, Fault};
@@ -267,4 +268,49 @@ fn a_locked_database_ends_no_bound() {
     drop(failed.into_guard().into_lock());
     within("the close", DROP, || client.close()).ok();
     assert!(blocked.elapsed() < STALL, "the writer was not there to the end");
+}
+
+/// The heartbeat's thread is started when it is first needed: what if that fails?
+#[test]
+fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
+    alone("a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
+        let client = LockClient::builder("memory:").connect().expect("a client");
+        let (warn, warned) = mpsc::channel();
+        let lost = client.request("lost").lease(millis(1500)).warn_before(millis(600));
+        let lost = lost.on_warning(move |left| warn.send(left).expect("the test listens")).lock().expect("a lock");
+        let kept = client.request("kept").lease(millis(6000)).lock().expect("a lock");
+
+        no_new_threads();
+        let loss = within("the loss", millis(1500), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
+        let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
+        assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
+        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(600));
+
+        // The first try for this one failed as well; one of its repeats does not.
+        let before = kept.remaining();
+        std::thread::sleep(millis(1500));
+        assert!(kept.remaining() < before, "it was renewed without a thread");
+        threads_again();
+        eventually("the lock is renewed", || kept.remaining() > before);
+        kept.release().expect("a release");
+    });
+}
+
+/// Takes from this process the right, and its user's room, to start threads.
+fn no_new_threads() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
+    setrlimit(Resource::RLIMIT_NPROC, 1, hard).expect("a limit");
+    // Root has no limit.
+    let nobody = nix::unistd::Uid::from_raw(65534);
+    if nix::unistd::Uid::effective().is_root() {
+        nix::unistd::setuid(nobody).expect("another user");
+    }
+    std::thread::Builder::new().spawn(|| {}).map(drop).expect_err("the limit works");
+}
+
+fn threads_again() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
+    setrlimit(Resource::RLIMIT_NPROC, hard, hard).expect("no limit");
 }

@@ -238,6 +238,22 @@ mod tests {
         assert_eq!(thread.as_deref(), Some("leasehold-driver"));
     }
 
+    /// `cargo test --release --features _async -- --ignored --nocapture the_way`
+    #[test]
+    #[ignore = "measures"]
+    fn the_way_there_and_back() {
+        let driver = driver();
+        let mut times: Vec<Duration> = (0..20_000)
+            .map(|_| {
+                let started = Instant::now();
+                assert_eq!(driver.run(&soon(), |owned| async move { *owned }), Ok(7));
+                started.elapsed()
+            })
+            .collect();
+        times.sort();
+        println!("median {:?}, p99 {:?}", times[10_000], times[19_800]);
+    }
+
     #[test]
     fn many_callers_at_once() {
         let driver = driver();

@@ -1,4 +1,5 @@
-//! The thread that renews one guard's lease. It only sends; the watcher declares what is due.
+//! The thread that renews one guard's lease. The watcher starts it when the first heartbeat is due. It only
+//! sends; the watcher declares what is due.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,13 +12,26 @@ use super::thread::Thread;
 use crate::error::Result;
 use crate::lease::{Lease, backoff};
 use crate::loss::LossReason;
+use crate::options::Terms;
 
 /// How often the guard of a lock without end looks whether it was released or replaced.
 const ENDLESS_LOOK: Duration = Duration::from_secs(30);
 /// Repeats are not closer together, however little is left.
 const MIN_RETRY: Duration = Duration::from_millis(1);
 
-/// Starts the heartbeat of `hold`; it ends with the hold.
+/// How long after the grant the first heartbeat is due. A hold that is shorter needs no thread.
+pub(super) fn first_after(terms: &Terms) -> Duration {
+    backoff::with_jitter(interval(terms), fastrand::f64())
+}
+
+fn interval(terms: &Terms) -> Duration {
+    match terms.lease {
+        Lease::For(_) => terms.heartbeat,
+        Lease::Forever => ENDLESS_LOOK,
+    }
+}
+
+/// Starts the heartbeat of `hold`, which sends at once; it ends with the hold.
 pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
         if catch_unwind(AssertUnwindSafe(|| run(&hold))).is_err() {
@@ -28,12 +42,9 @@ pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
 }
 
 fn run(hold: &Hold) {
-    let interval = match hold.setup.terms.lease {
-        Lease::For(_) => hold.setup.terms.heartbeat,
-        Lease::Forever => ENDLESS_LOOK,
-    };
+    let interval = interval(&hold.setup.terms);
     let mut failures = 0;
-    let mut wait = backoff::with_jitter(interval, fastrand::f64());
+    let mut wait = Duration::ZERO;
     loop {
         select! {
             recv(hold.stop.cancelled()) -> _ => return,

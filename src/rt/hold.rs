@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::clock::{BootTime, Clock};
 use super::deadline::Deadline;
+use super::heartbeat;
 use super::queue::Queues;
 use super::thread::Thread;
 use super::want::{Chain, Granted, local_end};
@@ -21,6 +22,9 @@ use crate::lock::{Lock, LockStatus};
 use crate::loss::{Loss, LossReason, LossWatch};
 use crate::observer::{Event, Observing};
 use crate::options::Terms;
+
+/// The pause after a heartbeat thread could not be started.
+const START_RETRY: Duration = Duration::from_millis(100);
 
 /// Runs when the lock is lost.
 pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
@@ -81,6 +85,8 @@ pub(super) struct State {
     shown_is_behind: bool,
     last_error: Option<Error>,
     callbacks: Callbacks,
+    /// When the heartbeat has to be started; `None` once it was.
+    start_at: Option<BootTime>,
     pub heartbeat: Option<Thread>,
 }
 
@@ -117,8 +123,9 @@ impl Hold {
         let Granted { attempt, holder, now, held_until, chain } = granted;
         let lock = Lock::new(&attempt.key, attempt.ask.mode, &holder, now);
         let (beat_now, beats) = crossbeam_channel::bounded(1);
+        let granted_at = setup.clock.now();
         Arc::new(Hold {
-            granted_at: setup.clock.now(),
+            granted_at,
             chain,
             pid: std::process::id(),
             held_until: AtomicU64::new(held_until.as_nanos()),
@@ -129,6 +136,7 @@ impl Hold {
                 shown_is_behind: false,
                 last_error: None,
                 callbacks,
+                start_at: Some(granted_at + heartbeat::first_after(&setup.terms)),
                 heartbeat: None,
             }),
             granted: lock,
@@ -143,12 +151,39 @@ impl Hold {
         })
     }
 
-    /// Puts the heartbeat and the watcher to work.
+    /// Puts the watcher to work, which starts the heartbeat in time.
     pub fn start(self: &Arc<Self>) -> Result<()> {
-        self.setup.watcher.watch(self)?;
-        let heartbeat = super::heartbeat::spawn(self.clone())?;
-        self.state.lock().heartbeat = Some(heartbeat);
-        Ok(())
+        self.setup.watcher.watch(self)
+    }
+
+    /// Starts the heartbeat if it is due at `now`; says when to try that. A thread that can't be started is
+    /// tried again until the deadline, like a request that fails, and the loss then tells why.
+    pub fn start_when_due(self: &Arc<Self>, now: BootTime) -> Option<BootTime> {
+        let mut state = self.state.lock();
+        let at = state.start_at.filter(|_| state.phase == Phase::Held)?;
+        // After a suspend it is due at once.
+        if now < at && self.beats.is_empty() {
+            return Some(at);
+        }
+        match heartbeat::spawn(self.clone()) {
+            Ok(thread) => {
+                state.heartbeat = Some(thread);
+                state.start_at = None;
+                None
+            }
+            Err(error) => {
+                let left = self.remaining();
+                let at = now + START_RETRY.min(left / 3).max(START_RETRY / 100);
+                state.start_at = Some(at);
+                state.last_error = Some(error.clone());
+                drop(state);
+                log::warn!(
+                    target: "leasehold::heartbeat", key:? = self.granted.key, left_ms = left.as_millis() as u64;
+                    "a heartbeat failed and is repeated: {error}"
+                );
+                Some(at)
+            }
+        }
     }
 
     /// What was granted; key, token, lock id and mode never change.
@@ -327,6 +362,14 @@ impl Hold {
             }
             None => true,
         };
+    }
+
+    /// When the watcher has to look at it first.
+    pub fn first_look(&self) -> BootTime {
+        let state = self.state.lock();
+        let max_hold = state.callbacks.max_hold.map(|d| self.granted_at + d);
+        let warning = state.callbacks.warn_before.map(|before| self.held_until() - before);
+        [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
     }
 
     /// The watcher's look: declares what is due at `now` and says when to look again.

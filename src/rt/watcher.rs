@@ -1,6 +1,7 @@
 //! One thread per client family that declares losses at their deadline, whatever the heartbeats
-//! are stuck in, notices a suspend, and starts the users' callbacks.
+//! are stuck in, starts heartbeats when their time has come, notices a suspend, and starts the users' callbacks.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -36,13 +37,16 @@ pub struct Watcher {
     // `None` once it is closed.
     messages: Mutex<Option<Sender<Message>>>,
     inbox: Receiver<Message>,
+    sleep: Arc<Sleep>,
     thread: Mutex<Option<Thread>>,
 }
 
 impl Watcher {
     pub fn new(clock: Arc<Clock>) -> Self {
         let (messages, inbox) = crossbeam_channel::unbounded();
-        Watcher { clock, holds: Arc::default(), messages: Mutex::new(Some(messages)), inbox, thread: Mutex::default() }
+        let (holds, sleep) = (Arc::default(), Arc::new(Sleep::new()));
+        let messages = Mutex::new(Some(messages));
+        Watcher { clock, holds, messages, inbox, sleep, thread: Mutex::default() }
     }
 
     /// Watches `hold` until it is gone.
@@ -53,15 +57,28 @@ impl Watcher {
         }
         if thread.is_none() {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
+            let sleep = self.sleep.clone();
             let (jump, jumps) = crossbeam_channel::unbounded();
             clock.tell_jumps(jump);
             // From now on, not from when the thread gets its turn.
             let skew = Skew::new(&clock);
-            *thread = Some(Thread::spawn("leasehold-watch", move || run(&clock, &holds, &inbox, &jumps, skew))?);
+            *thread = Some(Thread::spawn("leasehold-watch", move || {
+                run(&clock, &holds, &inbox, &jumps, &sleep, skew);
+            })?);
         }
         drop(thread);
-        self.holds.lock().push(Arc::downgrade(hold));
-        self.look_now();
+        {
+            let mut holds = self.holds.lock();
+            if holds.len() == holds.capacity() {
+                holds.retain(|hold| hold.strong_count() > 0);
+            }
+            holds.push(Arc::downgrade(hold));
+        }
+        // Most holds are over before anything is due: then nobody has to wake up for them.
+        let look_in = hold.first_look().since(self.clock.now());
+        if self.sleep.lasts_beyond(far_from(Instant::now(), look_in)) {
+            self.send(Message::Look);
+        }
         Ok(())
     }
 
@@ -102,8 +119,16 @@ impl Drop for Watcher {
     }
 }
 
-fn run(clock: &Clock, holds: &Mutex<Vec<Weak<Hold>>>, inbox: &Receiver<Message>, jumps: &Receiver<()>, mut skew: Skew) {
+fn run(
+    clock: &Clock,
+    holds: &Mutex<Vec<Weak<Hold>>>,
+    inbox: &Receiver<Message>,
+    jumps: &Receiver<()>,
+    sleep: &Sleep,
+    mut skew: Skew,
+) {
     loop {
+        sleep.is_over();
         let now = clock.now();
         let watched: Vec<Arc<Hold>> = {
             let mut holds = holds.lock();
@@ -114,14 +139,19 @@ fn run(clock: &Clock, holds: &Mutex<Vec<Weak<Hold>>>, inbox: &Receiver<Message>,
             log::info!(target: "leasehold::watcher", "the machine was suspended; all heartbeats are sent now");
             watched.iter().for_each(|hold| hold.beat_soon());
         }
-        let next = watched.iter().filter_map(|hold| hold.look(now)).min();
+        // Losses are told first: starting threads takes time.
+        let next_look = watched.iter().filter_map(|hold| hold.look(now)).min();
+        let next_start = watched.iter().filter_map(|hold| hold.start_when_due(now)).min();
+        let next = next_look.into_iter().chain(next_start).min();
         // The last handle may be ours: nothing may be held while it goes.
         drop(watched);
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
         let mut select = crossbeam_channel::Select::new();
         select.recv(inbox);
         select.recv(jumps);
-        let _ = select.ready_deadline(far_from(Instant::now(), wait));
+        let until = far_from(Instant::now(), wait);
+        sleep.begins(until);
+        let _ = select.ready_deadline(until);
         jumps.try_iter().for_each(drop);
         loop {
             match inbox.try_recv() {
@@ -146,6 +176,39 @@ fn start(what: &'static str, callback: Callback) {
         log::error!(target: "leasehold::watcher", "{error}; the {what} runs on the watcher's thread");
         let callback = slot.lock().take();
         callback.into_iter().for_each(|callback| contained(what, callback));
+    }
+}
+
+/// Until when the watcher sleeps if nobody wakes it, so that it is woken only for what is due earlier.
+///
+/// A hold is added before this is read, and this says "awake" before the holds are looked at. So whoever reads
+/// an old sleep has added the hold early enough to be seen.
+struct Sleep {
+    origin: Instant,
+    /// In nanoseconds after the origin.
+    until: AtomicU64,
+}
+
+impl Sleep {
+    fn new() -> Self {
+        Sleep { origin: Instant::now(), until: AtomicU64::new(u64::MAX) }
+    }
+
+    fn nanos(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.origin).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn begins(&self, until: Instant) {
+        self.until.store(self.nanos(until), Ordering::SeqCst);
+    }
+
+    fn is_over(&self) {
+        self.until.store(u64::MAX, Ordering::SeqCst);
+    }
+
+    /// Also while it is awake.
+    fn lasts_beyond(&self, at: Instant) -> bool {
+        self.until.load(Ordering::SeqCst) > self.nanos(at)
     }
 }
 

@@ -35,21 +35,61 @@ pub(super) fn open(path: &Path, durability: Durability, by: &Deadline) -> Result
     let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
     // We wait by ourselves: SQLite's waiting knows neither deadline nor cancellation.
     conn.busy_timeout(Duration::ZERO).map_err(failed)?;
-    let level = match durability {
-        Durability::PowerCut => "FULL",
-        Durability::Process => "NORMAL",
-    };
     // The first statement reads the file.
-    busy_retried(path, by, doing, || conn.pragma_update(None, "synchronous", level).map_err(failed))?;
+    promise(&conn, durability, path, doing, by)?;
     Ok(conn)
 }
 
-/// Locks a connection, in slices so that a cancelled call does not wait on.
-pub(super) fn lock<'a>(
-    conn: &'a Mutex<Connection>,
+/// What the commits that follow promise.
+fn promise(
+    conn: &Connection,
+    durability: Durability,
     path: &Path,
+    doing: &'static str,
     by: &Deadline,
-) -> Result<MutexGuard<'a, Connection>, SqliteError> {
+) -> Result<(), SqliteError> {
+    let sql = match durability {
+        Durability::PowerCut => "PRAGMA synchronous = FULL",
+        Durability::Process => "PRAGMA synchronous = NORMAL",
+    };
+    let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
+    busy_retried(path, by, doing, || conn.execute_batch(sql).map_err(failed))
+}
+
+/// The connection that writes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    conn: Connection,
+    /// What its commits promise; `None` when that is not known.
+    promised: Option<Durability>,
+}
+
+impl Writer {
+    pub(super) fn open(path: &Path, by: &Deadline) -> Result<Writer, SqliteError> {
+        let durability = Durability::PowerCut;
+        Ok(Writer { conn: open(path, durability, by)?, promised: Some(durability) })
+    }
+
+    /// Sets what the next commit promises. This can't be done inside a transaction.
+    pub(super) fn promise(&mut self, durability: Durability, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+        if self.promised != Some(durability) {
+            self.promised = None;
+            promise(&self.conn, durability, path, "set the durability", by)?;
+            self.promised = Some(durability);
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Writer {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        &self.conn
+    }
+}
+
+/// Locks a connection, in slices so that a cancelled call does not wait on.
+pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Result<MutexGuard<'a, C>, SqliteError> {
     loop {
         let left = by.remaining();
         if left.is_zero() {

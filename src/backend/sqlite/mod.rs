@@ -39,7 +39,7 @@ mod schema;
 mod tests;
 
 use boot::Here;
-use conn::{Durability, Tx};
+use conn::{Durability, Tx, Writer};
 use error::SqliteError;
 use row::Row;
 
@@ -64,11 +64,9 @@ pub struct Sqlite {
     file: file::FileId,
     clock: Arc<Clock>,
     clock_identity: String,
-    /// For what issues a token.
-    durable: Mutex<Connection>,
-    /// For other writes.
-    plain: Mutex<Connection>,
-    /// Never waits for the other two.
+    /// One for all writes: two would each read again what the other one wrote.
+    writer: Mutex<Writer>,
+    /// Never waits for the other one.
     reader: Mutex<Connection>,
 }
 
@@ -92,19 +90,18 @@ impl Sqlite {
         file::prepare(&path, options.mode.unwrap_or(0o600), options.unsafe_fs)?;
         let before = identity(&path)?;
         let open = || {
-            let durable = conn::open(&path, Durability::PowerCut, by)?;
-            schema::create(&durable, &path, by)?;
-            let plain = conn::open(&path, Durability::Process, by)?;
+            let writer = Writer::open(&path, by)?;
+            schema::create(&writer, &path, by)?;
             let reader = conn::open(&path, Durability::Process, by)?;
-            Ok((durable, plain, reader))
+            Ok((writer, reader))
         };
-        let (durable, plain, reader) = open().map_err(|error| explained(error, &path))?;
-        if durable.is_readonly("main").unwrap_or(false)
+        let (writer, reader) = open().map_err(|error| explained(error, &path))?;
+        if writer.is_readonly("main").unwrap_or(false)
             && let Some(denied) = file::denied(&path)
         {
             return Err(denied);
         }
-        // All three opened the file that is there before and after.
+        // Both opened the file that is there before and after.
         let file = match (before, identity(&path)?) {
             (Some(before), Some(after)) if before == after => after,
             _ => return Err(SqliteError::Moved { path }),
@@ -117,16 +114,7 @@ impl Sqlite {
             grant_form: GrantForm::Uuid,
         };
         let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
-        Ok(Sqlite {
-            info,
-            path,
-            file,
-            clock,
-            clock_identity,
-            durable: Mutex::new(durable),
-            plain: Mutex::new(plain),
-            reader: Mutex::new(reader),
-        })
+        Ok(Sqlite { info, path, file, clock, clock_identity, writer: Mutex::new(writer), reader: Mutex::new(reader) })
     }
 
     /// An error if the path does not lead to the opened file any more.
@@ -155,13 +143,6 @@ impl Sqlite {
         Seen { record, now: times.now, stamp: times.stamp, native: None }
     }
 
-    fn connection(&self, durability: Durability) -> &Mutex<Connection> {
-        match durability {
-            Durability::PowerCut => &self.durable,
-            Durability::Process => &self.plain,
-        }
-    }
-
     /// Runs `work` in a write transaction on the file that stands at the path.
     fn write<T>(
         &self,
@@ -170,9 +151,10 @@ impl Sqlite {
         work: impl FnOnce(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
         let run = || {
-            let conn = conn::lock(self.connection(durability), &self.path, by)?;
+            let mut writer = conn::lock(&self.writer, &self.path, by)?;
             self.check_place()?;
-            let (tx, waited) = Tx::begin(&conn, &self.path, by)?;
+            writer.promise(durability, &self.path, by)?;
+            let (tx, waited) = Tx::begin(&writer, &self.path, by)?;
             if waited {
                 self.check_place()?;
             }
@@ -293,8 +275,9 @@ impl Backend for Sqlite {
         let run = || {
             self.check_place()?;
             if what == Schema::Create {
-                let conn = conn::lock(&self.durable, &self.path, by)?;
-                schema::create(&conn, &self.path, by)?;
+                let mut writer = conn::lock(&self.writer, &self.path, by)?;
+                writer.promise(Durability::PowerCut, &self.path, by)?;
+                schema::create(&writer, &self.path, by)?;
             }
             let conn = conn::lock(&self.reader, &self.path, by)?;
             conn::busy_retried(&self.path, by, "read the database", || {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rusqlite::params_from_iter;
 use rusqlite::types::ValueRef;
 
-use super::conn::{self, Tx};
+use super::conn::{self, Durability, Tx};
 use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
@@ -127,10 +127,11 @@ impl Sqlite {
 
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
-        let conn = self.plain.try_lock().ok_or_else(|| SqliteError::Busy { path: self.path.clone() })?;
+        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.path.clone() })?;
         self.check_place()?;
         let now = Deadline::at(Instant::now());
-        let (tx, _) = Tx::begin(&conn, &self.path, &now)?;
+        writer.promise(Durability::Process, &self.path, &now)?;
+        let (tx, _) = Tx::begin(&writer, &self.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
                 row.write_sightings(&tx, &self.path, sightings)?;

@@ -1,8 +1,12 @@
-//! What only the inside shows: which connection a call writes on.
+//! What only the inside shows: how safely a call writes.
 
 use super::*;
-use crate::error::ErrorKind;
 use crate::lease::{Ask, Labels, Lease, Mode};
+
+/// What `PRAGMA synchronous` answers.
+const NORMAL: i64 = 1;
+/// See [`NORMAL`].
+const FULL: i64 = 2;
 
 fn store() -> (PathBuf, Sqlite) {
     let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
@@ -33,34 +37,28 @@ fn attempt() -> Attempt {
 #[test]
 fn what_issues_a_token_is_synced_fully_and_the_rest_is_not() {
     let (folder, store) = store();
-    let level = |conn: &Mutex<Connection>| -> i64 {
-        conn.lock().query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap()
-    };
-    assert_eq!((level(&store.durable), level(&store.plain)), (2, 1));
-
-    let busy = |call: &dyn Fn(&Deadline) -> Result<()>| {
-        let error = call(&Deadline::after(Duration::from_millis(20))).unwrap_err();
-        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true));
-    };
+    // What the last commit was made with.
+    let level = || -> i64 { store.writer.lock().query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap() };
     let (mut held, renewal) = (attempt(), Renewal { lease: Lease::Forever, may_end_endless: false });
-    let plain = store.plain.lock();
-    // Grants and swaps that grant go past the connection for the rest ..
-    assert!(matches!(store.acquire(&mut held, &soon()), Ok(Acquired::Granted { .. })));
-    let page = store.read(&Which::Key("k".to_owned()), None, true, &soon()).unwrap();
-    let seen = &page.records[0];
-    let mut raised = seen.record.clone();
-    raised.version += 1;
-    busy(&|by| store.swap(seen, Some(&raised), by).map(drop));
-    raised.token += 1;
-    assert!(matches!(store.swap(seen, Some(&raised), &soon()), Ok(Swapped::Done)));
-    busy(&|by| store.renew(&mut held.without_native(), renewal, by).map(drop));
-    drop(plain);
-    // .. and the other way round.
-    let durable = store.durable.lock();
-    busy(&|by| store.acquire(&mut attempt(), by).map(drop));
-    assert!(matches!(store.renew(&mut held, renewal, &soon()), Ok(Renewed::Until { .. })));
-    assert!(matches!(store.release(&mut held, false, &soon()), Ok(Released::Done)));
-    drop(durable);
+    for _ in 0..2 {
+        assert!(matches!(store.acquire(&mut held, &soon()), Ok(Acquired::Granted { .. })));
+        assert_eq!(level(), FULL);
+        for (token, synced) in [(0, NORMAL), (1, FULL)] {
+            let page = store.read(&Which::Key("k".to_owned()), None, true, &soon()).unwrap();
+            let seen = &page.records[0];
+            let mut raised = seen.record.clone();
+            raised.version += 1;
+            raised.token += token;
+            assert!(matches!(store.swap(seen, Some(&raised), &soon()), Ok(Swapped::Done)));
+            assert_eq!(level(), synced);
+        }
+        assert!(matches!(store.renew(&mut held, renewal, &soon()), Ok(Renewed::Until { .. })));
+        assert_eq!(level(), NORMAL);
+        assert!(matches!(store.acquire(&mut attempt(), &soon()), Ok(Acquired::Refused(_))));
+        assert_eq!(level(), FULL);
+        assert!(matches!(store.release(&mut held, false, &soon()), Ok(Released::Done)));
+        assert_eq!(level(), NORMAL);
+    }
     std::fs::remove_dir_all(folder).unwrap();
 }
 
@@ -69,7 +67,7 @@ fn an_error_tells_its_cause_once_and_no_grant_id() {
     let (folder, store) = store();
     let mut held = attempt();
     store.acquire(&mut held, &soon()).unwrap();
-    store.durable.lock().execute_batch("DROP TABLE locks").unwrap();
+    store.writer.lock().execute_batch("DROP TABLE locks").unwrap();
     let error = store.renew(&mut held, Renewal { lease: Lease::Forever, may_end_endless: false }, &soon()).unwrap_err();
     let cause = std::error::Error::source(&error).expect("no cause").to_string();
     assert!(cause.contains("no such table"), "{cause}");

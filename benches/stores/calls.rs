@@ -1,0 +1,116 @@
+//! The calls of the low level beside the raw statements, and a guard beside the calls.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{ErrorKind, LockClient};
+
+use super::table::{Samples, Table};
+use super::{Call, Store};
+
+/// Of one client, at the same time.
+const THREADS: usize = 4;
+const LEASE: Duration = Duration::from_secs(20);
+
+/// Measures `ours` and `theirs` in an order that changes with every round.
+fn by_turns(round: usize, mut ours: impl FnMut(), mut theirs: impl FnMut(), into: &mut (Samples, Samples)) {
+    let mut timed = |first: bool| {
+        let started = Instant::now();
+        if first {
+            ours()
+        } else {
+            theirs()
+        }
+        let took = started.elapsed();
+        if first { into.0.push(took) } else { into.1.push(took) }
+    };
+    let ours_first = round.is_multiple_of(2);
+    timed(ours_first);
+    timed(!ours_first);
+}
+
+pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {
+    let client = LockClient::connect(&store.url).expect("the store");
+    low_level(&client, store, rounds, table);
+    guards(&client, store.name, rounds, table);
+    threads(&client, store.name, rounds / 4, table);
+    client.close().expect("everything is released");
+}
+
+fn low_level(client: &LockClient, store: &mut Store, rounds: usize, table: &mut Table) {
+    // As in life: what must be on disk comes after what need not be.
+    let calls = [Call::Acquire, Call::Refused, Call::Renew, Call::Release];
+    let mut samples: [(Samples, Samples); 4] = Default::default();
+    let other = client.request("held").acquire().expect("nobody holds it");
+    let mut lock = None;
+    for round in 0..rounds + rounds / 10 {
+        if round == rounds / 10 {
+            // What came before was for warming up.
+            samples = Default::default();
+        }
+        for (call, samples) in calls.into_iter().zip(&mut samples) {
+            let ours = || match call {
+                Call::Acquire => lock = Some(client.request("bench").acquire().expect("nobody holds it")),
+                Call::Renew => lock = lock.take().map(|lock| client.heartbeat(&lock, LEASE).expect("it is held")),
+                Call::Release => lock.iter().for_each(|lock| client.release(lock).expect("it is held")),
+                Call::Refused => {
+                    let refused = client.request("held").acquire().map(|_| ()).map_err(|error| error.kind());
+                    assert_eq!(refused, Err(ErrorKind::Held));
+                }
+            };
+            match &mut store.raw {
+                Some(raw) => {
+                    raw.prepare(call);
+                    by_turns(round, ours, || raw.run(call), samples);
+                }
+                None => by_turns(round, ours, || {}, samples),
+            }
+        }
+        // The other key's lease goes on, outside of all times.
+        if round % 1000 == 999 {
+            client.heartbeat(&other, LEASE).expect("it is held");
+        }
+    }
+    client.release(&other).expect("it is held");
+    for (call, (ours, theirs)) in calls.into_iter().zip(&samples) {
+        let what = format!("{call:?}").to_lowercase();
+        match store.raw {
+            Some(_) => table.compare(store.name, &what, ours, "raw", theirs),
+            None => table.alone(store.name, &what, ours, "no I/O: what the library itself costs".to_owned()),
+        }
+    }
+}
+
+fn guards(client: &LockClient, store: &str, rounds: usize, table: &mut Table) {
+    let mut samples = <(Samples, Samples)>::default();
+    for round in 0..rounds {
+        let whole = || drop(client.lock("bench").expect("nobody holds it"));
+        let parts = || {
+            let lock = client.request("bench").acquire().expect("nobody holds it");
+            client.release(&lock).expect("it is held");
+        };
+        by_turns(round, whole, parts, &mut samples);
+    }
+    table.compare(store, "lock and drop of a guard", &samples.0, "acquire and release", &samples.1);
+}
+
+/// Threads that never want the same key and yet write to the same store.
+fn threads(client: &LockClient, store: &str, rounds: usize, table: &mut Table) {
+    let started = Instant::now();
+    let samples: Vec<Duration> = thread::scope(|scope| {
+        let work = move |thread: usize| {
+            let key = format!("bench-{thread}");
+            let timed = |_| {
+                let started = Instant::now();
+                drop(client.lock(&key).expect("nobody holds it"));
+                started.elapsed()
+            };
+            (0..rounds).map(timed).collect::<Vec<_>>()
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || work(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a thread")).collect()
+    });
+    let rate = samples.len() as f64 / started.elapsed().as_secs_f64();
+    let what = format!("lock and drop, {THREADS} threads, a key each");
+    table.alone(store, &what, &Samples(samples), format!("{rate:.0} a second in all"));
+}

@@ -1,0 +1,77 @@
+//! Many guards in one process: whether all stay held, what they cost, and how long `close` takes.
+
+use std::time::{Duration, Instant};
+
+use leasehold::LockClient;
+
+use super::Store;
+use super::table::{Samples, Table};
+
+/// So many guards `close` has to release, unless fewer are asked for.
+const CLOSED: usize = 1000;
+
+pub fn measure(store: &Store, guards: usize, seconds: u64, table: &mut Table) {
+    held(store, guards, seconds, table);
+    // The few of a trial run, else a thousand, however many are held.
+    closed(store, if guards < 100 { guards } else { CLOSED }, table);
+}
+
+fn hold(client: &LockClient, guards: usize) -> Vec<leasehold::LockGuard> {
+    (0..guards).map(|n| client.lock(&format!("many-{n}")).expect("nobody holds it")).collect()
+}
+
+fn held(store: &Store, guards: usize, seconds: u64, table: &mut Table) {
+    let client = LockClient::connect(&store.url).expect("the store");
+    let before = memory();
+    let mut taken = Samples::default();
+    let started = Instant::now();
+    let guards = hold(&client, guards);
+    taken.push(started.elapsed());
+    let (started, cpu_before) = (Instant::now(), cpu());
+    let mut highest = 0;
+    while started.elapsed() < Duration::from_secs(seconds) {
+        std::thread::sleep(Duration::from_millis(200));
+        highest = highest.max(memory());
+    }
+    let share = (cpu() - cpu_before).as_secs_f64() / started.elapsed().as_secs_f64() * 100.0;
+    let lost = guards.iter().filter(|guard| !guard.is_held() || guard.loss().get().is_some()).count();
+    let beside = format!(
+        "then held for {seconds} s: {lost} lost, {share:.1} % of a core, {} MB, {} of them before",
+        highest / 1024,
+        before / 1024
+    );
+    table.alone(store.name, &format!("{} guards, taken one by one", guards.len()), &taken, beside);
+    client.close().expect("everything is released");
+    assert_eq!(lost, 0, "guards were lost");
+}
+
+fn closed(store: &Store, guards: usize, table: &mut Table) {
+    let client = LockClient::connect(&store.url).expect("the store");
+    let guards = hold(&client, guards);
+    let started = Instant::now();
+    client.close().expect("everything is released");
+    let took = Samples(vec![started.elapsed()]);
+    table.alone(store.name, &format!("close() of {} guards", guards.len()), &took, String::new());
+}
+
+/// What this process has in memory, in KiB; zero where that can't be told.
+pub fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// The processor time that this process has used.
+#[cfg(unix)]
+pub fn cpu() -> Duration {
+    use nix::sys::resource::{UsageWho, getrusage};
+    use nix::sys::time::TimeValLike;
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("its usage");
+    let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Duration::from_micros(micros.try_into().unwrap_or(0))
+}
+
+#[cfg(not(unix))]
+pub fn cpu() -> Duration {
+    Duration::ZERO
+}

@@ -1,0 +1,192 @@
+//! How long a waiter waits after the lock became free, and what its waiting costs.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use leasehold::{Event, LockClient, Observer, Operation};
+
+use super::Store;
+use super::many::cpu;
+use super::table::{Samples, Table};
+
+/// The waiter has settled by then.
+const HOLD: Duration = Duration::from_millis(400);
+/// Of a holder that is killed.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// Counts the requests that waiters make; a holder only renews and releases meanwhile.
+#[derive(Default)]
+struct Requests(AtomicU64);
+
+impl Observer for Requests {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Request { operation: Operation::Acquire | Operation::Read | Operation::Swap, .. } = event {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn client(url: &str) -> (LockClient, Arc<Requests>) {
+    let requests = Arc::<Requests>::default();
+    let client = LockClient::builder(url).lease(LEASE).observer(requests.clone()).connect().expect("the store");
+    (client, requests)
+}
+
+pub fn measure(store: &Store, rounds: usize, table: &mut Table) {
+    two_threads(store, rounds, table);
+    if store.shared {
+        two_processes(store, rounds, table);
+        takeover(store, rounds.div_ceil(2), table);
+    }
+}
+
+/// Different in every round, so that no poll falls into step with it.
+fn hold_time(round: usize) -> Duration {
+    HOLD + Duration::from_millis((round * 37 % 100) as u64)
+}
+
+fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
+    let (client, requests) = client(&store.url);
+    let mut delays = Samples::default();
+    let (mut made, mut waited) = (0, Duration::ZERO);
+    for round in 0..rounds {
+        let guard = client.lock("hand-over").expect("nobody holds it");
+        let before = requests.0.load(Ordering::Relaxed);
+        let (granted, when) = mpsc::channel();
+        let waiter = client.clone();
+        let waiter = thread::spawn(move || {
+            let guard = waiter.lock("hand-over").expect("it becomes free");
+            let _ = granted.send(Instant::now());
+            drop(guard);
+        });
+        thread::sleep(hold_time(round));
+        let freed = Instant::now();
+        drop(guard);
+        let at = when.recv().expect("the waiter's time");
+        delays.push(at - freed);
+        waited += hold_time(round) + (at - freed);
+        made += requests.0.load(Ordering::Relaxed) - before;
+        waiter.join().expect("the waiter");
+    }
+    let rate = made as f64 / waited.as_secs_f64();
+    let beside = format!("{rate:.1} requests a second, {:.1} a wait", made as f64 / rounds as f64);
+    table.alone(store.name, "hand-over between two threads", &delays, beside);
+}
+
+fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
+    let (client, _) = client(&store.url);
+    let mut child = Other::start("wait", &store.url);
+    let mut delays = Samples::default();
+    let (mut made, mut waited, mut cpu) = (0.0, Duration::ZERO, 0.0);
+    for round in 0..rounds {
+        let guard = client.lock("hand-over").expect("nobody holds it");
+        child.say("wait");
+        thread::sleep(hold_time(round));
+        let freed = SystemTime::now();
+        drop(guard);
+        let told = child.hear();
+        let delay = at(told[0]).duration_since(freed).unwrap_or_default();
+        delays.push(delay);
+        waited += hold_time(round) + delay;
+        made += told[1];
+        cpu += told[2];
+    }
+    let rate = made / waited.as_secs_f64();
+    let share = cpu / waited.as_secs_f64() * 100.0;
+    let beside = format!("{rate:.1} requests a second, {share:.2} % of a core");
+    table.alone(store.name, "hand-over between two processes", &delays, beside);
+}
+
+fn takeover(store: &Store, rounds: usize, table: &mut Table) {
+    let (client, requests) = client(&store.url);
+    let mut delays = Samples::default();
+    let (mut made, mut waited) = (0, Duration::ZERO);
+    for _ in 0..rounds {
+        let mut holder = Other::start("hold", &store.url);
+        holder.hear();
+        holder.kill();
+        let status = client.get("takeover").expect("the store").expect("the killed holder's row");
+        let end = status.holders()[0].leased_until().expect("a lease with an end");
+        let (before, started) = (requests.0.load(Ordering::Relaxed), Instant::now());
+        let guard = client.lock("takeover").expect("it becomes free");
+        delays.push(SystemTime::now().duration_since(end).unwrap_or_default());
+        made += requests.0.load(Ordering::Relaxed) - before;
+        waited += started.elapsed();
+        drop(guard);
+    }
+    let beside = format!("after the lease's end; {:.1} requests a second", made as f64 / waited.as_secs_f64());
+    table.alone(store.name, "takeover from a killed process", &delays, beside);
+}
+
+fn at(micros: f64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros as u64)
+}
+
+/// This program once more, in a process of its own.
+struct Other {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start(role: &str, url: &str) -> Other {
+        let program = std::env::current_exe().expect("this program");
+        let mut command = Command::new(program);
+        command.args(["--child", role, url]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a second process");
+        let (to, from) = (child.stdin.take().expect("its input"), child.stdout.take().expect("its output"));
+        Other { child, to, from: BufReader::new(from) }
+    }
+
+    fn say(&mut self, word: &str) {
+        writeln!(self.to, "{word}").expect("the other process lives");
+    }
+
+    fn hear(&mut self) -> Vec<f64> {
+        let mut line = String::new();
+        self.from.read_line(&mut line).expect("the other process lives");
+        let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        assert!(!numbers.is_empty(), "the other process said {line:?}");
+        numbers
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("it lives");
+        self.child.wait().expect("it ends");
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the second process does.
+pub fn child(mut args: impl Iterator<Item = String>) {
+    let (role, url) = (args.next().expect("a role"), args.next().expect("a store"));
+    let (client, requests) = client(&url);
+    if role == "hold" {
+        let guard = client.lock("takeover").expect("nobody holds it");
+        println!("{}", guard.fencing_token());
+        thread::sleep(Duration::from_secs(60));
+        return;
+    }
+    for line in std::io::stdin().lines() {
+        line.expect("the first process lives");
+        let (before, cpu_before) = (requests.0.load(Ordering::Relaxed), cpu());
+        let guard = client.lock("hand-over").expect("it becomes free");
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970");
+        let made = requests.0.load(Ordering::Relaxed) - before;
+        let used = (cpu() - cpu_before).as_secs_f64();
+        drop(guard);
+        println!("{} {made} {used}", now.as_micros());
+    }
+}
