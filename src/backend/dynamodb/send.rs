@@ -144,7 +144,8 @@ impl Dynamodb {
         Err(match stopped {
             Stopped::Over if left => (fate, DynamodbError::overdue(started.elapsed())),
             Stopped::Over => (fate, DynamodbError::NotSent),
-            Stopped::Panicked => (fate, DynamodbError::Panicked),
+            Stopped::Panicked | Stopped::Ended if left => (fate, DynamodbError::Panicked),
+            Stopped::Panicked => (fate, DynamodbError::NotSent),
             Stopped::Ended => (Fate::Refused, DynamodbError::Ended),
         })
     }
