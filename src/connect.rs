@@ -105,6 +105,14 @@ fn dynamodb(url: StoreUrl) -> Result<Opener> {
             return Err(config(&format!("the option {name} is empty; leave it out or give it a value")));
         }
     }
+    if let Some(endpoint) = url.option("endpoint") {
+        let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
+        // What is wrong is not shown: it may hold a password.
+        if !is_http || endpoint.contains('@') {
+            let right = "must be like http://localhost:8000, without credentials in it";
+            return Err(config(&format!("the option endpoint {right}")));
+        }
+    }
     let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
     let mut options = DynamodbOptions::new(table, settings);
     if let Some(key) = text("partition_key") {
