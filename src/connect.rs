@@ -7,6 +7,8 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 
 use crate::backend::Backend;
+#[cfg(feature = "dynamodb")]
+use crate::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
 use crate::backend::memory::Memory;
 #[cfg(feature = "sqlite")]
 use crate::backend::sqlite::{Sqlite, SqliteOptions};
@@ -30,6 +32,10 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         return Err(config("the store URL has no scheme; write one like sqlite:locks.db"));
     };
     match scheme {
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => dynamodb(StoreUrl::parse("dynamodb", rest)?),
+        #[cfg(not(feature = "dynamodb"))]
+        "dynamodb" => Err(config("this build has no dynamodb: store; turn on the feature `dynamodb` of leasehold")),
         "memory" => memory(StoreUrl::parse("memory", rest)?),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),
@@ -37,8 +43,9 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         "sqlite" => Err(config("this build has no sqlite: store; turn on the feature `sqlite` of leasehold")),
         // Only the scheme is shown: the rest may hold a password.
         other => {
-            let hint = near(other, &["sqlite", "memory"]);
-            Err(config(&format!("{other:?} is no store that this version knows{hint}; it knows sqlite: and memory:")))
+            let hint = near(other, &["sqlite", "memory", "dynamodb"]);
+            let known = "it knows sqlite:, memory: and dynamodb:";
+            Err(config(&format!("{other:?} is no store that this version knows{hint}; {known}")))
         }
     }
 }
@@ -84,6 +91,46 @@ pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
         min_lease: Sqlite::MIN_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Sqlite::open(options, clock, by)?))),
     }
+}
+
+#[cfg(feature = "dynamodb")]
+fn dynamodb(url: StoreUrl) -> Result<Opener> {
+    url.only(&["region", "endpoint", "grace", "partition_key"])?;
+    let Some(table) = url.path.strip_prefix("//").filter(|table| !table.is_empty()) else {
+        return Err(config("dynamodb: needs the name of a table, like dynamodb://locks?region=eu-central-1"));
+    };
+    let text = |name| url.option(name).map(str::to_owned);
+    for name in ["region", "endpoint"] {
+        if url.option(name).is_some_and(str::is_empty) {
+            return Err(config(&format!("the option {name} is empty; leave it out or give it a value")));
+        }
+    }
+    let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
+    let mut options = DynamodbOptions::new(table, settings);
+    if let Some(key) = text("partition_key") {
+        options.partition_key = key;
+    }
+    if let Some(grace) = url.option("grace") {
+        options.grace = duration("grace", grace)?;
+    }
+    dynamodb_table(options)
+}
+
+/// The store in a DynamoDB table.
+#[cfg(feature = "dynamodb")]
+pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
+    options.validate()?;
+    Ok(Opener {
+        min_lease: Dynamodb::MIN_LEASE,
+        open: Box::new(move |clock, by| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
+    })
+}
+
+#[cfg(feature = "dynamodb")]
+fn duration(name: &str, text: &str) -> Result<Duration> {
+    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());
+    let wrong = || config(&format!("the option {name} is {text:?}, but must be a duration like 1s or 500ms"));
+    parsed.ok_or_else(wrong)
 }
 
 #[cfg(feature = "sqlite")]
@@ -139,7 +186,7 @@ impl<'a> StoreUrl<'a> {
         }
     }
 
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "dynamodb"))]
     fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_ref())
     }

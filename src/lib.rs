@@ -33,12 +33,14 @@
 //! | URL | what | feature |
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
+//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
 //! # Features
 //! | feature | what |
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
+//! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //!
 //! # Coming from other libraries
@@ -72,6 +74,8 @@ mod builder;
 mod cancel;
 mod client;
 mod connect;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 mod error;
 mod filter;
 mod groups;

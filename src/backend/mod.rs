@@ -33,6 +33,8 @@ use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime
 use crate::rt::clock::BootTime;
 use crate::rt::deadline::Deadline;
 
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 pub mod fault;
 pub mod memory;
 pub mod observed;

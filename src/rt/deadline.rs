@@ -69,12 +69,17 @@ impl Deadline {
         let until = self.at.min(far_from(Instant::now(), limit));
         let mut select = crossbeam_channel::Select::new();
         select.recv(event);
-        for cancel in &self.cancels {
-            select.recv(cancel.cancelled());
-        }
+        self.also_wait(&mut select);
         let _ = select.ready_deadline(until);
         let _ = event.try_recv();
         !self.is_over()
+    }
+
+    /// Lets `select` become ready when this is cancelled.
+    pub fn also_wait<'a>(&'a self, select: &mut crossbeam_channel::Select<'a>) {
+        for cancel in &self.cancels {
+            select.recv(cancel.cancelled());
+        }
     }
 }
 

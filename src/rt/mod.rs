@@ -3,6 +3,8 @@
 pub(crate) mod any;
 pub mod clock;
 pub mod deadline;
+#[cfg(feature = "_async")]
+pub mod driver;
 pub(crate) mod family;
 mod handover;
 mod heartbeat;

@@ -32,7 +32,8 @@ impl Thread {
         Thread::spawn_with(USERS_STACK, name, body)
     }
 
-    fn spawn_with(stack: usize, name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
+    /// The same with a stack of this size, of which only what is used costs memory.
+    pub fn spawn_with(stack: usize, name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
         let (running, over) = crossbeam_channel::bounded(0);
         let builder = Builder::new().name(name.to_owned()).stack_size(stack);
         let handle = builder

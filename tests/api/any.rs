@@ -76,7 +76,7 @@ fn a_waiter_takes_over_the_first_lease_that_ends_however_seldom_it_polls() {
     on_every_store(|store| {
         let rival = store.rival();
         rival.request("a").lease(MINUTE).acquire().unwrap();
-        rival.request("b").lease(Duration::from_millis(300)).acquire().unwrap();
+        rival.request("b").lease(store.short_lease()).acquire().unwrap();
         rival.request("c").lease_forever().acquire().unwrap();
         let client = store.builder().poll(MINUTE..=MINUTE).connect().unwrap();
         let started = Instant::now();

@@ -17,7 +17,7 @@ fn acquire_gives_data_that_nothing_renews() {
         assert_eq!(error.holders()[0].owner(), "o");
         assert!(error.to_string().contains("\"o\""), "{error}");
         assert!(client.held().is_empty(), "held() lists guards");
-        store.clock.advance(MINUTE);
+        store.outlast(MINUTE);
         assert!(store.rival().try_lock("k").unwrap().is_some());
     });
 }
@@ -44,7 +44,7 @@ fn a_heartbeat_gives_an_endless_lock_an_end() {
         let lock = client.request("k").lease_forever().acquire().unwrap();
         assert!(lock.leased_until().is_none());
         assert!(client.heartbeat(&lock, MINUTE).unwrap().leased_until().is_some());
-        store.clock.advance(MINUTE);
+        store.outlast(MINUTE);
         assert!(store.rival().try_lock("k").unwrap().is_some());
     });
 }

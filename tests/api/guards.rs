@@ -112,7 +112,7 @@ fn a_lease_until_a_time_is_not_renewed_past_it() {
         store.clock.advance(Duration::from_secs(10));
         wait_until(|| guard.info().renewed().is_some());
         assert!(guard.remaining() <= Duration::from_secs(20));
-        store.clock.advance(Duration::from_secs(20));
+        store.outlast(Duration::from_secs(20));
         assert!(!guard.is_held());
         assert!(store.rival().try_lock("k").unwrap().is_some());
     });
@@ -254,7 +254,7 @@ fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
         // As long as the guard goes without a look.
         store.clock.advance(Duration::from_secs(30));
         wait_until(|| guard.remaining() < MINUTE);
-        store.clock.advance(Duration::from_secs(30));
+        store.outlast(Duration::from_secs(30));
         assert!(!guard.is_held());
         assert!(store.rival().try_lock("k").unwrap().is_some());
         assert!(matches!(guard.loss().wait_timeout(LONG).unwrap().reason, LossReason::Expired { .. }));

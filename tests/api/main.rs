@@ -21,6 +21,11 @@ use leasehold::{ClientBuilder, LockClient};
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Opened {
+    /// A lease that a test waits for.
+    fn short_lease(&self) -> Duration {
+        self.store.info().min_lease.max(Duration::from_millis(300))
+    }
+
     fn builder(&self) -> ClientBuilder {
         builder_over(self.store.clone(), self.clock.clone())
     }

@@ -4,5 +4,9 @@
 pub mod asks;
 pub mod bench;
 pub mod between;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
+pub mod proxy;
+pub mod servers;
 pub mod steps;
 pub mod stores;

@@ -18,6 +18,8 @@ pub struct Store {
     pub remembers_who_gave_up: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
+    /// A swap that removes a live holder also stops copies of its acquisition.
+    pub swaps_give_up: bool,
     /// An empty store.
     pub open: fn() -> Opened,
 }
@@ -25,10 +27,45 @@ pub struct Store {
 /// Every store of this build.
 pub fn stores() -> Vec<Store> {
     vec![
-        Store { module: "memory", remembers_who_gave_up: true, rows_have_format: true, open: memory },
+        Store {
+            module: "memory",
+            remembers_who_gave_up: true,
+            rows_have_format: true,
+            swaps_give_up: false,
+            open: memory,
+        },
         #[cfg(feature = "sqlite")]
-        Store { module: "sqlite", remembers_who_gave_up: false, rows_have_format: false, open: sqlite },
+        Store {
+            module: "sqlite",
+            remembers_who_gave_up: false,
+            rows_have_format: false,
+            swaps_give_up: false,
+            open: sqlite,
+        },
     ]
+    .into_iter()
+    .chain(servers())
+    .collect()
+}
+
+/// The stores whose server is there. Where one is missing the harness says so.
+#[cfg(feature = "dynamodb")]
+fn servers() -> Vec<Store> {
+    super::servers::dynamodb_local()
+        .map(|_| Store {
+            module: "dynamodb",
+            remembers_who_gave_up: true,
+            rows_have_format: true,
+            swaps_give_up: true,
+            open: dynamodb,
+        })
+        .into_iter()
+        .collect()
+}
+
+#[cfg(not(feature = "dynamodb"))]
+fn servers() -> Vec<Store> {
+    Vec::new()
 }
 
 /// A store by two clients, and the clock that it goes by.
@@ -36,10 +73,17 @@ pub struct Opened {
     pub store: Arc<dyn Backend>,
     pub second: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
+    /// What the store's time may fall behind when it learns more about it.
+    pub slack: Duration,
     _folder: Option<Folder>,
 }
 
 impl Opened {
+    /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
+    pub fn outlast(&self, lease: Duration) {
+        self.clock.advance(lease + self.store.info().grace + self.slack);
+    }
+
     /// The record of `key`, a missing one if there is no row.
     pub fn get(&self, key: &str) -> Seen {
         let mut page = self.page(&Which::Key(key.to_owned()), None);
@@ -87,7 +131,7 @@ pub fn fresh(store: &dyn Backend) -> GrantId {
 fn memory() -> Opened {
     let (name, clock) = (unique(), Clock::system());
     let open = || Arc::new(Memory::open(&name, clock.clone()));
-    Opened { store: open(), second: open(), clock: clock.clone(), _folder: None }
+    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, _folder: None }
 }
 
 #[cfg(feature = "sqlite")]
@@ -97,7 +141,22 @@ fn sqlite() -> Opened {
     let path = folder.0.join("locks.db");
     let options = SqliteOptions { path, mode: None, unsafe_fs: false, clock_identity: None };
     let open = || Arc::new(Sqlite::open(options.clone(), clock.clone(), &soon()).unwrap());
-    Opened { store: open(), second: open(), clock: clock.clone(), _folder: Some(folder) }
+    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, _folder: Some(folder) }
+}
+
+/// Time passes on the client's clock and on the service's alike: see `dynamodb::Shifted`. Both clients have one
+/// estimate of it, since the suites compare times to the nanosecond. The grace is wide enough for any estimate,
+/// so that no holder gets less than its lease.
+#[cfg(feature = "dynamodb")]
+fn dynamodb() -> Opened {
+    use super::dynamodb::{Table, options};
+    use leasehold::internals::backend::dynamodb::Dynamodb;
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let mut options = options(&table.0, &clock);
+    options.grace = Duration::from_secs(2);
+    options.estimate = Some(Arc::default());
+    let open = || Arc::new(Dynamodb::open(options.clone(), clock.clone(), &soon()).unwrap());
+    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::from_secs(1), _folder: None }
 }
 
 /// A folder that goes with its test.

@@ -88,7 +88,7 @@ pub fn give_up(store: &dyn Backend, attempt: &mut Attempt) -> Released {
 impl Opened {
     /// Lets a lease of [`LEASE`] and the grace pass.
     pub fn expire(&self) {
-        self.clock.advance(LEASE + self.store.info().grace);
+        self.outlast(LEASE);
     }
 
     /// Swaps in what `edit` makes of the record.

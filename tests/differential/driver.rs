@@ -20,6 +20,7 @@ const LEASES: [u64; 4] = [150, 1_000, 5_000, 60_000];
 pub struct Driver {
     at: Opened,
     remembers_who_gave_up: bool,
+    swaps_give_up: bool,
     rng: fastrand::Rng,
     grace: Duration,
     /// What the rules say that the store holds.
@@ -39,6 +40,7 @@ impl Driver {
             grace: at.store.info().grace,
             at,
             remembers_who_gave_up: store.remembers_who_gave_up,
+            swaps_give_up: store.swaps_give_up,
             rng: fastrand::Rng::with_seed(seed),
             model: BTreeMap::new(),
             highest: BTreeMap::new(),
@@ -323,7 +325,12 @@ impl Driver {
         let swapped = self.at.store.swap(&seen, new.as_ref(), &soon()).unwrap();
         match (swapped, unchanged) {
             (Swapped::Done, true) => match new {
-                Some(record) => {
+                Some(mut record) => {
+                    if self.swaps_give_up {
+                        let gone = known.live(now).map(|(_, h)| &h.grant).filter(|g| record.standing(g).is_none());
+                        let gone: Vec<GrantId> = gone.cloned().collect();
+                        record.given_up.extend(gone);
+                    }
                     let highest = self.highest.entry(key.clone()).or_default();
                     *highest = record.token.max(*highest);
                     let version = known.version + 1;

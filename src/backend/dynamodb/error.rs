@@ -1,0 +1,289 @@
+//! What can go wrong here: the one place that says what an answer of the service means.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::config::http::HttpResponse;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+
+use crate::error::{Error, ErrorKind};
+use crate::lease::record::FORMAT_MAJOR;
+
+/// What became of a request that was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Nothing was written, and a repeat may succeed: throttled, in conflict, or it never got there.
+    NotDone,
+    /// It may or may not have happened: no answer, or one that does not settle it.
+    Unknown,
+    /// Nothing was written, and a repeat is of no use.
+    Refused,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum DynamodbError {
+    #[error(
+        "the table {table:?} does not exist in this region and account; create_schema() makes it, or correct the \
+         table, the region or the credentials"
+    )]
+    NoTable { table: String, cause: Cause },
+
+    #[error(
+        "access is denied; the credentials need dynamodb:GetItem, UpdateItem, DeleteItem and Scan on the table {table:?}"
+    )]
+    Denied { table: String, cause: Cause },
+
+    #[error(
+        "access is denied; to make the table {table:?} the credentials need dynamodb:CreateTable; schema() tells what \
+         to ask for"
+    )]
+    MayNotMake { table: String, cause: Cause },
+
+    #[error("the service has not made the table yet; repeat the call")]
+    NotReady,
+
+    #[error(
+        "the service does not accept the credentials or the signature; renew or correct the credentials, and see that \
+         this host's wall clock is not minutes off"
+    )]
+    Credentials { cause: Cause },
+
+    #[error(
+        "no AWS credentials were found, so nothing was sent; tried: environment, profile, web identity, container, \
+         instance metadata (aws_config's default chain)"
+    )]
+    NoCredentials { cause: Cause },
+
+    #[error(
+        "no request could be sent in the time that this call had; check the endpoint, the network and the credentials"
+    )]
+    NotSent,
+
+    #[error("the service can't be reached; check the endpoint, the region and the network")]
+    Unreachable { cause: Cause },
+
+    #[error(
+        "the service limits the rate of requests or was in conflict; nothing was written, and the call may be repeated"
+    )]
+    Throttled { cause: Cause },
+
+    #[error("the request was sent, but no answer settled whether it happened")]
+    Unanswered { cause: Cause },
+
+    #[error("no answer came; check the endpoint, the region and the network, or repeat the call")]
+    Unread { cause: Cause },
+
+    #[error(
+        "the service refused the request as wrong; is the table's key the string {partition_key:?}, and nothing else?"
+    )]
+    Invalid { partition_key: String, cause: Cause },
+
+    #[error("the row would be larger than the service allows (400 KB): too many shared holders, or too long texts")]
+    TooLarge { cause: Cause },
+
+    #[error("the service refused the request")]
+    Other { cause: Cause },
+
+    #[error("the AWS SDK panicked or was ended during a request, and what that did is not known")]
+    Panicked,
+
+    #[error("the thread that talks to the service has ended; connect again")]
+    Ended,
+
+    #[error("{0}")]
+    Table(String),
+
+    #[error("the row is damaged ({0}); it is left as it is: correct or delete it once nobody holds it")]
+    Damaged(String),
+
+    #[error("its row has format {found:?}; this version of leasehold reads up to {FORMAT_MAJOR}.x")]
+    NewerFormat { found: (u32, u32) },
+
+    #[error("the record to swap was not read from this store")]
+    NotRead,
+
+    #[error("{0}")]
+    Config(String),
+}
+
+/// What the SDK says, without requests and answers, which hold grant ids.
+#[derive(Clone)]
+pub(super) struct Cause(String);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Cause {}
+
+impl Cause {
+    /// The texts of an error and of all beneath it.
+    pub fn of(error: &(dyn StdError + 'static)) -> Self {
+        let mut text = error.to_string();
+        let mut next = error.source();
+        while let Some(source) = next {
+            let told = source.to_string();
+            if !text.ends_with(&told) {
+                text.push_str(": ");
+                text.push_str(&told);
+            }
+            next = source.source();
+        }
+        Cause(text)
+    }
+}
+
+impl DynamodbError {
+    /// The error of a call that took longer than it had.
+    pub fn overdue(took: Duration) -> Self {
+        DynamodbError::Unanswered { cause: Cause(format!("no answer in {} ms", took.as_millis())) }
+    }
+
+    /// What an error of the SDK means. `sent`: the request may have left this host.
+    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, table: &str, partition_key: &str) -> (Fate, Self)
+    where
+        E: ProvideErrorMetadata + StdError + 'static,
+    {
+        let Some(answer) = error.as_service_error() else {
+            return transport(error, sent);
+        };
+        let code = answer.code().unwrap_or_default();
+        let message = answer.message().unwrap_or("without a message");
+        let cause = Cause(format!("{code}: {message}"));
+        let status = error.raw_response().map_or(0, |response| response.status().as_u16());
+        let table = table.to_owned();
+        match code {
+            "ProvisionedThroughputExceededException"
+            | "ThrottlingException"
+            | "RequestLimitExceeded"
+            | "LimitExceededException"
+            | "TransactionConflictException"
+            | "TransactionInProgressException"
+            | "ReplicatedWriteConflictException" => (Fate::NotDone, DynamodbError::Throttled { cause }),
+            "ResourceNotFoundException" | "TableNotFoundException" => {
+                (Fate::Refused, DynamodbError::NoTable { table, cause })
+            }
+            "AccessDeniedException" => (Fate::Refused, DynamodbError::Denied { table, cause }),
+            "ExpiredTokenException"
+            | "ExpiredToken"
+            | "UnrecognizedClientException"
+            | "InvalidSignatureException"
+            | "IncompleteSignature"
+            | "InvalidClientTokenId"
+            | "MissingAuthenticationToken"
+            | "MissingAuthenticationTokenException"
+            | "RequestExpired" => (Fate::Refused, DynamodbError::Credentials { cause }),
+            "ItemCollectionSizeLimitExceededException" => (Fate::Refused, DynamodbError::TooLarge { cause }),
+            "ValidationException" if message.contains("size") => (Fate::Refused, DynamodbError::TooLarge { cause }),
+            "ValidationException" => {
+                (Fate::Refused, DynamodbError::Invalid { partition_key: partition_key.to_owned(), cause })
+            }
+            _ if status == 429 => (Fate::NotDone, DynamodbError::Throttled { cause }),
+            _ if status >= 500 => (Fate::Unknown, DynamodbError::Unanswered { cause }),
+            _ => (Fate::Refused, DynamodbError::Other { cause }),
+        }
+    }
+
+    /// A read that was not answered is no more than that.
+    pub fn of_read(self) -> Self {
+        match self {
+            DynamodbError::Unanswered { cause } => DynamodbError::Unread { cause },
+            other => other,
+        }
+    }
+
+    fn kind(&self) -> (ErrorKind, bool) {
+        match self {
+            DynamodbError::NoTable { .. }
+            | DynamodbError::Invalid { .. }
+            | DynamodbError::Table(_)
+            | DynamodbError::Damaged(_)
+            | DynamodbError::NewerFormat { .. } => (ErrorKind::Schema, false),
+            DynamodbError::Denied { .. } | DynamodbError::MayNotMake { .. } | DynamodbError::Credentials { .. } => {
+                (ErrorKind::Permission, false)
+            }
+            DynamodbError::NoCredentials { .. } | DynamodbError::Config(_) => (ErrorKind::Config, false),
+            DynamodbError::NotSent
+            | DynamodbError::NotReady
+            | DynamodbError::Unread { .. }
+            | DynamodbError::Unreachable { .. }
+            | DynamodbError::Throttled { .. } => (ErrorKind::Store, true),
+            DynamodbError::Unanswered { .. } | DynamodbError::Panicked => (ErrorKind::Ambiguous, true),
+            DynamodbError::Other { .. } | DynamodbError::Ended => (ErrorKind::Store, false),
+            DynamodbError::NotRead | DynamodbError::TooLarge { .. } => (ErrorKind::InvalidInput, false),
+        }
+    }
+
+    fn cause(&self) -> Option<&Cause> {
+        match self {
+            DynamodbError::NoTable { cause, .. }
+            | DynamodbError::Denied { cause, .. }
+            | DynamodbError::MayNotMake { cause, .. }
+            | DynamodbError::Unread { cause }
+            | DynamodbError::Credentials { cause }
+            | DynamodbError::NoCredentials { cause }
+            | DynamodbError::Unreachable { cause }
+            | DynamodbError::Throttled { cause }
+            | DynamodbError::Unanswered { cause }
+            | DynamodbError::Invalid { cause, .. }
+            | DynamodbError::TooLarge { cause }
+            | DynamodbError::Other { cause } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<DynamodbError> for Error {
+    fn from(error: DynamodbError) -> Error {
+        let (kind, retryable) = error.kind();
+        let told = Error::new(kind, error.to_string());
+        let told = if retryable { told.retryable() } else { told };
+        match error.cause() {
+            Some(cause) => told.caused_by(cause.clone()),
+            None => told,
+        }
+    }
+}
+
+/// No answer of the service.
+fn transport<E>(error: &SdkError<E, HttpResponse>, sent: bool) -> (Fate, DynamodbError)
+where
+    E: StdError + 'static,
+{
+    let cause = Cause::of(error);
+    let refused = io_error(error).is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
+    if refused {
+        // Only connecting fails so.
+        return (Fate::NotDone, DynamodbError::Unreachable { cause });
+    }
+    if sent {
+        return (Fate::Unknown, DynamodbError::Unanswered { cause });
+    }
+    if cause.0.contains("credentials") || cause.0.contains("identity") {
+        return (Fate::Refused, DynamodbError::NoCredentials { cause });
+    }
+    match error {
+        SdkError::ConstructionFailure(_) => (Fate::Refused, DynamodbError::Config(cause.0)),
+        _ => (Fate::NotDone, DynamodbError::Unreachable { cause }),
+    }
+}
+
+fn io_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a std::io::Error> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return Some(io);
+        }
+        next = error.source();
+    }
+    None
+}

@@ -1,0 +1,193 @@
+//! To renew, to release and to give up what was granted.
+
+use super::acquire::{Clearable, stopping};
+use super::error::DynamodbError;
+use super::estimate::Moment;
+use super::expr::{Expr, number, set, text};
+use super::item;
+use super::send::Wrote;
+use super::{Dynamodb, Found};
+use crate::backend::{Attempt, Released, Renewal, Renewed};
+use crate::lease::{End, Mode, RenewAnswer, transition};
+use crate::rt::deadline::Deadline;
+
+impl Dynamodb {
+    pub(super) fn renew_grant(
+        &self,
+        attempt: &mut Attempt,
+        renewal: Renewal,
+        by: &Deadline,
+    ) -> Result<Renewed, DynamodbError> {
+        let Renewal { lease, may_end_endless } = renewal;
+        let mut moment = self.moment()?;
+        let mut until = lease.end(moment.now);
+        // Mostly ours becomes the latest end of the row.
+        let mut expr = clearing(attempt, renewing(attempt, until, &moment, true));
+        loop {
+            let found = match self.update(expr, by)? {
+                Wrote::Done(_) => {
+                    attempt.native = None;
+                    return Ok(Renewed::Until { until, now: moment.late() });
+                }
+                Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
+                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+            };
+            found.check_format()?;
+            moment = self.moment()?;
+            let step = transition::renew(&found.record, attempt.grant(), lease, may_end_endless, &moment.times());
+            let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
+            let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.late() }) };
+            until = end;
+            let shrinks = found.record.standing(attempt.grant()).is_some_and(|(_, holder)| holder.until > end);
+            let is_shared = found.record.exclusive.is_none();
+            expr = if shrinks || is_shared != (attempt.ask.mode == Mode::Shared) {
+                self.whole(&found, &new, &moment)
+            } else {
+                clearing(attempt, renewing(attempt, end, &moment, !found.row_ends_after(end)))
+            };
+        }
+    }
+
+    pub(super) fn release_grant(
+        &self,
+        attempt: &mut Attempt,
+        give_up: bool,
+        by: &Deadline,
+    ) -> Result<Released, DynamodbError> {
+        // A copy of it may be on its way.
+        let stops = give_up || attempt.sends > 1;
+        let mut moment = self.moment()?;
+        let mut next = match (give_up, attempt.ask.mode) {
+            (true, _) => Ending::GiveUp,
+            (false, Mode::Exclusive) => Ending::Exclusive,
+            (false, Mode::Shared) => Ending::Shared,
+        };
+        loop {
+            let expr = match &next {
+                Ending::GiveUp => giving_up(attempt, &moment),
+                Ending::Exclusive => releasing(attempt, EXCLUSIVE, stops),
+                Ending::Shared => releasing(attempt, SHARED, stops),
+                Ending::Last(found) => last(attempt, found, stops),
+            };
+            let found = match self.update(expr, by)? {
+                Wrote::Done(row) => {
+                    attempt.native = None;
+                    if !matches!(next, Ending::GiveUp) {
+                        return Ok(Released::Done);
+                    }
+                    let found = Found::new(&attempt.key, Some(row))?;
+                    return Ok(nobodys(found, &self.moment()?));
+                }
+                Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
+                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+            };
+            found.check_format()?;
+            moment = self.moment()?;
+            next = match found.record.standing(attempt.grant()) {
+                None if give_up => Ending::GiveUp,
+                None => return Ok(nobodys(found, &moment)),
+                Some((Mode::Exclusive, _)) => Ending::Exclusive,
+                Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last(Box::new(found)),
+                // Another's end is later, if there is one.
+                Some((Mode::Shared, holder)) if found.record.shared.iter().any(|h| h.until > holder.until) => {
+                    Ending::Shared
+                }
+                Some((Mode::Shared, _)) => Ending::Last(Box::new(found)),
+            };
+        }
+    }
+}
+
+/// How to go on with a release.
+enum Ending {
+    /// Nothing stands, and nothing may come to.
+    GiveUp,
+    Exclusive,
+    /// Another holder's end is later than ours.
+    Shared,
+    /// Ours is the latest end of the row: compare and swap.
+    Last(Box<Found>),
+}
+
+fn renewing(attempt: &Attempt, until: End, moment: &Moment, is_latest: bool) -> Expr {
+    let (condition, update) = match (attempt.ask.mode, is_latest) {
+        (Mode::Exclusive, _) => (
+            "#grantId = :grant AND #leasedUntil <= :end",
+            "SET #leasedUntil = :end, #renewedAt = :now, #version = #version + :one",
+        ),
+        (Mode::Shared, true) => (
+            "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil <= :end",
+            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #leasedUntil = :end, \
+             #version = #version + :one",
+        ),
+        (Mode::Shared, false) => (
+            "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil > :end",
+            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #version = #version + :one",
+        ),
+    };
+    of(attempt, condition, update).value(":end", text(item::end(until))).value(":now", text(item::time(moment.now)))
+}
+
+const EXCLUSIVE: (&str, &str) = (
+    "#grantId = :grant",
+    "SET #leasedUntil = :past, #version = #version + :one \
+     REMOVE #grantId, #lockId, #owner, #host, #comment, #renewedAt",
+);
+const SHARED: (&str, &str) = (
+    "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil < #leasedUntil",
+    "SET #version = #version + :one REMOVE #shared.#grant",
+);
+
+fn releasing(attempt: &Attempt, (condition, update): (&str, &str), stops: bool) -> Expr {
+    ending(attempt, of(attempt, condition, update), stops)
+}
+
+/// The release of the shared holder whose end is the row's.
+fn last(attempt: &Attempt, found: &Found, stops: bool) -> Expr {
+    let mut rest = found.record.clone();
+    rest.shared.retain(|holder| holder.grant != *attempt.grant());
+    let gone = if rest.shared.is_empty() { "#shared" } else { "#shared.#grant" };
+    let update = format!("SET #leasedUntil = :rest, #version = #version + :one REMOVE {gone}");
+    let condition = "attribute_exists(#shared.#grant) AND #fence = :f AND #version = :ver";
+    let expr = of(attempt, condition, &update)
+        .value(":rest", text(item::row_end(&rest)))
+        .value(":f", number(found.record.token))
+        .value(":ver", number(found.record.version));
+    ending(attempt, expr, stops)
+}
+
+fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
+    let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
+    let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #version = if_not_exists(#version, :t) + :one";
+    stopping(of(attempt, condition, update).value(":t", number(moment.stamp())), attempt.grant())
+}
+
+/// A write on the condition that the grant of this attempt stands.
+fn of(attempt: &Attempt, condition: &str, update: &str) -> Expr {
+    let grant = attempt.grant().as_str();
+    Expr::new(&attempt.key, condition, update)
+        .name("#grant", grant)
+        .value(":grant", text(grant))
+        .value(":past", text(item::PAST))
+        .value(":one", number(1))
+}
+
+fn ending(attempt: &Attempt, expr: Expr, stops: bool) -> Expr {
+    if stops { stopping(expr, attempt.grant()) } else { clearing(attempt, expr) }
+}
+
+/// Also removes the grant ids that were given up before this one was granted: its token refuses their copies.
+fn clearing(attempt: &Attempt, mut expr: Expr) -> Expr {
+    let seen = attempt.native.as_ref().and_then(|native| native.downcast_ref::<Clearable>());
+    if let Some(Clearable(seen)) = seen {
+        expr = expr.value(":seen", set(seen.iter().map(String::as_str)));
+        expr.update.push_str(" DELETE #givenUp :seen");
+    }
+    expr
+}
+
+/// The answer where the grant does not stand.
+fn nobodys(found: Found, moment: &Moment) -> Released {
+    let cut = moment.times().cut;
+    if found.record.live(cut).next().is_some() { Released::HeldByOther(found.seen(moment)) } else { Released::Free }
+}

@@ -1,0 +1,177 @@
+//! A row as the record that the pure rules see, and back.
+
+use std::collections::{BTreeSet, HashMap};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use jiff::Timestamp;
+
+use super::expr::{Item, number, text};
+use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
+
+/// The end of what was released.
+pub(super) const PAST: &str = "1970-01-01T00:00:00.000000000Z";
+/// What a row says that this version makes.
+pub(super) const FORMAT: &str = "1.0";
+/// The end of a lease that never ends.
+const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
+
+/// Nine fraction digits and `Z`, always: ends are compared as text.
+pub(super) fn time(at: StoreTime) -> String {
+    match Timestamp::from_nanosecond(i128::from(at.as_nanos())) {
+        Ok(at) => format!("{at:.9}"),
+        // No `StoreTime` is beyond what jiff knows.
+        Err(_) => NEVER.to_owned(),
+    }
+}
+
+pub(super) fn end(end: End) -> String {
+    match end {
+        End::At(at) => time(at),
+        End::Never => NEVER.to_owned(),
+    }
+}
+
+fn parse_end(text: &str) -> Result<End, String> {
+    if text.starts_with("9999-") {
+        return Ok(End::Never);
+    }
+    let at: Timestamp = text.parse().map_err(|_| format!("{text:?} is not a time"))?;
+    Ok(i64::try_from(at.as_nanosecond()).map_or(End::Never, |nanos| End::At(StoreTime::from_nanos(nanos))))
+}
+
+fn parse_time(text: &str) -> Result<StoreTime, String> {
+    match parse_end(text)? {
+        End::At(at) => Ok(at),
+        End::Never => Ok(StoreTime::from_nanos(i64::MAX)),
+    }
+}
+
+/// The record of a row. An error says what is wrong with it.
+pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
+    let token = get_number(item, "fence")?;
+    let mut shared = Vec::new();
+    for (grant, entry) in map(item, "shared")?.into_iter().flatten() {
+        let entry = entry.as_m().map_err(|_| "an entry of its shared holders is no map".to_owned())?;
+        shared.push(holder(GrantId::from_text(grant), entry, get_number(entry, "token")?.unwrap_or(0))?);
+    }
+    // In the order of their grants.
+    shared.sort_by_key(|holder| holder.token);
+    let grant = get_text(item, "grantId")?;
+    let exclusive = match grant {
+        Some(grant) => Some(holder(GrantId::from_text(grant), item, token.unwrap_or(0))?),
+        None if is_foreign(item)? => Some(holder(GrantId::from_text(""), item, 0)?),
+        None => None,
+    };
+    let kind = match get_text(item, "kind")? {
+        None | Some("lock") => Kind::Lock,
+        Some("lease") => Kind::Lease,
+        Some(other) => return Err(format!("its kind is {other:?}")),
+    };
+    Ok(LockRecord {
+        key: key.to_owned(),
+        kind,
+        token: token.unwrap_or(0),
+        exclusive,
+        shared,
+        pins: strings(item, "pins")?.map(str::to_owned).collect(),
+        given_up: strings(item, "givenUp")?.map(GrantId::from_text).collect(),
+        // A row of dynamodb-lock-go has none.
+        version: get_number(item, "version")?.unwrap_or(1).max(1),
+        format: get_text(item, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
+    })
+}
+
+/// Whether dynamodb-lock-go wrote this row: it has no token, and an end of its own.
+fn is_foreign(item: &Item) -> Result<bool, String> {
+    let ours = item.contains_key("fence") || item.contains_key("shared");
+    Ok(!ours && get_text(item, "leasedUntil")?.is_some_and(|until| until != PAST))
+}
+
+fn holder(grant: GrantId, of: &Item, token: u64) -> Result<Holder, String> {
+    let until = parse_end(get_text(of, "leasedUntil")?.unwrap_or(PAST))?;
+    Ok(Holder {
+        grant,
+        lock_id: get_text(of, "lockId")?.unwrap_or_default().to_owned(),
+        labels: Labels {
+            owner: get_text(of, "owner")?.unwrap_or_default().to_owned(),
+            host: get_text(of, "host")?.map(str::to_owned),
+            comment: get_text(of, "comment")?.map(str::to_owned),
+        },
+        token,
+        created: get_text(of, "createdAt")?.map_or(Ok(StoreTime::from_nanos(0)), parse_time)?,
+        renewed: get_text(of, "renewedAt")?.map(parse_time).transpose()?,
+        until,
+    })
+}
+
+/// The attributes of a holder, those that have no value without it.
+pub(super) fn fields(holder: &Holder) -> Vec<(&'static str, Option<AttributeValue>)> {
+    vec![
+        ("lockId", Some(text(&holder.lock_id))),
+        ("owner", Some(text(&holder.labels.owner))),
+        ("host", holder.labels.host.as_ref().map(text)),
+        ("comment", holder.labels.comment.as_ref().map(text)),
+        ("createdAt", Some(text(time(holder.created)))),
+        ("renewedAt", holder.renewed.map(|at| text(time(at)))),
+        ("leasedUntil", Some(text(end(holder.until)))),
+    ]
+}
+
+/// A shared holder's entry. What `stored` has beside our attributes stays.
+pub(super) fn entry(holder: &Holder, stored: Option<&AttributeValue>) -> AttributeValue {
+    let mut entry = stored.and_then(|stored| stored.as_m().ok()).cloned().unwrap_or_default();
+    for (name, value) in fields(holder) {
+        match value {
+            Some(value) => entry.insert(name.to_owned(), value),
+            None => entry.remove(name),
+        };
+    }
+    entry.insert("token".to_owned(), number(holder.token));
+    AttributeValue::M(entry)
+}
+
+/// The map of the shared holders, over what the row has; `None` without any.
+pub(super) fn shared(record: &LockRecord, item: Option<&Item>) -> Option<AttributeValue> {
+    let stored = item.and_then(|item| item.get("shared")?.as_m().ok());
+    let entries: HashMap<_, _> = record
+        .shared
+        .iter()
+        .map(|holder| {
+            let grant = holder.grant.as_str();
+            (grant.to_owned(), entry(holder, stored.and_then(|stored| stored.get(grant))))
+        })
+        .collect();
+    (!entries.is_empty()).then_some(AttributeValue::M(entries))
+}
+
+/// The end of the row: the latest of its holders.
+pub(super) fn row_end(record: &LockRecord) -> String {
+    record.holders().map(|(_, holder)| holder.until).max().map_or(PAST.to_owned(), end)
+}
+
+pub(super) fn get_text<'a>(item: &'a Item, name: &str) -> Result<Option<&'a str>, String> {
+    let value = item.get(name).map(|value| value.as_s().map(String::as_str));
+    value.transpose().map_err(|_| format!("its {name} is no string"))
+}
+
+pub(super) fn get_number(item: &Item, name: &str) -> Result<Option<u64>, String> {
+    let Some(value) = item.get(name) else { return Ok(None) };
+    let number = value.as_n().ok().and_then(|number| number.parse().ok());
+    number.map(Some).ok_or_else(|| format!("its {name} is no whole number"))
+}
+
+fn map<'a>(item: &'a Item, name: &str) -> Result<Option<&'a HashMap<String, AttributeValue>>, String> {
+    item.get(name).map(AttributeValue::as_m).transpose().map_err(|_| format!("its {name} is no map"))
+}
+
+fn strings<'a>(item: &'a Item, name: &str) -> Result<impl Iterator<Item = &'a str>, String> {
+    let set = item.get(name).map(AttributeValue::as_ss).transpose().map_err(|_| format!("its {name} is no set"))?;
+    let set: BTreeSet<&str> = set.into_iter().flatten().map(String::as_str).collect();
+    Ok(set.into_iter())
+}
+
+fn parse_format(text: &str) -> Result<(u32, u32), String> {
+    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    parts.ok_or_else(|| format!("its format is {text:?}"))
+}

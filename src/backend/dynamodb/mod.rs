@@ -1,0 +1,189 @@
+//! A store in a DynamoDB table, which it can share with dynamodb-lock-go.
+//!
+//! Atomic: each call is one conditional write that means the pure transition of its name. Where the row that
+//! came back says that the condition was not all there is to it, the transition is applied to that row and
+//! written by compare-and-swap. Clock: the service's, by the `Date` of its answers; see `estimate`. An end is
+//! respected for a grace longer, since two clients' estimates differ. Unanswered: timeouts, lost connections
+//! and 5xx after a request may have left.
+//!
+//! The AWS SDK lives on one thread, the `driver`. Its own retries are off: who repeats a request must know that
+//! it was sent before.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use parking_lot::Mutex;
+
+use super::{
+    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+};
+use crate::error::{Error, Result};
+use crate::lease::record::FORMAT_MAJOR;
+use crate::lease::{End, GrantId, LockRecord};
+use crate::rt::clock::Clock;
+use crate::rt::deadline::Deadline;
+use crate::rt::driver::Driver;
+
+mod acquire;
+mod error;
+mod estimate;
+mod expr;
+mod hold;
+mod item;
+mod open;
+mod read;
+mod schema;
+mod send;
+mod swap;
+
+use error::DynamodbError;
+pub use estimate::Estimate;
+use estimate::Moment;
+use expr::Item;
+pub use open::{DynamodbOptions, Settings};
+
+/// The key that nobody has, which is read for the service's time.
+const NOBODYS: &str = "\u{1}time";
+/// One answer can tell the time no better than to a second; more than this beside it is worth another.
+const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
+
+/// See the module.
+pub struct Dynamodb {
+    info: StoreInfo,
+    place: send::Place,
+    clock: Arc<Clock>,
+    estimate: Arc<Estimate>,
+    driver: Driver<Client>,
+    rest: Mutex<Option<read::Rest>>,
+}
+
+impl fmt::Debug for Dynamodb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dynamodb").field("info", &self.info).field("estimate", &self.estimate).finish_non_exhaustive()
+    }
+}
+
+impl Dynamodb {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_secs(1);
+    /// The grace where none is set.
+    pub const GRACE: Duration = Duration::from_secs(1);
+
+    /// Connects and learns the service's time. The table may be missing.
+    pub fn open(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
+        let label = options.label();
+        Dynamodb::connect(options, clock, by).map_err(|error| error.with_store(&label))
+    }
+
+    fn connect(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
+        options.validate()?;
+        let info = StoreInfo {
+            label: options.label(),
+            clock: "DynamoDB's, by the Date of its answers",
+            grace: options.grace,
+            min_lease: Dynamodb::MIN_LEASE,
+            grant_form: GrantForm::Uuid,
+        };
+        let place = send::Place { table: options.table.clone(), partition_key: options.partition_key.clone() };
+        let estimate = options.estimate.clone().unwrap_or_default();
+        let over = |_| DynamodbError::NotSent.into();
+        let driver = Driver::start(by, move || open::client(options), over)?;
+        let store = Dynamodb { info, place, clock, estimate, driver, rest: Mutex::new(None) };
+        // A second answer where the first took long.
+        for _ in 0..2 {
+            match store.get_item(NOBODYS, false, by) {
+                Ok(_) | Err(DynamodbError::NoTable { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if store.moment()?.width <= GOOD_ENOUGH {
+                break;
+            }
+        }
+        Ok(store)
+    }
+
+    /// Now, by the service's clock.
+    fn moment(&self) -> Result<Moment, DynamodbError> {
+        let missing = || DynamodbError::Config("the service's answers have no Date header".to_owned());
+        self.estimate.moment(self.clock.now(), self.info.grace).ok_or_else(missing)
+    }
+
+    fn told(&self, error: DynamodbError, key: &str) -> Error {
+        Error::from(error).with_store(&self.info.label).with_key(key)
+    }
+}
+
+/// A row and the record in it.
+#[derive(Debug)]
+struct Found {
+    record: LockRecord,
+    row: Option<Item>,
+}
+
+impl Found {
+    fn new(key: &str, row: Option<Item>) -> Result<Found, DynamodbError> {
+        let record = match &row {
+            Some(row) => item::decode(key, row).map_err(DynamodbError::Damaged)?,
+            None => LockRecord::missing(key),
+        };
+        Ok(Found { record, row })
+    }
+
+    /// Rows of a newer major version stay as they are.
+    fn check_format(&self) -> Result<(), DynamodbError> {
+        let found = self.record.format;
+        if found.0 > FORMAT_MAJOR { Err(DynamodbError::NewerFormat { found }) } else { Ok(()) }
+    }
+
+    fn seen(self, moment: &Moment) -> Seen {
+        let native = swap::Row(self.row);
+        Seen { record: self.record, now: moment.late(), stamp: moment.stamp(), native: Some(Box::new(native)) }
+    }
+
+    /// Whether the row's own end is later than this one.
+    fn row_ends_after(&self, end: End) -> bool {
+        let until = self.row.as_ref().and_then(|row| row.get("leasedUntil")?.as_s().ok());
+        until.is_some_and(|until| *until > item::end(end))
+    }
+
+    /// The end of a shared holder, letter by letter.
+    fn shared_end(&self, grant: &GrantId) -> Option<String> {
+        let shared = self.row.as_ref()?.get("shared")?.as_m().ok()?;
+        shared.get(grant.as_str())?.as_m().ok()?.get("leasedUntil")?.as_s().ok().cloned()
+    }
+}
+
+impl Backend for Dynamodb {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        self.table_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        self.acquire_key(attempt, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        self.renew_grant(attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+        self.release_grant(attempt, give_up, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
+        self.read_page(which, from, strong, by).map_err(|error| match which {
+            Which::Key(key) => self.told(error, key),
+            _ => Error::from(error).with_store(&self.info.label),
+        })
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
+    }
+}

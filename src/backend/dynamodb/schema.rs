@@ -1,0 +1,163 @@
+//! The table: looked at, told about, made.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::{
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency, ScalarAttributeType,
+    TableDescription, TableStatus,
+};
+
+use super::Dynamodb;
+use super::error::DynamodbError;
+use super::send::Answer;
+use crate::backend::Schema;
+use crate::rt::deadline::Deadline;
+
+/// How long to wait between two looks at a table that is being made.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What is known of the table.
+enum Table {
+    Missing(DynamodbError),
+    /// Nobody may ask.
+    Hidden,
+    There(Box<TableDescription>),
+}
+
+impl Dynamodb {
+    pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
+        match what {
+            Schema::Describe => Ok(self.command()),
+            Schema::Check => match self.describe(by)? {
+                Table::There(table) => self.check(&table),
+                Table::Hidden => {
+                    static TOLD: AtomicBool = AtomicBool::new(false);
+                    let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
+                    if !TOLD.swap(true, Ordering::Relaxed) {
+                        log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{text}");
+                    }
+                    Ok(text.to_owned())
+                }
+                // Else nobody could connect to make it. Every use of it is an error.
+                Table::Missing(error) => {
+                    log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{error}");
+                    Ok(error.to_string())
+                }
+            },
+            Schema::Create => self.create(by),
+        }
+    }
+
+    /// For those who make it another way.
+    fn command(&self) -> String {
+        let (table, key) = (&self.place.table, &self.place.partition_key);
+        format!(
+            "aws dynamodb create-table --table-name {table} --billing-mode PAY_PER_REQUEST \
+             --attribute-definitions AttributeName={key},AttributeType=S --key-schema AttributeName={key},KeyType=HASH"
+        )
+    }
+
+    fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
+        let mut made = false;
+        loop {
+            match self.describe(by)? {
+                Table::There(table) => {
+                    let text = self.check(&table)?;
+                    // An updating table serves.
+                    if !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting)) {
+                        return Ok(text);
+                    }
+                }
+                Table::Hidden => {
+                    let text = "dynamodb:DescribeTable is denied, which making the table needs";
+                    return Err(DynamodbError::Table(text.to_owned()));
+                }
+                Table::Missing(_) if made => {}
+                Table::Missing(_) => {
+                    self.make(by)?;
+                    made = true;
+                }
+            }
+            if !by.wait_for(LOOK) {
+                return Err(DynamodbError::NotReady);
+            }
+        }
+    }
+
+    fn check(&self, table: &TableDescription) -> Result<String, DynamodbError> {
+        let (name, key) = (&self.place.table, &self.place.partition_key);
+        let keys: Vec<String> = table
+            .key_schema()
+            .iter()
+            .map(|element| {
+                let of = |definition: &&AttributeDefinition| definition.attribute_name() == element.attribute_name();
+                let kind = table.attribute_definitions().iter().find(of).map(|definition| definition.attribute_type());
+                let kind = kind.map_or("?", ScalarAttributeType::as_str);
+                format!("{} {} ({})", element.key_type().as_str(), element.attribute_name(), kind)
+            })
+            .collect();
+        let right = format!("HASH {key} (S)");
+        if keys != [right.clone()] {
+            return Err(DynamodbError::Table(format!(
+                "the table {name:?} has the key {}, but must have {right} and no sort key; \
+                 say partition_key=.. if that is only the name, or use another table",
+                keys.join(", ")
+            )));
+        }
+        let is_strong = table.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);
+        if !table.replicas().is_empty() && !is_strong {
+            return Err(DynamodbError::Table(format!(
+                "the table {name:?} has replicas in other regions without strong consistency, where two could hold \
+                 one lock; use a table of one region, or multi-region strong consistency"
+            )));
+        }
+        Ok(format!("{name}: the table is there, with the key {right}"))
+    }
+
+    fn describe(&self, by: &Deadline) -> Result<Table, DynamodbError> {
+        let answer: Answer<Option<TableDescription>> = self.send(by, move |client, stamp, place| async move {
+            let request = client.describe_table().table_name(&place.table);
+            let answer = request.customize().interceptor(stamp.clone()).send().await;
+            place.classify(answer, &stamp).map(|answer| answer.table)
+        });
+        match answer {
+            Ok(Some(table)) => Ok(Table::There(Box::new(table))),
+            Ok(None) | Err((_, DynamodbError::Denied { .. })) => Ok(Table::Hidden),
+            Err((_, error @ DynamodbError::NoTable { .. })) => Ok(Table::Missing(error)),
+            Err((_, error)) => Err(error.of_read()),
+        }
+    }
+
+    fn make(&self, by: &Deadline) -> Result<(), DynamodbError> {
+        let answer: Answer<()> = self.send(by, move |client, stamp, place| async move {
+            let key = KeySchemaElement::builder().attribute_name(&place.partition_key).key_type(KeyType::Hash).build();
+            let kind = AttributeDefinition::builder()
+                .attribute_name(&place.partition_key)
+                .attribute_type(ScalarAttributeType::S)
+                .build();
+            let (Ok(key), Ok(kind)) = (key, kind) else {
+                let error = DynamodbError::Config("the name of the partition key is no name".to_owned());
+                return Err((super::error::Fate::Refused, error));
+            };
+            let request = client
+                .create_table()
+                .table_name(&place.table)
+                .billing_mode(BillingMode::PayPerRequest)
+                .key_schema(key)
+                .attribute_definitions(kind);
+            match request.customize().interceptor(stamp.clone()).send().await {
+                Ok(_) => Ok(()),
+                // Another process was faster.
+                Err(error) if error.as_service_error().is_some_and(|error| error.is_resource_in_use_exception()) => {
+                    Ok(())
+                }
+                Err(error) => place.classify(Err(error), &stamp),
+            }
+        });
+        answer.map_err(|(_, error)| match error {
+            DynamodbError::Denied { table, cause } => DynamodbError::MayNotMake { table, cause },
+            error => error,
+        })
+    }
+}

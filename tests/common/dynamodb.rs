@@ -1,0 +1,92 @@
+//! Tables on a DynamoDB whose time a test can move.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use leasehold::dynamodb::aws_config::{BehaviorVersion, Region, SdkConfig};
+use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
+use leasehold::internals::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
+use leasehold::internals::backend::{Backend, Schema};
+use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::rt::deadline::Deadline;
+use sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
+use sdk::config::{ConfigBag, Credentials, Intercept, RuntimeComponents, SharedCredentialsProvider, SharedInterceptor};
+use sdk::error::BoxError;
+
+use super::servers::dynamodb_local;
+use super::stores::unique;
+
+/// A new table.
+pub struct Table(pub String);
+
+impl Table {
+    pub fn fresh() -> Table {
+        let table = Table(unique());
+        let by = Deadline::after(Duration::from_secs(30));
+        let store = Dynamodb::open(options(&table.0, &Clock::system()), Clock::system(), &by).unwrap();
+        store.schema(Schema::Create, &by).unwrap();
+        table
+    }
+}
+
+/// Settings for the server of the tests.
+pub fn config() -> SdkConfig {
+    config_at(&dynamodb_local().unwrap())
+}
+
+/// Settings for a server where any credentials do.
+pub fn config_at(endpoint: &str) -> SdkConfig {
+    let credentials = Credentials::new("key", "secret-canary", None, None, "test");
+    SdkConfig::builder()
+        .behavior_version(BehaviorVersion::v2026_01_12())
+        .region(Region::new("us-east-1"))
+        .endpoint_url(endpoint)
+        .credentials_provider(SharedCredentialsProvider::new(credentials))
+        .build()
+}
+
+/// The service's time moves with `clock`.
+pub fn options(table: &str, clock: &Arc<Clock>) -> DynamodbOptions {
+    let mut options = DynamodbOptions::new(table, Settings::Given(Box::new(config())));
+    options.interceptors.push(SharedInterceptor::new(Shifted::by(clock)));
+    options
+}
+
+/// Makes each answer's `Date` say the time of a service that is as far ahead as the clock was advanced. The
+/// service itself has no other clock: what it stores and compares comes from its clients.
+#[derive(Debug)]
+pub struct Shifted {
+    clock: Arc<Clock>,
+    system: Arc<Clock>,
+}
+
+impl Shifted {
+    pub fn by(clock: &Arc<Clock>) -> Self {
+        Shifted { clock: clock.clone(), system: Clock::system() }
+    }
+}
+
+impl Intercept for Shifted {
+    fn name(&self) -> &'static str {
+        "shifted"
+    }
+
+    fn modify_before_deserialization(
+        &self,
+        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let ahead = self.clock.now().since(self.system.now());
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        set_date(context, i64::try_from((now + ahead).as_secs())?)
+    }
+}
+
+/// Says this time, in seconds since 1970.
+pub fn set_date(context: &mut BeforeDeserializationInterceptorContextMut<'_>, date: i64) -> Result<(), BoxError> {
+    let date = jiff::Timestamp::from_second(date)?;
+    let text = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&date)?;
+    context.response_mut().headers_mut().insert("date", text);
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! One client's connection: a request after the other, each with its mode.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::message::{Message, Peer};
+use super::{Answer, Inner, KEPT, Mode, Request, reset_on_close};
+
+pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
+    let mut client = Peer::new(client);
+    let mut server = Server { inner, client: Some(id), peer: None };
+    let mut is_mute = false;
+    while let Some(request) = client.request()? {
+        let (number, mode, mut shift) = inner.arrived(&request);
+        let mut answer = None;
+        match mode {
+            Mode::Pass => answer = Some(server.ask(&request, number)?),
+            Mode::ShiftDate(seconds) => {
+                answer = Some(server.ask(&request, number)?);
+                shift += seconds;
+            }
+            Mode::Delay(time) => {
+                if !inner.wait(id, time) {
+                    return Ok(());
+                }
+                answer = Some(server.ask(&request, number)?);
+            }
+            Mode::HoleToServer => return client.swallow(),
+            Mode::HoleToClient => {
+                server.ask(&request, number)?;
+                is_mute = true;
+            }
+            Mode::CutBefore => return Ok(()),
+            Mode::CutAfter => return server.ask(&request, number).map(drop),
+            Mode::ResetBefore => return reset_on_close(&client.stream),
+            Mode::ResetAfter => {
+                server.ask(&request, number)?;
+                return reset_on_close(&client.stream);
+            }
+            Mode::DropAnswer => drop(server.ask(&request, number)?),
+            Mode::Late(time) => deliver_late(inner, request, number, time),
+            Mode::CutLate(time) => {
+                deliver_late(inner, request, number, time);
+                return Ok(());
+            }
+            Mode::Twice(which) => {
+                let (first, second) = (server.ask(&request, number)?, server.ask(&request, number)?);
+                answer = Some(if which == Answer::First { first } else { second });
+            }
+        }
+        if let Some(mut answer) = answer
+            && !is_mute
+        {
+            if shift != 0 {
+                answer.shift_date(shift);
+            }
+            client.write(&answer)?;
+            if answer.is_last {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// On a connection of its own, which no fault of the client's ends.
+fn deliver_late(inner: &Arc<Inner>, request: Message, number: u64, time: Duration) {
+    inner.thread("late", move |inner| {
+        if inner.wait_late(time) {
+            // Nobody waits for the outcome.
+            let _ = Server { inner, client: None, peer: None }.ask(&request, number);
+        }
+    });
+}
+
+/// The way to the server, which stays open from one request to the next.
+struct Server<'a> {
+    inner: &'a Inner,
+    client: Option<u64>,
+    peer: Option<(u64, Peer)>,
+}
+
+impl Server<'_> {
+    fn ask(&mut self, request: &Message, number: u64) -> io::Result<Message> {
+        if self.peer.as_ref().is_some_and(|(_, peer)| has_ended(&peer.stream)) {
+            self.close();
+        }
+        if self.peer.is_none() {
+            let (id, stream) = self.inner.connect(self.client)?;
+            self.peer = Some((id, Peer::new(stream)));
+        }
+        let Some((_, peer)) = &mut self.peer else { unreachable!("it was just made") };
+        peer.write(request)?;
+        self.inner.note(number, |request| request.sent += 1);
+        let answer = peer.answer()?;
+        self.inner.note(number, |request| request.answered += 1);
+        Ok(answer)
+    }
+
+    fn close(&mut self) {
+        if let Some((id, _)) = self.peer.take() {
+            self.inner.forget(id);
+        }
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Whether the other side has ended this idle connection.
+fn has_ended(stream: &TcpStream) -> bool {
+    let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let is_idle = looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+    !is_idle || stream.set_nonblocking(false).is_err()
+}
+
+impl Inner {
+    /// Notes a request; its number, its mode, and by how much the answer's date moves.
+    fn arrived(&self, message: &Message) -> (u64, Mode, i64) {
+        let first = message.head.lines().next().unwrap_or_default();
+        let target = message.header("x-amz-target").and_then(|target| target.split('.').next_back());
+        let mut state = self.lock();
+        state.count += 1;
+        let request = Request {
+            target: target.unwrap_or(first).to_owned(),
+            head: message.head.clone(),
+            body: String::from_utf8_lossy(&message.body).into_owned(),
+            sent: 0,
+            answered: 0,
+            number: state.count,
+        };
+        let rule = state.rules.iter_mut().find_map(|rule| rule.takes(&request).then_some(rule.mode));
+        if state.kept.len() == KEPT {
+            state.kept.pop_front();
+        }
+        state.kept.push_back(request);
+        self.changed.notify_all();
+        (state.count, rule.unwrap_or(Mode::Pass), state.date_shift)
+    }
+
+    fn note(&self, number: u64, change: impl FnOnce(&mut Request)) {
+        if let Some(request) = self.lock().kept.iter_mut().rev().find(|request| request.number == number) {
+            change(request);
+        }
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,187 @@
+//! Requests and answers of HTTP/1.1, and where they end.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+/// A request or an answer, as its bytes were.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// With the empty line.
+    pub head: String,
+    /// With the frames of its chunks, if it has such.
+    pub body: Vec<u8>,
+    /// Nothing can come after it on its connection.
+    pub is_last: bool,
+}
+
+impl Message {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut pairs = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
+        pairs.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    }
+
+    /// Moves its `Date` by so many seconds. One without stays so.
+    pub fn shift_date(&mut self, seconds: i64) {
+        let Some(old) = self.header("date").map(str::to_owned) else { return };
+        let old_seconds = from_date(&old).unwrap_or_else(|| panic!("no date: {old}"));
+        self.head = self.head.replacen(&old, &to_date(old_seconds + seconds), 1);
+    }
+}
+
+/// One side of a connection.
+pub struct Peer {
+    pub stream: Arc<TcpStream>,
+    /// What was read beyond the last message.
+    ahead: Vec<u8>,
+}
+
+impl Peer {
+    pub fn new(stream: Arc<TcpStream>) -> Peer {
+        Peer { stream, ahead: Vec::new() }
+    }
+
+    pub fn write(&self, message: &Message) -> io::Result<()> {
+        let bytes = [message.head.as_bytes(), &message.body].concat();
+        (&*self.stream).write_all(&bytes)
+    }
+
+    /// The next request, or None where the connection ends before it.
+    pub fn request(&mut self) -> io::Result<Option<Message>> {
+        self.message(false)
+    }
+
+    /// The answer, which must come.
+    pub fn answer(&mut self) -> io::Result<Message> {
+        self.message(true)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Reads and forgets until the other side ends the connection.
+    pub fn swallow(&self) -> io::Result<()> {
+        io::copy(&mut &*self.stream, &mut io::sink()).map(drop)
+    }
+
+    fn message(&mut self, is_answer: bool) -> io::Result<Option<Message>> {
+        let end = loop {
+            if let Some(at) = find(&self.ahead, b"\r\n\r\n") {
+                break at + 4;
+            }
+            if self.more()? == 0 {
+                return if self.ahead.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+            }
+        };
+        let head = self.take(end)?;
+        let head = String::from_utf8(head).map_err(|_| invalid("the head is no text"))?;
+        let mut message = Message { head, body: Vec::new(), is_last: false };
+        message.is_last = message.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
+        if message.header("transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked")) {
+            message.body = self.chunks()?;
+        } else if let Some(length) = message.header("content-length") {
+            let length = length.parse().map_err(|_| invalid("the content's length is no number"))?;
+            message.body = self.take(length)?;
+        } else if is_answer && !message.head.contains(" 204 ") {
+            while self.more()? > 0 {}
+            message.body = std::mem::take(&mut self.ahead);
+            message.is_last = true;
+        }
+        Ok(Some(message))
+    }
+
+    fn chunks(&mut self) -> io::Result<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let line = loop {
+                match find(&self.ahead, b"\r\n") {
+                    Some(at) => break self.take(at + 2)?,
+                    None if self.more()? == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    None => {}
+                }
+            };
+            let size = String::from_utf8_lossy(&line);
+            let size = size.trim().split(';').next().unwrap_or_default();
+            let size = usize::from_str_radix(size, 16).map_err(|_| invalid("the chunk's size is no number"))?;
+            body.extend(line);
+            // With the line's end after it. Trailers are not known here.
+            body.extend(self.take(size + 2)?);
+            if size == 0 {
+                return Ok(body);
+            }
+        }
+    }
+
+    /// Exactly so many bytes.
+    fn take(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        while self.ahead.len() < count {
+            if self.more()? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let rest = self.ahead.split_off(count);
+        Ok(std::mem::replace(&mut self.ahead, rest))
+    }
+
+    fn more(&mut self) -> io::Result<usize> {
+        let mut bytes = [0; 16 * 1024];
+        let count = (&*self.stream).read(&mut bytes)?;
+        self.ahead.extend_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
+    bytes.windows(what.len()).position(|window| window == what)
+}
+
+fn invalid(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+/// The seconds since 1970 of a date like `Sun, 06 Nov 1994 08:49:37 GMT`.
+pub fn from_date(text: &str) -> Option<i64> {
+    let parts: Vec<&str> = text.split([' ', ':']).collect();
+    let [_, day, month, year, hour, minute, second, "GMT"] = parts[..] else { return None };
+    let number = |text: &str| text.parse::<i64>().ok();
+    let month = MONTHS.iter().position(|name| *name == month)?;
+    let days = (1970..number(year)?).map(days_of_year).sum::<i64>()
+        + (0..month).map(|month| days_of_month(number(year).unwrap_or(0), month)).sum::<i64>()
+        + number(day)?
+        - 1;
+    Some(((days * 24 + number(hour)?) * 60 + number(minute)?) * 60 + number(second)?)
+}
+
+/// The date of so many seconds since 1970.
+pub fn to_date(seconds: i64) -> String {
+    let (mut days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let weekday = DAYS[days.rem_euclid(7) as usize];
+    let mut year = 1970;
+    while days >= days_of_year(year) {
+        days -= days_of_year(year);
+        year += 1;
+    }
+    let mut month = 0;
+    while days >= days_of_month(year, month) {
+        days -= days_of_month(year, month);
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{weekday}, {:02} {} {year} {hour:02}:{minute:02}:{second:02} GMT", days + 1, MONTHS[month])
+}
+
+fn is_leap(year: i64) -> bool {
+    (year % 4 == 0 && year % 100 != 0) || year % 400 == 0
+}
+
+fn days_of_year(year: i64) -> i64 {
+    365 + i64::from(is_leap(year))
+}
+
+fn days_of_month(year: i64, month: usize) -> i64 {
+    match month {
+        1 => 28 + i64::from(is_leap(year)),
+        3 | 5 | 8 | 10 => 30,
+        _ => 31,
+    }
+}

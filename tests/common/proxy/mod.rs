@@ -1,0 +1,388 @@
+//! A TCP proxy that makes the faults of a network, in front of any server. [`Proxy::http`] knows where a request of
+//! HTTP/1.1 ends, and so faults single requests by their text; [`Proxy::raw`] knows only bytes and their direction.
+#![allow(dead_code)] // Each test binary uses its own part of it.
+
+mod http;
+mod message;
+mod raw;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+/// How long anything may take that only a broken test or library would not do at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// So many requests are remembered.
+const KEPT: usize = 10_000;
+
+/// What happens to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Pass,
+    /// It reaches the server so much later, and the client waits for the answer.
+    Delay(Duration),
+    /// Neither it nor anything after it on this connection reaches the server; the client waits.
+    HoleToServer,
+    /// It reaches the server, but from now on nothing reaches the client on this connection.
+    HoleToClient,
+    /// It does not reach the server, and the connection ends.
+    CutBefore,
+    /// The server has answered, but the client gets the connection's end instead.
+    CutAfter,
+    /// As `CutBefore`, with a TCP reset.
+    ResetBefore,
+    /// As `CutAfter`, with a TCP reset.
+    ResetAfter,
+    /// The server has answered, but the client waits on. The connection serves the next request.
+    DropAnswer,
+    /// It reaches the server so much later, and the client gets no answer: it waits on.
+    Late(Duration),
+    /// As `Late`, but the client sees the connection's end at once.
+    CutLate(Duration),
+    /// It reaches the server twice, one after the other; the client gets this answer.
+    Twice(Answer),
+    /// The answer's `Date` header is moved by so many seconds.
+    ShiftDate(i64),
+}
+
+/// See [`Mode::Twice`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    First,
+    Second,
+}
+
+/// What happens to the bytes of one direction; see [`Proxy::flow`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    Pass,
+    /// So much later.
+    Delay(Duration),
+    /// They wait in the network, as TCP does when packets are lost, and go on with the next `Pass`.
+    Hold,
+}
+
+/// Which requests get a mode. Of the rules of a proxy, in the order they came, the first that fits is used.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    mode: Mode,
+    texts: Vec<String>,
+    skip: u64,
+    left: u64,
+}
+
+impl Rule {
+    /// Every request.
+    pub fn always(mode: Mode) -> Rule {
+        Rule::next(u64::MAX, mode)
+    }
+
+    /// The next so many.
+    pub fn next(count: u64, mode: Mode) -> Rule {
+        Rule { mode, texts: Vec::new(), skip: 0, left: count }
+    }
+
+    /// Only requests that have this text, like the name of an operation, in their head or body. Said twice, both.
+    pub fn on(mut self, text: &str) -> Rule {
+        self.texts.push(text.to_owned());
+        self
+    }
+
+    /// Lets so many that would fit pass first.
+    pub fn after(mut self, count: u64) -> Rule {
+        self.skip = count;
+        self
+    }
+
+    /// Whether it is for this request; counts down.
+    fn takes(&mut self, request: &Request) -> bool {
+        if self.left == 0 || !self.texts.iter().all(|text| request.has(text)) {
+            return false;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+}
+
+/// A request that has arrived here.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The `X-Amz-Target` without its version, or the first line.
+    pub target: String,
+    pub head: String,
+    pub body: String,
+    /// How often it was sent to the server.
+    pub sent: u32,
+    /// How often the server has answered it.
+    pub answered: u32,
+    number: u64,
+}
+
+impl Request {
+    pub fn has(&self, text: &str) -> bool {
+        self.head.contains(text) || self.body.contains(text)
+    }
+}
+
+/// Ends with all its connections and threads when dropped.
+pub struct Proxy {
+    addr: SocketAddr,
+    inner: Arc<Inner>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// For HTTP/1.1, in front of `host:port` or `http://host:port`.
+    pub fn http(upstream: &str) -> Proxy {
+        Proxy::start(upstream, http::serve)
+    }
+
+    /// For any protocol.
+    pub fn raw(upstream: &str) -> Proxy {
+        Proxy::start(upstream, raw::serve)
+    }
+
+    fn start(upstream: &str, serve: Serve) -> Proxy {
+        let upstream = upstream.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let addr = listener.local_addr().expect("its address");
+        let inner = Arc::new(Inner { upstream, port: addr.port(), state: Mutex::default(), changed: Condvar::new() });
+        let (own, name) = (inner.clone(), inner.name("accept"));
+        let accept = move || {
+            for client in listener.incoming() {
+                let Ok(client) = client else { continue };
+                if own.lock().stopped {
+                    return;
+                }
+                own.thread("conn", move |inner| {
+                    if let Ok((id, client)) = inner.register(client, None) {
+                        // Whatever went wrong, this connection ends.
+                        let _ = serve(inner, id, client);
+                        inner.forget(id);
+                    }
+                });
+            }
+        };
+        let acceptor = std::thread::Builder::new().name(name).spawn(accept).expect("a thread");
+        Proxy { addr, inner, acceptor: Some(acceptor) }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    pub fn add(&self, rule: Rule) {
+        self.inner.lock().rules.push(rule);
+    }
+
+    /// Forgets all rules. What they have done to a connection stays.
+    pub fn clear(&self) {
+        self.inner.lock().rules.clear();
+    }
+
+    /// Moves the `Date` header of every answer, beside the rules.
+    pub fn shift_dates(&self, seconds: i64) {
+        self.inner.lock().date_shift = seconds;
+    }
+
+    /// From now on, on all connections, new and old. Only of [`Proxy::raw`].
+    pub fn flow(&self, to_server: Flow, to_client: Flow) {
+        let mut state = self.inner.lock();
+        (state.to_server, state.to_client) = (to_server, to_client);
+        self.inner.changed.notify_all();
+    }
+
+    /// Ends all connections that are open now, also amid a request.
+    pub fn cut_all(&self) {
+        self.end_all(|stream| stream.shutdown(Shutdown::Both));
+    }
+
+    /// As `cut_all`, with a TCP reset.
+    pub fn reset_all(&self) {
+        // The half that is shut wakes the connection's thread, with whose end the socket is closed.
+        self.end_all(|stream| reset_on_close(stream).and_then(|()| stream.shutdown(Shutdown::Read)));
+    }
+
+    fn end_all(&self, end: impl Fn(&TcpStream) -> io::Result<()>) {
+        let mut state = self.inner.lock();
+        for (_, stream) in state.open.drain() {
+            let _ = end(&stream);
+        }
+        self.inner.changed.notify_all();
+    }
+
+    /// How many requests have ever arrived.
+    pub fn count(&self) -> u64 {
+        self.inner.lock().count
+    }
+
+    /// The last requests, the oldest first.
+    pub fn requests(&self) -> Vec<Request> {
+        self.inner.lock().kept.iter().cloned().collect()
+    }
+
+    /// Waits until this is true of the last requests, and returns them.
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, cond: impl Fn(&[Request]) -> bool) -> Vec<Request> {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.inner.lock();
+        loop {
+            let requests = state.kept.make_contiguous();
+            if cond(requests) {
+                return requests.to_vec();
+            }
+            assert!(Instant::now() < until, "it never came to be: {what}; the requests: {requests:?}");
+            self.inner.changed.wait_until(&mut state, until);
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.inner.lock().stopped = true;
+        self.cut_all();
+        // Wakes the acceptor.
+        let _ = TcpStream::connect(self.addr);
+        let mut ended = self.acceptor.take().into_iter().collect();
+        let mut failed = 0;
+        loop {
+            failed += failures(ended);
+            // The last of them may have started others.
+            ended = std::mem::take(&mut self.inner.lock().threads);
+            if ended.is_empty() {
+                break;
+            }
+        }
+        failed += self.inner.lock().failures;
+        if !std::thread::panicking() {
+            assert_eq!(failed, 0, "threads of the proxy panicked, see above");
+        }
+    }
+}
+
+/// How many of these threads panicked; waits for them.
+fn failures(threads: Vec<JoinHandle<()>>) -> usize {
+    threads.into_iter().filter_map(|thread| thread.join().err()).count()
+}
+
+type Serve = fn(&Arc<Inner>, u64, Arc<TcpStream>) -> io::Result<()>;
+
+struct Inner {
+    upstream: String,
+    port: u16,
+    state: Mutex<State>,
+    /// Anything in the state has.
+    changed: Condvar,
+}
+
+struct State {
+    stopped: bool,
+    rules: Vec<Rule>,
+    date_shift: i64,
+    to_server: Flow,
+    to_client: Flow,
+    count: u64,
+    kept: VecDeque<Request>,
+    /// The sockets, of both sides, by number.
+    open: HashMap<u64, Arc<TcpStream>>,
+    sockets: u64,
+    threads: Vec<JoinHandle<()>>,
+    /// So many of those that have ended panicked.
+    failures: usize,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            stopped: false,
+            rules: Vec::new(),
+            date_shift: 0,
+            to_server: Flow::Pass,
+            to_client: Flow::Pass,
+            count: 0,
+            kept: VecDeque::new(),
+            open: HashMap::new(),
+            sockets: 0,
+            threads: Vec::new(),
+            failures: 0,
+        }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// What a thread is called: with the proxy's port, and no longer than the kernel keeps.
+    fn name(&self, what: &str) -> String {
+        format!("px-{}-{what}", self.port)
+    }
+
+    /// A thread that the proxy's end waits for.
+    fn thread(self: &Arc<Inner>, what: &str, body: impl FnOnce(&Arc<Inner>) + Send + 'static) {
+        let own = self.clone();
+        let thread = std::thread::Builder::new().name(self.name(what)).spawn(move || body(&own)).expect("a thread");
+        let mut state = self.lock();
+        let (ended, running) = std::mem::take(&mut state.threads).into_iter().partition(JoinHandle::is_finished);
+        state.threads = running;
+        state.threads.push(thread);
+        state.failures += failures(ended);
+    }
+
+    /// From here on `cut_all` ends this socket. An error if the one that it works for has been cut.
+    fn register(&self, stream: TcpStream, works_for: Option<u64>) -> io::Result<(u64, Arc<TcpStream>)> {
+        stream.set_nodelay(true)?;
+        let stream = Arc::new(stream);
+        let mut state = self.lock();
+        if state.stopped || works_for.is_some_and(|id| !state.open.contains_key(&id)) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        state.sockets += 1;
+        let id = state.sockets;
+        state.open.insert(id, stream.clone());
+        Ok((id, stream))
+    }
+
+    fn forget(&self, id: u64) {
+        self.lock().open.remove(&id);
+    }
+
+    fn connect(&self, works_for: Option<u64>) -> io::Result<(u64, Arc<TcpStream>)> {
+        self.register(TcpStream::connect(&self.upstream)?, works_for)
+    }
+
+    /// Waits so long. False as soon as this socket has been cut.
+    fn wait(&self, id: u64, time: Duration) -> bool {
+        let mut state = self.lock();
+        self.changed.wait_while_for(&mut state, |state| state.open.contains_key(&id), time);
+        state.open.contains_key(&id)
+    }
+
+    /// Waits so long. False as soon as the proxy ends.
+    fn wait_late(&self, time: Duration) -> bool {
+        let mut state = self.lock();
+        self.changed.wait_while_for(&mut state, |state| !state.stopped, time);
+        !state.stopped
+    }
+}
+
+/// The last close of this socket resets the connection.
+fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
+    let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+    setsockopt(stream, sockopt::Linger, &linger).map_err(io::Error::from)
+}

@@ -1,0 +1,48 @@
+//! One client's connection of a protocol that is not known here.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+use super::{Flow, Inner, State};
+
+pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
+    let (server_id, server) = inner.connect(Some(id))?;
+    std::thread::scope(|scope| {
+        let up = || pump(inner, &client, &server, server_id, |state| state.to_server);
+        let up = std::thread::Builder::new().name(inner.name("up")).spawn_scoped(scope, up)?;
+        pump(inner, &server, &client, id, |state| state.to_client);
+        up.join().expect("no panic in the proxy");
+        Ok(())
+    })
+    .inspect(|()| inner.forget(server_id))
+}
+
+/// Carries bytes until one side ends, and then says so to the other.
+fn pump(inner: &Inner, mut from: &TcpStream, mut to: &TcpStream, to_id: u64, flow: fn(&State) -> Flow) {
+    let mut bytes = [0; 16 * 1024];
+    loop {
+        let count = from.read(&mut bytes).unwrap_or(0);
+        if !inner.let_through(to_id, flow) {
+            return;
+        }
+        if count == 0 || to.write_all(&bytes[..count]).is_err() {
+            let _ = to.shutdown(Shutdown::Write);
+            return;
+        }
+    }
+}
+
+impl Inner {
+    /// Waits as the flow says. False when the socket has been cut.
+    fn let_through(&self, id: u64, flow: fn(&State) -> Flow) -> bool {
+        let mut state = self.lock();
+        self.changed.wait_while(&mut state, |state| flow(state) == Flow::Hold && state.open.contains_key(&id));
+        let (now, is_open) = (flow(&state), state.open.contains_key(&id));
+        drop(state);
+        match now {
+            Flow::Delay(time) => self.wait(id, time),
+            Flow::Pass | Flow::Hold => is_open,
+        }
+    }
+}

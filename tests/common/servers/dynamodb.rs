@@ -1,0 +1,83 @@
+//! DynamoDB Local, from Maven Central.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{Server, need};
+
+pub const SERVER: Server = Server {
+    name: "dynamodb-local-3.1.0",
+    env: "LEASEHOLD_TEST_DYNAMODB_ENDPOINT",
+    install: "java 17, maven and flock (on Debian: openjdk-17-jre-headless maven util-linux)",
+    fetch,
+    start,
+    url: |port| format!("http://127.0.0.1:{port}"),
+    ready,
+};
+
+const POM: &str = "<project>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>leasehold.tests</groupId><artifactId>dynamodb-local</artifactId><version>1</version>
+  <dependencies><dependency>
+    <groupId>software.amazon.dynamodb</groupId><artifactId>DynamoDBLocal</artifactId><version>3.1.0</version>
+  </dependency></dependencies>
+</project>
+";
+
+fn fetch(folder: &Path) -> Result<(), String> {
+    need("java")?;
+    need("mvn")?;
+    fs::write(folder.join("pom.xml"), POM).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut mvn = Command::new("mvn");
+    mvn.args(["-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=lib"]);
+    let output = mvn.current_dir(folder).stdin(Stdio::null()).output().map_err(|error| format!("mvn: {error}"))?;
+    let is_there = folder.join("lib/DynamoDBLocal-3.1.0.jar").is_file();
+    if output.status.success() && is_there {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    let said = said.lines().take(3).collect::<Vec<_>>().join("; ");
+    Err(format!("mvn could not fetch it ({}): {said}", output.status))
+}
+
+fn start(home: &Path, port: u16, _: &Path) -> Command {
+    let lib = home.join("lib");
+    let mut java = Command::new("java");
+    java.arg("-Xmx256m").arg(format!("-Djava.library.path={}", lib.display()));
+    java.arg("-cp").arg(lib.join("*")).arg("software.amazon.dynamodb.services.local.main.ServerRunner");
+    java.args(["-inMemory", "-disableTelemetry", "-port", &port.to_string()]);
+    java
+}
+
+/// It lists its tables.
+fn ready(url: &str) -> bool {
+    if url.starts_with("https:") {
+        // Somebody's own; that takes more than this.
+        return true;
+    }
+    ask(url, "ListTables", "{}").is_some_and(|answer| answer.contains("TableNames"))
+}
+
+/// The answer to one request, with its head.
+fn ask(url: &str, operation: &str, body: &str) -> Option<String> {
+    let limit = Some(Duration::from_secs(5));
+    let host = url.strip_prefix("http://")?.trim_end_matches('/');
+    let address = host.to_socket_addrs().ok()?.next()?;
+    let mut stream = TcpStream::connect_timeout(&address, limit?).ok()?;
+    stream.set_read_timeout(limit).ok()?;
+    let length = body.len();
+    let request = format!(
+        "POST / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/x-amz-json-1.0\r\n\
+         X-Amz-Target: DynamoDB_20120810.{operation}\r\nX-Amz-Date: 20260101T000000Z\r\n\
+         Authorization: AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/dynamodb/aws4_request, \
+         SignedHeaders=host, Signature=any\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.starts_with("HTTP/1.1 200").then_some(answer)
+}

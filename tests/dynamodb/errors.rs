@@ -1,0 +1,131 @@
+//! Bad input and a service that is not there: told within the deadline, without a secret.
+
+use std::error::Error as _;
+use std::process::Command;
+use std::time::Instant;
+
+use leasehold::dynamodb::aws_config::{BehaviorVersion, SdkConfig};
+use leasehold::{Error, ErrorKind, LockClient};
+
+use crate::common::dynamodb::config_at;
+use crate::*;
+
+fn text(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(&format!(" {source} {source:?}"));
+        next = source.source();
+    }
+    assert!(!text.contains("secret-canary"), "{text}");
+    text
+}
+
+#[test]
+fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
+    for (url, says) in [
+        ("dynamodb:", "name of a table"),
+        ("dynamodb:locks", "name of a table"),
+        ("dynamodb://ab", "3 to 255"),
+        ("dynamodb://a/b/c", "letters"),
+        ("dynamodb://locks?regoin=x", "region"),
+        ("dynamodb://locks?grace=soon", "grace"),
+        ("dynamodb://locks?grace=-1s", "grace"),
+        ("dynamodb://locks?grace=2h", "minute"),
+        ("dynamodb://locks?partition_key=owner", "partition_key"),
+        ("dynamodb://locks?partition_key=", "partition_key"),
+        ("dynamodb://locks?region=", "region"),
+    ] {
+        let error = LockClient::connect(url).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+    }
+}
+
+#[test]
+fn no_region_is_said() {
+    let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build();
+    let error = leasehold::dynamodb::builder(config, "locks").connect().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("region"), "{error}");
+}
+
+#[test]
+fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
+    // Nobody listens; nobody answers; somebody accepts and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("http://{}", silent.local_addr().unwrap());
+    let closed = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}", listener.local_addr().unwrap())
+    };
+    for endpoint in [closed.as_str(), "http://192.0.2.1:8000", silent.as_str(), "http://nowhere.invalid"] {
+        let started = Instant::now();
+        let builder = leasehold::dynamodb::builder(config_at(endpoint), "locks");
+        let error = builder.request_timeout(Duration::from_secs(1)).connect().unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(3), "{endpoint}: {:?}", started.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Store, "{endpoint}: {}", text(&error));
+        assert!(error.is_retryable() && error.to_string().contains("endpoint"), "{endpoint}: {}", text(&error));
+        assert_eq!(error.store(), Some("dynamodb://locks"));
+        println!("{endpoint}: {}", text(&error));
+    }
+}
+
+#[test]
+fn no_credentials_are_said() {
+    needs_server!();
+    let endpoint = common::servers::dynamodb_local().unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "errors::connects_without_credentials", "--ignored", "--nocapture"])
+        .env("LEASEHOLD_TEST_URL", format!("dynamodb://locks?region=us-east-1&endpoint={endpoint}"))
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .env("HOME", "/nonexistent")
+        .env_remove("AWS_ACCESS_KEY_ID")
+        .env_remove("AWS_SECRET_ACCESS_KEY")
+        .env_remove("AWS_PROFILE")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+#[ignore = "the other process of no_credentials_are_said"]
+fn connects_without_credentials() {
+    let error = LockClient::connect(&std::env::var("LEASEHOLD_TEST_URL").unwrap()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+    assert!(error.to_string().contains("environment, profile"), "{}", text(&error));
+}
+
+#[test]
+fn a_client_works_and_is_dropped_inside_async_tasks() {
+    needs_server!();
+    let table = Table::fresh();
+    let work = || {
+        let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        assert!(guard.is_held());
+        drop((guard, client));
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async { work() });
+    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    many.block_on(async { work() });
+}
+
+#[test]
+fn the_last_clone_ends_the_thread() {
+    needs_server!();
+    let table = Table::fresh();
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect::<Vec<_>>()
+    };
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
+    let clone = client.clone();
+    drop(client);
+    clone.lock("k").unwrap().release().unwrap();
+    assert!(threads().iter().any(|name| name.starts_with("leasehold-drive")), "{:?}", threads());
+    drop(clone);
+}
