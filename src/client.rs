@@ -366,7 +366,7 @@ fn attempt_of(lock: &Lock) -> Attempt {
         replace_same_owner: false,
         instead_of: None,
     };
-    Attempt::new(&lock.key, ask)
+    Attempt { sends: 2, ..Attempt::new(&lock.key, ask) }
 }
 
 impl Drop for LockClient {

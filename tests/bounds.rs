@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use harness::alone::alone;
 use harness::process::Worker;
+use harness::threads::{no_new_threads, threads_again};
 use harness::{Folder, PATIENCE, SLACK, Store, eventually, millis, within};
 use leasehold::internals::backend::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, Filter, LockClient, LossReason};
@@ -294,23 +295,4 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
         eventually("the lock is renewed", || kept.remaining() > before);
         kept.release().expect("a release");
     });
-}
-
-/// Takes from this process the right, and its user's room, to start threads.
-fn no_new_threads() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
-    setrlimit(Resource::RLIMIT_NPROC, 1, hard).expect("a limit");
-    // Root has no limit.
-    let nobody = nix::unistd::Uid::from_raw(65534);
-    if nix::unistd::Uid::effective().is_root() {
-        nix::unistd::setuid(nobody).expect("another user");
-    }
-    std::thread::Builder::new().spawn(|| {}).map(drop).expect_err("the limit works");
-}
-
-fn threads_again() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
-    setrlimit(Resource::RLIMIT_NPROC, hard, hard).expect("no limit");
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::alone::alone;
-use harness::threads::{assert_ours, none_soon, ours};
+use harness::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
 use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
 use leasehold::internals::backend::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
@@ -36,7 +36,9 @@ fn a_guard_has_one_thread_and_leaves_none() {
             assert_ours(&[]);
             let guard = client.lock("job").expect("a lock");
             let other = client.lock("other").expect("a lock");
-            assert_ours(&["leasehold-beat", "leasehold-beat", "leasehold-watch"]);
+            // A heartbeat's thread starts when its first beat is due.
+            let all = ["leasehold-beat", "leasehold-beat", "leasehold-watch"];
+            eventually("both heartbeats have started", || ours() == all);
             drop(guard);
             assert_ours(&["leasehold-beat", "leasehold-watch"]);
             other.release().expect("a release");
@@ -292,41 +294,30 @@ fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end() {
     });
 }
 
-/// Without address space the kernel can't map a stack. (The limit on processes does not bind root.)
 fn without_threads<T>(call: impl FnOnce() -> T) -> T {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let status = std::fs::read_to_string("/proc/self/statm").expect("the size of this process");
-    let pages: u64 = status.split(' ').next().expect("a number").parse().expect("a number");
-    let (soft, hard) = getrlimit(Resource::RLIMIT_AS).expect("the limit");
-    // Enough for the heap, not for a stack.
-    setrlimit(Resource::RLIMIT_AS, pages * 4096 + 200 * 1024, hard).expect("a lower limit");
+    no_new_threads();
     let value = call();
-    setrlimit(Resource::RLIMIT_AS, soft, hard).expect("the old limit");
+    threads_again();
     value
 }
 
 #[test]
 fn a_thread_that_can_not_be_started_leaves_no_lock() {
     alone("a_thread_that_can_not_be_started_leaves_no_lock", || {
-        for store in Store::all() {
-            let client = client(&store);
-            // The watcher is the first that is missing, then the heartbeat.
-            let error = without_threads(|| client.try_lock("job").map(drop)).unwrap_err();
-            assert!(error.to_string().contains("leasehold-watch"), "{error}");
-            assert!(error.is_retryable());
-            assert!(store.is_vacant("job"));
-            assert_ours(&[]);
-            let other = client.lock("other").expect("a lock");
-            let error = without_threads(|| client.try_lock("job").map(drop)).unwrap_err();
-            assert!(error.to_string().contains("leasehold-beat"), "{error}");
-            assert!(store.is_vacant("job"));
-            assert_ours(&["leasehold-beat", "leasehold-watch"]);
-            // A drop and a close need none.
-            without_threads(|| drop(other));
-            let _other = client.lock("other").expect("a lock");
-            without_threads(|| client.close()).expect("a close");
-            assert!(store.is_vacant("other"));
-            assert_ours(&[]);
-        }
+        let store = Store::memory();
+        let client = client(&store);
+        // The watcher; a heartbeat that finds no thread is tested with the bounds.
+        let error = without_threads(|| client.try_lock("job").map(drop)).unwrap_err();
+        assert!(error.to_string().contains("leasehold-watch"), "{error}");
+        assert!(error.is_retryable());
+        assert!(store.is_vacant("job"));
+        assert_ours(&[]);
+        // A drop and a close need none.
+        let other = client.lock("other").expect("a lock");
+        without_threads(|| drop(other));
+        let _other = client.lock("other").expect("a lock");
+        without_threads(|| client.close()).expect("a close");
+        assert!(store.is_vacant("other"));
+        assert_ours(&[]);
     });
 }

@@ -55,7 +55,8 @@ impl Watcher {
         if self.messages.lock().is_none() {
             return Err(Error::new(ErrorKind::Closed, "the client was closed"));
         }
-        if thread.is_none() {
+        // One that died, for want of memory, is replaced.
+        if thread.as_ref().is_none_or(Thread::is_over) {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
             let sleep = self.sleep.clone();
             let (jump, jumps) = crossbeam_channel::unbounded();

@@ -28,3 +28,23 @@ pub fn assert_ours(names: &[&str]) {
 pub fn none_soon() {
     eventually("no thread of the library is left", || ours().is_empty());
 }
+
+/// Takes from this process the right, and its user's room, to start threads.
+pub fn no_new_threads() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
+    setrlimit(Resource::RLIMIT_NPROC, 1, hard).expect("a limit");
+    // Root has no limit.
+    let nobody = nix::unistd::Uid::from_raw(65534);
+    if nix::unistd::Uid::effective().is_root() {
+        nix::unistd::setuid(nobody).expect("another user");
+    }
+    std::thread::Builder::new().spawn(|| {}).map(drop).expect_err("the limit works");
+}
+
+/// Gives it back.
+pub fn threads_again() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
+    setrlimit(Resource::RLIMIT_NPROC, hard, hard).expect("no limit");
+}
