@@ -284,7 +284,7 @@ fn its_end_ends_everything() {
         clients.push(client);
     }
     let idle = Client::connect(proxy.addr());
-    assert_eq!(clients[0].got(PATIENCE), answer("1: a"));
+    assert!(matches!(clients[0].got(PATIENCE), Got::Answer(_)));
     assert!(!threads(port).is_empty());
     answered(&proxy, 3);
     let started = Instant::now();
