@@ -286,7 +286,9 @@ fn a_group_call_ends_in_time_when_others_change_the_lock_again_and_again() {
             acts.next(When::BeforeSwap, move || drop(rival.heartbeat(&lock, 2 * MINUTE + n * SECOND).unwrap()));
         }
         let error = client.unlock("g").unwrap_err();
-        assert_eq!((error.kind(), error.key(), error.is_retryable()), (ErrorKind::Store, Some("a"), true));
+        assert_eq!((error.key(), error.is_retryable()), (Some("a"), true));
+        // Where a swap goes over a network, the last one may be under way when the time is over.
+        assert!(matches!(error.kind(), ErrorKind::Store | ErrorKind::Ambiguous), "{error:?}");
         assert!(acts.swapped().len() < 100);
     });
 }
