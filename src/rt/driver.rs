@@ -238,9 +238,8 @@ mod tests {
         assert_eq!(thread.as_deref(), Some("leasehold-driver"));
     }
 
-    /// `cargo test --release --features _async -- --ignored --nocapture the_way`
+    /// Measures, too: `cargo test --release --lib --features dynamodb -- --nocapture the_way`
     #[test]
-    #[ignore = "measures"]
     fn the_way_there_and_back() {
         let driver = driver();
         let mut times: Vec<Duration> = (0..20_000)
