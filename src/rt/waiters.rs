@@ -98,7 +98,10 @@ impl<'a> Wait<'a> {
         let handed = self.ticket.take().and_then(|ticket| ticket.leave(with_lock));
         match (outcome, handed) {
             (outcome, None) => outcome,
-            (Ok(_), Some(granted)) => self.granted(*granted, &overall),
+            (Ok(refused), Some(granted)) => match self.in_time(*granted, &overall)? {
+                Settled::Granted(granted) => self.granted(granted, &overall),
+                Settled::Refused(_) | Settled::Void => Ok(refused),
+            },
             (Err(error), Some(granted)) => {
                 self.undo(granted.attempt, &overall);
                 Err(error)
