@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
 use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
@@ -25,6 +25,8 @@ pub enum Call {
     Read,
     /// [`Backend::swap`]
     Swap,
+    /// [`Backend::wake`]
+    Wake,
 }
 
 /// What happens to one call.
@@ -195,5 +197,9 @@ impl Backend for Faulty {
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         self.run(Call::Swap, by, || self.inner.swap(seen, new, by), |error| Ok(Swapped::Unknown(error)))
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        self.run(Call::Wake, by, || self.inner.wake(keys, to.clone(), by), Err)
     }
 }

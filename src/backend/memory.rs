@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
+use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::transactional::{self, Transacted, Transactional};
@@ -181,5 +182,9 @@ impl Backend for Memory {
             None => records.remove(key),
         };
         Ok(Swapped::Done)
+    }
+
+    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
+        Ok(false)
     }
 }

@@ -1,4 +1,4 @@
-//! What a store must do: seven blocking calls.
+//! What a store must do: eight blocking calls.
 //!
 //! # Contract
 //! - **Atomic.** Every call that writes is one atomic step on one key, with the meaning of the
@@ -27,6 +27,8 @@
 use std::any::Any;
 use std::fmt;
 use std::time::Duration;
+
+use crossbeam_channel::Sender;
 
 use crate::error::{Error, Result};
 use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime};
@@ -68,6 +70,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Writes the whole record if nothing changed since `seen`; `None` deletes the row.
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped>;
+
+    /// Tells each of `keys` to `to` when it may have become free, from this call's return until the next call,
+    /// which replaces the set; an empty one ends the telling. What happened before is not told: the caller looks
+    /// once more. A key may be told for nothing; the end of a lease is never told.
+    ///
+    /// `false`: it can't tell. Then, and when it can tell no longer, it drops `to`.
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;
 }
 
 /// What is fixed about a store.

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::lease::LockRecord;
 use crate::observer::{Event, Observing, Operation};
 use crate::rt::deadline::Deadline;
+use crossbeam_channel::Sender;
 
 /// See the module.
 #[derive(Debug)]
@@ -83,6 +84,10 @@ impl Backend for Observed {
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         self.run(Operation::Swap, Some(&seen.record.key), |store| store.swap(seen, new, by))
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        self.inner.wake(keys, to, by).map_err(|error| error.with_store(&self.info().label))
     }
 }
 

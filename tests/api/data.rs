@@ -27,7 +27,7 @@ fn a_heartbeat_extends_also_what_is_expired_but_never_backwards() {
     on_every_store(|store| {
         let client = store.client();
         let lock = client.request("k").lease(MINUTE).acquire().unwrap();
-        store.clock.advance(2 * MINUTE);
+        store.advance(2 * MINUTE);
         let lock = client.heartbeat(&lock, 10 * MINUTE).unwrap();
         let shorter = client.heartbeat(&lock, MINUTE).unwrap();
         let left = client.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
@@ -54,7 +54,7 @@ fn a_heartbeat_is_lost_after_anyone_else_held_it_also_if_that_one_has_released()
     on_every_store(|store| {
         let client = store.client();
         let lock = client.request("k").lease(MINUTE).acquire().unwrap();
-        store.clock.advance(MINUTE);
+        store.advance(MINUTE);
         drop(store.rival().lock("k").unwrap());
         assert_eq!(client.heartbeat(&lock, MINUTE).unwrap_err().kind(), ErrorKind::Lost);
         client.release(&lock).unwrap();
@@ -99,9 +99,9 @@ fn purge_frees_only_what_expired_so_long_ago() {
         for n in 0..150 {
             client.request(&format!("old-{n}")).lease(MINUTE).acquire().unwrap();
         }
-        store.clock.advance(10 * MINUTE);
+        store.advance(10 * MINUTE);
         client.request("young").lease(MINUTE).acquire().unwrap();
-        store.clock.advance(2 * MINUTE);
+        store.advance(2 * MINUTE);
         let held = client.lock("held").unwrap();
         let purged = client.purge(5 * MINUTE).unwrap();
         assert_eq!((purged.freed.len(), purged.deleted), (150, 0));

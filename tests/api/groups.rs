@@ -51,7 +51,7 @@ fn renew_extends_every_lock_of_the_group_and_no_other() {
         client.request("s").shared().lock_id("g").lease(MINUTE).acquire().unwrap();
         client.request("s").shared().lock_id("h").lease(MINUTE).acquire().unwrap();
         client.request("other").lock_id("gg").lease(MINUTE).acquire().unwrap();
-        store.clock.advance(MINUTE / 2);
+        store.advance(MINUTE / 2);
         let renewed = store.rival().renew("g", 5 * MINUTE).unwrap();
         assert_eq!(keys(&renewed), ["s", "b", "a"], "newest first");
         let near = |left: Option<Duration>, lease| left.is_some_and(|d| d <= lease && d > lease - MINUTE / 4);
@@ -89,7 +89,7 @@ fn renew_is_refused_as_a_whole_when_one_lock_has_less_than_a_second_left() {
             let client = store.client();
             client.unlock("g").unwrap();
             group(&client, [3 * MINUTE, lease]);
-            store.clock.advance(MINUTE);
+            store.advance(MINUTE);
             let error = client.renew("g", 10 * MINUTE).unwrap_err();
             assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("b")));
             assert_eq!(keys(error.holders()), ["b"]);
@@ -169,7 +169,7 @@ fn unlock_frees_the_whole_group_newest_first_and_tells_how_it_was() {
         store.rival().request("c2").shared().lock_id("g").comment("mine").lease_forever().acquire().unwrap();
         store.rival().request("c2").shared().lock_id("h").acquire().unwrap();
         client.request("other").lock_id("gg").acquire().unwrap();
-        store.clock.advance(2 * SECOND);
+        store.advance(2 * SECOND);
         let token = client.get("a").unwrap().unwrap().fencing_token();
         let freed = client.unlock("g").unwrap();
         assert_eq!(keys(&freed), ["c2", "c", "b", "a"]);

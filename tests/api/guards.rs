@@ -64,7 +64,7 @@ fn ensure_held_for_renews_only_when_less_is_left() {
         guard.ensure_held().unwrap();
         guard.ensure_held_for(Duration::from_secs(1)).unwrap();
         assert!(guard.info().renewed().is_none());
-        store.clock.advance(Duration::from_secs(3));
+        store.advance(Duration::from_secs(3));
         guard.ensure_held_for(Duration::from_secs(8)).unwrap();
         assert!(guard.info().renewed().is_some());
         assert_eq!(guard.ensure_held_for(Duration::from_secs(10)).unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -77,13 +77,13 @@ fn a_lock_without_end_survives_every_suspend_and_notices_a_release() {
     on_every_store(|store| {
         let client = store.client();
         let guard = client.request("k").lease_forever().lock().unwrap();
-        store.clock.advance(Duration::from_secs(10 * 24 * 3600));
+        store.advance(Duration::from_secs(10 * 24 * 3600));
         assert!(guard.is_held());
         assert_eq!(guard.remaining(), Duration::MAX);
         assert!(guard.info().leased_until().is_none());
         assert!(store.rival().try_lock("k").unwrap().is_none());
         store.rival().release(&guard.info()).unwrap();
-        store.clock.advance(Duration::from_secs(1));
+        store.advance(Duration::from_secs(1));
         let loss = guard.loss().wait_timeout(LONG).unwrap();
         assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss:?}");
         assert!(!guard.is_held());
@@ -109,7 +109,7 @@ fn a_lease_until_a_time_is_not_renewed_past_it() {
         let client = store.client();
         let end = SystemTime::now() + Duration::from_secs(30);
         let guard = client.request("k").lease_until(end).lock().unwrap();
-        store.clock.advance(Duration::from_secs(10));
+        store.advance(Duration::from_secs(10));
         wait_until(|| guard.info().renewed().is_some());
         assert!(guard.remaining() <= Duration::from_secs(20));
         store.outlast(Duration::from_secs(20));
@@ -128,7 +128,7 @@ fn the_same_owner_replaces_its_own_lock_only_where_asked() {
         assert!(other.is_none());
         let new = client.request("k").owner("job").same_owner(SameOwner::Replace).try_lock().unwrap().unwrap();
         assert!(new.fencing_token() > old.fencing_token());
-        store.clock.advance(Duration::from_secs(1));
+        store.advance(Duration::from_secs(1));
         let loss = old.loss().wait_timeout(LONG).unwrap();
         assert!(matches!(loss.reason, LossReason::TakenOver { .. }), "{loss:?}");
         assert!(new.is_held());
@@ -192,7 +192,7 @@ fn whoever_is_adopted_from_is_lost_at_its_next_heartbeat() {
         let client = store.client();
         let guard = client.lock("k").unwrap();
         let adopted = store.rival().adopt(guard.info()).unwrap();
-        store.clock.advance(Duration::from_secs(1));
+        store.advance(Duration::from_secs(1));
         let LossReason::TakenOver { by: Some(by) } = guard.loss().wait_timeout(LONG).unwrap().reason else { panic!() };
         assert_eq!(by.fencing_token(), adopted.fencing_token());
     });
@@ -203,7 +203,7 @@ fn the_reason_of_a_loss_says_who_took_it_and_whether_anyone_did() {
     on_every_store(|store| {
         let (client, rival) = (store.client(), store.rival());
         let reason = |guard: &LockGuard| {
-            store.clock.advance(Duration::from_secs(1));
+            store.advance(Duration::from_secs(1));
             guard.loss().wait_timeout(LONG).unwrap().reason
         };
 
@@ -252,7 +252,7 @@ fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
         let guard = client.request("k").lease_forever().lock().unwrap();
         client.heartbeat(&guard.info(), MINUTE).unwrap();
         // As long as the guard goes without a look.
-        store.clock.advance(Duration::from_secs(30));
+        store.advance(Duration::from_secs(30));
         wait_until(|| guard.remaining() < MINUTE);
         store.outlast(Duration::from_secs(30));
         assert!(!guard.is_held());

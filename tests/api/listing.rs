@@ -18,7 +18,7 @@ fn each_filter_finds_its_locks_newest_first() {
         let client = store.client();
         assert!(found(&client, Filter::new()).is_empty());
         client.request("t/old").owner("ann").lock_id("g").lease(MINUTE).acquire().unwrap();
-        store.clock.advance(10 * MINUTE);
+        store.advance(10 * MINUTE);
         client.request("t/short").owner("bob").lock_id("g").lease(MINUTE).acquire().unwrap();
         client.request("t/shared").shared().owner("ann").lock_id("g").lease(5 * MINUTE).acquire().unwrap();
         client.request("t/shared").shared().owner("bob").lease(5 * MINUTE).acquire().unwrap();

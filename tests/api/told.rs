@@ -19,7 +19,7 @@ fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {
         assert!(watch.get().is_none());
         assert!(watch.wait_timeout(Duration::from_millis(1)).is_none());
         let waiter = std::thread::spawn(move || waiting.wait().unwrap().fencing_token);
-        store.clock.advance(Duration::from_secs(21));
+        store.advance(Duration::from_secs(21));
         let token = guard.fencing_token();
         assert_eq!(early.recv_timeout(LONG).unwrap().fencing_token, token);
         assert_eq!(waiter.join().unwrap(), token);
@@ -86,14 +86,14 @@ fn a_loss_says_how_and_after_how_long() {
         let adopted = rival.adopt(taken.info()).unwrap();
         let released = client.lock("released").unwrap();
         rival.release(&released.info()).unwrap();
-        store.clock.advance(Duration::from_secs(1));
+        store.advance(Duration::from_secs(1));
         let by = format!("taken over by \"rival\" (exclusive, token {}, ", adopted.fencing_token());
         assert!(lost(&taken).to_string().starts_with(&by), "{}", lost(&taken));
         let after = |loss: &Loss| format!(" after {:.1} s", loss.held_for.as_secs_f64());
         let loss = lost(&released);
         assert_eq!(loss.to_string(), format!("released by another{}", after(&loss)));
         let old = client.lock("old").unwrap();
-        store.clock.advance(Duration::from_secs(21));
+        store.advance(Duration::from_secs(21));
         let loss = lost(&old);
         assert_eq!(loss.to_string(), format!("expired{}", after(&loss)));
         assert!(loss.held_for >= Duration::from_secs(21));
@@ -171,7 +171,7 @@ fn an_observer_hears_of_every_request_and_event() {
         ];
         assert_eq!(heard, expected);
         let guard = client.lock("k").unwrap();
-        store.clock.advance(Duration::from_secs(21));
+        store.advance(Duration::from_secs(21));
         guard.loss().wait_timeout(LONG).unwrap();
         wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
     });
@@ -224,7 +224,7 @@ fn a_callback_has_the_stack_of_any_thread() {
     on_every_store(|store| {
         let (told, tells) = mpsc::channel();
         let guard = store.client().request("k").on_loss(move |_| told.send(deep()).unwrap()).lock().unwrap();
-        store.clock.advance(Duration::from_secs(21));
+        store.advance(Duration::from_secs(21));
         assert_eq!(tells.recv_timeout(LONG), Ok(1));
         drop(guard);
     });

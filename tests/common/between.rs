@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use crossbeam_channel::Sender;
 use leasehold::internals::backend::{
     Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
@@ -90,5 +91,9 @@ impl Backend for Between {
         let answer = self.inner.swap(seen, new, by);
         self.act(When::AfterSwap);
         answer
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> leasehold::Result<bool> {
+        self.inner.wake(keys, to, by)
     }
 }

@@ -75,13 +75,21 @@ pub struct Opened {
     pub clock: Arc<Clock>,
     /// What the store's time may fall behind when it learns more about it.
     pub slack: Duration,
+    /// For a server whose clock is its own: moves all its rows so far into the past.
+    pub age: Option<Box<dyn Fn(Duration) + Send + Sync>>,
     _folder: Option<Folder>,
 }
 
 impl Opened {
+    /// Lets time pass.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+        self.age.iter().for_each(|age| age(by));
+    }
+
     /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
     pub fn outlast(&self, lease: Duration) {
-        self.clock.advance(lease + self.store.info().grace + self.slack);
+        self.advance(lease + self.store.info().grace + self.slack);
     }
 
     /// The record of `key`, a missing one if there is no row.
@@ -131,7 +139,7 @@ pub fn fresh(store: &dyn Backend) -> GrantId {
 fn memory() -> Opened {
     let (name, clock) = (unique(), Clock::system());
     let open = || Arc::new(Memory::open(&name, clock.clone()));
-    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, _folder: None }
+    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, age: None, _folder: None }
 }
 
 #[cfg(feature = "sqlite")]
@@ -141,7 +149,14 @@ fn sqlite() -> Opened {
     let path = folder.0.join("locks.db");
     let options = SqliteOptions { path, mode: None, unsafe_fs: false, clock_identity: None };
     let open = || Arc::new(Sqlite::open(options.clone(), clock.clone(), &soon()).unwrap());
-    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, _folder: Some(folder) }
+    Opened {
+        store: open(),
+        second: open(),
+        clock: clock.clone(),
+        slack: Duration::ZERO,
+        age: None,
+        _folder: Some(folder),
+    }
 }
 
 /// Time passes on the client's clock and on the service's alike: see `dynamodb::Shifted`. Both clients have one
@@ -156,7 +171,14 @@ fn dynamodb() -> Opened {
     options.grace = Duration::from_secs(2);
     options.estimate = Some(Arc::default());
     let open = || Arc::new(Dynamodb::open(options.clone(), clock.clone(), &soon()).unwrap());
-    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::from_secs(1), _folder: None }
+    Opened {
+        store: open(),
+        second: open(),
+        clock: clock.clone(),
+        slack: Duration::from_secs(1),
+        age: None,
+        _folder: None,
+    }
 }
 
 /// A folder that goes with its test.

@@ -27,7 +27,7 @@ pub fn the_time_of_the_answers_goes_on(store: &Store) {
     let before = at.get("k").now;
     let second = at.second.read(&Which::Key("k".to_owned()), None, false, &soon()).unwrap().records[0].now;
     assert!(second >= before, "both clients have one clock");
-    at.clock.advance(Duration::from_secs(7) + at.slack);
+    at.advance(Duration::from_secs(7) + at.slack);
     assert!(at.get("k").now.since(second) >= Duration::from_secs(7));
     granted(&*at.store, &mut exclusive(&at, "k"));
     let seen = refused(&*at.second, &mut exclusive(&at, "k"));

@@ -23,7 +23,7 @@ pub fn a_held_key_is_refused_and_the_holder_is_named(store: &Store) {
 pub fn a_holder_is_live_until_its_end_and_then_replaced(store: &Store) {
     let at = (store.open)();
     granted(&*at.store, &mut exclusive(&at, "k"));
-    at.clock.advance(LEASE - Duration::from_secs(20));
+    at.advance(LEASE - Duration::from_secs(20));
     refused(&*at.second, &mut exclusive(&at, "k"));
     at.outlast(Duration::from_secs(20));
     let b = granted(&*at.second, &mut exclusive(&at, "k"));
@@ -231,7 +231,7 @@ pub fn an_endless_lease_ends_on_demand_only(store: &Store) {
     let mut a = exclusive(&at, "k");
     granted(&*at.store, &mut a);
     assert_eq!(renewed(&*at.store, &mut a, renewal(Lease::Forever)), End::Never);
-    at.clock.advance(1_000 * LEASE);
+    at.advance(1_000 * LEASE);
     assert_eq!(renewed(&*at.store, &mut a, renewal(Lease::For(LEASE))), End::Never);
     refused(&*at.second, &mut exclusive(&at, "k"));
     let end = renewed(&*at.store, &mut a, Renewal { lease: Lease::For(LEASE), may_end_endless: true });

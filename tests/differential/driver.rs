@@ -88,7 +88,7 @@ impl Driver {
             }
             _ => {
                 let by = Duration::from_millis(self.rng.u64(..3_000));
-                self.at.clock.advance(by);
+                self.at.advance(by);
             }
         }
     }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
+use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::{
@@ -185,5 +186,9 @@ impl Backend for Dynamodb {
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
+    }
+
+    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
+        Ok(false)
     }
 }

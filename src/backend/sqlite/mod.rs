@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
@@ -336,5 +337,9 @@ impl Backend for Sqlite {
             Ok(Written::Unknown(error)) => Ok(Swapped::Unknown(error.into())),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
+        Ok(false)
     }
 }
