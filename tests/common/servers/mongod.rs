@@ -119,8 +119,7 @@ pub fn hello() -> Vec<u8> {
 pub fn initiate(hosts: &[&str]) -> Vec<u8> {
     let name = |i: usize| i.to_string();
     let member = |i: usize, host: &str| document(&[int("_id", i as i32), text("host", host)]);
-    let members: Vec<_> =
-        hosts.iter().enumerate().map(|(i, host)| element(3, &name(i), &member(i, host))).collect();
+    let members: Vec<_> = hosts.iter().enumerate().map(|(i, host)| element(3, &name(i), &member(i, host))).collect();
     // So that the tests of failovers need not wait for ten seconds.
     let settings = document(&[int("electionTimeoutMillis", 2_000), int("heartbeatIntervalMillis", 500)]);
     let config =
