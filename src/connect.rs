@@ -163,12 +163,12 @@ fn mongodb(url: &str) -> Result<Opener> {
     }
     let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
     let parsed = mongodb_driver::options::ConnectionString::parse(&url).map_err(|error| {
-        // The driver's words, but not if they quote what may be a secret.
-        let told = error.to_string();
-        let userinfo = rest.rsplit_once('@').map_or("", |(before, _)| before.rsplit("//").next().unwrap_or(before));
-        let secrets: Vec<&str> = userinfo.split(':').filter(|part| !part.is_empty()).collect();
-        let is_safe = secrets.iter().all(|secret| !told.contains(secret)) && !told.contains('@');
-        let told = if is_safe { told } else { "the driver cannot read it".to_owned() };
+        // The driver's words, unless they quote what may be a part of a password.
+        let told = error.kind.to_string();
+        let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
+        let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
+        let quotes = parts.any(|part| !part.is_empty() && told.contains(part));
+        let told = if quotes { "the driver cannot read it".to_owned() } else { told };
         config(&format!("the mongodb: URL is wrong: {told}"))
     })?;
     mongodb_collection(MongodbOptions::new(MongodbSettings::Url(Box::new(parsed)), None, collection))

@@ -88,8 +88,9 @@ pub struct Opened {
 impl Opened {
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
-        self.clock.advance(by);
+        // The clock last: whoever it wakes sees rows that are older.
         self.age.iter().for_each(|age| age(by));
+        self.clock.advance(by);
     }
 
     /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.

@@ -60,10 +60,8 @@ pub(super) fn decode(key: &str, row: &Document) -> Result<LockRecord, String> {
         Some("lease") => Kind::Lease,
         Some(other) => return Err(format!("its kind is {other:?}")),
     };
-    let mut pins = BTreeSet::new();
-    for pin in array(row, "pins")?.unwrap_or_default() {
-        pins.insert(pin.as_str().ok_or("an entry of its pins is no string")?.to_owned());
-    }
+    let pins = array(row, "pins")?.unwrap_or_default().iter().filter_map(Bson::as_str).map(str::to_owned);
+    let pins: BTreeSet<String> = pins.collect();
     Ok(LockRecord {
         key: key.to_owned(),
         kind,
@@ -92,17 +90,15 @@ fn holder(entry: &Document) -> Result<Holder, String> {
         Some(Bson::ObjectId(id)) => GrantId::from_text(id.to_hex()),
         Some(_) => return Err("the _id of a holder is no ObjectId".to_owned()),
     };
+    // What decides nothing may be anything.
+    let label = |name| entry.get_str(name).ok().map(str::to_owned);
     Ok(Holder {
         grant,
-        lock_id: text(entry, "lockId")?.unwrap_or_default().to_owned(),
-        labels: Labels {
-            owner: text(entry, "owner")?.unwrap_or_default().to_owned(),
-            host: text(entry, "host")?.map(str::to_owned),
-            comment: text(entry, "comment")?.map(str::to_owned),
-        },
-        token: number(entry, "token")?.unwrap_or(0),
-        created: moment(entry, "createdAt")?.unwrap_or(StoreTime::from_nanos(0)),
-        renewed: moment(entry, "renewedAt")?,
+        lock_id: label("lockId").unwrap_or_default(),
+        labels: Labels { owner: label("owner").unwrap_or_default(), host: label("host"), comment: label("comment") },
+        token: number(entry, "token").ok().flatten().unwrap_or(0),
+        created: moment(entry, "createdAt").ok().flatten().unwrap_or(StoreTime::from_nanos(0)),
+        renewed: moment(entry, "renewedAt").ok().flatten(),
         until: moment(entry, "expiresAt")?.map_or(End::Never, End::At),
     })
 }

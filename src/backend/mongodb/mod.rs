@@ -80,7 +80,8 @@ impl Mongodb {
         let (collection, hosts) = (options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();
         let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
-        let driver = Driver::start(by, move || open::client(options, theirs), over)?;
+        let patience = by.remaining();
+        let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
         let (is_unique, place) = (AtomicBool::new(false), Place::Replicated);
         let mut store = Mongodb { info, collection, place, is_unique, register, driver };
         let answer =

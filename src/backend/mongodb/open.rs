@@ -94,7 +94,9 @@ impl MongodbOptions {
 }
 
 /// Makes the client. A `mongodb+srv` URL asks the DNS for its hosts.
-pub(super) async fn client(options: MongodbOptions, register: Arc<Register>) -> Result<Owned> {
+///
+/// `patience`: what a request has, so that the driver says why before its caller has left.
+pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, patience: Duration) -> Result<Owned> {
     let label = options.label();
     let mut settings = match options.settings {
         Settings::Given(given) => *given,
@@ -108,7 +110,10 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>) -> 
             overridden.join(", ")
         );
     }
-    let sooner = |set: Option<Duration>, most| Some(set.map_or(most, |set| set.min(most)));
+    let sooner = |set: Option<Duration>, most: Duration| {
+        let most = most.min(patience * 3 / 4);
+        Some(set.map_or(most, |set| set.min(most)))
+    };
     settings.server_selection_timeout = sooner(settings.server_selection_timeout, SELECTION);
     settings.connect_timeout = sooner(settings.connect_timeout.filter(|set| !set.is_zero()), CONNECTION);
     settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));

@@ -48,7 +48,7 @@ fn locks() -> Document {
 
 /// Of a major format that this version knows.
 fn is_major() -> Document {
-    doc! { "$eq": [{ "$indexOfBytes": [{ "$ifNull": ["$format", "1."] }, "1."] }, 0] }
+    doc! { "$regexMatch": { "input": { "$ifNull": ["$format", FORMAT] }, "regex": r"^1\.[0-9]{1,9}$" } }
 }
 
 /// What a rule can be applied to. Anything else is left as it is, and reading the answer tells what is wrong.
@@ -70,6 +70,9 @@ fn is_sane() -> Vec<Document> {
         is("$shared", &["object"]),
         is("$shared.locks", &["array"]),
         is("$fence", &["int", "long"]),
+        doc! { "$gte": [{ "$ifNull": ["$fence", 0] }, 0] },
+        is("$pins", &["array"]),
+        doc! { "$in": [{ "$ifNull": ["$kind", "lock"] }, ["lock", "lease"]] },
         is("$format", &["string"]),
         doc! { "$allElementsTrue": [{ "$map": { "input": locks(), "as": "l", "in": entry } }] },
         is_major(),
