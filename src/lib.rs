@@ -86,6 +86,7 @@ mod connect;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 mod error;
+pub mod fence;
 mod filter;
 mod groups;
 mod guard;

@@ -26,6 +26,10 @@ impl LeaseKeeper {
         LeaseKeeper { guard: LockGuard::new(hold, family), name: name.to_owned() }
     }
 
+    pub(crate) fn guard(&self) -> &LockGuard {
+        &self.guard
+    }
+
     /// The name of the lease.
     pub fn name(&self) -> &str {
         &self.name

@@ -71,6 +71,10 @@ impl LockClient {
 }
 
 impl Leases {
+    pub(crate) fn client(&self) -> &LockClient {
+        &self.client
+    }
+
     /// The namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
