@@ -5,7 +5,13 @@
 //!
 //! # In the database that holds the locks
 //! A transaction of your own asserts that the lock is held, and commits only if it is, whatever happens between.
-//! The modules of the stores have it: [`sqlite::AssertIn`](crate::sqlite::AssertIn).
+//! The modules of the stores have it:
+#![cfg_attr(feature = "sqlite", doc = "- SQLite: [`AssertIn`](crate::sqlite::AssertIn) for `rusqlite::Transaction`.")]
+#![cfg_attr(
+    feature = "dynamodb",
+    doc = "- DynamoDB: [`ConditionCheck`](crate::dynamodb::ConditionCheck) for `TransactWriteItems`."
+)]
+//!
 //! What can be asserted there: see [`Fenced`].
 //!
 //! # Anywhere else
