@@ -18,7 +18,7 @@ use crate::lease::StoreTime;
 /// How long the driver looks for a primary before it says why there is none.
 const SELECTION: Duration = Duration::from_secs(3);
 /// How long making a connection may take.
-const CONNECTION: Duration = Duration::from_secs(3);
+const CONNECTION: Duration = Duration::from_secs(2);
 /// The version of the wire protocol of server 4.4, which knows expressions in projections.
 const OLDEST_WIRE: i32 = 9;
 /// The collection where none is named.
@@ -110,12 +110,10 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
             overridden.join(", ")
         );
     }
-    let sooner = |set: Option<Duration>, most: Duration| {
-        let most = most.min(patience * 3 / 4);
-        Some(set.map_or(most, |set| set.min(most)))
-    };
-    settings.server_selection_timeout = sooner(settings.server_selection_timeout, SELECTION);
-    settings.connect_timeout = sooner(settings.connect_timeout.filter(|set| !set.is_zero()), CONNECTION);
+    let sooner = |set: Option<Duration>, most| Some(set.map_or(most, |set| set.min(most)));
+    settings.server_selection_timeout = sooner(settings.server_selection_timeout, SELECTION.min(patience * 3 / 4));
+    settings.connect_timeout = settings.connect_timeout.filter(|set| !set.is_zero());
+    settings.connect_timeout = sooner(settings.connect_timeout, CONNECTION.min(patience / 2));
     settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));
     settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
     let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, 0).1)?;
