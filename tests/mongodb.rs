@@ -13,6 +13,8 @@ mod counts;
 mod documents;
 #[path = "mongodb/errors.rs"]
 mod errors;
+#[path = "mongodb/faults.rs"]
+mod faults;
 
 use leasehold::internals::backend::mongodb::Mongodb;
 use leasehold::internals::backend::{Attempt, Backend, Seen, Which};

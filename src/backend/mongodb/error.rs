@@ -97,7 +97,8 @@ impl fmt::Debug for Cause {
 impl StdError for Cause {}
 
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
-const INTERRUPTED: [i32; 9] = [24, 50, 91, 189, 262, 11600, 11601, 11602, 100];
+/// 217: it was done, but its answer is not known any more.
+const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11602];
 /// These come before anything is written.
 const NOT_DONE: [i32; 10] = [6, 7, 89, 112, 133, 134, 246, 9001, 10107, 13435];
 /// A stale or recovering node, sharding that moves, too many requests.
@@ -137,6 +138,12 @@ impl MongodbError {
             MongodbError::Unanswered { cause } => MongodbError::Unread { cause },
             other => other,
         }
+    }
+
+    /// Of a write of which an earlier copy was done.
+    pub fn of_write(self) -> Self {
+        let cause = Cause(self.to_string());
+        MongodbError::Unanswered { cause: self.cause().cloned().unwrap_or(cause) }
     }
 
     fn kind(&self) -> (ErrorKind, bool) {
