@@ -15,6 +15,8 @@ mod documents;
 mod errors;
 #[path = "mongodb/faults.rs"]
 mod faults;
+#[path = "mongodb/rights.rs"]
+mod rights;
 
 use leasehold::internals::backend::mongodb::Mongodb;
 use leasehold::internals::backend::{Attempt, Backend, Seen, Which};
