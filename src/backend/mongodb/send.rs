@@ -27,6 +27,7 @@ pub(super) struct Owned {
     pub client: Client,
     pub locks: Collection<Document>,
     pub sessions: Sessions,
+    pub waking: super::wake::Waking,
 }
 
 /// How long a caller whose time is over waits to hear whether its request had left.
