@@ -17,6 +17,8 @@ mod errors;
 mod faults;
 #[path = "mongodb/rights.rs"]
 mod rights;
+#[path = "mongodb/waking.rs"]
+mod waking;
 
 use leasehold::internals::backend::mongodb::Mongodb;
 use leasehold::internals::backend::{Attempt, Backend, Seen, Which};
