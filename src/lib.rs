@@ -41,6 +41,7 @@
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
+//! | `cli` | the command `leasehold`; of no use to the library |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //!
 //! # Coming from other libraries
