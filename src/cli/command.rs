@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Outcome, code};
-use crate::{exec, run, secret, show, store};
+use crate::{about, exec, leases, locks, run, secret, show, store, store_care};
 
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();
@@ -27,6 +27,16 @@ fn perform(args: &Args) -> Outcome {
     store::log(global.verbose);
     match &args.command {
         Command::Run(args) => run::run(global, args),
+        Command::Status(args) => locks::status(global, args),
+        Command::Release(args) => locks::release(global, args),
+        Command::Renew(args) => locks::renew(global, args),
+        Command::Unlock(args) => locks::unlock(global, args),
+        Command::Purge(args) => locks::purge(global, args),
+        Command::Init(args) => store_care::init(global, args),
+        Command::Doctor => store_care::doctor(global),
+        Command::Lease(args) => leases::lease(global, args),
+        Command::Completions(args) => about::completions(args),
+        Command::Man(args) => about::man(args),
     }
 }
 

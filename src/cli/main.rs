@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 #[cfg(unix)]
+mod about;
+#[cfg(unix)]
 mod args;
 #[cfg(unix)]
 mod command;
@@ -13,6 +15,10 @@ mod failure;
 #[cfg(unix)]
 mod job;
 #[cfg(unix)]
+mod leases;
+#[cfg(unix)]
+mod locks;
+#[cfg(unix)]
 mod run;
 #[cfg(unix)]
 mod secret;
@@ -22,6 +28,8 @@ mod show;
 mod signals;
 #[cfg(unix)]
 mod store;
+#[cfg(unix)]
+mod store_care;
 #[cfg(unix)]
 mod terminal;
 #[cfg(unix)]

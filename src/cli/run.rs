@@ -183,9 +183,7 @@ impl Holding<'_> {
         match (lost, released) {
             (Some(_), _) => Err(Failure::Silent(code::LOST)),
             (None, Ok(())) => Ok(ended),
-            (None, Err(failed)) if failed.error().kind() == ErrorKind::Lost => {
-                Err(Failure::Own(code::LOST, format!("the lock {key:?} was lost: {}", failed.error())))
-            }
+            (None, Err(failed)) if failed.error().kind() == ErrorKind::Lost => Err(failed.error().clone().into()),
             (None, Err(failed)) => {
                 say(&format!("the lock {key:?} could not be released and ends with its lease: {}", failed.error()));
                 Ok(ended)

@@ -5,7 +5,11 @@
 mod servers;
 
 mod exits;
+mod locks;
 mod loss;
+mod processes;
+mod secrets;
 mod signals;
+mod snapshots;
 mod support;
 mod terminal;

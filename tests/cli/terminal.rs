@@ -211,3 +211,37 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
     terminal.types("\x03");
     terminal.sees("code=130");
 }
+
+#[test]
+fn a_forced_release_shows_the_holder_and_asks() {
+    let store = Store::new();
+    let guard = store.client().request("k").owner("ann").lock().unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold release k --force; echo code=$?\n");
+    terminal.sees("\"k\" is held by \"ann\" (exclusive");
+    terminal.sees("Release it? [y/N] ");
+    terminal.types("n\n");
+    terminal.sees("\"k\" was left as it is");
+    terminal.sees("code=75");
+    assert!(store.client().try_lock("k").unwrap().is_none());
+    terminal.types("leasehold release k --force; echo code=$?\n");
+    terminal.sees("[y/N] ");
+    terminal.types("y\n");
+    terminal.sees("released \"k\": \"ann\"");
+    terminal.sees("code=0");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+    drop(guard);
+}
+
+#[test]
+fn a_status_that_is_watched_is_drawn_anew() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold status --watch\n");
+    terminal.sees("\x1b[H\x1b[2Jno locks\r\n");
+    let _guard = store.client().request("k").owner("ann").lock().unwrap();
+    terminal.sees("\x1b[H\x1b[2J");
+    terminal.sees("ann");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+}
