@@ -43,6 +43,7 @@
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
 //! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
+//! | `cli` | the command `leasehold`; of no use to the library |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //!
 //! # Coming from other libraries
@@ -85,6 +86,7 @@ mod builder;
 mod cancel;
 mod client;
 mod connect;
+mod diagnosis;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 mod error;
@@ -101,6 +103,7 @@ mod loss;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 mod observer;
+mod operators;
 mod options;
 mod request;
 mod request_any;
@@ -115,6 +118,7 @@ mod waiting;
 pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
+pub use diagnosis::{Diagnosis, Right};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
