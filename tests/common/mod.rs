@@ -4,6 +4,8 @@
 pub mod asks;
 pub mod bench;
 pub mod between;
+#[cfg(all(feature = "mongodb", target_os = "linux"))]
+pub mod cluster;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "mongodb")]

@@ -44,8 +44,13 @@ impl Rows {
 
     /// At another server.
     pub fn options_at(&self, uri: &str) -> MongodbOptions {
+        Rows::options_named(&self.0, uri)
+    }
+
+    /// Of this name, at another server.
+    pub fn options_named(name: &str, uri: &str) -> MongodbOptions {
         let settings = Settings::Url(Box::new(ConnectionString::parse(uri).unwrap()));
-        MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(self.0.clone())).unwrap()
+        MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(name.to_owned())).unwrap()
     }
 
     /// With settings that a test changes, at the server of the tests.

@@ -1,0 +1,150 @@
+//! A replica set of three members on this host, which a test can stop and kill.
+#![allow(dead_code)] // Each test binary uses its own part of it.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::servers::mongod::{SERVER, ask, hello, initiate, is_writable, member};
+use super::servers::{home, servers};
+
+/// How long a start or an election may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+struct Member {
+    process: Child,
+    host: String,
+    is_stopped: bool,
+}
+
+/// Ends with its processes when dropped. One at a time: three servers are a lot for a small machine.
+pub struct Cluster {
+    members: Vec<Member>,
+    _data: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Cluster {
+    /// None where there is no mongod, which was said.
+    pub fn start() -> Option<Cluster> {
+        super::servers::mongod()?;
+        let home = match home(&SERVER, &servers()) {
+            Ok(home) => home,
+            // Somebody named a server, and there is no binary to start more.
+            Err(why) => {
+                println!("SKIPPED: no mongod to start: {why}");
+                return None;
+            }
+        };
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let data = tempfile::tempdir().unwrap();
+        // All at once, so that no two get the same.
+        let free: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let ports: Vec<u16> = free.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+        drop(free);
+        let members = ports.iter().map(|port| {
+            let folder = data.path().join(port.to_string());
+            std::fs::create_dir(&folder).unwrap();
+            let mut mongod = member(&home, *port, &folder);
+            mongod.args(["--replSet", "rs0", "--oplogSize", "64"]);
+            let process = dies_with_us(&mongod).spawn().unwrap();
+            Member { process, host: format!("127.0.0.1:{port}"), is_stopped: false }
+        });
+        let cluster = Cluster { members: members.collect(), _data: data, _turn: turn };
+        let hosts: Vec<&str> = cluster.members.iter().map(|member| member.host.as_str()).collect();
+        eventually("all members answer", || hosts.iter().all(|host| ask(host, &hello()).is_some()));
+        ask(hosts[0], &initiate(&hosts)).unwrap();
+        cluster.primary();
+        // Its secondaries have caught up, so that any may be elected.
+        eventually("secondaries", || {
+            let secondaries = hosts.iter().filter(|host| {
+                let answer = ask(host, &hello()).unwrap_or_default();
+                answer.windows(12).any(|part| part == b"\x08secondary\0\x01")
+            });
+            secondaries.count() == 2
+        });
+        Some(cluster)
+    }
+
+    pub fn uri(&self) -> String {
+        let hosts: Vec<&str> = self.members.iter().map(|member| member.host.as_str()).collect();
+        format!("mongodb://{}/?replicaSet=rs0", hosts.join(","))
+    }
+
+    /// One member, whoever is the primary.
+    pub fn uri_of(&self, member: usize) -> String {
+        format!("mongodb://{}/?directConnection=true", self.members[member].host)
+    }
+
+    /// The member that may be written, once there is one.
+    pub fn primary(&self) -> usize {
+        let mut found = None;
+        eventually("a primary", || {
+            let running = self.members.iter().enumerate().filter(|(_, member)| !member.is_stopped);
+            let is_primary = |member: &Member| ask(&member.host, &hello()).is_some_and(|answer| is_writable(&answer));
+            found = running.into_iter().find(|(_, member)| is_primary(member)).map(|(i, _)| i);
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self, member: usize) {
+        let member = &mut self.members[member];
+        member.process.kill().unwrap();
+        member.process.wait().unwrap();
+        member.is_stopped = true;
+    }
+
+    /// SIGSTOP.
+    pub fn stop(&mut self, member: usize) {
+        self.signal(member, Signal::SIGSTOP);
+        self.members[member].is_stopped = true;
+    }
+
+    /// SIGCONT.
+    pub fn go_on(&mut self, member: usize) {
+        self.signal(member, Signal::SIGCONT);
+        self.members[member].is_stopped = false;
+    }
+
+    fn signal(&self, member: usize, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.members[member].process.id()).unwrap()), signal).unwrap();
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            let _ = member.process.kill();
+            let _ = member.process.wait();
+        }
+    }
+}
+
+/// Where there is `setpriv`, the kernel ends it with the thread that starts it, however that ends.
+fn dies_with_us(command: &Command) -> Command {
+    let has =
+        Command::new("setpriv").args(["--pdeathsig", "KILL", "true"]).status().is_ok_and(|status| status.success());
+    let mut wrapped = if has { Command::new("setpriv") } else { Command::new(command.get_program()) };
+    if has {
+        wrapped.args(["--pdeathsig", "KILL"]).arg(command.get_program());
+    }
+    wrapped.args(command.get_args()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    wrapped
+}
+
+#[track_caller]
+fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !cond() {
+        assert!(started.elapsed() < PATIENCE, "it never came to be: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
