@@ -2,6 +2,8 @@
 
 mod common;
 
+#[path = "dynamodb/cost.rs"]
+mod cost;
 #[path = "dynamodb/counts.rs"]
 mod counts;
 #[path = "dynamodb/errors.rs"]
