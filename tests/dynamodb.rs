@@ -1,7 +1,10 @@
 //! What only the DynamoDB store has to keep, on the real DynamoDB Local: requests, rows, time, errors, the table.
 
 mod common;
+mod harness;
 
+#[path = "dynamodb/classes.rs"]
+mod classes;
 #[path = "dynamodb/cost.rs"]
 mod cost;
 #[path = "dynamodb/counts.rs"]
@@ -12,6 +15,8 @@ mod errors;
 mod faults;
 #[path = "dynamodb/processes.rs"]
 mod processes;
+#[path = "dynamodb/rights.rs"]
+mod rights;
 #[path = "dynamodb/rows.rs"]
 mod rows;
 #[path = "dynamodb/table.rs"]

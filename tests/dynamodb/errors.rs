@@ -34,6 +34,8 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("dynamodb://locks?grace=2h", "minute"),
         ("dynamodb://locks?partition_key=owner", "partition_key"),
         ("dynamodb://locks?partition_key=", "partition_key"),
+        ("dynamodb://locks?deletion_protection=maybe", "deletion_protection"),
+        ("dynamodb://locks?point_in_time_recovery=", "point_in_time_recovery"),
         ("dynamodb://locks?region=", "region"),
         ("dynamodb://locks?region=x&endpoint=localhost:8000", "endpoint"),
         ("dynamodb://locks?region=x&endpoint=http://me:secret-canary@localhost:8000", "endpoint"),
