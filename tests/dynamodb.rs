@@ -19,6 +19,8 @@ mod processes;
 mod rights;
 #[path = "dynamodb/rows.rs"]
 mod rows;
+#[path = "dynamodb/sweep.rs"]
+mod sweep;
 #[path = "dynamodb/table.rs"]
 mod table;
 #[path = "dynamodb/time.rs"]

@@ -15,7 +15,7 @@ use crate::*;
 const WRITE: &str = "UpdateItem";
 /// Longer than a request takes, shorter than what is late.
 const SHORT: Duration = Duration::from_millis(250);
-const LATE: Duration = Duration::from_millis(800);
+const LATE: Duration = Duration::from_secs(2);
 
 /// A store behind a faulty network, and one beside it.
 struct Behind {
