@@ -3,13 +3,15 @@
 
 use std::time::Instant;
 
-use leasehold::internals::backend::dynamodb::Settings;
+use leasehold::internals::backend::dynamodb::{Estimate, Settings};
 use leasehold::internals::backend::{Released, Renewal, Renewed};
 use leasehold::internals::lease::{End, Lease, LockRecord};
 use leasehold::internals::rt::deadline::Deadline;
 
 use crate::common::dynamodb::{Table, config_at};
 use crate::common::proxy::{Answer, Mode as Network, Proxy, Rule};
+use crate::sdk::config::SharedInterceptor;
+use crate::time::Dateless;
 use crate::*;
 
 const WRITE: &str = "UpdateItem";
@@ -292,6 +294,38 @@ fn a_copy_of_what_was_sent_twice_and_released_is_not_granted() {
         at.store.release(&mut a, false, &soon()).unwrap();
         at.wait_for_late(&a.key);
         assert_eq!(at.holders(&a.key), [], "{mode}");
+    }
+}
+
+/// A copy of the acquire that is still on its way when the lock is handed on, to a client that takes the time to be
+/// earlier: the new token is behind the copy's.
+#[test]
+fn a_copy_of_what_was_handed_on_is_not_granted() {
+    needs_server!();
+    let at = behind();
+    let table = Table(at.store.info().label.trim_start_matches("dynamodb://").to_owned());
+    let clock = Clock::system();
+    let mut behind_by_3_s = options(&table.0, &clock);
+    behind_by_3_s.interceptors = vec![SharedInterceptor::new(Dateless)];
+    let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
+    estimate.learn(jiff::Timestamp::now().as_second() - 3, now, now);
+    behind_by_3_s.estimate = Some(estimate);
+    let other = open(behind_by_3_s, &clock);
+    for mode in modes() {
+        let mut a = attempt(&mode.to_string(), mode);
+        at.proxy.clear();
+        at.proxy.add(Rule::next(1, Network::CutAfter).on(WRITE));
+        at.proxy.add(Rule::next(1, Network::CutLate(LATE)).on(WRITE));
+        let old = settled(&at.store, &mut a);
+        assert_eq!(a.sends, 3, "granted, a copy under way, found");
+        let mut b = attempt(&a.key, mode);
+        b.ask.instead_of = Some((old.grant.clone(), old.token));
+        let new = granted(&other, &mut b);
+        assert_eq!(new.token, old.token + 1, "{mode}: it would be more, were the time not behind");
+        assert!(matches!(other.release(&mut b, false, &soon()).unwrap(), Released::Done));
+        at.wait_for_late(&a.key);
+        assert_eq!(at.holders(&a.key), [], "{mode}");
+        granted(&at.beside, &mut exclusive(&a.key));
     }
 }
 

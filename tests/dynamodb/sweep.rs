@@ -16,14 +16,16 @@ use crate::*;
 const SHORT: Duration = Duration::from_millis(900);
 const LATE: Duration = Duration::from_secs(2);
 
-/// Fail before, apply then fail, late, twice. What is late is seen as an end of the connection or not at all.
-const FAULTS: [Network; 6] = [
-    Network::CutBefore,
-    Network::CutAfter,
-    Network::CutLate(LATE),
-    Network::Late(LATE),
-    Network::Twice(Answer::First),
-    Network::Twice(Answer::Second),
+/// Fail before, apply then fail, late, twice; and a repeat that is late though the first one was applied. What is late
+/// is seen as an end of the connection or not at all.
+const FAULTS: [&[Network]; 7] = [
+    &[Network::CutBefore],
+    &[Network::CutAfter],
+    &[Network::CutLate(LATE)],
+    &[Network::Late(LATE)],
+    &[Network::Twice(Answer::First)],
+    &[Network::Twice(Answer::Second)],
+    &[Network::CutAfter, Network::CutLate(LATE)],
 ];
 
 /// One step, and the requests that it takes.
@@ -58,6 +60,9 @@ fn steps() -> Vec<(Step, usize)> {
 /// What stands on the row when the late ones arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meanwhile {
+    /// It was released, and nobody came since.
+    Untouched,
+    /// Somebody came and went.
     Free,
     Held,
 }
@@ -196,10 +201,9 @@ impl Case<'_> {
     }
 
     /// The end of everything that stands, as a guard ends it.
-    fn end_all(&mut self) {
+    fn end_all(&mut self, gives_up: bool) {
         let ends = !matches!(self.step, Step::GiveUp(_) | Step::GiveUpStanding(_));
         if ends {
-            let gives_up = self.attempt.sends > 1;
             let ended = self.at.store.release(&mut self.attempt, gives_up, &soon()).unwrap();
             assert!(!matches!(ended, Released::Unknown(_)), "{}: {ended:?}", self.name);
         }
@@ -240,12 +244,15 @@ impl Case<'_> {
             let lost = self.at.beside.renew(old, renewal(), &soon()).unwrap();
             assert!(matches!(lost, Renewed::Lost(_)), "{}: {lost:?}", self.name);
         }
-        self.end_all();
-        // Somebody comes and goes, and may come again.
-        let mut next = exclusive(&self.name);
-        let mut highest = granted(&self.at.beside, &mut next).token;
-        self.at.beside.release(&mut next, false, &soon()).unwrap();
+        // A guard gives up what it had to repeat; a plain release must do as well.
+        self.end_all(self.attempt.sends > 1 && meanwhile == Meanwhile::Free);
+        let mut highest = self.record().token;
         let mut stays = Vec::new();
+        if meanwhile == Meanwhile::Free {
+            let mut next = exclusive(&self.name);
+            highest = granted(&self.at.beside, &mut next).token;
+            self.at.beside.release(&mut next, false, &soon()).unwrap();
+        }
         if meanwhile == Meanwhile::Held {
             let mut holder = attempt(&self.name, self.mode());
             stays.push(granted(&self.at.beside, &mut holder));
@@ -276,9 +283,11 @@ fn every_request_of_every_step_survives_every_fault() {
     let mut cases = Vec::new();
     for (step, requests) in steps() {
         for (number, fault) in (0..requests).flat_map(|number| FAULTS.map(|fault| (number, fault))) {
-            for meanwhile in [Meanwhile::Free, Meanwhile::Held] {
+            for meanwhile in [Meanwhile::Untouched, Meanwhile::Free, Meanwhile::Held] {
                 let name = format!("{step:?} {number} {fault:?} {meanwhile:?}");
-                at.proxy.add(Rule::next(1, fault).on(&format!("{{\"S\":\"{name}\"}}")).after(number as u64));
+                for network in fault {
+                    at.proxy.add(Rule::next(1, *network).on(&format!("{{\"S\":\"{name}\"}}")).after(number as u64));
+                }
                 cases.push((name, step, meanwhile));
             }
         }
@@ -286,7 +295,7 @@ fn every_request_of_every_step_survives_every_fault() {
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let threads: Vec<_> = cases
-            .chunks(cases.len().div_ceil(24))
+            .chunks(cases.len().div_ceil(48))
             .map(|cases| {
                 let (at, done) = (&at, &done);
                 scope.spawn(move || {
