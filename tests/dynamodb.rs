@@ -38,6 +38,12 @@ use leasehold::internals::rt::clock::Clock;
 use common::dynamodb::{Table, config, options};
 use common::stores::soon;
 
+/// The other processes of this binary begin here.
+#[test]
+fn worker() {
+    harness::worker::run();
+}
+
 /// A test that needs the server.
 macro_rules! needs_server {
     () => {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{LockClient, LockGuard, Loss, LossReason};
 
@@ -69,6 +69,7 @@ impl State {
                 let gap = millis(gap.parse().expect("milliseconds"));
                 format!("held {}", held_after_a_stop(&self.guards[key], gap))
             }
+            ["wall"] => format!("wall {}", wall_millis()),
             ["block", file, ms] => block(Path::new(file), millis(ms.parse().expect("milliseconds"))),
             // As a program that leaks its guards and ends in good order.
             ["abandon"] => {
@@ -124,6 +125,12 @@ fn block(file: &Path, time: Duration) -> String {
         connection.execute_batch("ROLLBACK").expect("the end of the transaction");
     });
     "blocked".to_owned()
+}
+
+/// What this process takes the time to be, in milliseconds since 1970.
+pub fn wall_millis() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970");
+    i64::try_from(since.as_millis()).expect("a time")
 }
 
 fn told(loss: Option<Loss>) -> String {
