@@ -141,6 +141,8 @@ pub mod internals {
         pub use crate::lease::*;
     }
     pub mod rt {
+        #[cfg(feature = "_async")]
+        pub use crate::rt::driver;
         pub use crate::rt::{clock, deadline};
     }
 
