@@ -4,15 +4,12 @@
 use std::error::Error as _;
 use std::time::Instant;
 
-use leasehold::internals::backend::dynamodb::Settings;
-use leasehold::internals::backend::{Released, Renewal, Renewed, Swapped};
-use leasehold::internals::lease::Lease;
+use leasehold::internals::backend::{Released, Renewed, Swapped};
 use leasehold::internals::rt::deadline::Deadline;
 use leasehold::{Error, ErrorKind, LockClient};
 use parking_lot::Mutex;
 
-use crate::common::dynamodb::{Table, config_at};
-use crate::common::proxy::{Mode as Network, Proxy, Rule};
+use crate::common::proxy::{Mode as Network, Rule};
 use crate::harness::alone::alone;
 use crate::*;
 
@@ -73,22 +70,6 @@ const ANSWERS: [(u16, &str, Means, &str); 22] = [
     (200, "no JSON", Means::Unknown, "no answer settled"),
 ];
 
-struct Behind {
-    proxy: Proxy,
-    table: Table,
-    store: Dynamodb,
-    beside: Dynamodb,
-}
-
-fn behind() -> Behind {
-    let (table, clock) = (Table::fresh(), Clock::system());
-    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
-    let settings = Settings::Given(Box::new(config_at(&proxy.url())));
-    let store = open(DynamodbOptions { settings, ..options(&table.0, &clock) }, &clock);
-    let beside = client(&table).0;
-    Behind { proxy, table, store, beside }
-}
-
 impl Behind {
     fn client(&self) -> LockClient {
         leasehold::dynamodb::builder(config_at(&self.proxy.url()), &self.table.0).connect().unwrap()
@@ -122,8 +103,7 @@ fn check(error: &Error, means: Means, says: &str, of: &str) {
 #[test]
 fn each_answer_of_the_service_means_one_thing_for_every_call() {
     needs_server!();
-    let at = behind();
-    let renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
+    let at = Behind::new();
     for (number, (status, json, means, says)) in ANSWERS.into_iter().enumerate() {
         let of = format!("{status} {json}");
         let mut held = exclusive(&format!("held {number}"));
@@ -136,7 +116,7 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
                 Acquired::Unknown(error) => error,
                 other => panic!("{of}: {other:?}"),
             }),
-            at.store.renew(&mut held, renewal, &soon()).map(|answer| match answer {
+            at.store.renew(&mut held, renewal(LEASE), &soon()).map(|answer| match answer {
                 Renewed::Unknown(error) => error,
                 other => panic!("{of}: {other:?}"),
             }),
@@ -181,7 +161,7 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
 #[test]
 fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     at.proxy.add(Rule::always(Network::HoleToServer));
     let by = || Deadline::after(Duration::from_millis(200));
     match at.store.acquire(&mut exclusive("k"), &by()).unwrap() {
@@ -196,7 +176,7 @@ fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
 #[test]
 fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     let client = at.client();
     for (status, json) in [(400, THROTTLED), (500, says!("InternalServerError", "x"))] {
         at.proxy.clear();
@@ -219,7 +199,7 @@ fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
 #[test]
 fn a_service_that_lets_nobody_in_is_told_at_connect() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for (json, kind) in [(DENIED, ErrorKind::Permission), (EXPIRED, ErrorKind::Permission)] {
         at.all_get(400, json);
         let builder = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0);
@@ -251,7 +231,7 @@ fn where_nobody_may_describe_the_table_that_is_said_once() {
     alone("classes::where_nobody_may_describe_the_table_that_is_said_once", || {
         log::set_logger(&Keep).unwrap();
         log::set_max_level(log::LevelFilter::Warn);
-        let at = behind();
+        let at = Behind::new();
         at.proxy.add(Rule::always(Network::Say(400, DENIED)).on("DescribeTable"));
         for _ in 0..3 {
             at.client().lock("k").unwrap().release().unwrap();

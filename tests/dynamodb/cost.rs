@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use leasehold::LockClient;
-use leasehold::internals::backend::{Released, Renewal, Renewed};
+use leasehold::internals::backend::{Released, Renewed};
 use leasehold::internals::builder_over;
-use leasehold::internals::lease::{Lease, backoff};
+use leasehold::internals::lease::backoff;
 use parking_lot::Mutex;
 
 use crate::common::dynamodb::{Table, options};
@@ -135,8 +135,7 @@ fn each_step_of_a_hold_is_one_write_unit() {
     at.meter.take();
     granted(&at.store, &mut a);
     assert_eq!(at.meter.take(), one_write(), "acquire");
-    let renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
-    assert!(matches!(at.store.renew(&mut a, renewal, &soon()).unwrap(), Renewed::Until { .. }));
+    assert!(matches!(at.store.renew(&mut a, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
     assert_eq!(at.meter.take(), one_write(), "renew");
     assert!(matches!(at.store.release(&mut a, false, &soon()).unwrap(), Released::Done));
     assert_eq!(at.meter.take(), one_write(), "release");

@@ -3,13 +3,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use leasehold::internals::backend::dynamodb::Settings;
-use leasehold::internals::backend::{Released, Renewal, Renewed, Swapped};
-use leasehold::internals::lease::{Lease, LockRecord};
+use leasehold::internals::backend::{Released, Renewed, Swapped};
 use leasehold::internals::rt::deadline::Deadline;
 
-use crate::common::dynamodb::{Table, config_at};
-use crate::common::proxy::{Answer, Mode as Network, Proxy, Rule};
+use crate::common::proxy::{Answer, Mode as Network, Rule};
 use crate::*;
 
 /// Longer than a request takes when a hundred are under way, shorter than what is late.
@@ -67,15 +64,9 @@ enum Meanwhile {
     Held,
 }
 
-struct Sweep {
-    proxy: Proxy,
-    store: Dynamodb,
-    beside: Dynamodb,
-}
-
 /// One case: a key of its own, so that all run at once.
 struct Case<'a> {
-    at: &'a Sweep,
+    at: &'a Behind,
     name: String,
     step: Step,
     attempt: Attempt,
@@ -89,13 +80,9 @@ fn by() -> Deadline {
     Deadline::after(SHORT)
 }
 
-fn renewal() -> Renewal {
-    Renewal { lease: Lease::For(2 * LEASE), may_end_endless: false }
-}
-
 impl Case<'_> {
     fn record(&self) -> LockRecord {
-        get(&self.at.beside, &self.name).record
+        self.at.record(&self.name)
     }
 
     fn mode(&self) -> Mode {
@@ -171,7 +158,7 @@ impl Case<'_> {
                 })
             }
             Step::Renew(_) | Step::RenewBelow => {
-                store.renew(&mut self.attempt, renewal(), &by).map(|answer| match answer {
+                store.renew(&mut self.attempt, renewal(2 * LEASE), &by).map(|answer| match answer {
                     Renewed::Until { .. } => true,
                     Renewed::Unknown(_) => false,
                     Renewed::Lost(seen) => panic!("{}: lost to {:?}", self.name, seen.record),
@@ -241,7 +228,7 @@ impl Case<'_> {
         let token = self.record().token;
         assert!(token >= before, "{}", self.name);
         if let Some(old) = &mut self.old {
-            let lost = self.at.beside.renew(old, renewal(), &soon()).unwrap();
+            let lost = self.at.beside.renew(old, renewal(2 * LEASE), &soon()).unwrap();
             assert!(matches!(lost, Renewed::Lost(_)), "{}: {lost:?}", self.name);
         }
         // A guard gives up what it had to repeat; a plain release must do as well.
@@ -275,11 +262,7 @@ impl Case<'_> {
 #[test]
 fn every_request_of_every_step_survives_every_fault() {
     needs_server!();
-    let (table, clock) = (Table::fresh(), Clock::system());
-    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
-    let settings = Settings::Given(Box::new(config_at(&proxy.url())));
-    let store = open(DynamodbOptions { settings, ..options(&table.0, &clock) }, &clock);
-    let at = Sweep { proxy, store, beside: client(&table).0 };
+    let at = Behind::new();
     let mut cases = Vec::new();
     for (step, requests) in steps() {
         for (number, fault) in (0..requests).flat_map(|number| FAULTS.map(|fault| (number, fault))) {
