@@ -7,6 +7,8 @@ pub mod between;
 pub mod calls;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
 pub mod proxy;
 pub mod servers;
 pub mod steps;
