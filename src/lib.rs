@@ -33,7 +33,7 @@
 //! | URL | what | feature |
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
-//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
+//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
 //! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
@@ -149,6 +149,8 @@ pub mod internals {
         pub use crate::lease::*;
     }
     pub mod rt {
+        #[cfg(feature = "_async")]
+        pub use crate::rt::driver;
         pub use crate::rt::{clock, deadline};
     }
 
