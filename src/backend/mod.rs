@@ -40,6 +40,8 @@ pub mod dynamodb;
 pub mod fault;
 pub mod memory;
 pub mod observed;
+#[cfg(feature = "spanner")]
+pub mod spanner;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod transactional;

@@ -8,5 +8,7 @@ pub mod between;
 pub mod dynamodb;
 pub mod proxy;
 pub mod servers;
+#[cfg(feature = "spanner")]
+pub mod spanner;
 pub mod steps;
 pub mod stores;

@@ -16,6 +16,8 @@ pub struct Store {
     pub module: &'static str,
     /// It has a set of who gave up. A store that never leaves a copy of a request on its way needs none.
     pub remembers_who_gave_up: bool,
+    /// Without a set of them: giving up writes the row, also a free or a missing one, which stops what is on its way.
+    pub gives_up_by_writing: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
     /// A swap that removes a live holder also stops copies of its acquisition.
@@ -30,6 +32,7 @@ pub fn stores() -> Vec<Store> {
         Store {
             module: "memory",
             remembers_who_gave_up: true,
+            gives_up_by_writing: false,
             rows_have_format: true,
             swaps_give_up: false,
             open: memory,
@@ -38,6 +41,7 @@ pub fn stores() -> Vec<Store> {
         Store {
             module: "sqlite",
             remembers_who_gave_up: false,
+            gives_up_by_writing: false,
             rows_have_format: false,
             swaps_give_up: false,
             open: sqlite,
@@ -49,23 +53,38 @@ pub fn stores() -> Vec<Store> {
 }
 
 /// The stores whose server is there. Where one is missing the harness says so.
-#[cfg(feature = "dynamodb")]
 fn servers() -> Vec<Store> {
-    super::servers::dynamodb_local()
-        .map(|_| Store {
-            module: "dynamodb",
-            remembers_who_gave_up: true,
-            rows_have_format: true,
-            swaps_give_up: true,
-            open: dynamodb,
-        })
-        .into_iter()
-        .collect()
+    #[allow(unused_mut)] // Without any server.
+    let mut stores = Vec::new();
+    #[cfg(feature = "dynamodb")]
+    stores.extend(dynamodb_store());
+    #[cfg(feature = "spanner")]
+    stores.extend(spanner_store());
+    stores
 }
 
-#[cfg(not(feature = "dynamodb"))]
-fn servers() -> Vec<Store> {
-    Vec::new()
+#[cfg(feature = "dynamodb")]
+fn dynamodb_store() -> Option<Store> {
+    super::servers::dynamodb_local().map(|_| Store {
+        module: "dynamodb",
+        remembers_who_gave_up: true,
+        gives_up_by_writing: false,
+        rows_have_format: true,
+        swaps_give_up: true,
+        open: dynamodb,
+    })
+}
+
+#[cfg(feature = "spanner")]
+fn spanner_store() -> Option<Store> {
+    super::servers::spanner_emulator().map(|_| Store {
+        module: "spanner",
+        remembers_who_gave_up: false,
+        gives_up_by_writing: true,
+        rows_have_format: true,
+        swaps_give_up: false,
+        open: spanner,
+    })
 }
 
 /// A store by two clients, and the clock that it goes by.
@@ -75,16 +94,16 @@ pub struct Opened {
     pub clock: Arc<Clock>,
     /// What the store's time may fall behind when it learns more about it.
     pub slack: Duration,
-    /// For a server whose clock is its own: moves all its rows so far into the past.
+    /// For a server whose clock is its own: lets all leases end so much earlier.
     pub age: Option<Box<dyn Fn(Duration) + Send + Sync>>,
     _folder: Option<Folder>,
 }
 
 impl Opened {
-    /// Lets time pass.
+    /// Lets time pass. The rows first: whoever sees the clock jump looks at them.
     pub fn advance(&self, by: Duration) {
-        self.clock.advance(by);
         self.age.iter().for_each(|age| age(by));
+        self.clock.advance(by);
     }
 
     /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
@@ -177,6 +196,24 @@ fn dynamodb() -> Opened {
         clock: clock.clone(),
         slack: Duration::from_secs(1),
         age: None,
+        _folder: None,
+    }
+}
+
+/// The emulator's clock is its own, so time passes on the clients' clock, and the rows grow older.
+#[cfg(feature = "spanner")]
+fn spanner() -> Opened {
+    use super::spanner::Database;
+    use leasehold::internals::backend::spanner::Spanner;
+    let (database, clock) = (Database::fresh(), Clock::system());
+    let open = || Arc::new(Spanner::open(database.options(), clock.clone(), &soon()).unwrap());
+    let raw = database.raw();
+    Opened {
+        store: open(),
+        second: open(),
+        clock: clock.clone(),
+        slack: Duration::ZERO,
+        age: Some(Box::new(move |by| raw.age(by))),
         _folder: None,
     }
 }

@@ -20,6 +20,7 @@ const LEASES: [u64; 4] = [150, 1_000, 5_000, 60_000];
 pub struct Driver {
     at: Opened,
     remembers_who_gave_up: bool,
+    gives_up_by_writing: bool,
     swaps_give_up: bool,
     rng: fastrand::Rng,
     grace: Duration,
@@ -40,6 +41,7 @@ impl Driver {
             grace: at.store.info().grace,
             at,
             remembers_who_gave_up: store.remembers_who_gave_up,
+            gives_up_by_writing: store.gives_up_by_writing,
             swaps_give_up: store.swaps_give_up,
             rng: fastrand::Rng::with_seed(seed),
             model: BTreeMap::new(),
@@ -89,6 +91,9 @@ impl Driver {
             _ => {
                 let by = Duration::from_millis(self.rng.u64(..3_000));
                 self.at.advance(by);
+                if self.at.age.is_some() {
+                    self.model.values_mut().for_each(|record| age(record, by));
+                }
             }
         }
     }
@@ -255,8 +260,12 @@ impl Driver {
             Released::HeldByOther(_) => ReleaseAnswer::HeldByOther,
             Released::Unknown(error) => panic!("unanswered: {error:?}"),
         };
-        let how = if give_up && self.remembers_who_gave_up { transition::give_up } else { transition::release };
+        let writes = self.remembers_who_gave_up || self.gives_up_by_writing;
+        let how = if give_up && writes { transition::give_up } else { transition::release };
         self.model(key, &at, &what, |record, times| how(record, &ask.grant, times), |answer| *answer == right);
+        if let Some(record) = self.model.get_mut(key).filter(|_| !self.remembers_who_gave_up) {
+            record.given_up.clear();
+        }
         if let Released::HeldByOther(seen) = &answer {
             self.check_seen(seen);
         }
@@ -391,5 +400,14 @@ impl Driver {
     /// A refusal shows the record that it was refused by.
     fn check_seen(&self, seen: &Seen) {
         self.check_record(seen);
+    }
+}
+
+/// Lets all its leases end so much earlier.
+fn age(record: &mut LockRecord, by: Duration) {
+    for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
+        if let End::At(until) = holder.until {
+            holder.until = End::At(until.minus(by));
+        }
     }
 }
