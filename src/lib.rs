@@ -62,6 +62,15 @@
 //! | | locks without TTL | [`.lease_forever()`](LockRequest::lease_forever) |
 //! | | `Purge` | [`purge`](LockClient::purge): frees only what has expired, not all of its group |
 //! | | `CreateIndexes` | [`create_schema`](LockClient::create_schema) |
+//! | juju state/lease | `ClaimLease` | [`Leases::claim`] of [`client.leases(namespace)`](LockClient::leases): refused while the lease stands, also to its holder, also expired; yours until at least the duration after the start of the call |
+//! | | `ExtendLease` | [`Leases::extend`]: the same promise, never shortens, races are harmless |
+//! | | `ExpireLease` | [`Leases::expire`]: only after its time by the store's clock; fails when free or pinned |
+//! | | `RevokeLease` | [`Leases::revoke`] |
+//! | | `Leases()` | [`Leases::list`], [`Leases::get`]: always from the store, times by the local clock |
+//! | | `Refresh` | [`Leases::refresh`]; rarely needed, since nothing is kept |
+//! | | `ErrInvalid` | kind [`InvalidLease`](ErrorKind::InvalidLease), which brings the [lease](Error::lease) as it is |
+//! | | `PinLease`, `UnpinLease` | [`Leases::pin`], [`Leases::unpin`], [`Leases::pinned_by`] |
+//! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
 //! Why it is built as it is: [`design`].
 
@@ -79,12 +88,14 @@ mod connect;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 mod error;
+pub mod fence;
 mod filter;
 mod groups;
 mod guard;
 mod housekeeping;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
+mod leases;
 mod lock;
 mod loss;
 mod observer;
@@ -93,6 +104,7 @@ mod request;
 mod request_any;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod rt;
+mod settle;
 #[cfg(feature = "spanner")]
 pub mod spanner;
 #[cfg(feature = "sqlite")]
@@ -106,6 +118,7 @@ pub use client::LockClient;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
+pub use leases::{LeaseKeeper, LeaseStatus, Leases};
 pub use lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
 pub use loss::{Loss, LossReason, LossWatch};
 pub use observer::{Event, Observer, Operation};
