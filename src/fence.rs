@@ -109,6 +109,7 @@ pub(crate) mod sealed {
     }
 
     /// What is asserted, and on which store.
+    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
     #[derive(Clone, Copy)]
     pub struct Standing<'a> {
         pub(crate) lock: &'a Lock,

@@ -101,23 +101,27 @@ impl Spanner {
     }
 
     fn found(&self, by: &Deadline) -> Result<Found, SpannerError> {
-        let ask = |sql: &str| self.rows(Statement::builder(sql).add_param("table", &self.place.table).build(), by);
+        let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value \
+                   FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
+                   ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
+                   AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
+                   WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
+                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL \
+                   FROM information_schema.index_columns \
+                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
+                   ORDER BY name, place";
         let mut found = Found::default();
-        let columns = "SELECT c.column_name, c.spanner_type, c.is_nullable, o.option_value \
-                       FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
-                       ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
-                       AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
-                       WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table)";
-        for row in ask(columns)? {
-            let (name, kind, nullable): (String, String, String) = (text(&row, 0)?, text(&row, 1)?, text(&row, 2)?);
-            let stamped = text(&row, 3).is_ok_and(|option| option == "TRUE");
-            found.columns.insert(name, Column { kind, nullable: nullable == "YES", stamped });
-        }
-        let indexes = "SELECT index_name, column_name FROM information_schema.index_columns \
-                       WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) \
-                       AND ordinal_position IS NOT NULL ORDER BY index_name, ordinal_position";
-        for row in ask(indexes)? {
-            found.indexes.entry(text(&row, 0)?).or_default().push(text(&row, 1)?);
+        for row in self.rows(Statement::builder(sql).add_param("table", &self.place.table).build(), by)? {
+            let at: i64 = row.get(0).map_err(unread)?;
+            let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
+            if at > 0 {
+                found.indexes.entry(name).or_default().push(kind);
+                continue;
+            }
+            let nullable: String = row.get(3).map_err(unread)?;
+            let stamped: Option<String> = row.get(4).map_err(unread)?;
+            let column = Column { kind, nullable: nullable == "YES", stamped: stamped.as_deref() == Some("TRUE") };
+            found.columns.insert(name, column);
         }
         Ok(found)
     }
@@ -273,6 +277,6 @@ fn is_kind(kind: &str, right: &str) -> bool {
     base(kind) == base(right)
 }
 
-fn text(row: &Answer, column: usize) -> Result<String, SpannerError> {
-    row.get(column).map_err(|error| SpannerError::Table(format!("what it is made of can't be read: {error}")))
+fn unread(error: google_cloud_spanner::Error) -> SpannerError {
+    SpannerError::Table(format!("what the table is made of can't be read: {error}"))
 }
