@@ -18,6 +18,8 @@ pub struct Store {
     pub remembers_who_gave_up: bool,
     /// Without a set of them: giving up writes the row, also a free or a missing one, which stops what is on its way.
     pub gives_up_by_writing: bool,
+    /// When its rows are made older, their ends are, and nothing else: a token tells when it was granted.
+    pub only_ends_age: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
     /// A swap that removes a live holder also stops copies of its acquisition.
@@ -33,6 +35,7 @@ pub fn stores() -> Vec<Store> {
             module: "memory",
             remembers_who_gave_up: true,
             gives_up_by_writing: false,
+            only_ends_age: false,
             rows_have_format: true,
             swaps_give_up: false,
             open: memory,
@@ -42,6 +45,7 @@ pub fn stores() -> Vec<Store> {
             module: "sqlite",
             remembers_who_gave_up: false,
             gives_up_by_writing: false,
+            only_ends_age: false,
             rows_have_format: false,
             swaps_give_up: false,
             open: sqlite,
@@ -53,38 +57,41 @@ pub fn stores() -> Vec<Store> {
 }
 
 /// The stores whose server is there. Where one is missing the harness says so.
-fn servers() -> Vec<Store> {
-    #[allow(unused_mut)] // Without any server.
-    let mut stores = Vec::new();
-    #[cfg(feature = "dynamodb")]
-    stores.extend(dynamodb_store());
-    #[cfg(feature = "spanner")]
-    stores.extend(spanner_store());
-    stores
-}
-
-#[cfg(feature = "dynamodb")]
-fn dynamodb_store() -> Option<Store> {
-    super::servers::dynamodb_local().map(|_| Store {
-        module: "dynamodb",
-        remembers_who_gave_up: true,
-        gives_up_by_writing: false,
-        rows_have_format: true,
-        swaps_give_up: true,
-        open: dynamodb,
-    })
-}
-
-#[cfg(feature = "spanner")]
-fn spanner_store() -> Option<Store> {
-    super::servers::spanner_emulator().map(|_| Store {
-        module: "spanner",
-        remembers_who_gave_up: false,
-        gives_up_by_writing: true,
-        rows_have_format: true,
-        swaps_give_up: false,
-        open: spanner,
-    })
+fn servers() -> impl Iterator<Item = Store> {
+    let all: [Option<Store>; _] = [
+        #[cfg(feature = "dynamodb")]
+        super::servers::dynamodb_local().map(|_| Store {
+            module: "dynamodb",
+            remembers_who_gave_up: true,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: true,
+            swaps_give_up: true,
+            open: dynamodb,
+        }),
+        // A number in the attempt's session stops its late copies.
+        #[cfg(feature = "mongodb")]
+        super::servers::mongod().map(|_| Store {
+            module: "mongodb",
+            remembers_who_gave_up: false,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: true,
+            swaps_give_up: false,
+            open: mongodb,
+        }),
+        #[cfg(feature = "spanner")]
+        super::servers::spanner_emulator().map(|_| Store {
+            module: "spanner",
+            remembers_who_gave_up: false,
+            gives_up_by_writing: true,
+            only_ends_age: true,
+            rows_have_format: true,
+            swaps_give_up: false,
+            open: spanner,
+        }),
+    ];
+    all.into_iter().flatten()
 }
 
 /// A store by two clients, and the clock that it goes by.
@@ -96,12 +103,14 @@ pub struct Opened {
     pub slack: Duration,
     /// For a server whose clock is its own: lets all leases end so much earlier.
     pub age: Option<Box<dyn Fn(Duration) + Send + Sync>>,
-    _folder: Option<Folder>,
+    /// What goes with the test.
+    _room: Option<Box<dyn std::any::Any + Send + Sync>>,
 }
 
 impl Opened {
-    /// Lets time pass. The rows first: whoever sees the clock jump looks at them.
+    /// Lets time pass.
     pub fn advance(&self, by: Duration) {
+        // The clock last: whoever it wakes sees rows that are older.
         self.age.iter().for_each(|age| age(by));
         self.clock.advance(by);
     }
@@ -158,7 +167,7 @@ pub fn fresh(store: &dyn Backend) -> GrantId {
 fn memory() -> Opened {
     let (name, clock) = (unique(), Clock::system());
     let open = || Arc::new(Memory::open(&name, clock.clone()));
-    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, age: None, _folder: None }
+    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, age: None, _room: None }
 }
 
 #[cfg(feature = "sqlite")]
@@ -174,7 +183,7 @@ fn sqlite() -> Opened {
         clock: clock.clone(),
         slack: Duration::ZERO,
         age: None,
-        _folder: Some(folder),
+        _room: Some(Box::new(folder)),
     }
 }
 
@@ -196,7 +205,23 @@ fn dynamodb() -> Opened {
         clock: clock.clone(),
         slack: Duration::from_secs(1),
         age: None,
-        _folder: None,
+        _room: None,
+    }
+}
+
+/// The server's clock is its own: what is stored gets older instead.
+#[cfg(feature = "mongodb")]
+fn mongodb() -> Opened {
+    let rows = Arc::new(super::mongodb::Rows::fresh());
+    let open = || Arc::new(rows.open());
+    let aged = rows.clone();
+    Opened {
+        store: open(),
+        second: open(),
+        clock: Clock::system(),
+        slack: Duration::ZERO,
+        age: Some(Box::new(move |by| aged.age(by))),
+        _room: Some(Box::new(rows.clone())),
     }
 }
 
@@ -214,7 +239,7 @@ fn spanner() -> Opened {
         clock: clock.clone(),
         slack: Duration::ZERO,
         age: Some(Box::new(move |by| raw.age(by))),
-        _folder: None,
+        _room: None,
     }
 }
 

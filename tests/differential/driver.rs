@@ -21,6 +21,7 @@ pub struct Driver {
     at: Opened,
     remembers_who_gave_up: bool,
     gives_up_by_writing: bool,
+    only_ends_age: bool,
     swaps_give_up: bool,
     rng: fastrand::Rng,
     grace: Duration,
@@ -42,6 +43,7 @@ impl Driver {
             at,
             remembers_who_gave_up: store.remembers_who_gave_up,
             gives_up_by_writing: store.gives_up_by_writing,
+            only_ends_age: store.only_ends_age,
             swaps_give_up: store.swaps_give_up,
             rng: fastrand::Rng::with_seed(seed),
             model: BTreeMap::new(),
@@ -91,11 +93,29 @@ impl Driver {
             _ => {
                 let by = Duration::from_millis(self.rng.u64(..3_000));
                 self.at.advance(by);
-                if self.at.age.is_some() {
-                    self.model.values_mut().for_each(|record| age(record, by));
+                self.age(by);
+            }
+        }
+    }
+
+    /// Where time passes by making rows older, so does it for what the model holds of them.
+    fn age(&mut self, by: Duration) {
+        if self.at.age.is_none() {
+            return;
+        }
+        for record in self.model.values_mut() {
+            for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
+                if !self.only_ends_age {
+                    holder.created = holder.created.minus(by);
+                    holder.renewed = holder.renewed.map(|at| at.minus(by));
+                }
+                if let End::At(at) = holder.until {
+                    holder.until = End::At(at.minus(by));
                 }
             }
         }
+        // No row is as it was read.
+        self.old.clear();
     }
 
     fn ask(&mut self) -> Ask {
@@ -400,14 +420,5 @@ impl Driver {
     /// A refusal shows the record that it was refused by.
     fn check_seen(&self, seen: &Seen) {
         self.check_record(seen);
-    }
-}
-
-/// Lets all its leases end so much earlier.
-fn age(record: &mut LockRecord, by: Duration) {
-    for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
-        if let End::At(until) = holder.until {
-            holder.until = End::At(until.minus(by));
-        }
     }
 }

@@ -7,6 +7,7 @@
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 pub mod dynamodb;
+pub mod mongod;
 pub mod spanner;
 
 use std::fs::{self, File};
@@ -49,6 +50,14 @@ pub struct Server {
 pub fn dynamodb_local() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
     shared(&dynamodb::SERVER, &SHARED)
+}
+
+/// The URI of a MongoDB that may be written, without a database. None where there is none to be had, after a line on
+/// standard error.
+#[track_caller]
+pub fn mongod() -> Option<String> {
+    static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
+    shared(&mongod::SERVER, &SHARED)
 }
 
 /// Where the emulator of Cloud Spanner serves gRPC, like `127.0.0.1:9010`. None where there is none to be had, after
