@@ -109,7 +109,6 @@ pub(crate) mod sealed {
     }
 
     /// What is asserted, and on which store.
-    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
     #[derive(Clone, Copy)]
     // Not every store has asserts.
     #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]

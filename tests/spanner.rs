@@ -2,6 +2,8 @@
 
 mod common;
 
+#[path = "spanner/counts.rs"]
+mod counts;
 #[path = "spanner/errors.rs"]
 mod errors;
 #[path = "spanner/rows.rs"]
