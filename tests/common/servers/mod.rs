@@ -8,6 +8,7 @@
 
 pub mod dynamodb;
 pub mod mongod;
+pub mod spanner;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -57,6 +58,14 @@ pub fn dynamodb_local() -> Option<String> {
 pub fn mongod() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
     shared(&mongod::SERVER, &SHARED)
+}
+
+/// Where the emulator of Cloud Spanner serves gRPC, like `127.0.0.1:9010`. None where there is none to be had, after
+/// a line on standard error.
+#[track_caller]
+pub fn spanner_emulator() -> Option<String> {
+    static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
+    shared(&spanner::SERVER, &SHARED)
 }
 
 #[track_caller]
