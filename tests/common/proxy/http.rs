@@ -35,6 +35,7 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
                 }
                 answer = Some(server.ask(&request, number)?);
             }
+            Mode::Say(status, json) => answer = Some(Message::json(status, json)),
             Mode::HoleToServer => return client.swallow(),
             Mode::HoleToClient => {
                 server.ask(&request, number)?;

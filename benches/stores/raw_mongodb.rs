@@ -1,0 +1,115 @@
+//! The MongoDB store's requests by hand: a `findAndModify` with a pipeline that decides the same, through a client with
+//! the same settings on a current-thread runtime, on the caller's own thread.
+
+use leasehold::mongodb::driver::bson::oid::ObjectId;
+use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::options::{Acknowledgment, ClientOptions, ReturnDocument, WriteConcern};
+use leasehold::mongodb::driver::{Client, Collection};
+use tokio::runtime::Runtime;
+
+use super::servers::mongod;
+use super::store::{Call, Raw, Store, builder};
+
+const DATABASE: &str = "bench";
+const LEASE: i64 = 20_000;
+
+pub fn store() -> Option<Store> {
+    let server = mongod()?;
+    let collection = format!("bench-{}", std::process::id());
+    let (hosts, query) = server.split_once("/?").unwrap_or((server.trim_end_matches('/'), ""));
+    let url = format!("{hosts}/{DATABASE}?{query}&collection={collection}");
+    builder(&url).connect().expect("the server").create_schema().expect("a collection");
+    let raw = RawMongodb::new(&server, &collection);
+    Some(Store::new("mongodb", url, Some(Box::new(raw)), true))
+}
+
+struct RawMongodb {
+    runtime: Runtime,
+    locks: Collection<Document>,
+    grant: ObjectId,
+}
+
+impl RawMongodb {
+    fn new(server: &str, collection: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let locks = runtime.block_on(async {
+            let options = ClientOptions::parse(server).await.expect("the server's URL");
+            Client::with_options(options).expect("a client").database(DATABASE).collection(collection)
+        });
+        let mut raw = RawMongodb { runtime, locks, grant: ObjectId::new() };
+        // The lock that `Refused` asks for.
+        raw.acquire("raw-held", ObjectId::new(), LEASE * 1_000_000);
+        raw
+    }
+
+    fn update(&self, key: &str, pipeline: Vec<Document>, upsert: bool, after: bool) -> Document {
+        let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
+        let concern = WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build();
+        let request = self.locks.find_one_and_update(doc! { "resource": key }, pipeline).upsert(upsert);
+        let projection = doc! { "resource": 1, "fence": 1, "exclusive": 1, "shared": 1, "now": "$$NOW" };
+        let request = request.return_document(returned).write_concern(concern).projection(projection);
+        self.runtime.block_on(async { request.await }).expect("the raw request").expect("a document")
+    }
+
+    fn acquire(&mut self, key: &str, grant: ObjectId, lease: i64) -> bool {
+        let fence = doc! { "$max": [
+            { "$add": [{ "$ifNull": ["$fence", 0_i64] }, 1_i64] },
+            { "$multiply": [{ "$toLong": "$$NOW" }, 1_000_i64] },
+        ] };
+        let holder = doc! {
+            "lockId": { "$literal": "some-id" }, "owner": { "$literal": "some-host:12345" },
+            "host": { "$literal": "some-host" }, "comment": null, "createdAt": "$$NOW", "renewedAt": null,
+            "expiresAt": { "$add": ["$$NOW", lease] }, "acquired": true, "_id": grant, "token": fence.clone(),
+        };
+        let is_live = doc! { "$and": [
+            { "$eq": ["$exclusive.acquired", true] },
+            { "$or": [
+                { "$eq": [{ "$ifNull": ["$exclusive.expiresAt", null] }, null] },
+                { "$gt": ["$exclusive.expiresAt", "$$NOW"] },
+            ] },
+        ] };
+        let granted = doc! { "$mergeObjects": ["$$ROOT", {
+            "kind": "lock", "format": "1.0", "fence": fence, "exclusive": holder,
+            "shared": { "count": 0_i64, "locks": [] },
+        }] };
+        let pipeline = vec![doc! { "$replaceWith": { "$cond": [{ "$not": [is_live] }, granted, "$$ROOT"] } }];
+        let row = self.update(key, pipeline, true, true);
+        row.get_document("exclusive").and_then(|held| held.get_object_id("_id")).is_ok_and(|id| id == grant)
+    }
+
+    fn is_mine(&self) -> Document {
+        doc! { "$and": [{ "$eq": ["$exclusive._id", self.grant] }, { "$eq": ["$exclusive.acquired", true] }] }
+    }
+
+    fn renew(&self) -> bool {
+        let end = doc! { "$max": ["$exclusive.expiresAt", { "$add": ["$$NOW", LEASE] }] };
+        let renewed = doc! { "$mergeObjects": ["$exclusive", { "renewedAt": "$$NOW", "expiresAt": end }] };
+        let step = doc! { "$cond": [self.is_mine(), renewed, "$exclusive"] };
+        let row = self.update("raw", vec![doc! { "$set": { "exclusive": step } }], false, true);
+        row.get_document("exclusive").and_then(|held| held.get_object_id("_id")) == Ok(self.grant)
+    }
+
+    fn release(&self) -> bool {
+        let free = doc! {
+            "lockId": null, "owner": null, "host": null, "comment": null, "createdAt": null, "renewedAt": null,
+            "expiresAt": null, "acquired": false,
+        };
+        let step = doc! { "$cond": [self.is_mine(), { "$literal": free }, "$exclusive"] };
+        let row = self.update("raw", vec![doc! { "$set": { "exclusive": step } }], false, false);
+        row.get_document("exclusive").and_then(|held| held.get_object_id("_id")) == Ok(self.grant)
+    }
+}
+
+impl Raw for RawMongodb {
+    fn prepare(&mut self, _: Call) {}
+
+    fn run(&mut self, call: Call) {
+        let done = match call {
+            Call::Acquire => self.acquire("raw", self.grant, LEASE),
+            Call::Renew => self.renew(),
+            Call::Release => self.release(),
+            Call::Refused => !self.acquire("raw-held", self.grant, LEASE),
+        };
+        assert!(done, "the raw {call:?}");
+    }
+}
