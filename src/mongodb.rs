@@ -6,6 +6,39 @@
 //!
 //! The server's clock decides (`$$NOW`). Every write waits until the majority has it in its journal, and goes to the
 //! primary, whatever the settings say.
+//!
+//! # Rights
+//! | who | role on the database | or these actions on the collection |
+//! |---|---|---|
+//! | makes the collection | `readWrite` | `createCollection`, `createIndex` |
+//! | locks | `readWrite` | `find`, `insert`, `update`, and `remove` to purge |
+//! | looks | `read` | `find` |
+//! | waits, and wants to be told at once | `read` | `changeStream`, beside `find` |
+//!
+//! Connecting asks for `listCollections` and `listIndexes`, which both roles have. Where they are denied, that the
+//! unique index is there is believed, with a warning. Where change streams are denied waiters poll, which is said once.
+//!
+//! # Certificates
+//! The driver trusts the well-known authorities that it brings along, not those of the system. For a private one say
+//! `tlsCAFile=/path/ca.pem` in the URL; a certificate of one's own is `tlsCertificateKeyFile=/path/me.pem`.
+//!
+//! # Sharded clusters
+//! Shard the collection by `{resource: 1}`, unique. The clock is then the router's, so the clocks of all routers must
+//! agree within the margin of a lease, as those of a replica set's members must. (Not part of the tests.)
+//!
+//! # What the majority promises
+//! A grant that was answered outlives elections, crashes and power cuts of a minority. It does not outlive a majority
+//! that loses its disks, a forced reconfiguration, nor members that answer before their journal is written
+//! (`writeConcernMajorityJournalDefault: false`). While no majority can be reached nothing is granted, renewed or
+//! refused: a guard then lives as long as its lease, so let leases be longer than elections (some 12 s at MongoDB's
+//! defaults). A primary that was cut off and comes back grants nothing, since its majority has gone on.
+//!
+//! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
+//! stopped there and blocks the key for up to a minute, and waiters poll.
+//!
+//! # Versions
+//! MongoDB 4.4 or newer; below 5.0 waiters poll. The tests run on 6.0.5. Amazon DocumentDB, Azure Cosmos DB and
+//! FerretDB speak the protocol but not all that locks need, and are refused by name.
 
 pub use mongodb as driver;
 use mongodb::options::ClientOptions;
