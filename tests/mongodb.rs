@@ -1,7 +1,7 @@
 //! What only the MongoDB store has to keep, on a real mongod: documents, requests, errors, the collection.
 
 mod common;
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 #[path = "conformance/support.rs"]
 mod support;
 

@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 mod common;
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 #[path = "conformance/support.rs"]
 mod support;
 
