@@ -44,6 +44,17 @@ pub(super) struct Wait<'a> {
     pub(super) warn_after: Duration,
 }
 
+impl Drop for Wait<'_> {
+    /// After a panic: what was handed over meanwhile is released, and the next in line has its turn.
+    fn drop(&mut self) {
+        if let Some(granted) = self.ticket.take().and_then(|ticket| ticket.leave(false)) {
+            log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
+                "a waiter panicked while a lock was handed over to it; the lock is released");
+            self.family.abandon(granted.attempt);
+        }
+    }
+}
+
 /// What a waiter may do next.
 pub(super) enum Turn {
     Ask,
