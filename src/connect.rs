@@ -4,12 +4,18 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "mongodb")]
+use ::mongodb as mongodb_driver;
 use percent_encoding::percent_decode_str;
 
 use crate::backend::Backend;
 #[cfg(feature = "dynamodb")]
 use crate::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
 use crate::backend::memory::Memory;
+#[cfg(feature = "mongodb")]
+use crate::backend::mongodb::{Mongodb, MongodbOptions, Settings as MongodbSettings};
+#[cfg(feature = "spanner")]
+use crate::backend::spanner::{Settings as SpannerSettings, Spanner, SpannerOptions};
 #[cfg(feature = "sqlite")]
 use crate::backend::sqlite::{Sqlite, SqliteOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,15 +42,25 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         "dynamodb" => dynamodb(StoreUrl::parse("dynamodb", rest)?),
         #[cfg(not(feature = "dynamodb"))]
         "dynamodb" => Err(config("this build has no dynamodb: store; turn on the feature `dynamodb` of leasehold")),
+        #[cfg(feature = "mongodb")]
+        "mongodb" | "mongodb+srv" => mongodb(url),
+        #[cfg(not(feature = "mongodb"))]
+        "mongodb" | "mongodb+srv" => {
+            Err(config("this build has no mongodb: store; turn on the feature `mongodb` of leasehold"))
+        }
         "memory" => memory(StoreUrl::parse("memory", rest)?),
+        #[cfg(feature = "spanner")]
+        "spanner" => spanner(StoreUrl::parse("spanner", rest)?),
+        #[cfg(not(feature = "spanner"))]
+        "spanner" => Err(config("this build has no spanner: store; turn on the feature `spanner` of leasehold")),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(config("this build has no sqlite: store; turn on the feature `sqlite` of leasehold")),
         // Only the scheme is shown: the rest may hold a password.
         other => {
-            let hint = near(other, &["sqlite", "memory", "dynamodb"]);
-            let known = "it knows sqlite:, memory: and dynamodb:";
+            let hint = near(other, &["sqlite", "memory", "dynamodb", "mongodb", "mongodb+srv", "spanner"]);
+            let known = "it knows sqlite:, memory:, dynamodb:, mongodb: and spanner:";
             Err(config(&format!("{other:?} is no store that this version knows{hint}; {known}")))
         }
     }
@@ -95,7 +111,7 @@ pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
 
 #[cfg(feature = "dynamodb")]
 fn dynamodb(url: StoreUrl) -> Result<Opener> {
-    url.only(&["region", "endpoint", "grace", "partition_key"])?;
+    url.only(&["region", "endpoint", "grace", "partition_key", "deletion_protection", "point_in_time_recovery"])?;
     let Some(table) = url.path.strip_prefix("//").filter(|table| !table.is_empty()) else {
         return Err(config("dynamodb: needs the name of a table, like dynamodb://locks?region=eu-central-1"));
     };
@@ -121,6 +137,12 @@ fn dynamodb(url: StoreUrl) -> Result<Opener> {
     if let Some(grace) = url.option("grace") {
         options.grace = duration("grace", grace)?;
     }
+    for (name, wanted) in [
+        ("deletion_protection", &mut options.protection.deletion),
+        ("point_in_time_recovery", &mut options.protection.recovery),
+    ] {
+        *wanted = url.option(name).map(|value| flag(name, value)).transpose()?.unwrap_or(false);
+    }
     dynamodb_table(options)
 }
 
@@ -134,7 +156,68 @@ pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
     })
 }
 
-#[cfg(feature = "dynamodb")]
+/// A URL of MongoDB's own form, which the driver reads, but for the option that is ours.
+#[cfg(feature = "mongodb")]
+fn mongodb(url: &str) -> Result<Opener> {
+    let (rest, query) = url.split_once('?').unwrap_or((url, ""));
+    let (mut collection, mut theirs) = (None, Vec::new());
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=').unwrap_or((pair, "")) {
+            ("collection", _) if collection.is_some() => {
+                return Err(config("the option \"collection\" of mongodb: is given twice"));
+            }
+            ("collection", value) => collection = Some(decode(value)?.into_owned()),
+            (name, _) if distance(name, "collection") <= 2 => {
+                return Err(config(&format!("mongodb: has no option {name:?} (did you mean \"collection\"?)")));
+            }
+            _ => theirs.push(pair),
+        }
+    }
+    let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
+    let parsed = mongodb_driver::options::ConnectionString::parse(&url).map_err(|error| {
+        // The driver's words, unless they quote what may be a part of a password.
+        let told = error.kind.to_string();
+        let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
+        let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
+        let quotes = parts.any(|part| !part.is_empty() && told.contains(part));
+        let told = if quotes { "the driver cannot read it".to_owned() } else { told };
+        config(&format!("the mongodb: URL is wrong: {told}"))
+    })?;
+    mongodb_collection(MongodbOptions::new(MongodbSettings::Url(Box::new(parsed)), None, collection))
+}
+
+/// The store in a MongoDB collection.
+#[cfg(feature = "mongodb")]
+pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Opener> {
+    let options = options?;
+    Ok(Opener { min_lease: Mongodb::MIN_LEASE, open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))) })
+}
+
+#[cfg(feature = "spanner")]
+fn spanner(url: StoreUrl) -> Result<Opener> {
+    url.only(&["table", "spindle_duration"])?;
+    let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
+        let right = "spanner:projects/P/instances/I/databases/D?table=locks";
+        return Err(config(&format!("spanner: needs the name of a table, like {right}")));
+    };
+    let mut options = SpannerOptions::new(url.path.as_ref(), table, SpannerSettings::Environment);
+    if let Some(duration_of_spindle) = url.option("spindle_duration") {
+        options.spindle_duration = duration("spindle_duration", duration_of_spindle)?;
+    }
+    spanner_table(options)
+}
+
+/// The store in a table of Cloud Spanner.
+#[cfg(feature = "spanner")]
+pub(crate) fn spanner_table(options: SpannerOptions) -> Result<Opener> {
+    options.validate()?;
+    Ok(Opener {
+        min_lease: Spanner::MIN_LEASE,
+        open: Box::new(move |clock, by| Ok(Arc::new(Spanner::open(options, clock, by)?))),
+    })
+}
+
+#[cfg(any(feature = "dynamodb", feature = "spanner"))]
 fn duration(name: &str, text: &str) -> Result<Duration> {
     let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());
     let wrong = || config(&format!("the option {name} is {text:?}, but must be a duration like 1s or 500ms"));
@@ -150,7 +233,7 @@ fn file_mode(text: &str) -> Result<u32> {
     }
 }
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "dynamodb"))]
 fn flag(name: &str, text: &str) -> Result<bool> {
     match text {
         "1" | "true" => Ok(true),
@@ -194,7 +277,7 @@ impl<'a> StoreUrl<'a> {
         }
     }
 
-    #[cfg(any(feature = "sqlite", feature = "dynamodb"))]
+    #[cfg(any(feature = "sqlite", feature = "dynamodb", feature = "spanner"))]
     fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_ref())
     }
