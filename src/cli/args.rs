@@ -24,9 +24,10 @@ Exit codes:
 
 const STORES: &str = "\
 The store, one of
-  sqlite:PATH                                     the processes of one host
-  dynamodb://TABLE?region=..                      a DynamoDB table
-and others that are compiled in; the documentation of the library has their options. A URL with a password \
+  sqlite:PATH                            a file that the processes of one host share
+  dynamodb://TABLE?region=..             a DynamoDB table
+  mongodb://HOST/DATABASE?collection=..  a MongoDB collection
+as far as they are compiled in; the documentation of the library has their options. A URL with a password \
 is better given in the environment.
 
 [default: an SQLite file, $XDG_STATE_HOME/leasehold/locks.db or ~/.local/state/leasehold/locks.db]";
@@ -108,7 +109,7 @@ pub struct Run {
     /// The lock counts as lost after so long, for a command that hangs
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub max_hold: Option<Duration>,
-    /// The exit code when the lock was not obtained in time
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said then
     #[arg(long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
     pub conflict_exit_code: u8,
     /// The command with its arguments

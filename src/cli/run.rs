@@ -51,7 +51,9 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     }
     let guard = match wait(request, &signals, !global.quiet && !global.json && is_stderr_a_terminal()) {
         Err(Failure::Library(error)) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => {
-            return Err(Failure::Conflict(args.conflict_exit_code, error));
+            // Not worth a mail of cron's.
+            let is_silent = global.quiet && args.conflict_exit_code == 0;
+            return if is_silent { Ok(0) } else { Err(Failure::Conflict(args.conflict_exit_code, error)) };
         }
         outcome => outcome?,
     };

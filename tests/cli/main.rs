@@ -8,6 +8,7 @@ mod exits;
 mod locks;
 mod loss;
 mod processes;
+mod readme;
 mod secrets;
 mod signals;
 mod snapshots;

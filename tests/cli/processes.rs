@@ -3,16 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{Running, Store, leasehold};
+use crate::support::{Running, Shared, Store, leasehold};
 
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 4;
-
-/// A store, and what its clients need in their environment.
-struct Shared {
-    url: String,
-    env: Vec<(&'static str, &'static str)>,
-}
 
 /// Each adds one to a file, again and again: read, wait a moment, write. It comes out right only if nobody is in
 /// between. Each also writes down its token.
@@ -50,18 +44,24 @@ fn on_sqlite() {
     counts_right(&Shared { url: store.url.clone(), env: Vec::new() }, store.folder.path());
 }
 
+#[track_caller]
+#[allow(dead_code)] // Where no server is compiled in.
+fn on_server(shared: Option<Shared>) {
+    if let Some(shared) = shared {
+        let folder = tempfile::tempdir().unwrap();
+        shared.init();
+        counts_right(&shared, folder.path());
+    }
+}
+
 #[test]
 #[cfg(feature = "dynamodb")]
 fn on_dynamodb() {
-    let Some(endpoint) = crate::servers::dynamodb_local() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let table = folder.path().file_name().unwrap().to_string_lossy().replace('.', "t");
-    let shared = Shared {
-        url: format!("dynamodb://cli-{table}?region=us-east-1&endpoint={endpoint}"),
-        env: vec![("AWS_ACCESS_KEY_ID", "any"), ("AWS_SECRET_ACCESS_KEY", "any")],
-    };
-    let mut init = leasehold(&["init"]);
-    let ran = crate::support::run(init.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.iter().copied()));
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    counts_right(&shared, folder.path());
+    on_server(crate::support::dynamodb("counts"));
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn on_mongodb() {
+    on_server(crate::support::mongodb("counts"));
 }

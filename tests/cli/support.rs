@@ -59,6 +59,50 @@ impl Store {
     }
 }
 
+/// A store by its URL, and what its clients need in their environment.
+pub struct Shared {
+    pub url: String,
+    pub env: Vec<(&'static str, &'static str)>,
+}
+
+#[allow(dead_code)] // Where no server is compiled in.
+impl Shared {
+    /// Makes its schema, with the URL as an argument.
+    #[track_caller]
+    pub fn init(&self) {
+        let ran = run(leasehold(&["--store", &self.url, "init"]).envs(self.env.iter().copied()));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    }
+}
+
+/// A table of its own, if the server is there. Its name begins with this.
+#[cfg(feature = "dynamodb")]
+#[track_caller]
+pub fn dynamodb(name: &str) -> Option<Shared> {
+    let endpoint = crate::servers::dynamodb_local()?;
+    Some(Shared {
+        url: format!("dynamodb://{name}-{}?region=us-east-1&endpoint={endpoint}", uuid()),
+        env: vec![("AWS_ACCESS_KEY_ID", "any"), ("AWS_SECRET_ACCESS_KEY", "any")],
+    })
+}
+
+/// A collection of its own, if the server is there. Its name begins with this.
+#[cfg(feature = "mongodb")]
+#[track_caller]
+pub fn mongodb(name: &str) -> Option<Shared> {
+    let uri = crate::servers::mongod()?;
+    let (hosts, options) = uri.split_once('?').unwrap_or((&uri, ""));
+    let url = format!("{}/cli?{options}&collection={name}-{}", hosts.trim_end_matches('/'), uuid());
+    Some(Shared { url, env: Vec::new() })
+}
+
+/// What nobody else has.
+#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+fn uuid() -> String {
+    let client = LockClient::connect("memory:").expect("a store");
+    client.request("k").acquire().expect("a lock").lock_id().to_owned()
+}
+
 /// The command without a store, and without what the environment of the tests says.
 pub fn leasehold(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
