@@ -62,6 +62,7 @@ pub struct Global {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     Run(Box<Run>),
+    Elect(Box<Elect>),
     Status(Status),
     Release(Release),
     Renew(Renew),
@@ -94,6 +95,12 @@ pub struct Run {
     pub key: String,
     #[command(flatten)]
     pub ask: Ask,
+    /// What is done to the command when the lock is lost
+    ///
+    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
+    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
+    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
+    pub on_loss: OnLoss,
     /// Together with other shared holders
     #[arg(long)]
     pub shared: bool,
@@ -106,12 +113,26 @@ pub struct Run {
     /// Do not wait
     #[arg(long = "try", conflicts_with = "wait")]
     pub once: bool,
-    /// The lock counts as lost after so long, for a command that hangs
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub max_hold: Option<Duration>,
     /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said then
     #[arg(long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
     pub conflict_exit_code: u8,
+    /// The command with its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+}
+
+/// Runs a command while this node leads an election.
+///
+/// Waits until it leads, runs the command as `run` does, and ends it when the leadership is lost: then it stands again.
+/// When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
+/// name of the election is the key of the leader's lock.
+#[derive(clap::Args, Debug)]
+#[command(after_long_help = AFTER)]
+pub struct Elect {
+    /// The name of the election
+    pub name: String,
+    #[command(flatten)]
+    pub ask: Ask,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
@@ -129,18 +150,15 @@ pub struct Ask {
     /// Whatever others should read about this hold
     #[arg(long, value_name = "TEXT")]
     pub comment: Option<String>,
-    /// What is done to the command when the lock is lost
-    ///
-    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
-    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
-    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
-    pub on_loss: OnLoss,
     /// The time between TERM and KILL; with a second on top at most a third of the lease
     ///
     /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more,
     /// before its lease ends.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = crate::words::duration_or_zero)]
     pub kill_after: Duration,
+    /// The lock counts as lost after so long, for a command that hangs
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub max_hold: Option<Duration>,
 }
 
 /// Shows who holds what, live and expired, newest first.

@@ -27,6 +27,7 @@ fn perform(args: &Args) -> Outcome {
     store::log(global.verbose);
     match &args.command {
         Command::Run(args) => run::run(global, args),
+        Command::Elect(args) => run::elect(global, args),
         Command::Status(args) => locks::status(global, args),
         Command::Release(args) => locks::release(global, args),
         Command::Renew(args) => locks::renew(global, args),

@@ -4,6 +4,7 @@
 #[path = "../common/servers/mod.rs"]
 mod servers;
 
+mod elect;
 mod exits;
 mod locks;
 mod loss;
