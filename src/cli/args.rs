@@ -13,6 +13,7 @@ Exit codes:
   N     `run`, `elect`: what the command ended with
   64    wrong usage
   69    the store is out of reach
+  70    a fault of leasehold itself
   74    the output could not be written
   75    the lock was not obtained in time; who holds it stands on standard error
   76    the lock was lost while the command ran
@@ -27,6 +28,8 @@ The store, one of
   sqlite:PATH                            a file that the processes of one host share
   dynamodb://TABLE?region=..             a DynamoDB table
   mongodb://HOST/DATABASE?collection=..  a MongoDB collection
+  spanner:projects/P/instances/I/databases/D?table=..
+                                         a table of Cloud Spanner
 as far as they are compiled in; the documentation of the library has their options. A URL with a password \
 is better given in the environment.
 

@@ -25,6 +25,9 @@ pub fn main() -> ExitCode {
 fn perform(args: &Args) -> Outcome {
     let global = &args.global;
     store::log(global.verbose);
+    if global.json {
+        show::speak_json();
+    }
     match &args.command {
         Command::Run(args) => run::run(global, args),
         Command::Elect(args) => run::elect(global, args),

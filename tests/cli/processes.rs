@@ -21,7 +21,7 @@ fn counts_right(shared: &Shared, folder: &Path) {
             format!("for i in $(seq {ROUNDS}); do {binary} run count --owner p{n} -- sh -c '{script}' || exit; done");
         let mut command = std::process::Command::new("sh");
         command.args(["-c", &rounds]).current_dir(folder).env("LEASEHOLD_STORE", &shared.url);
-        command.envs(shared.env.iter().copied());
+        command.envs(shared.env.clone());
         command
     };
     let all: Vec<Running> = (0..PROCESSES).map(|n| Running::start(&mut command(n))).collect();
@@ -34,7 +34,7 @@ fn counts_right(shared: &Shared, folder: &Path) {
     let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
     assert!(tokens.is_sorted_by(|a, b| a < b), "tokens rise: {tokens:?}");
     let mut status = leasehold(&["status", "--json"]);
-    let ran = crate::support::run(status.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.iter().copied()));
+    let ran = crate::support::run(status.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone()));
     assert_eq!(ran.stdout, "[]\n", "{}", ran.stderr);
 }
 
@@ -64,4 +64,10 @@ fn on_dynamodb() {
 #[cfg(feature = "mongodb")]
 fn on_mongodb() {
     on_server(crate::support::mongodb("counts"));
+}
+
+#[test]
+#[cfg(feature = "spanner")]
+fn on_spanner() {
+    on_server(crate::support::spanner("counts"));
 }

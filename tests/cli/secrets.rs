@@ -4,7 +4,8 @@ use std::process::Stdio;
 
 use crate::support::{Running, Shared, leasehold, run, until};
 
-const CANARY: &str = "s3cr3t-canary";
+/// Also part of a name wherever it can be one.
+const CANARY: &str = "s3cr3t";
 
 fn url() -> String {
     // Nothing listens there; the parts are those of every store with a password.
@@ -58,7 +59,7 @@ fn shows_it_to_nobody(shared: Option<Shared>) {
     shared.init();
     let script = "env; echo ready; read go";
     let mut command = leasehold(&["run", "k", "--store", &shared.url, "--", "sh", "-c", script]);
-    let mut running = Running::start(command.envs(shared.env.iter().copied()).stdin(Stdio::piped()));
+    let mut running = Running::start(command.envs(shared.env.clone()).stdin(Stdio::piped()));
     let title = format!("/proc/{}/cmdline", running.child.id());
     let own = env!("CARGO_BIN_EXE_leasehold");
     let expected = [own, "run", "k", "--", "sh", "-c", script].map(|arg| format!("{arg}\0")).concat();
@@ -85,4 +86,10 @@ fn neither_title_nor_environment_show_the_url_of_a_dynamodb() {
 #[cfg(feature = "mongodb")]
 fn neither_title_nor_environment_show_the_url_of_a_mongodb() {
     shows_it_to_nobody(crate::support::mongodb(CANARY));
+}
+
+#[test]
+#[cfg(feature = "spanner")]
+fn neither_title_nor_environment_show_the_url_of_a_spanner() {
+    shows_it_to_nobody(crate::support::spanner(CANARY));
 }

@@ -62,7 +62,7 @@ impl Store {
 /// A store by its URL, and what its clients need in their environment.
 pub struct Shared {
     pub url: String,
-    pub env: Vec<(&'static str, &'static str)>,
+    pub env: Vec<(&'static str, String)>,
 }
 
 #[allow(dead_code)] // Where no server is compiled in.
@@ -70,7 +70,7 @@ impl Shared {
     /// Makes its schema, with the URL as an argument.
     #[track_caller]
     pub fn init(&self) {
-        let ran = run(leasehold(&["--store", &self.url, "init"]).envs(self.env.iter().copied()));
+        let ran = run(leasehold(&["--store", &self.url, "init"]).envs(self.env.clone()));
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     }
 }
@@ -82,7 +82,7 @@ pub fn dynamodb(name: &str) -> Option<Shared> {
     let endpoint = crate::servers::dynamodb_local()?;
     Some(Shared {
         url: format!("dynamodb://{name}-{}?region=us-east-1&endpoint={endpoint}", uuid()),
-        env: vec![("AWS_ACCESS_KEY_ID", "any"), ("AWS_SECRET_ACCESS_KEY", "any")],
+        env: ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].map(|name| (name, "any".to_owned())).into(),
     })
 }
 
@@ -96,8 +96,30 @@ pub fn mongodb(name: &str) -> Option<Shared> {
     Some(Shared { url, env: Vec::new() })
 }
 
+/// A table of its own in a database of its own, if the emulator is there. Its name begins with this.
+#[cfg(feature = "spanner")]
+#[track_caller]
+pub fn spanner(name: &str) -> Option<Shared> {
+    let host = crate::servers::spanner_emulator()?;
+    let instance = format!("c{}", &uuid().replace('-', "")[..20]);
+    let post = |path: &str, body: &str| {
+        let answer = crate::servers::spanner::rest(&host, "POST", path, body);
+        let (status, text) = answer.expect("the emulator answers");
+        assert_eq!(status, 200, "{text}");
+    };
+    let config = "projects/tests/instanceConfigs/emulator-config";
+    let body = serde_json::json!({
+        "instanceId": instance, "instance": { "config": config, "displayName": "tests", "nodeCount": 1 },
+    });
+    post("/v1/projects/tests/instances", &body.to_string());
+    let databases = format!("/v1/projects/tests/instances/{instance}/databases");
+    post(&databases, &serde_json::json!({ "createStatement": "CREATE DATABASE `locks`" }).to_string());
+    let url = format!("spanner:projects/tests/instances/{instance}/databases/locks?table={name}");
+    Some(Shared { url, env: vec![("SPANNER_EMULATOR_HOST", host)] })
+}
+
 /// What nobody else has.
-#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 fn uuid() -> String {
     let client = LockClient::connect("memory:").expect("a store");
     client.request("k").acquire().expect("a lock").lock_id().to_owned()
