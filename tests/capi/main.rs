@@ -1,0 +1,6 @@
+//! The C library: its header, its programs as users compile them, and what tools find in them.
+#![cfg(unix)]
+
+mod header;
+mod library;
+mod programs;
