@@ -110,6 +110,8 @@ pub(crate) mod sealed {
 
     /// What is asserted, and on which store.
     #[derive(Clone, Copy)]
+    // Not every store has asserts.
+    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
     pub struct Standing<'a> {
         pub(crate) lock: &'a Lock,
         pub(crate) backend: &'a dyn Backend,

@@ -34,6 +34,7 @@
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
 //! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
+//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
 //! # Features
@@ -41,6 +42,8 @@
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
+//! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
+//! | `cli` | the command `leasehold`; of no use to the library |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
@@ -89,6 +92,7 @@ mod cancel;
 mod capi;
 mod client;
 mod connect;
+mod diagnosis;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 mod error;
@@ -102,7 +106,10 @@ mod lease;
 mod leases;
 mod lock;
 mod loss;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
 mod observer;
+mod operators;
 mod options;
 mod request;
 mod request_any;
@@ -117,6 +124,7 @@ mod waiting;
 pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
+pub use diagnosis::{Diagnosis, Right};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};

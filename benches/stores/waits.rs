@@ -16,6 +16,8 @@ use super::table::{Samples, Table};
 
 /// The waiter has settled by then.
 const HOLD: Duration = Duration::from_millis(400);
+/// A wait in which nothing happens, for each round up to twenty.
+const IDLE: Duration = Duration::from_millis(1000);
 /// Of a holder that is killed.
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -98,8 +100,21 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
     }
     let rate = made / waited.as_secs_f64();
     let share = cpu / waited.as_secs_f64() * 100.0;
-    let beside = format!("{rate:.1} requests a second, {share:.2} % of a core");
+    let beside = format!("{rate:.1} requests a second, {share:.2} % of a core, its beginning and end included");
     table.alone(store.name, "hand-over between two processes", &delays, beside);
+    // What a wait costs while nothing happens.
+    let guard = client.lock("hand-over").expect("nobody holds it");
+    child.say("wait");
+    let idle = IDLE * rounds.min(20) as u32;
+    thread::sleep(idle);
+    let freed = SystemTime::now();
+    drop(guard);
+    let told = child.hear();
+    let mut delay = Samples::default();
+    delay.push(at(told[0]).duration_since(freed).unwrap_or_default());
+    let (made, share) = (told[1], told[2] / idle.as_secs_f64() * 100.0);
+    let beside = format!("{made:.0} requests in {:.0} s, {share:.2} % of a core", idle.as_secs_f64());
+    table.alone(store.name, "hand-over after a long wait", &delay, beside);
 }
 
 fn takeover(store: &Store, rounds: usize, table: &mut Table) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::deadline::Deadline;
 use super::family::{Family, give_up};
-use super::looking::FIRST_WARNING;
+use super::looking::{Begin, FIRST_WARNING};
 use super::queue::{May, Ticket};
 use super::want::{Chain, Granted, Obtained, Patience, Want, local_end};
 use crate::backend::{Acquired, Attempt, Renewal, Renewed, Seen};
@@ -127,7 +127,7 @@ impl<'a> Wait<'a> {
                 Round::Refused if asks_once => break,
                 Round::Refused => {
                     self.enter();
-                    if !self.pause(overall, false) {
+                    if !self.pause(overall, Begin::Refused) {
                         break;
                     }
                 }
@@ -153,8 +153,8 @@ impl<'a> Wait<'a> {
             let Some(ticket) = &self.ticket else { return Turn::Ask };
             if ticket.place() == 0 {
                 if std::mem::take(&mut self.look_first) {
-                    let at_once = !ticket.is_held();
-                    if !self.pause(overall, at_once) {
+                    let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
+                    if !self.pause(overall, begin) {
                         return Turn::Over;
                     }
                 }

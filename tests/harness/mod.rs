@@ -120,6 +120,18 @@ impl Store {
         builder.poll(millis(5)..=millis(20)).connect().expect("a bystander")
     }
 
+    /// Lets time pass at once.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    /// The store of a memory client lets go of the channel on which it tells waiters.
+    pub fn stop_telling(&self) {
+        let (to, _) = crossbeam_channel::unbounded();
+        let by = Deadline::after(PATIENCE);
+        assert!(self.plain.wake(&["nobody's".to_owned()], to, &by).expect("a memory store"));
+    }
+
     /// Nobody stands in the row, not even expired.
     pub fn is_vacant(&self, key: &str) -> bool {
         let status = self.bystander().get(key).expect("a look at the key");
