@@ -7,33 +7,21 @@
 
 enum { WORKERS = 4, JOBS = 20 };
 
-/* Does every job that nobody has done and nobody is doing; says how many it left to others. */
-static int pass(leasehold_client client, const char *folder, int worker) {
-  int left = 0;
-  for (int job = 0; job < JOBS; job++) {
-    char key[64], path[512];
-    snprintf(key, sizeof key, "job-%d", job);
-    snprintf(path, sizeof path, "%s/done-%d", folder, job);
-    leasehold_guard guard = 0;
-    leasehold_code code = leasehold_client_try_lock(client, TEXT(key), &guard);
-    if (code == LEASEHOLD_CODE_HELD) {
-      left++;
-      continue;
-    }
-    OK(code);
-    if (access(path, F_OK) != 0) {
-      uint64_t token = 0;
-      OK(leasehold_guard_ensure_held(guard)); /* right before the step that must not overlap */
-      OK(leasehold_guard_token(guard, &token));
-      int file = open(path, O_CREAT | O_EXCL | O_WRONLY, 0600);
-      CHECK(file >= 0); /* else another has done it meanwhile */
-      dprintf(file, "worker %d, token %llu\n", worker, (unsigned long long)token);
-      CHECK(close(file) == 0);
-    }
-    OK(leasehold_guard_release(guard));
-    OK(leasehold_guard_free(guard));
+/* Does the job, unless it is done. */
+static void do_once(leasehold_guard guard, const char *folder, int job, int worker) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/done-%d", folder, job);
+  if (access(path, F_OK) != 0) {
+    uint64_t token = 0;
+    OK(leasehold_guard_ensure_held(guard)); /* right before the step that must not overlap */
+    OK(leasehold_guard_token(guard, &token));
+    int file = open(path, O_CREAT | O_EXCL | O_WRONLY, 0600);
+    CHECK(file >= 0); /* else another has done it meanwhile */
+    dprintf(file, "worker %d, token %llu\n", worker, (unsigned long long)token);
+    CHECK(close(file) == 0);
   }
-  return left;
+  OK(leasehold_guard_release(guard));
+  OK(leasehold_guard_free(guard));
 }
 
 static void work(const char *url, const char *folder, int worker) {
@@ -43,10 +31,22 @@ static void work(const char *url, const char *folder, int worker) {
   leasehold_client client = 0;
   OK(leasehold_builder_new(TEXT(url), &builder));
   OK(leasehold_builder_set_owner(builder, TEXT(owner)));
-  OK(leasehold_builder_set_lease(builder, 5000));
+  OK(leasehold_builder_set_request_timeout(builder, 60000)); /* disks can be slow */
   OK(leasehold_builder_connect(builder, &client));
   OK(leasehold_builder_free(builder));
-  while (pass(client, folder, worker) > 0) {
+  /* First what nobody does, then what the others have not finished: they may have died. */
+  for (int round = 0; round < 2; round++) {
+    for (int job = 0; job < JOBS; job++) {
+      char key[64];
+      snprintf(key, sizeof key, "job-%d", job);
+      leasehold_guard guard = 0;
+      leasehold_code code = round == 0 ? leasehold_client_try_lock(client, TEXT(key), &guard)
+                                       : leasehold_client_lock(client, TEXT(key), &guard);
+      if (code != LEASEHOLD_CODE_HELD) {
+        OK(code);
+        do_once(guard, folder, job, worker);
+      }
+    }
   }
   OK(leasehold_client_close(client));
   OK(leasehold_client_free(client));

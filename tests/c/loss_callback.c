@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
   OK(leasehold_client_connect(TEXT(argv[1]), &client));
   OK(leasehold_request_new(client, TEXT("report"), &request));
   OK(leasehold_request_set_lock_id(request, TEXT("group-7")));
-  OK(leasehold_request_set_lease(request, 300));
+  OK(leasehold_request_set_lease(request, 3000));
   OK(leasehold_request_set_on_loss(request, on_loss, &seen));
 
   /* An operator ends the lock; the next heartbeat learns of it. */

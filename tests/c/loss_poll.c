@@ -8,7 +8,6 @@ static leasehold_guard take(leasehold_client client, uint64_t max_hold_ms) {
   leasehold_request request = 0;
   leasehold_guard guard = 0;
   OK(leasehold_request_new(client, TEXT("loop"), &request));
-  OK(leasehold_request_set_lease(request, 300));
   if (max_hold_ms > 0) {
     OK(leasehold_request_set_max_hold(request, max_hold_ms));
   }

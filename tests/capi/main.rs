@@ -2,5 +2,7 @@
 #![cfg(unix)]
 
 mod header;
+mod install;
 mod library;
 mod programs;
+mod tools;

@@ -7,10 +7,11 @@ use std::process::Command;
 use crate::library::{Language, compile, library, root, run, store};
 
 /// Whoever adds a program names it here, with its proof.
-pub const PROGRAMS: [(&str, &str); 7] = [
+pub const PROGRAMS: [(&str, &str); 8] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
+    ("forked", "dead in the child, alive in the parent"),
     ("hand_over", "handed over without a gap, adopted once"),
-    ("hello", "nightly-report is ours, with token above zero"),
+    ("hello", "nightly-report is ours, with a token above 0"),
     ("loss_callback", "called at each loss, once, with its reason, and never after a release"),
     ("loss_poll", "poll() woke at the loss, and saw the end at the release"),
     ("misuse", "every wrong handle, pointer and text was answered with its code"),
@@ -66,4 +67,11 @@ fn every_function_is_misused() {
     for function in crate::header::functions() {
         assert!(misuse.contains(&format!("leasehold_{function}(")), "misuse.c leaves out leasehold_{function}");
     }
+}
+
+#[test]
+fn the_readme_shows_the_program_that_is_tested() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("it is there");
+    let shown = readme.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program in C");
+    assert_eq!(shown, fs::read_to_string(root().join("tests/c/hello.c")).expect("it is there"));
 }
