@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Event, LockClient, Observer, Operation};
 
-use super::Store;
 use super::many::cpu;
+use super::store::{Store, builder};
 use super::table::{Samples, Table};
 
 /// The waiter has settled by then.
@@ -35,7 +35,7 @@ impl Observer for Requests {
 
 fn client(url: &str) -> (LockClient, Arc<Requests>) {
     let requests = Arc::<Requests>::default();
-    let client = LockClient::builder(url).lease(LEASE).observer(requests.clone()).connect().expect("the store");
+    let client = builder(url).lease(LEASE).observer(requests.clone()).connect().expect("the store");
     (client, requests)
 }
 
@@ -119,23 +119,41 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
 
 fn takeover(store: &Store, rounds: usize, table: &mut Table) {
     let (client, requests) = client(&store.url);
-    let mut delays = Samples::default();
+    let (mut delays, mut late) = (Samples::default(), Samples::default());
     let (mut made, mut waited) = (0, Duration::ZERO);
     for _ in 0..rounds {
-        let mut holder = Other::start("hold", &store.url);
-        holder.hear();
-        holder.kill();
-        let status = client.get("takeover").expect("the store").expect("the killed holder's row");
-        let end = status.holders()[0].leased_until().expect("a lease with an end");
+        let end = killed_holder(store, &client);
         let (before, started) = (requests.0.load(Ordering::Relaxed), Instant::now());
         let guard = client.lock("takeover").expect("it becomes free");
         delays.push(SystemTime::now().duration_since(end).unwrap_or_default());
         made += requests.0.load(Ordering::Relaxed) - before;
         waited += started.elapsed();
         drop(guard);
+
+        // Somebody who never saw the holder alive comes after the end of its lease.
+        let end = killed_holder(store, &client);
+        let mut comer = Other::start("late", &store.url);
+        thread::sleep((end + store.grace / 2).duration_since(SystemTime::now()).unwrap_or_default());
+        comer.say("now");
+        late.push(at(comer.hear()[0]).duration_since(end).unwrap_or_default());
     }
-    let beside = format!("after the lease's end; {:.1} requests a second", made as f64 / waited.as_secs_f64());
-    table.alone(store.name, "takeover from a killed process", &delays, beside);
+    let rate = made as f64 / waited.as_secs_f64();
+    let after = format!("after the lease's end, with a grace of {:?}", store.grace);
+    table.alone(store.name, "takeover from a killed process", &delays, format!("{after}; {rate:.1} requests a second"));
+    table.alone(store.name, "the same by one who comes late", &late, format!("{after}; it came at half the grace"));
+}
+
+/// Another process held the lock and was killed; the end of its lease.
+fn killed_holder(store: &Store, client: &LockClient) -> SystemTime {
+    let mut holder = Other::start("hold", &store.url);
+    holder.hear();
+    holder.kill();
+    let status = client.get("takeover").expect("the store").expect("the killed holder's row");
+    status.holders()[0].leased_until().expect("a lease with an end")
+}
+
+fn micros_now() -> u128 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970").as_micros()
 }
 
 fn at(micros: f64) -> SystemTime {
@@ -196,12 +214,20 @@ pub fn child(mut args: impl Iterator<Item = String>) {
     }
     for line in std::io::stdin().lines() {
         line.expect("the first process lives");
+        if role == "late" {
+            // Only now does it come to know anything of the store.
+            let late = self::client(&url).0;
+            let guard = late.lock("takeover").expect("it becomes free");
+            println!("{}", micros_now());
+            guard.release().expect("it is held");
+            continue;
+        }
         let (before, cpu_before) = (requests.0.load(Ordering::Relaxed), cpu());
         let guard = client.lock("hand-over").expect("it becomes free");
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970");
+        let now = micros_now();
         let made = requests.0.load(Ordering::Relaxed) - before;
         let used = (cpu() - cpu_before).as_secs_f64();
         drop(guard);
-        println!("{} {made} {used}", now.as_micros());
+        println!("{now} {made} {used}");
     }
 }

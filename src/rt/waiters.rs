@@ -60,8 +60,11 @@ pub(super) enum Round {
 enum Settled {
     Granted(Granted),
     Refused(Seen),
-    /// It was given up without an answer, or was granted too late to be of use.
+    /// It was granted too late to be of use, and given up.
     Void,
+    /// A transfer was given up without an answer. Whether it had happened nobody can say any more: to ask again would
+    /// be to call lost what this very call has ended.
+    GivenUp(Error),
 }
 
 impl<'a> Wait<'a> {
@@ -100,7 +103,7 @@ impl<'a> Wait<'a> {
             (outcome, None) => outcome,
             (Ok(refused), Some(granted)) => match self.in_time(*granted, &overall)? {
                 Settled::Granted(granted) => self.granted(granted, &overall),
-                Settled::Refused(_) | Settled::Void => Ok(refused),
+                Settled::Refused(_) | Settled::Void | Settled::GivenUp(_) => Ok(refused),
             },
             (Err(error), Some(granted)) => {
                 self.undo(granted.attempt, &overall);
@@ -204,6 +207,11 @@ impl<'a> Wait<'a> {
                 self.last_error = None;
                 self.refused(seen)?;
                 return Ok(Round::Refused);
+            }
+            Ok(Settled::GivenUp(error)) => return Err(error),
+            Ok(Settled::Void) if self.want.instead_of.is_some() => {
+                let message = "it was handed over too late to be held, and is released";
+                return Err(Error::new(ErrorKind::TimedOut, message));
             }
             Ok(Settled::Void) => {
                 self.voids += 1;
@@ -315,6 +323,9 @@ impl<'a> Wait<'a> {
             if too_old || !overall.wait_for(delay) {
                 if unanswered {
                     self.undo(attempt, overall);
+                    if self.want.instead_of.is_some() {
+                        return Ok(Settled::GivenUp(error.retryable()));
+                    }
                 }
                 return Err(error.retryable());
             }
