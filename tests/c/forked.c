@@ -10,7 +10,7 @@ int main(int argc, char **argv) {
   leasehold_request request = 0;
   leasehold_guard guard = 0;
   leasehold_lock lock = 0;
-  OK(leasehold_client_connect(TEXT(argv[1]), &client));
+  client = connected(argv[1]);
   OK(leasehold_request_new(client, TEXT("other"), &request));
   OK(leasehold_client_lock(client, TEXT("held"), &guard));
   OK(leasehold_guard_info(guard, &lock));
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_free(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_lock_free(lock));
     /* Its own are new numbers, and the parent's stay what they are. */
-    OK(leasehold_client_connect(TEXT(argv[1]), &own));
+    own = connected(argv[1]);
     CHECK(own != client);
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_close(client));
     EXPECT(LEASEHOLD_CODE_HELD, leasehold_client_try_lock(own, TEXT("held"), &none));

@@ -15,7 +15,7 @@ static void taker(const char *url, int from) {
   leasehold_guard guard = 0, again = 0;
   leasehold_status status;
   uint64_t token = 0;
-  OK(leasehold_client_connect(TEXT(url), &client));
+  client = connected(url);
   OK(leasehold_lock_from_bytes(bytes, len, &lock));
   OK(leasehold_lock_status(lock, &status));
   OK(leasehold_client_adopt(client, lock, &guard));
@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
   leasehold_request request = 0;
   leasehold_guard guard = 0;
   leasehold_lock lock = 0;
-  OK(leasehold_client_connect(TEXT(argv[1]), &client));
+  client = connected(argv[1]);
   OK(leasehold_request_new(client, TEXT("migration"), &request));
   OK(leasehold_request_set_comment(request, TEXT("half done")));
   OK(leasehold_request_lock(request, &guard));

@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
   memset(&seen, 0, sizeof seen);
   CHECK(pthread_mutex_init(&seen.mutex, NULL) == 0 && pthread_cond_init(&seen.changed, NULL) == 0);
 
-  OK(leasehold_client_connect(TEXT(argv[1]), &client));
+  client = connected(argv[1]);
   OK(leasehold_request_new(client, TEXT("report"), &request));
   OK(leasehold_request_set_lock_id(request, TEXT("group-7")));
   OK(leasehold_request_set_lease(request, 3000));

@@ -19,7 +19,7 @@ static leasehold_guard take(leasehold_client client, uint64_t max_hold_ms) {
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   leasehold_client client = 0;
-  OK(leasehold_client_connect(TEXT(argv[1]), &client));
+  client = connected(argv[1]);
 
   int events[2];
   CHECK(pipe(events) == 0);

@@ -376,6 +376,8 @@ static void values(void) {
 /* Makes one of each. */
 static void make(const char *url, const char *key, uint64_t *made) {
   OK(leasehold_builder_new(TEXT(url), &made[BUILDER]));
+  OK(leasehold_builder_set_request_timeout(made[BUILDER], 60000));
+  OK(leasehold_builder_set_drop_timeout(made[BUILDER], 60000));
   OK(leasehold_builder_connect(made[BUILDER], &made[CLIENT]));
   OK(leasehold_request_new(made[CLIENT], TEXT("asked"), &made[REQUEST]));
   OK(leasehold_client_lock(made[CLIENT], TEXT(key), &made[GUARD]));

@@ -23,7 +23,7 @@ static void *write_once(void *data) {
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   leasehold_client client = 0;
-  OK(leasehold_client_connect(TEXT(argv[1]), &client));
+  client = connected(argv[1]);
 
   leasehold_request reader = 0;
   leasehold_guard readers[READERS], fourth = 0;

@@ -54,6 +54,18 @@ fn address_and_undefined_behaviour_sanitizers_find_nothing() {
 }
 
 #[test]
+fn the_thread_sanitizer_finds_nothing_in_the_programs() {
+    let flag = "-fsanitize=thread";
+    if !there(flag, sanitizes(flag)) {
+        return;
+    }
+    // It does not bear a fork beside threads.
+    for (program, proof) in PROGRAMS.iter().filter(|(program, _)| *program != "forked") {
+        prove(&[], &compile(program, Language::C11, &[flag], library()), proof);
+    }
+}
+
+#[test]
 fn a_lock_from_python() {
     if !there("python3", answers(Command::new("python3").arg("--version"))) {
         return;
