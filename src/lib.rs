@@ -76,6 +76,7 @@ mod client;
 mod connect;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+mod election;
 mod error;
 mod filter;
 mod groups;
@@ -99,6 +100,7 @@ mod waiting;
 pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
+pub use election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
