@@ -46,7 +46,7 @@ pub(super) struct Shared {
 /// From the start of `run`, `lead` or `campaign` to its end.
 pub(super) struct Standing {
     pub stop: CancelToken,
-    /// After a stop: until when the closure may go on, and until when all has to be over.
+    /// After a stop: until when the closure may go on, and until when the release has to be answered.
     pub ends: Mutex<Option<(Instant, Instant)>>,
     /// What the release after the stop said.
     pub outcome: Mutex<Result<()>>,
@@ -218,9 +218,9 @@ impl Shared {
     fn ask(&self, by: Instant, also_campaigns: bool) -> Option<Arc<Standing>> {
         let standing = self.standing.lock().clone();
         if let Some(standing) = &standing {
-            // The release needs a moment, too.
+            // The release needs a moment, too, and then the thread.
             let left = by.saturating_duration_since(Instant::now());
-            standing.ends.lock().get_or_insert((by - left / 10, by));
+            standing.ends.lock().get_or_insert((by - left / 10, by - left / 20));
             standing.stop.cancel();
         }
         let standing = standing.filter(|standing| !standing.is_campaign);

@@ -10,3 +10,4 @@ pub mod proxy;
 pub mod servers;
 pub mod steps;
 pub mod stores;
+pub mod urls;

@@ -282,6 +282,7 @@ fn a_resignation_that_is_not_answered_says_so_and_is_tried_again() {
         // What was lost before can't be given up.
         let leadership = client.election("job").build().unwrap().campaign().unwrap();
         store.outlast(MINUTE);
+        leadership.loss().wait_timeout(LONG).expect("a loss");
         assert_eq!(leadership.resign().unwrap_err().kind(), ErrorKind::Lost);
     });
 }

@@ -108,6 +108,13 @@ fn lost(tells: &Receiver<Told>) -> (u64, String) {
     }
 }
 
+/// The workers of this binary begin here.
+#[cfg(target_os = "linux")]
+#[test]
+fn worker() {
+    harness::worker::run();
+}
+
 #[test]
 fn everything_can_be_shared_between_threads() {
     fn shared<T: Send + Sync + 'static>() {}

@@ -43,6 +43,8 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
                     let leads = nodes.iter().find(|(election, ..)| election.is_leader());
                     if let Some((election, ..)) = leads {
                         let _ = election.stop();
+                        // A release that hangs may outlast the bound.
+                        wait_until(|| !election.is_standing());
                         election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
                     }
                 }

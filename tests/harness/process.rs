@@ -26,10 +26,17 @@ pub struct Worker {
 impl Worker {
     /// A process that is connected to `url`; the binary's test `worker` must call `worker::run`.
     pub fn start(url: &str, lease: Duration) -> Worker {
+        Worker::polling(url, lease, Duration::from_millis(5))
+    }
+
+    /// The same, with this longest time between two looks of a waiter.
+    pub fn polling(url: &str, lease: Duration, poll: Duration) -> Worker {
         let binary = std::env::current_exe().expect("this test binary");
         let mut child = Command::new(binary)
             .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
             .env(WORKER, "1")
+            // Any do, for a local server.
+            .envs([("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -47,13 +54,18 @@ impl Worker {
             }
         });
         let mut worker = Worker { child, commands, answers };
-        assert_eq!(worker.ask(&format!("connect {url} {}", lease.as_millis())), "connected");
+        assert_eq!(worker.ask(&format!("connect {url} {} {}", lease.as_millis(), poll.as_millis())), "connected");
         worker
     }
 
     /// Sends a command without waiting for its answer.
     pub fn tell(&mut self, command: &str) {
         writeln!(self.commands, "{command}").expect("the worker's input");
+    }
+
+    /// Where its answers come.
+    pub fn answers(&self) -> &Receiver<String> {
+        &self.answers
     }
 
     /// The next answer.
