@@ -355,7 +355,7 @@ impl LockClient {
 }
 
 /// An acquisition that is known only as data: copies of it may be on their way.
-fn attempt_of(lock: &Lock) -> Attempt {
+pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
     let ask = Ask {
         grant: lock.grant.clone(),
         mode: lock.mode,

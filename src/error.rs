@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::leases::{LeaseStatus, key};
 use crate::lock::LockStatus;
 
 /// The answer of every call that can fail.
@@ -25,6 +26,7 @@ struct Inner {
     key: Option<String>,
     store: Option<String>,
     holders: Vec<LockStatus>,
+    lease: Option<LeaseStatus>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -71,6 +73,7 @@ impl Error {
             key: None,
             store: None,
             holders: Vec::new(),
+            lease: None,
             source: None,
         }))
     }
@@ -105,6 +108,11 @@ impl Error {
         self
     }
 
+    pub(crate) fn with_lease(mut self, lease: LeaseStatus) -> Self {
+        self.inner().lease = Some(lease);
+        self
+    }
+
     fn inner(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.0)
     }
@@ -114,9 +122,10 @@ impl Error {
         self.0.kind
     }
 
-    /// The key that the call was about, if it was about one.
+    /// The key that the call was about, if it was about one; of a lease the name.
     pub fn key(&self) -> Option<&str> {
-        self.0.key.as_deref()
+        let key = self.0.key.as_deref()?;
+        Some(key::parts(key).map_or(key, |(_, name)| name))
     }
 
     /// The store as scheme, host and database, without credentials and options.
@@ -129,6 +138,11 @@ impl Error {
         &self.0.holders
     }
 
+    /// The lease as it was found, when a call on it was impossible; `None` when nobody held it, and for other kinds.
+    pub fn lease(&self) -> Option<&LeaseStatus> {
+        self.0.lease.as_ref()
+    }
+
     /// Whether the same call may succeed later without any change.
     pub fn is_retryable(&self) -> bool {
         self.0.retryable
@@ -137,9 +151,13 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(key) = &self.0.key {
+            let what = if key::parts(key).is_some() { "lease" } else { "lock" };
+            write!(f, "{what} {:?}", key::shown(key))?;
+        }
         match (&self.0.key, &self.0.store) {
-            (Some(key), Some(store)) => write!(f, "lock {key:?} on {store}: {}", self.0.message),
-            (Some(key), None) => write!(f, "lock {key:?}: {}", self.0.message),
+            (Some(_), Some(store)) => write!(f, " on {store}: {}", self.0.message),
+            (Some(_), None) => write!(f, ": {}", self.0.message),
             (None, Some(store)) => write!(f, "{store}: {}", self.0.message),
             (None, None) => f.write_str(&self.0.message),
         }

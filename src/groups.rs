@@ -3,19 +3,15 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use crate::backend::{Seen, Swapped, Which};
+use crate::backend::{Seen, Which};
 use crate::client::LockClient;
 use crate::error::{Error, ErrorKind, Result};
 use crate::housekeeping::newest_first;
 use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
-use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times, backoff};
+use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times};
 use crate::lock::LockStatus;
 use crate::options::check_text;
-use crate::rt::clock::BootTime;
-use crate::rt::deadline::Deadline;
-
-/// A record that was read longer ago is read again before it is decided on: leases count from the read.
-const FRESH: Duration = Duration::from_millis(100);
+use crate::settle::Found;
 
 impl LockClient {
     /// Renews all locks of a group, and gives them with their new ends, newest first.
@@ -64,9 +60,9 @@ impl LockClient {
         }
         let mut renewed = Vec::new();
         for found in group {
-            let (holders, found) = self.settle(found, lock_id, decide)?;
+            let (holders, found) = self.settle(found, |found| decide(&found.seen), group_arrived(lock_id))?;
             // Not the time of the read: the leases went on since.
-            let now = found.seen.now.plus(self.family.clock.now().since(found.asked));
+            let now = found.now(self.family.clock.now());
             renewed.extend(statuses(&found.seen.record.key, &holders, now));
         }
         newest_first(&mut renewed);
@@ -104,7 +100,8 @@ impl LockClient {
         group.sort_by_key(|found| Reverse(newest(found)));
         let mut freed = Vec::new();
         for found in group {
-            let (holders, found) = self.settle(found, lock_id, |seen| Ok(release_group(&seen.record, lock_id)))?;
+            let release = |found: &Found| Ok(release_group(&found.seen.record, lock_id));
+            let (holders, found) = self.settle(found, release, group_arrived(lock_id))?;
             freed.extend(statuses(&found.seen.record.key, &holders, found.seen.now));
         }
         newest_first(&mut freed);
@@ -141,71 +138,14 @@ impl LockClient {
             }
         }
     }
+}
 
-    /// Takes the step that `decide` finds for one key, by compare-and-swap. What changed meanwhile is
-    /// read and decided again. Gives the answer and the record that it was decided on.
-    fn settle(
-        &self,
-        mut found: Found,
-        lock_id: &str,
-        decide: impl Fn(&Seen) -> Result<Step<Holders>>,
-    ) -> Result<(Holders, Found)> {
-        let key = found.seen.record.key.clone();
-        let by = self.family.request_deadline();
-        let mut unanswered: Option<(LockRecord, Holders, Found)> = None;
-        let mut failures = 0;
-        if self.family.clock.now().since(found.asked) > FRESH {
-            found = self.look(&key, &by)?;
-        }
-        loop {
-            let step = decide(&found.seen)?;
-            let Some(next) = step.record else { return Ok((step.answer, found)) };
-            let error = match self.family.backend.swap(&found.seen, Some(&next), &by) {
-                Ok(Swapped::Done) => return Ok((step.answer, found)),
-                Ok(Swapped::Changed) => {
-                    self.error(ErrorKind::Store, &key, "it was changed by others each time").retryable()
-                }
-                Ok(Swapped::Unknown(error)) => {
-                    unanswered = Some((next, step.answer, found));
-                    error
-                }
-                Err(error) if error.is_retryable() => error,
-                Err(error) => return Err(error),
-            };
-            failures += 1;
-            if !by.wait_for(backoff::retry_delay(failures, by.remaining(), fastrand::f64())) {
-                self.family.check_open()?;
-                return Err(error);
-            }
-            found = self.look(&key, &by)?;
-            let arrived = |(next, _, before): &mut (LockRecord, Holders, Found)| {
-                let same = |h: &Holder| found.seen.record.standing(&h.grant) == next.standing(&h.grant);
-                members(&before.seen.record, lock_id).all(|(_, h)| same(h))
-            };
-            if let Some((_, answer, before)) = unanswered.take_if(arrived) {
-                return Ok((answer, before));
-            }
-        }
-    }
-
-    fn look(&self, key: &str, by: &Deadline) -> Result<Found> {
-        let which = Which::Key(key.to_owned());
-        self.repeated_until(by, |by| {
-            let asked = self.family.clock.now();
-            let seen = self.family.backend.read(&which, None, true, by)?.records.pop();
-            let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");
-            seen.map(|seen| Found { seen, asked }).ok_or_else(nothing)
-        })
-    }
+/// Whether the holders of the group stand as a swap would have left them.
+fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool {
+    move |next, before, now| members(before, lock_id).all(|(_, h)| now.standing(&h.grant) == next.standing(&h.grant))
 }
 
 type Holders = Vec<(Mode, Holder)>;
-
-/// A record of the group, and the time from before it was asked for.
-struct Found {
-    seen: Seen,
-    asked: BootTime,
-}
 
 fn statuses(key: &str, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
     holders.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, now)).collect()

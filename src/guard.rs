@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::fence::sealed::Standing;
 use crate::lease::Mode;
 use crate::lock::Lock;
 use crate::loss::LossWatch;
@@ -167,6 +168,13 @@ impl LockGuard {
     /// takes it up with [`adopt`](crate::LockClient::adopt) before its lease ends.
     pub fn into_lock(self) -> Lock {
         if self.is_own_process() { self.hold.hand_over(self.family.options.drop_timeout) } else { self.hold.info() }
+    }
+
+    pub(crate) fn standing(&self) -> Result<Standing<'_>> {
+        if !self.is_own_process() {
+            return Err(self.not_held());
+        }
+        Ok(Standing { lock: self.hold.granted(), backend: &*self.family.backend })
     }
 
     fn is_own_process(&self) -> bool {

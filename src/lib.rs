@@ -60,6 +60,15 @@
 //! | | locks without TTL | [`.lease_forever()`](LockRequest::lease_forever) |
 //! | | `Purge` | [`purge`](LockClient::purge): frees only what has expired, not all of its group |
 //! | | `CreateIndexes` | [`create_schema`](LockClient::create_schema) |
+//! | juju state/lease | `ClaimLease` | [`Leases::claim`] of [`client.leases(namespace)`](LockClient::leases): refused while the lease stands, also to its holder, also expired; yours until at least the duration after the start of the call |
+//! | | `ExtendLease` | [`Leases::extend`]: the same promise, never shortens, races are harmless |
+//! | | `ExpireLease` | [`Leases::expire`]: only after its time by the store's clock; fails when free or pinned |
+//! | | `RevokeLease` | [`Leases::revoke`] |
+//! | | `Leases()` | [`Leases::list`], [`Leases::get`]: always from the store, times by the local clock |
+//! | | `Refresh` | [`Leases::refresh`]; rarely needed, since nothing is kept |
+//! | | `ErrInvalid` | kind [`InvalidLease`](ErrorKind::InvalidLease), which brings the [lease](Error::lease) as it is |
+//! | | `PinLease`, `UnpinLease` | [`Leases::pin`], [`Leases::unpin`], [`Leases::pinned_by`] |
+//! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
 //! Why it is built as it is: [`design`].
 
@@ -78,12 +87,14 @@ mod connect;
 pub mod dynamodb;
 mod election;
 mod error;
+pub mod fence;
 mod filter;
 mod groups;
 mod guard;
 mod housekeeping;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
+mod leases;
 mod lock;
 mod loss;
 mod observer;
@@ -92,6 +103,7 @@ mod request;
 mod request_any;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod rt;
+mod settle;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod testing;
@@ -104,6 +116,7 @@ pub use election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
+pub use leases::{LeaseKeeper, LeaseStatus, Leases};
 pub use lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
 pub use loss::{Loss, LossReason, LossWatch};
 pub use observer::{Event, Observer, Operation};

@@ -63,11 +63,10 @@ impl ClientOptions {
     pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
         let lease = lease.unwrap_or(Lease::For(self.lease));
         let counted = match lease {
-            Lease::For(d) if d < min_lease || d > MAX_LEASE => {
-                let right = format!("from {min_lease:?} on this store to 30 days, or lease_forever()");
-                return Err(Error::invalid("lease", d, &right));
+            Lease::For(d) => {
+                check_duration("lease", d, min_lease, ", or lease_forever()")?;
+                d
             }
-            Lease::For(d) => d,
             // Only the acquire that comes before the endless lease has these.
             Lease::Forever => MAX_ACQUIRE_LEASE,
         };
@@ -99,6 +98,11 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
+    /// The numbers by which the lease of a name is kept: the defaults, whatever the client's locks have.
+    pub fn of_lease(duration: Duration) -> Terms {
+        Terms { lease: Lease::For(duration), heartbeat: duration / 3, margin: duration / 10, ends_at: None }
+    }
+
     /// What a request at `now` may ask for.
     pub fn lease_at(&self, now: BootTime) -> Lease {
         match (self.lease, self.ends_at) {
@@ -153,6 +157,14 @@ impl AskedLease {
             },
         }
     }
+}
+
+/// Checks how long something shall be leased.
+pub(crate) fn check_duration(field: &str, d: Duration, least: Duration, or: &str) -> Result<()> {
+    if d < least || d > MAX_LEASE {
+        return Err(Error::invalid(field, d, &format!("from {least:?} on this store to 30 days{or}")));
+    }
+    Ok(())
 }
 
 /// Checks the name of a lock.

@@ -2,9 +2,14 @@
 
 use std::path::PathBuf;
 
+pub use rusqlite;
+use rusqlite::Transaction;
+
 use crate::backend::sqlite::SqliteOptions;
 use crate::builder::ClientBuilder;
 use crate::connect::sqlite_file;
+use crate::error::Result;
+use crate::fence::Fenced;
 use crate::rt::clock::Clock;
 
 /// A client of the locks in this file, whatever characters its path has: in a store URL some of
@@ -23,4 +28,45 @@ use crate::rt::clock::Clock;
 pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
     let options = SqliteOptions { path: path.into(), mode: None, unsafe_fs: false, clock_identity: None };
     ClientBuilder::with_opener(Ok(sqlite_file(options)), Clock::system())
+}
+
+/// Makes a transaction in the lock file commit only while a lock or lease is held.
+///
+/// # Example
+/// ```
+/// use leasehold::sqlite::{AssertIn, rusqlite};
+///
+/// # let folder = std::env::temp_dir().join(format!("leasehold-assert-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder).unwrap();
+/// # let file = folder.join("app.db");
+/// let client = leasehold::sqlite::builder(&file).connect()?;
+/// let guard = client.lock("report")?;
+///
+/// let mut db = rusqlite::Connection::open(&file)?; // your own tables are in the same file
+/// let transaction = db.transaction()?;
+/// transaction.execute_batch("CREATE TABLE report (text TEXT); INSERT INTO report VALUES ('done')")?;
+/// guard.assert_in(&transaction)?; // an error when the lock was lost: the transaction is rolled back
+/// transaction.commit()?;
+/// # drop((guard, client, db));
+/// # std::fs::remove_dir_all(&folder).unwrap();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait AssertIn: Fenced {
+    /// Asserts that it is held, as `transaction` sees the file. What this transaction has written, or writes
+    /// afterwards, is committed only if nobody was granted the lock before the commit: a rival waits for the
+    /// transaction, or has made its commit fail.
+    ///
+    /// Pass the error on, so that the transaction is rolled back. Keep the transaction short: while it has
+    /// written and is open, no heartbeat of any lock in the file can be sent.
+    ///
+    /// # Errors
+    /// `Lost` when it is not held any more; `InvalidInput` for a transaction in another file; `Closed` in a forked
+    /// child; else what SQLite says.
+    fn assert_in(&self, transaction: &Transaction<'_>) -> Result<()>;
+}
+
+impl<T: Fenced> AssertIn for T {
+    fn assert_in(&self, transaction: &Transaction<'_>) -> Result<()> {
+        crate::backend::sqlite::fence::assert_in(self.standing()?, transaction)
+    }
 }

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 /// Whoever adds an example names it here and runs it below.
-const EXAMPLES: [&str; 6] = ["batch_job", "hand_over", "hello", "lost_lock", "observer", "shared_readers"];
+const EXAMPLES: [&str; 7] =
+    ["batch_job", "fenced_write", "hand_over", "hello", "lost_lock", "observer", "shared_readers"];
 /// No example takes more than a few seconds; one that hangs shall not hang the tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -102,6 +103,12 @@ fn observer() {
 #[cfg(all(unix, feature = "sqlite"))]
 fn lost_lock() {
     run("lost_lock", &[]).proves("the woken holder knew of its loss, and its late write was refused");
+}
+
+#[test]
+#[cfg(all(unix, feature = "sqlite"))]
+fn fenced_write() {
+    run("fenced_write", &[]).proves("the woken holder's transaction was refused, and the rival's text stands");
 }
 
 #[test]

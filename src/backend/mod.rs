@@ -45,7 +45,7 @@ pub mod sqlite;
 pub mod transactional;
 
 /// A store of locks. See the module's `# Contract`.
-pub trait Backend: fmt::Debug + Send + Sync + 'static {
+pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// What is the same for the whole life of the client. No I/O.
     fn info(&self) -> &StoreInfo;
 

@@ -1,6 +1,7 @@
 //! The one way from the client to its store: every request is told to the observer, and every
 //! error learns which key and which store it is about.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,6 +48,15 @@ impl Observed {
             self.observing.tell(&Event::Unknown { operation, key, error });
         }
         answer
+    }
+}
+
+/// The store of this kind behind `backend`, if it is one: for what only one store has.
+pub fn native<B: Backend>(backend: &dyn Backend) -> Option<&B> {
+    let any: &dyn Any = backend;
+    match any.downcast_ref::<Observed>() {
+        Some(observed) => native(&*observed.inner),
+        None => any.downcast_ref(),
     }
 }
 

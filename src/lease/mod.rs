@@ -6,6 +6,7 @@
 //! native conditional write; a differential test compares the two.
 
 pub mod backoff;
+pub mod claim;
 pub mod group;
 pub mod record;
 pub mod transition;

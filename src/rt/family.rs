@@ -141,6 +141,21 @@ impl Family {
 
     /// A lock that was just granted, with heartbeat and watcher at work.
     pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
+        self.hold_or_keep(granted, terms, callbacks, false)
+    }
+
+    /// The same for a grant that outlives its hold: the lease of a name.
+    pub fn keep(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
+        self.hold_or_keep(granted, terms, callbacks, true)
+    }
+
+    fn hold_or_keep(
+        &self,
+        granted: Granted,
+        terms: Terms,
+        callbacks: Callbacks,
+        outlived_by_grant: bool,
+    ) -> Result<Arc<Hold>> {
         let setup = Setup {
             backend: self.backend.clone(),
             clock: self.clock.clone(),
@@ -149,6 +164,7 @@ impl Family {
             observing: self.options.observing.clone(),
             terms,
             request_timeout: self.options.request_timeout,
+            outlived_by_grant,
         };
         let hold = Hold::new(granted, setup, callbacks);
         if let Err(error) = hold.start() {

@@ -40,6 +40,8 @@ pub struct Setup {
     pub observing: Observing,
     pub terms: Terms,
     pub request_timeout: Duration,
+    /// Its end releases nothing.
+    pub outlived_by_grant: bool,
 }
 
 /// What the user wants to be told of one hold.
@@ -436,7 +438,7 @@ impl Hold {
         };
         let loss = Loss {
             reason,
-            key: self.granted.key.clone(),
+            key: crate::leases::key::shown(&self.granted.key).into_owned(),
             fencing_token: self.granted.token,
             held_for: self.setup.clock.now().since(self.granted_at),
         };

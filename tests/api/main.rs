@@ -7,6 +7,7 @@ mod any;
 mod data;
 mod groups;
 mod guards;
+mod leases;
 mod listing;
 mod told;
 mod waiting;

@@ -74,6 +74,7 @@ impl State {
                 let gap = millis(gap.parse().expect("milliseconds"));
                 format!("held {}", held_after_a_stop(&self.guards[key], gap))
             }
+            ["write", key, file, how] => write(&self.guards[key], Path::new(file), how == "fenced"),
             ["block", file, ms] => block(Path::new(file), millis(ms.parse().expect("milliseconds"))),
             // As a program that leaks its guards and ends in good order.
             ["abandon"] => {
@@ -140,6 +141,21 @@ impl State {
 fn intrude(oracle: &Oracle) -> String {
     let alone = oracle.section(1, || eventually("another process enters the section", || oracle.saw_overlap()));
     format!("overlaps {}", u32::from(!alone))
+}
+
+/// A transaction of the user's own in the lock file, with the assertion or without it.
+fn write(guard: &LockGuard, file: &Path, fenced: bool) -> String {
+    use leasehold::sqlite::AssertIn;
+    let mut connection = rusqlite::Connection::open(file).expect("the database");
+    connection.busy_timeout(PATIENCE).expect("a timeout");
+    let transaction = connection.transaction().expect("a transaction");
+    let row = [guard.key(), "holder"];
+    transaction.execute("INSERT OR REPLACE INTO data VALUES (?1, ?2)", row).expect("a write");
+    if fenced && let Err(error) = guard.assert_in(&transaction) {
+        return format!("refused {:?}", error.kind());
+    }
+    transaction.commit().expect("a commit");
+    "written".to_owned()
 }
 
 /// Takes SQLite's write lock for so long, as a user's own transaction in the same file may.

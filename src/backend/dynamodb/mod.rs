@@ -31,6 +31,7 @@ mod acquire;
 mod error;
 mod estimate;
 mod expr;
+pub mod fence;
 mod hold;
 mod item;
 mod open;

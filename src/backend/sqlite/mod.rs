@@ -31,6 +31,7 @@ use crate::rt::deadline::Deadline;
 mod boot;
 mod conn;
 mod error;
+pub mod fence;
 mod file;
 mod holders;
 mod read;

@@ -133,6 +133,11 @@ impl Row {
         self.exclusive.iter().chain(&self.shared).any(|entry| entry.holder.lock_id == id)
     }
 
+    /// The token of this grant, if it stands, expired or not.
+    pub(super) fn token_of(&self, grant: &GrantId) -> Option<u64> {
+        self.entry(grant).map(|entry| entry.holder.token)
+    }
+
     fn entry(&self, grant: &GrantId) -> Option<&Entry> {
         self.exclusive.iter().chain(&self.shared).find(|entry| entry.holder.grant == *grant)
     }

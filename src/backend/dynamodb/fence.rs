@@ -1,0 +1,64 @@
+//! Whether a grant stands, as a condition inside a user's own transaction.
+
+use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure;
+use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
+
+use super::Dynamodb;
+use super::expr::{Expr, number, text};
+use super::item;
+use crate::backend::observed;
+use crate::dynamodb::Canceled;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fence::sealed::Standing;
+use crate::lease::Mode;
+use crate::lock::LockStatus;
+
+/// The check of the row that the grant stands in.
+pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
+    let (store, lock) = (store_of(standing)?, standing.lock);
+    let condition = match lock.mode {
+        Mode::Exclusive => "#grantId = :grant AND #fence = :token",
+        Mode::Shared => "#shared.#grant.#token = :token",
+    };
+    let expr = Expr::new(&lock.key, condition, "")
+        .name("#grant", lock.grant.as_str())
+        .value(":grant", text(lock.grant.as_str()))
+        .value(":token", number(lock.token));
+    let key = &store.place.partition_key;
+    ConditionCheck::builder()
+        .table_name(&store.place.table)
+        .key(key, text(&lock.key))
+        .set_expression_attribute_names(Some(expr.names(key)))
+        .set_expression_attribute_values(Some(expr.values()))
+        .condition_expression(expr.condition)
+        .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
+        .build()
+        // Never: all that it asks for is there.
+        .map_err(|error| Error::new(ErrorKind::InvalidInput, "the check can't be built").caused_by(error))
+}
+
+/// What this reason of a cancelled transaction says of the check.
+pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Result<Canceled> {
+    let (store, lock) = (store_of(standing)?, standing.lock);
+    Ok(match reason.code() {
+        Some("ConditionalCheckFailed") => {
+            let record = reason.item().and_then(|row| item::decode(&lock.key, row).ok());
+            let now = store.moment().map_err(|error| store.told(error, &lock.key))?.late();
+            let status = |(mode, holder)| LockStatus::new(&lock.key, mode, holder, now);
+            let holders = record.iter().flat_map(|record| record.live(now).map(status)).collect();
+            let message = "it is not held any more; the transaction was not applied";
+            let error = Error::new(ErrorKind::Lost, message).with_key(&lock.key).with_store(&store.info.label);
+            Canceled::Lost(error.with_holders(holders))
+        }
+        Some("TransactionConflict") => Canceled::Conflict,
+        _ => Canceled::Other,
+    })
+}
+
+fn store_of<'a>(standing: Standing<'a>) -> Result<&'a Dynamodb> {
+    observed::native(standing.backend).ok_or_else(|| {
+        let message = "this lock is in no DynamoDB table";
+        let error = Error::new(ErrorKind::InvalidInput, message).with_key(&standing.lock.key);
+        error.with_store(&standing.backend.info().label)
+    })
+}

@@ -1,0 +1,115 @@
+//! The transitions of a lease that a name holds: it is claimed, extended, and ends when somebody expires it.
+
+use std::time::Duration;
+
+use super::record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord};
+use super::transition::{Step, Times};
+
+/// What a claim asks for.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Names this claim, so that a repeat finds itself.
+    pub grant: GrantId,
+    /// Which the record wants of every holder; nobody is told it.
+    pub lock_id: String,
+    /// The owner is the name that holds.
+    pub labels: Labels,
+    /// For how long at the least.
+    pub duration: Duration,
+}
+
+/// Why a lease is not in the state that a call needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseRefusal {
+    /// Somebody holds it, expired or not.
+    Stands,
+    /// Nobody holds it.
+    Free,
+    /// Another name holds it.
+    HeldByOther,
+    /// Its time is not over.
+    StillRuns,
+    /// Somebody asked that it be kept.
+    Pinned,
+}
+
+/// The answer to a call about a holder: the holder as it stands afterwards, or stood before it went.
+pub type LeaseAnswer = Result<Holder, LeaseRefusal>;
+
+/// Gives the lease to a name. One that stands is refused, also when it has expired and to the same name.
+pub fn claim(record: &LockRecord, claim: &Claim, times: &Times) -> Step<LeaseAnswer> {
+    if let Some((_, mine)) = record.standing(&claim.grant) {
+        return Step::keep(Ok(mine.clone()));
+    }
+    if record.exclusive.is_some() {
+        return Step::keep(Err(LeaseRefusal::Stands));
+    }
+    let holder = Holder {
+        grant: claim.grant.clone(),
+        lock_id: claim.lock_id.clone(),
+        labels: claim.labels.clone(),
+        token: record.token.saturating_add(1).max(times.stamp),
+        created: times.now,
+        renewed: None,
+        until: Lease::For(claim.duration).end(times.now),
+    };
+    let next = LockRecord { kind: Kind::Lease, token: holder.token, exclusive: Some(holder.clone()), ..record.clone() };
+    Step::write(Ok(holder), next)
+}
+
+/// Makes it last for `duration` from now on, expired or not; an end that is later already stays.
+pub fn extend(record: &LockRecord, owner: &str, duration: Duration, times: &Times) -> Step<LeaseAnswer> {
+    let holder = match held_by(record, owner) {
+        Ok(holder) => holder,
+        Err(refusal) => return Step::keep(Err(refusal)),
+    };
+    let until = Lease::For(duration).end(times.now);
+    if holder.until >= until {
+        return Step::keep(Ok(holder.clone()));
+    }
+    let extended = Holder { until, renewed: Some(times.now), ..holder.clone() };
+    Step::write(Ok(extended.clone()), LockRecord { exclusive: Some(extended), ..record.clone() })
+}
+
+/// Ends it, if its time is over by the earliest time that it may be and nobody pins it.
+pub fn expire(record: &LockRecord, times: &Times) -> Step<LeaseAnswer> {
+    let refused = |refusal| Step::keep(Err(refusal));
+    match &record.exclusive {
+        None => refused(LeaseRefusal::Free),
+        Some(holder) if holder.until > End::At(times.cut) => refused(LeaseRefusal::StillRuns),
+        Some(_) if !record.pins.is_empty() => refused(LeaseRefusal::Pinned),
+        Some(holder) => end(record, holder),
+    }
+}
+
+/// Ends it for the name that holds it, whatever its time and whoever pins it.
+pub fn revoke(record: &LockRecord, owner: &str) -> Step<LeaseAnswer> {
+    match held_by(record, owner) {
+        Ok(holder) => end(record, holder),
+        Err(refusal) => Step::keep(Err(refusal)),
+    }
+}
+
+/// Keeps the lease from being expired, now and after a later claim, until it is unpinned. Whether that is new.
+pub fn pin(record: &LockRecord, entity: &str) -> Step<bool> {
+    let mut next = LockRecord { kind: Kind::Lease, ..record.clone() };
+    if next.pins.insert(entity.to_owned()) { Step::write(true, next) } else { Step::keep(false) }
+}
+
+/// Takes back what [`pin`] did. Whether there was something to take back.
+pub fn unpin(record: &LockRecord, entity: &str) -> Step<bool> {
+    let mut next = record.clone();
+    if next.pins.remove(entity) { Step::write(true, next) } else { Step::keep(false) }
+}
+
+fn held_by<'a>(record: &'a LockRecord, owner: &str) -> Result<&'a Holder, LeaseRefusal> {
+    match &record.exclusive {
+        None => Err(LeaseRefusal::Free),
+        Some(holder) if holder.labels.owner != owner => Err(LeaseRefusal::HeldByOther),
+        Some(holder) => Ok(holder),
+    }
+}
+
+fn end(record: &LockRecord, holder: &Holder) -> Step<LeaseAnswer> {
+    Step::write(Ok(holder.clone()), LockRecord { exclusive: None, ..record.clone() })
+}
