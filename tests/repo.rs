@@ -73,7 +73,10 @@ fn each_room_uses_only_what_stands_below_it() {
             ],
         ),
         ("src/backend", &["crate::client", "crate::guard", "crate::request", "crate::rt::family", "crate::rt::hold"]),
-        ("src/election", &["crate::backend", "crate::connect", "rt::hold", "rt::queue", "rt::waiters", "thread::sleep"]),
+        (
+            "src/election",
+            &["crate::backend", "crate::connect", "rt::hold", "rt::queue", "rt::waiters", "thread::sleep"],
+        ),
         ("src/rt", &["crate::client", "crate::guard", "crate::request", "crate::connect", "rusqlite", "thread::sleep"]),
         ("src", &["tokio", "todo!(", "unimplemented!(", "dbg!(", "unsafe {", "println!("]),
     ];

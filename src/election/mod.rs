@@ -111,11 +111,12 @@ impl Election {
     /// let election = client.election("report").stand_again(false).build()?;
     /// let (done, reports) = std::sync::mpsc::channel();
     /// election.lead(move |leadership| {
-    ///     while leadership.is_leader() {
-    ///         // One step of the work, with leadership.fencing_token()
-    ///         let _ = done.send(leadership.fencing_token());
-    ///         break; // it is done: resign
+    ///     for _step in 0..3 {
+    ///         if !leadership.is_leader() {
+    ///             return;
+    ///         }
     ///     }
+    ///     let _ = done.send(leadership.fencing_token());
     /// })?;
     /// election.wait();
     /// assert_eq!(reports.iter().count(), 1);

@@ -14,12 +14,16 @@ use crate::loss::Loss;
 use crate::observer::contained;
 use crate::rt::thread::Thread;
 
+type OnWon = Box<dyn FnMut(u64) + Send>;
+type OnLost = Box<dyn FnMut(u64, &TermEnd) + Send>;
+type OnLeader = Box<dyn FnMut(&Leader) + Send>;
+
 /// What the user wants to be told.
 #[derive(Default)]
 pub(super) struct Callbacks {
-    pub won: Option<Box<dyn FnMut(u64) + Send>>,
-    pub lost: Option<Box<dyn FnMut(u64, &TermEnd) + Send>>,
-    pub leader: Option<Box<dyn FnMut(&Leader) + Send>>,
+    pub won: Option<OnWon>,
+    pub lost: Option<OnLost>,
+    pub leader: Option<OnLeader>,
 }
 
 enum Message {
