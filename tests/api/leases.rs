@@ -38,6 +38,7 @@ fn near(left: Duration, lease: Duration) -> bool {
 fn a_claim_fails_while_the_lease_stands_even_expired_even_for_its_holder() {
     on_every_store(|store| {
         let (ours, theirs) = (leases(store), store.rival().leases("space"));
+        assert_eq!(ours.namespace(), "space");
         let claimed = ours.claim("app", "unit/0", MINUTE).unwrap();
         assert_eq!((claimed.namespace(), claimed.name(), claimed.holder()), ("space", "app", "unit/0"));
         assert!(near(claimed.remaining(), MINUTE) && !claimed.is_expired() && claimed.extended().is_none());

@@ -299,3 +299,29 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
     renewed(&store, &mut mine, heartbeat(seconds(20)));
     assert_eq!(sightings(&folder.file()), None);
 }
+
+/// The leases of names outlast a reboot, and then stand for their whole duration once more.
+#[test]
+fn a_lease_of_an_earlier_boot_is_expired_after_its_duration_and_can_be_extended() {
+    let folder = Folder::new();
+    let leases = |identity: &str| {
+        let (store, clock) = open_at(&folder.file(), identity);
+        let client = leasehold::internals::builder_over(std::sync::Arc::new(store), clock.clone()).connect().unwrap();
+        (client.leases("space"), clock)
+    };
+    let (before, earlier) = leases("boot-1");
+    earlier.advance(APART);
+    let claimed = before.claim("app", "unit/0", seconds(30)).unwrap();
+    drop(before);
+    let (now, clock) = leases("boot-2");
+    assert!(now.expire("app").is_err());
+    clock.advance(seconds(15));
+    let extended = now.extend("app", "unit/0", seconds(40)).unwrap();
+    assert_eq!(extended.fencing_token(), claimed.fencing_token());
+    assert!(extended.remaining() > seconds(40) - SLACK);
+    clock.advance(seconds(40) - SLACK);
+    assert!(now.expire("app").is_err());
+    clock.advance(SLACK);
+    now.expire("app").unwrap();
+    assert!(now.claim("app", "unit/1", seconds(30)).unwrap().fencing_token() > claimed.fencing_token());
+}
