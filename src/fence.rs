@@ -111,6 +111,8 @@ pub(crate) mod sealed {
     }
 
     /// What is asserted, and on which store.
+    // Only the stores whose transactions can assert something read it.
+    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
     #[derive(Clone, Copy)]
     pub struct Standing<'a> {
         pub(crate) lock: &'a Lock,

@@ -68,7 +68,8 @@ fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
 #[test]
 fn a_leader_that_is_not_renewed_any_more_gives_others_their_turn() {
     on_every_store(|store| {
-        let (a, a_tells) = node(&store.client(), "a");
+        // It lets others go first for as long as its own poll may take, four times over.
+        let (a, a_tells) = node(&store.builder().poll(ms(1)..=SECOND).connect().unwrap(), "a");
         let (b, b_tells) = node(&store.client(), "b");
         let a = a.max_hold(MINUTE / 2).build().unwrap();
         let b = b.build().unwrap();
