@@ -76,7 +76,7 @@ fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
 #[test]
 fn a_close_does_not_wait_for_ever_for_a_closure() {
     on_every_store(|store| {
-        let client = store.builder().drop_timeout(ms(300)).connect().unwrap();
+        let client = store.builder().drop_timeout(SECOND).connect().unwrap();
         let election = client.election("job").build().unwrap();
         let ((begun, begins), (release, let_go)) = (bounded(1), bounded::<()>(0));
         election
@@ -87,12 +87,12 @@ fn a_close_does_not_wait_for_ever_for_a_closure() {
             .unwrap();
         begins.recv_timeout(LONG).unwrap();
         let other = client.lock("other").unwrap();
-        let _ = harness::within("the close", ms(300), || client.close());
+        let _ = harness::within("the close", SECOND, || client.close());
         let rival = store.client();
         assert!(!other.is_held() && rival.try_lock("other").unwrap().is_some(), "all others are released");
         assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
         drop(release);
-        harness::within("the drop", ms(300), || drop(election));
+        harness::within("the drop", SECOND, || drop(election));
     });
 }
 
