@@ -4,12 +4,16 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "mongodb")]
+use ::mongodb as mongodb_driver;
 use percent_encoding::percent_decode_str;
 
 use crate::backend::Backend;
 #[cfg(feature = "dynamodb")]
 use crate::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
 use crate::backend::memory::Memory;
+#[cfg(feature = "mongodb")]
+use crate::backend::mongodb::{Mongodb, MongodbOptions, Settings as MongodbSettings};
 #[cfg(feature = "sqlite")]
 use crate::backend::sqlite::{Sqlite, SqliteOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +40,12 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         "dynamodb" => dynamodb(StoreUrl::parse("dynamodb", rest)?),
         #[cfg(not(feature = "dynamodb"))]
         "dynamodb" => Err(config("this build has no dynamodb: store; turn on the feature `dynamodb` of leasehold")),
+        #[cfg(feature = "mongodb")]
+        "mongodb" | "mongodb+srv" => mongodb(url),
+        #[cfg(not(feature = "mongodb"))]
+        "mongodb" | "mongodb+srv" => {
+            Err(config("this build has no mongodb: store; turn on the feature `mongodb` of leasehold"))
+        }
         "memory" => memory(StoreUrl::parse("memory", rest)?),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),
@@ -43,8 +53,8 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         "sqlite" => Err(config("this build has no sqlite: store; turn on the feature `sqlite` of leasehold")),
         // Only the scheme is shown: the rest may hold a password.
         other => {
-            let hint = near(other, &["sqlite", "memory", "dynamodb"]);
-            let known = "it knows sqlite:, memory: and dynamodb:";
+            let hint = near(other, &["sqlite", "memory", "dynamodb", "mongodb", "mongodb+srv"]);
+            let known = "it knows sqlite:, memory:, dynamodb: and mongodb:";
             Err(config(&format!("{other:?} is no store that this version knows{hint}; {known}")))
         }
     }
@@ -132,6 +142,43 @@ pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
         min_lease: Dynamodb::MIN_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
     })
+}
+
+/// A URL of MongoDB's own form, which the driver reads, but for the option that is ours.
+#[cfg(feature = "mongodb")]
+fn mongodb(url: &str) -> Result<Opener> {
+    let (rest, query) = url.split_once('?').unwrap_or((url, ""));
+    let (mut collection, mut theirs) = (None, Vec::new());
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=').unwrap_or((pair, "")) {
+            ("collection", _) if collection.is_some() => {
+                return Err(config("the option \"collection\" of mongodb: is given twice"));
+            }
+            ("collection", value) => collection = Some(decode(value)?.into_owned()),
+            (name, _) if distance(name, "collection") <= 2 => {
+                return Err(config(&format!("mongodb: has no option {name:?} (did you mean \"collection\"?)")));
+            }
+            _ => theirs.push(pair),
+        }
+    }
+    let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
+    let parsed = mongodb_driver::options::ConnectionString::parse(&url).map_err(|error| {
+        // The driver's words, unless they quote what may be a part of a password.
+        let told = error.kind.to_string();
+        let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
+        let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
+        let quotes = parts.any(|part| !part.is_empty() && told.contains(part));
+        let told = if quotes { "the driver cannot read it".to_owned() } else { told };
+        config(&format!("the mongodb: URL is wrong: {told}"))
+    })?;
+    mongodb_collection(MongodbOptions::new(MongodbSettings::Url(Box::new(parsed)), None, collection))
+}
+
+/// The store in a MongoDB collection.
+#[cfg(feature = "mongodb")]
+pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Opener> {
+    let options = options?;
+    Ok(Opener { min_lease: Mongodb::MIN_LEASE, open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))) })
 }
 
 #[cfg(feature = "dynamodb")]

@@ -114,6 +114,8 @@ pub(crate) mod sealed {
     // Only the stores whose transactions can assert something read it.
     #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
     #[derive(Clone, Copy)]
+    // Not every store has asserts.
+    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
     pub struct Standing<'a> {
         pub(crate) lock: &'a Lock,
         pub(crate) backend: &'a dyn Backend,

@@ -34,6 +34,7 @@
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
 //! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
+//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
 //! # Features
@@ -41,6 +42,7 @@
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
+//! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //!
 //! # Coming from other libraries
@@ -106,6 +108,8 @@ mod lease;
 mod leases;
 mod lock;
 mod loss;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
 mod observer;
 mod options;
 mod request;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use servers::dynamodb::SERVER;
-use servers::{LINGER, Server, dynamodb_local, home};
+use servers::{LINGER, Server, dynamodb_local, home, mongod};
 use tempfile::TempDir;
 
 /// Longer than a start on a busy machine.
@@ -250,4 +250,24 @@ fn a_fetch_runs_once_and_only_its_success_stays() {
         }
     });
     assert_eq!(FETCHES.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn mongod_serves_as_a_replica_set_and_goes_with_its_last_user() {
+    let Some(shared) = mongod() else { return };
+    assert!((mongod::SERVER.ready)(&shared));
+    if std::env::var_os(mongod::SERVER.env).is_some() {
+        return;
+    }
+    // One of its own.
+    let room = tempfile::tempdir().unwrap();
+    let running = servers::run(&mongod::SERVER, room.path()).unwrap();
+    let host = running.url.strip_prefix("mongodb://").unwrap().split('/').next().unwrap().to_owned();
+    assert!(servers::mongod::is_writable(&servers::mongod::ask(&host, &servers::mongod::hello()).unwrap()));
+    let again = servers::run(&mongod::SERVER, room.path()).unwrap();
+    assert_eq!(again.url, running.url);
+    drop(running);
+    assert!((mongod::SERVER.ready)(&again.url));
+    drop(again);
+    eventually("it is gone", || servers::mongod::ask(&host, &servers::mongod::hello()).is_none());
 }

@@ -26,7 +26,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Sender;
 
@@ -39,6 +39,8 @@ use crate::rt::deadline::Deadline;
 pub mod dynamodb;
 pub mod fault;
 pub mod memory;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
 pub mod observed;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
@@ -99,6 +101,8 @@ pub struct StoreInfo {
 pub enum GrantForm {
     /// A random UUID.
     Uuid,
+    /// 12 bytes in 24 digits, as MongoDB has them: the time in seconds, then random.
+    ObjectId,
 }
 
 impl GrantForm {
@@ -106,8 +110,20 @@ impl GrantForm {
     pub fn fresh(self) -> GrantId {
         match self {
             GrantForm::Uuid => GrantId::from_text(uuid::Uuid::new_v4().to_string()),
+            GrantForm::ObjectId => GrantId::from_text(object_id()),
         }
     }
+}
+
+/// Ids of MongoDB are sorted by their time. Its own have a counter, which would repeat after a fork.
+fn object_id() -> String {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // As the type has it: 32 bits, which go round in 2106.
+    let seconds = since_1970.as_secs() & u64::from(u32::MAX);
+    let random = uuid::Uuid::new_v4().into_bytes();
+    // The other bytes are not all random.
+    let random = random[..6].iter().chain(&random[9..11]);
+    random.fold(format!("{seconds:08x}"), |text, byte| format!("{text}{byte:02x}"))
 }
 
 /// What [`Backend::schema`] shall do.

@@ -65,6 +65,8 @@ impl<C: 'static> Driver<C> {
                     return;
                 }
             };
+            // Entered until the last task is dropped: SDKs then start tasks of their own.
+            let _entered = runtime.enter();
             let tasks = LocalSet::new();
             tasks.block_on(&runtime, async {
                 let owned = match contained(init, gone).await {

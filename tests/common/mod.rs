@@ -6,6 +6,8 @@ pub mod bench;
 pub mod between;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
 pub mod proxy;
 pub mod servers;
 pub mod steps;

@@ -49,23 +49,27 @@ pub fn stores() -> Vec<Store> {
 }
 
 /// The stores whose server is there. Where one is missing the harness says so.
-#[cfg(feature = "dynamodb")]
-fn servers() -> Vec<Store> {
-    super::servers::dynamodb_local()
-        .map(|_| Store {
+fn servers() -> impl Iterator<Item = Store> {
+    let all: [Option<Store>; _] = [
+        #[cfg(feature = "dynamodb")]
+        super::servers::dynamodb_local().map(|_| Store {
             module: "dynamodb",
             remembers_who_gave_up: true,
             rows_have_format: true,
             swaps_give_up: true,
             open: dynamodb,
-        })
-        .into_iter()
-        .collect()
-}
-
-#[cfg(not(feature = "dynamodb"))]
-fn servers() -> Vec<Store> {
-    Vec::new()
+        }),
+        // A number in the attempt's session stops its late copies.
+        #[cfg(feature = "mongodb")]
+        super::servers::mongod().map(|_| Store {
+            module: "mongodb",
+            remembers_who_gave_up: false,
+            rows_have_format: true,
+            swaps_give_up: false,
+            open: mongodb,
+        }),
+    ];
+    all.into_iter().flatten()
 }
 
 /// A store by two clients, and the clock that it goes by.
@@ -77,14 +81,16 @@ pub struct Opened {
     pub slack: Duration,
     /// For a server whose clock is its own: moves all its rows so far into the past.
     pub age: Option<Box<dyn Fn(Duration) + Send + Sync>>,
-    _folder: Option<Folder>,
+    /// What goes with the test.
+    _room: Option<Box<dyn std::any::Any + Send + Sync>>,
 }
 
 impl Opened {
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
-        self.clock.advance(by);
+        // The clock last: whoever it wakes sees rows that are older.
         self.age.iter().for_each(|age| age(by));
+        self.clock.advance(by);
     }
 
     /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
@@ -139,7 +145,7 @@ pub fn fresh(store: &dyn Backend) -> GrantId {
 fn memory() -> Opened {
     let (name, clock) = (unique(), Clock::system());
     let open = || Arc::new(Memory::open(&name, clock.clone()));
-    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, age: None, _folder: None }
+    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, age: None, _room: None }
 }
 
 #[cfg(feature = "sqlite")]
@@ -155,7 +161,7 @@ fn sqlite() -> Opened {
         clock: clock.clone(),
         slack: Duration::ZERO,
         age: None,
-        _folder: Some(folder),
+        _room: Some(Box::new(folder)),
     }
 }
 
@@ -177,7 +183,23 @@ fn dynamodb() -> Opened {
         clock: clock.clone(),
         slack: Duration::from_secs(1),
         age: None,
-        _folder: None,
+        _room: None,
+    }
+}
+
+/// The server's clock is its own: what is stored gets older instead.
+#[cfg(feature = "mongodb")]
+fn mongodb() -> Opened {
+    let rows = Arc::new(super::mongodb::Rows::fresh());
+    let open = || Arc::new(rows.open());
+    let aged = rows.clone();
+    Opened {
+        store: open(),
+        second: open(),
+        clock: Clock::system(),
+        slack: Duration::ZERO,
+        age: Some(Box::new(move |by| aged.age(by))),
+        _room: Some(Box::new(rows.clone())),
     }
 }
 

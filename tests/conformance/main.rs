@@ -92,6 +92,7 @@ fn every_store_is_in_the_table() {
             "sqlite" => cfg!(not(feature = "sqlite")),
             // Without its server it is left out, which was said.
             "dynamodb" => cfg!(not(feature = "dynamodb")) || common::servers::dynamodb_local().is_none(),
+            "mongodb" => cfg!(not(feature = "mongodb")) || common::servers::mongod().is_none(),
             _ => false,
         };
         assert!(

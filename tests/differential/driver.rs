@@ -89,8 +89,27 @@ impl Driver {
             _ => {
                 let by = Duration::from_millis(self.rng.u64(..3_000));
                 self.at.advance(by);
+                self.age(by);
             }
         }
+    }
+
+    /// Where time passes by making rows older, so does it for what the model holds of them.
+    fn age(&mut self, by: Duration) {
+        if self.at.age.is_none() {
+            return;
+        }
+        for record in self.model.values_mut() {
+            for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
+                holder.created = holder.created.minus(by);
+                holder.renewed = holder.renewed.map(|at| at.minus(by));
+                if let End::At(at) = holder.until {
+                    holder.until = End::At(at.minus(by));
+                }
+            }
+        }
+        // No row is as it was read.
+        self.old.clear();
     }
 
     fn ask(&mut self) -> Ask {

@@ -199,7 +199,9 @@ mod tests {
     #[test]
     fn a_holder_without_an_end_is_damaged_and_not_endless() {
         let text = to_text(&[entry()]).unwrap();
-        assert!(from_text(&text.replace("\"leased_until\":null,", "")).is_err());
+        // The order of fields depends on what else is built in: bson has serde_json keep it.
+        let without = text.replace("\"leased_until\":null,", "").replace(",\"leased_until\":null", "");
+        assert!(without != text && from_text(&without).is_err());
         for bad in ["{}", "[1]", "[{}]", "[", ""] {
             assert!(from_text(bad).is_err(), "{bad}");
         }

@@ -7,6 +7,7 @@
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 pub mod dynamodb;
+pub mod mongod;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -48,6 +49,14 @@ pub struct Server {
 pub fn dynamodb_local() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
     shared(&dynamodb::SERVER, &SHARED)
+}
+
+/// The URI of a MongoDB that may be written, without a database. None where there is none to be had, after a line on
+/// standard error.
+#[track_caller]
+pub fn mongod() -> Option<String> {
+    static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
+    shared(&mongod::SERVER, &SHARED)
 }
 
 #[track_caller]

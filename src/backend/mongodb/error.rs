@@ -1,0 +1,245 @@
+//! What can go wrong here: the one place that says what an answer of the server means.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, WriteFailure};
+
+use crate::error::{Error, ErrorKind};
+use crate::lease::record::FORMAT_MAJOR;
+
+/// What became of a request that was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Nothing was written, and a repeat may succeed: no primary, in conflict, or it never got there.
+    NotDone,
+    /// It may or may not have happened: no answer, or one that does not settle it.
+    Unknown,
+    /// Nothing was written, and a repeat is of no use.
+    Refused,
+    /// The document or index is there already: somebody was faster.
+    Duplicate,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum MongodbError {
+    #[error(
+        "access is denied; the user needs find, insert, update and remove on the collection (the role readWrite), and \
+         createIndex to make it; the database's administrator can grant them"
+    )]
+    Denied { cause: Cause },
+
+    #[error("the server does not accept the credentials; correct user, password and authSource")]
+    Credentials { cause: Cause },
+
+    #[error("no request could be sent in the time that this call had; check the hosts and the network")]
+    NotSent,
+
+    #[error("no server could be reached that may be written; check the hosts, the network, TLS and the replica set")]
+    Unreachable { cause: Cause },
+
+    #[error("the server was in conflict or not the primary; nothing was written, and the call may be repeated")]
+    Conflict { cause: Cause },
+
+    #[error("the request was sent, but no answer settled whether it happened")]
+    Unanswered { cause: Cause },
+
+    #[error("no answer came; check the hosts and the network, or repeat the call")]
+    Unread { cause: Cause },
+
+    #[error("an earlier copy of this request was given up, and this one came too late")]
+    GivenUp { cause: Cause },
+
+    #[error("the server refused the request")]
+    Other { cause: Cause },
+
+    #[error("the driver panicked or was ended during a request, and what that did is not known")]
+    Panicked,
+
+    #[error("the thread that talks to the server has ended; connect again")]
+    Ended,
+
+    #[error("{0}")]
+    Collection(String),
+
+    #[error("the document is damaged ({0}); it is left as it is: correct or delete it once nobody holds it")]
+    Damaged(String),
+
+    #[error("its document has format {found:?}; this version of leasehold reads up to {FORMAT_MAJOR}.x")]
+    NewerFormat { found: (u32, u32) },
+
+    #[error("the record to swap was not read from this store")]
+    NotRead,
+
+    #[error("{0}")]
+    Invalid(String),
+
+    #[error("{0}")]
+    Config(String),
+}
+
+/// What the driver says, without requests and answers, which hold grant ids.
+#[derive(Clone)]
+pub(super) struct Cause(String);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Cause {}
+
+/// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
+const INTERRUPTED: [i32; 9] = [24, 50, 91, 189, 262, 11600, 11601, 11602, 100];
+/// These come before anything is written.
+const NOT_DONE: [i32; 10] = [6, 7, 89, 112, 133, 134, 246, 9001, 10107, 13435];
+/// A stale or recovering node, sharding that moves, too many requests.
+const NOT_DONE_EITHER: [i32; 8] = [13436, 13388, 63, 150, 234, 462, 202, 165];
+const DENIED: [i32; 2] = [13, 8000];
+const CREDENTIALS: [i32; 3] = [11, 18, 334];
+const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
+const TOO_OLD: i32 = 225;
+const NO_NAMESPACE: i32 = 26;
+const NO_COLLECTION: &str = "the collection does not exist; create_schema() makes it";
+
+impl MongodbError {
+    /// The error of a call that took longer than it had.
+    pub fn overdue(took: std::time::Duration) -> Self {
+        MongodbError::Unanswered { cause: Cause(format!("no answer in {} ms", took.as_millis())) }
+    }
+
+    /// What an error of the driver means. `sends`: how often it may have left this host. The driver repeats a write
+    /// once, with its number, which the server does once at most; then only an answer settles what became of it.
+    pub fn classify(error: &DriverError, sends: u32) -> (Fate, Self) {
+        let (fate, told) = one(error);
+        match fate {
+            Fate::Duplicate | Fate::Unknown => (fate, told),
+            _ if sends > 1 => (Fate::Unknown, MongodbError::Unanswered { cause: cause(error) }),
+            _ => (fate, told),
+        }
+    }
+
+    /// Whether it says that there is no such collection.
+    pub fn is_no_collection(&self) -> bool {
+        matches!(self, MongodbError::Collection(text) if text == NO_COLLECTION)
+    }
+
+    /// A read that was not answered is no more than that.
+    pub fn of_read(self) -> Self {
+        match self {
+            MongodbError::Unanswered { cause } => MongodbError::Unread { cause },
+            other => other,
+        }
+    }
+
+    fn kind(&self) -> (ErrorKind, bool) {
+        match self {
+            MongodbError::Denied { .. } | MongodbError::Credentials { .. } => (ErrorKind::Permission, false),
+            MongodbError::Collection(_) | MongodbError::Damaged(_) | MongodbError::NewerFormat { .. } => {
+                (ErrorKind::Schema, false)
+            }
+            MongodbError::NotSent
+            | MongodbError::Unreachable { .. }
+            | MongodbError::Unread { .. }
+            | MongodbError::GivenUp { .. }
+            | MongodbError::Conflict { .. } => (ErrorKind::Store, true),
+            MongodbError::Unanswered { .. } | MongodbError::Panicked => (ErrorKind::Ambiguous, true),
+            MongodbError::Other { .. } | MongodbError::Ended => (ErrorKind::Store, false),
+            MongodbError::NotRead | MongodbError::Invalid(_) => (ErrorKind::InvalidInput, false),
+            MongodbError::Config(_) => (ErrorKind::Config, false),
+        }
+    }
+
+    fn cause(&self) -> Option<&Cause> {
+        match self {
+            MongodbError::Denied { cause }
+            | MongodbError::Credentials { cause }
+            | MongodbError::Unreachable { cause }
+            | MongodbError::Conflict { cause }
+            | MongodbError::Unanswered { cause }
+            | MongodbError::Unread { cause }
+            | MongodbError::GivenUp { cause }
+            | MongodbError::Other { cause } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<MongodbError> for Error {
+    fn from(error: MongodbError) -> Error {
+        let (kind, retryable) = error.kind();
+        let told = Error::new(kind, error.to_string());
+        let told = if retryable { told.retryable() } else { told };
+        match error.cause() {
+            Some(cause) => told.caused_by(cause.clone()),
+            None => told,
+        }
+    }
+}
+
+/// What one answer means.
+fn one(error: &DriverError) -> (Fate, MongodbError) {
+    let cause = cause(error);
+    match error.kind.as_ref() {
+        DriverKind::Command(command) => by_code(command.code, cause),
+        DriverKind::Write(WriteFailure::WriteError(write)) => by_code(write.code, cause),
+        // Also of a write that did nothing, which waits for the majority as well.
+        DriverKind::Write(_) | DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => {
+            (Fate::Unknown, MongodbError::Unanswered { cause })
+        }
+        DriverKind::Authentication { .. } => (Fate::Refused, MongodbError::Credentials { cause }),
+        DriverKind::ServerSelection { message, .. } if is_authentication(message) => {
+            (Fate::Refused, MongodbError::Credentials { cause })
+        }
+        DriverKind::ServerSelection { .. }
+        | DriverKind::DnsResolve { .. }
+        | DriverKind::ConnectionPoolCleared { .. } => (Fate::NotDone, MongodbError::Unreachable { cause }),
+        DriverKind::InvalidArgument { .. }
+        | DriverKind::InvalidTlsConfig { .. }
+        | DriverKind::IncompatibleServer { .. } => (Fate::Refused, MongodbError::Config(cause.0)),
+        DriverKind::SessionsNotSupported => (Fate::NotDone, MongodbError::Unreachable { cause }),
+        DriverKind::Shutdown => (Fate::Refused, MongodbError::Ended),
+        // Of the network, or an answer that is none.
+        _ => (Fate::Unknown, MongodbError::Unanswered { cause }),
+    }
+}
+
+fn is_authentication(message: &str) -> bool {
+    message.contains("Authentication failed") || message.contains("SCRAM failure")
+}
+
+fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
+    match code {
+        TOO_OLD => (Fate::NotDone, MongodbError::GivenUp { cause }),
+        NO_NAMESPACE => (Fate::Refused, MongodbError::Collection(NO_COLLECTION.to_owned())),
+        _ if INTERRUPTED.contains(&code) => (Fate::Unknown, MongodbError::Unanswered { cause }),
+        _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Conflict { cause }),
+        _ if NOT_DONE.contains(&code) || NOT_DONE_EITHER.contains(&code) => {
+            (Fate::NotDone, MongodbError::Conflict { cause })
+        }
+        _ if DENIED.contains(&code) => (Fate::Refused, MongodbError::Denied { cause }),
+        _ if CREDENTIALS.contains(&code) => (Fate::Refused, MongodbError::Credentials { cause }),
+        _ => (Fate::Refused, MongodbError::Other { cause }),
+    }
+}
+
+/// The server's code and words. Not the driver's whole text, which may quote a document.
+fn cause(error: &DriverError) -> Cause {
+    let told = match error.kind.as_ref() {
+        DriverKind::Command(command) => format!("{} ({}): {}", command.code_name, command.code, command.message),
+        DriverKind::Write(WriteFailure::WriteError(write)) => format!("write error {}", write.code),
+        DriverKind::Write(WriteFailure::WriteConcernError(concern)) => {
+            format!("{} ({}): {}", concern.code_name, concern.code, concern.message)
+        }
+        DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => "the write failed".to_owned(),
+        kind => kind.to_string(),
+    };
+    Cause(told)
+}

