@@ -105,7 +105,7 @@ pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
 
 #[cfg(feature = "dynamodb")]
 fn dynamodb(url: StoreUrl) -> Result<Opener> {
-    url.only(&["region", "endpoint", "grace", "partition_key"])?;
+    url.only(&["region", "endpoint", "grace", "partition_key", "deletion_protection", "point_in_time_recovery"])?;
     let Some(table) = url.path.strip_prefix("//").filter(|table| !table.is_empty()) else {
         return Err(config("dynamodb: needs the name of a table, like dynamodb://locks?region=eu-central-1"));
     };
@@ -130,6 +130,12 @@ fn dynamodb(url: StoreUrl) -> Result<Opener> {
     }
     if let Some(grace) = url.option("grace") {
         options.grace = duration("grace", grace)?;
+    }
+    for (name, wanted) in [
+        ("deletion_protection", &mut options.protection.deletion),
+        ("point_in_time_recovery", &mut options.protection.recovery),
+    ] {
+        *wanted = url.option(name).map(|value| flag(name, value)).transpose()?.unwrap_or(false);
     }
     dynamodb_table(options)
 }
@@ -197,7 +203,7 @@ fn file_mode(text: &str) -> Result<u32> {
     }
 }
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "dynamodb"))]
 fn flag(name: &str, text: &str) -> Result<bool> {
     match text {
         "1" | "true" => Ok(true),

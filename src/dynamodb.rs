@@ -1,11 +1,60 @@
 //! What only the DynamoDB store has.
 //!
 //! One table, with a string as its partition key and no sort key, holds the locks; it can be the table of
-//! dynamodb-lock-go, whose rows are read and respected. [`create_schema`](crate::LockClient::create_schema) makes
-//! the table. Acquire, heartbeat, release and refusal are one request each.
+//! dynamodb-lock-go, whose rows are read and respected. Acquire, heartbeat, release and refusal are one request each;
+//! [`design`](crate::design) says what each step costs.
 //!
 //! The service's clock decides, as the `Date` of its answers tells it: a takeover waits a grace (a second) after
 //! the end of a lease. Reading by prefix or lock id scans the table.
+//!
+//! # The table
+//! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;
+//! with [`Table::deletion_protection`] and [`Table::point_in_time_recovery`] it sees to these, also for a table that is
+//! there. [`schema`](crate::LockClient::schema) gives the same as a command. With CloudFormation:
+//!
+//! ```yaml
+//! Resources:
+//!   Locks:
+//!     Type: AWS::DynamoDB::Table
+//!     DeletionPolicy: Retain
+//!     Properties:
+//!       TableName: locks
+//!       BillingMode: PAY_PER_REQUEST
+//!       AttributeDefinitions: [{ AttributeName: key, AttributeType: S }]
+//!       KeySchema: [{ AttributeName: key, KeyType: HASH }]
+//!       DeletionProtectionEnabled: true
+//!       PointInTimeRecoverySpecification: { PointInTimeRecoveryEnabled: true }
+//! ```
+//!
+//! No time to live: rows are small, and a purge deletes those that were free for a month. After a restore from a backup
+//! fencing tokens still rise, since they are made from the time; who held a lock before it has lost it.
+//!
+//! # Rights
+//! The least that an IAM policy must allow on `arn:aws:dynamodb:REGION:ACCOUNT:table/locks`:
+//!
+//! | who | actions |
+//! |---|---|
+//! | locker: every lock, guard, wait and single look | `dynamodb:GetItem`, `dynamodb:UpdateItem` |
+//! | observer: `get`, `list` | `dynamodb:GetItem`, `dynamodb:Scan` |
+//! | operator: also groups by lock id, `purge`, `create_schema` | `dynamodb:GetItem`, `dynamodb:UpdateItem`, `dynamodb:Scan`, `dynamodb:DeleteItem`, `dynamodb:DescribeTable`, `dynamodb:CreateTable`; for the protections `dynamodb:UpdateTable`, `dynamodb:UpdateContinuousBackups` |
+//!
+//! A transaction with a [condition check](ConditionCheck) also needs `dynamodb:ConditionCheckItem`, and what the rest of
+//! it does.
+//!
+//! With `dynamodb:DescribeTable` each connecting client checks the table's key and refuses replicas without strong
+//! consistency, where two regions could grant one lock. Where that is denied it goes on, and logs once that they were
+//! not checked. The locker's policy:
+//!
+//! ```json
+//! {
+//!   "Version": "2012-10-17",
+//!   "Statement": [{
+//!     "Effect": "Allow",
+//!     "Action": ["dynamodb:GetItem", "dynamodb:UpdateItem", "dynamodb:DescribeTable"],
+//!     "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
+//!   }]
+//! }
+//! ```
 
 use std::time::Duration;
 
@@ -26,31 +75,79 @@ use crate::rt::clock::Clock;
 ///
 /// # Example
 /// ```no_run
-/// # use leasehold::dynamodb::aws_config;
+/// # use leasehold::dynamodb::{Table, aws_config};
 /// # fn main() -> leasehold::Result<()> {
 /// # let config = aws_config::SdkConfig::builder().build();
 /// // let config = aws_config::load_defaults(..).await;
-/// let client = leasehold::dynamodb::builder(config, "locks").connect()?;
+/// let table = Table::new("locks").deletion_protection(true);
+/// let client = leasehold::dynamodb::builder(config, table).connect()?;
+/// client.create_schema()?;
 /// let _guard = client.lock("nightly-report")?;
 /// # Ok(())
 /// # }
 /// ```
-pub fn builder(config: SdkConfig, table: impl Into<String>) -> ClientBuilder {
-    let options = DynamodbOptions::new(table, Settings::Given(Box::new(config)));
+pub fn builder(config: SdkConfig, table: impl Into<Table>) -> ClientBuilder {
+    let mut options = table.into().0;
+    options.settings = Settings::Given(Box::new(config));
     ClientBuilder::with_opener(dynamodb_table(options), Clock::system())
 }
 
-/// The same with another partition key than `key`, and another grace than a second.
-pub fn builder_with(
-    config: SdkConfig,
-    table: impl Into<String>,
-    partition_key: impl Into<String>,
-    grace: Duration,
-) -> ClientBuilder {
-    let settings = Settings::Given(Box::new(config));
-    let options =
-        DynamodbOptions { partition_key: partition_key.into(), grace, ..DynamodbOptions::new(table, settings) };
-    ClientBuilder::with_opener(dynamodb_table(options), Clock::system())
+/// A table: its name, and what differs from the defaults. A text is the table of this name.
+#[derive(Clone, Debug)]
+#[must_use = "a table does nothing until a client is built on it"]
+pub struct Table(DynamodbOptions);
+
+impl Table {
+    /// The table of this name: 3 to 255 letters, digits, `_`, `-` and `.`.
+    pub fn new(name: impl Into<String>) -> Self {
+        Table(DynamodbOptions::new(name, Settings::Environment { region: None, endpoint: None }))
+    }
+
+    /// The name of its partition key, a string. Defaults to `key`.
+    pub fn partition_key(mut self, name: impl Into<String>) -> Self {
+        self.0.partition_key = name.into();
+        self
+    }
+
+    /// For how long after its end a lease is respected, since two clients know the service's time a little
+    /// differently: at most a minute. With less than 950 ms a client first has to learn the time better, from more
+    /// answers, before it takes anybody over. Defaults to 1 s.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.0.grace = grace;
+        self
+    }
+
+    /// Whether [`create_schema`](crate::LockClient::create_schema) sees to it that the service refuses to delete the
+    /// table. It never takes that protection away. Defaults to false.
+    pub fn deletion_protection(mut self, wanted: bool) -> Self {
+        self.0.protection.deletion = wanted;
+        self
+    }
+
+    /// Whether [`create_schema`](crate::LockClient::create_schema) turns on that the table can be restored as it was
+    /// at any moment of the last 35 days, which the service charges for. It never turns that off. Defaults to false.
+    pub fn point_in_time_recovery(mut self, wanted: bool) -> Self {
+        self.0.protection.recovery = wanted;
+        self
+    }
+}
+
+impl From<&str> for Table {
+    fn from(name: &str) -> Self {
+        Table::new(name)
+    }
+}
+
+impl From<String> for Table {
+    fn from(name: String) -> Self {
+        Table::new(name)
+    }
+}
+
+impl From<&String> for Table {
+    fn from(name: &String) -> Self {
+        Table::new(name)
+    }
 }
 
 /// Lets a user's own transaction be applied only while a lock or lease is held.

@@ -141,12 +141,12 @@ impl LockClient {
 }
 
 /// Whether the holders of the group stand as a swap would have left them.
-fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool {
+pub(crate) fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool {
     move |next, before, now| members(before, lock_id).all(|(_, h)| now.standing(&h.grant) == next.standing(&h.grant))
 }
 
-type Holders = Vec<(Mode, Holder)>;
+pub(crate) type Holders = Vec<(Mode, Holder)>;
 
-fn statuses(key: &str, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
+pub(crate) fn statuses(key: &str, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
     holders.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, now)).collect()
 }

@@ -7,7 +7,8 @@ use crate::backend::{Seen, Swapped, Which};
 use crate::client::LockClient;
 use crate::error::Result;
 use crate::filter::Filter;
-use crate::lease::{Kind, transition};
+use crate::lease::{Kind, Step, transition};
+use crate::leases::key;
 use crate::lock::{LockStatus, Purged};
 use crate::rt::clock::BootTime;
 
@@ -43,7 +44,8 @@ impl LockClient {
         let mut found = Vec::new();
         self.read_all(&filter.which(), |seen, _| {
             let record = &seen.record;
-            if record.kind == Kind::Lock {
+            // Not what a diagnosis tries the store with.
+            if record.kind == Kind::Lock && key::parts(&record.key).is_none() {
                 let all = record.holders().map(|(mode, h)| LockStatus::new(&record.key, mode, h, seen.now));
                 found.extend(all.filter(|status| filter.matches(status)));
             }
@@ -63,23 +65,41 @@ impl LockClient {
         self.family.check_open()?;
         let mut purged = Purged::default();
         let all = Which::Prefix(String::new());
-        self.read_all(&all, |seen, _| self.purge_row(&seen, older_than, &mut purged))?;
+        self.read_all(&all, |seen, _| {
+            let step = purge_step(&seen, older_than);
+            let Some(next) = &step.record else { return Ok(()) };
+            let new = Some(next).filter(|_| !step.answer.delete);
+            // Changed, or perhaps so: somebody uses it, and the next purge looks again.
+            if let Swapped::Done = self.repeated(|by| self.family.backend.swap(&seen, new, by))? {
+                purged.add(&seen, &step.answer);
+            }
+            Ok(())
+        })?;
         Ok(purged)
     }
 
-    fn purge_row(&self, seen: &Seen, older_than: Duration, purged: &mut Purged) -> Result<()> {
-        let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
-        let step = transition::purge(&seen.record, seen.now.minus(older_than), seen.stamp.saturating_sub(idle));
-        let Some(next) = step.record else { return Ok(()) };
-        let new = Some(&next).filter(|_| !step.answer.delete);
-        let swapped = self.repeated(|by| self.family.backend.swap(seen, new, by))?;
-        // Changed, or perhaps so: somebody uses it, and the next purge looks again.
-        if let Swapped::Done = swapped {
-            let key = &seen.record.key;
-            purged.freed.extend(step.answer.freed.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, seen.now)));
-            purged.deleted += usize::from(step.answer.delete);
-        }
-        Ok(())
+    /// What [`purge`](LockClient::purge) would do now. Nothing is written.
+    ///
+    /// # Errors
+    /// What the store says.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// client.request("report").acquire()?;
+    /// assert!(client.purge_preview(Duration::ZERO)?.freed.is_empty(), "its lease is running");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn purge_preview(&self, older_than: Duration) -> Result<Purged> {
+        self.family.check_open()?;
+        let mut purged = Purged::default();
+        self.read_all(&Which::Prefix(String::new()), |seen, _| {
+            purged.add(&seen, &purge_step(&seen, older_than).answer);
+            Ok(())
+        })?;
+        Ok(purged)
     }
 
     /// Every record that `which` names, page by page, each with the time from before it was asked for.
@@ -97,6 +117,19 @@ impl LockClient {
                 None => return Ok(()),
             }
         }
+    }
+}
+
+fn purge_step(seen: &Seen, older_than: Duration) -> Step<transition::Purge> {
+    let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
+    transition::purge(&seen.record, seen.now.minus(older_than), seen.stamp.saturating_sub(idle))
+}
+
+impl Purged {
+    fn add(&mut self, seen: &Seen, purge: &transition::Purge) {
+        let key = &seen.record.key;
+        self.freed.extend(purge.freed.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, seen.now)));
+        self.deleted += usize::from(purge.delete);
     }
 }
 

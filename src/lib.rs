@@ -33,7 +33,7 @@
 //! | URL | what | feature |
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
-//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
+//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
 //! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
@@ -43,6 +43,7 @@
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
 //! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
+//! | `cli` | the command `leasehold`; of no use to the library |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //!
 //! # Coming from other libraries
@@ -94,6 +95,7 @@ mod builder;
 mod cancel;
 mod client;
 mod connect;
+mod diagnosis;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 mod election;
@@ -111,6 +113,7 @@ mod loss;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 mod observer;
+mod operators;
 mod options;
 mod request;
 mod request_any;
@@ -125,6 +128,7 @@ mod waiting;
 pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
+pub use diagnosis::{Diagnosis, Right};
 pub use election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
@@ -156,6 +160,8 @@ pub mod internals {
         pub use crate::lease::*;
     }
     pub mod rt {
+        #[cfg(feature = "_async")]
+        pub use crate::rt::driver;
         pub use crate::rt::{clock, deadline};
     }
 

@@ -8,6 +8,67 @@ use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
 pub use crate::lease::Mode;
 
+/// What both a lock and its status tell.
+macro_rules! getters {
+    ($of:ident) => {
+        impl $of {
+            /// The name of the lock.
+            pub fn key(&self) -> &str {
+                &self.key
+            }
+
+            /// The group that it belongs to. Whoever knows it can renew and release the whole group.
+            pub fn lock_id(&self) -> &str {
+                &self.lock_id
+            }
+
+            /// Exclusive or shared.
+            pub fn mode(&self) -> Mode {
+                self.mode
+            }
+
+            /// Who holds it, for people.
+            pub fn owner(&self) -> &str {
+                &self.labels.owner
+            }
+
+            /// The host of the holder.
+            pub fn host(&self) -> Option<&str> {
+                self.labels.host.as_deref()
+            }
+
+            /// What the holder wanted to say.
+            pub fn comment(&self) -> Option<&str> {
+                self.labels.comment.as_deref()
+            }
+
+            /// The fencing token: rises with every grant of the key, the same for the whole hold.
+            pub fn fencing_token(&self) -> u64 {
+                self.token
+            }
+
+            /// When it was granted, by this host's wall clock.
+            pub fn created(&self) -> SystemTime {
+                self.created
+            }
+
+            /// When it was last renewed, by this host's wall clock.
+            pub fn renewed(&self) -> Option<SystemTime> {
+                self.renewed
+            }
+
+            /// When the lease ends, by this host's wall clock; `None`: never. For people: the store
+            /// decides by its own clock, a guard by [`is_held`](crate::LockGuard::is_held).
+            pub fn leased_until(&self) -> Option<SystemTime> {
+                self.leased_until
+            }
+        }
+    };
+}
+
+getters!(Lock);
+getters!(LockStatus);
+
 /// A lock that was granted, as data: who has which key until when.
 ///
 /// It is what a guard shows, what the low-level calls take, and what travels to another process
@@ -43,57 +104,6 @@ impl Lock {
             renewed: status.renewed,
             leased_until: status.leased_until,
         }
-    }
-
-    /// The name of the lock.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// The group that it belongs to.
-    pub fn lock_id(&self) -> &str {
-        &self.lock_id
-    }
-
-    /// Exclusive or shared.
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    /// Who holds it, for people.
-    pub fn owner(&self) -> &str {
-        &self.labels.owner
-    }
-
-    /// The host of the holder.
-    pub fn host(&self) -> Option<&str> {
-        self.labels.host.as_deref()
-    }
-
-    /// What the holder wanted to say.
-    pub fn comment(&self) -> Option<&str> {
-        self.labels.comment.as_deref()
-    }
-
-    /// The fencing token: rises with every grant of the key, the same for the whole hold.
-    pub fn fencing_token(&self) -> u64 {
-        self.token
-    }
-
-    /// When it was granted, by this host's wall clock.
-    pub fn created(&self) -> SystemTime {
-        self.created
-    }
-
-    /// When it was last renewed, by this host's wall clock.
-    pub fn renewed(&self) -> Option<SystemTime> {
-        self.renewed
-    }
-
-    /// When the lease ends, by this host's wall clock; `None`: never. For people: the store
-    /// decides by its own clock, a guard by [`is_held`](crate::LockGuard::is_held).
-    pub fn leased_until(&self) -> Option<SystemTime> {
-        self.leased_until
     }
 }
 
@@ -146,56 +156,6 @@ impl LockStatus {
     /// All live holders of what was seen.
     pub(crate) fn live(seen: &Seen) -> Vec<LockStatus> {
         seen.live().map(|(mode, h)| LockStatus::new(&seen.record.key, mode, h, seen.now)).collect()
-    }
-
-    /// The name of the lock.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// The group that it belongs to. Whoever knows it can renew and release the whole group.
-    pub fn lock_id(&self) -> &str {
-        &self.lock_id
-    }
-
-    /// Exclusive or shared.
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    /// Who holds it, for people.
-    pub fn owner(&self) -> &str {
-        &self.labels.owner
-    }
-
-    /// The host of the holder.
-    pub fn host(&self) -> Option<&str> {
-        self.labels.host.as_deref()
-    }
-
-    /// What the holder wanted to say.
-    pub fn comment(&self) -> Option<&str> {
-        self.labels.comment.as_deref()
-    }
-
-    /// The fencing token of its grant.
-    pub fn fencing_token(&self) -> u64 {
-        self.token
-    }
-
-    /// When it was granted, by this host's wall clock.
-    pub fn created(&self) -> SystemTime {
-        self.created
-    }
-
-    /// When it was last renewed, by this host's wall clock.
-    pub fn renewed(&self) -> Option<SystemTime> {
-        self.renewed
-    }
-
-    /// When the lease ends, by this host's wall clock; `None`: never.
-    pub fn leased_until(&self) -> Option<SystemTime> {
-        self.leased_until
     }
 
     /// What was left of the lease when this was read; zero: expired, `None`: it never ends.

@@ -257,7 +257,9 @@ impl LockRequest {
     ///
     /// # Errors
     /// `Lost` when the lock does not stand any more, or was adopted before; `InvalidInput` when it
-    /// is a lock of another key; else as [`lock`](LockRequest::lock).
+    /// is a lock of another key; `Ambiguous` when no answer came in time: then it was given up, and a
+    /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
+    /// it came too late to be held; else as [`lock`](LockRequest::lock).
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
         if lock.key != self.key {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);

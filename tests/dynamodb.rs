@@ -1,7 +1,12 @@
 //! What only the DynamoDB store has to keep, on the real DynamoDB Local: requests, rows, time, errors, the table.
 
 mod common;
+mod harness;
 
+#[path = "dynamodb/classes.rs"]
+mod classes;
+#[path = "dynamodb/cost.rs"]
+mod cost;
 #[path = "dynamodb/counts.rs"]
 mod counts;
 #[path = "dynamodb/errors.rs"]
@@ -12,8 +17,12 @@ mod faults;
 mod fence;
 #[path = "dynamodb/processes.rs"]
 mod processes;
+#[path = "dynamodb/rights.rs"]
+mod rights;
 #[path = "dynamodb/rows.rs"]
 mod rows;
+#[path = "dynamodb/sweep.rs"]
+mod sweep;
 #[path = "dynamodb/table.rs"]
 mod table;
 #[path = "dynamodb/time.rs"]
@@ -23,13 +32,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
-use leasehold::internals::backend::dynamodb::{Dynamodb, DynamodbOptions};
-use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Seen, Which};
-use leasehold::internals::lease::{Ask, Holder, Labels, Mode};
+use leasehold::internals::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
+use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
 use leasehold::internals::rt::clock::Clock;
 
-use common::dynamodb::{Table, config, options};
+use common::calls::{LEASE, acquired, refused};
+use common::dynamodb::{Table, config, config_at, options};
+use common::proxy::Proxy;
 use common::stores::soon;
+
+/// The other processes of this binary begin here.
+#[test]
+fn worker() {
+    harness::worker::run();
+}
 
 /// A test that needs the server.
 macro_rules! needs_server {
@@ -76,21 +93,8 @@ fn client(table: &Table) -> (Dynamodb, Arc<Clock>) {
     (open(options(&table.0, &clock), &clock), clock)
 }
 
-const LEASE: Duration = Duration::from_secs(60);
-
 fn attempt(key: &str, mode: Mode) -> Attempt {
-    let grant = GrantForm::Uuid.fresh();
-    let ask = Ask {
-        lock_id: format!("id {}", grant.as_str()),
-        labels: Labels { owner: format!("owner {}", grant.as_str()), host: None, comment: None },
-        grant,
-        mode,
-        lease: LEASE,
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    };
-    Attempt::new(key, ask)
+    common::calls::attempt(GrantForm::Uuid, key, mode)
 }
 
 fn exclusive(key: &str) -> Attempt {
@@ -101,17 +105,40 @@ fn shared(key: &str) -> Attempt {
     attempt(key, Mode::Shared)
 }
 
+#[track_caller]
 fn granted(store: &Dynamodb, attempt: &mut Attempt) -> Holder {
-    match store.acquire(attempt, &soon()) {
-        Ok(Acquired::Granted { holder, .. }) => holder,
-        other => panic!("{:?} was not granted: {other:?}", attempt.key),
-    }
+    acquired(store, attempt).0
 }
 
-fn refused(store: &Dynamodb, attempt: &mut Attempt) -> Seen {
-    match store.acquire(attempt, &soon()) {
-        Ok(Acquired::Refused(seen)) => seen,
-        other => panic!("{:?} was not refused: {other:?}", attempt.key),
+/// A renewal for so long.
+fn renewal(lease: Duration) -> Renewal {
+    common::calls::renewal(Lease::For(lease))
+}
+
+/// A store behind a faulty network, and one beside it.
+struct Behind {
+    proxy: Proxy,
+    table: Table,
+    store: Dynamodb,
+    beside: Dynamodb,
+}
+
+impl Behind {
+    fn new() -> Behind {
+        let (table, clock) = (Table::fresh(), Clock::system());
+        let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+        let settings = Settings::Given(Box::new(config_at(&proxy.url())));
+        let store = open(DynamodbOptions { settings, ..options(&table.0, &clock) }, &clock);
+        let beside = client(&table).0;
+        Behind { proxy, table, store, beside }
+    }
+
+    fn record(&self, key: &str) -> LockRecord {
+        get(&self.beside, key).record
+    }
+
+    fn holders(&self, key: &str) -> Vec<Holder> {
+        self.record(key).holders().map(|(_, holder)| holder.clone()).collect()
     }
 }
 

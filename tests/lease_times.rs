@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::asks::*;
-use leasehold::internals::lease::backoff::{poll_delay, retry_delay, with_jitter};
-use leasehold::internals::lease::{End, GrantId, Lease, Mode, StoreTime};
+use leasehold::internals::lease::backoff::{poll_delay, retry_delay, told_delay, with_jitter};
+use leasehold::internals::lease::{End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime, transition};
 
 #[test]
 fn store_time_adds_and_stops_at_its_ends() {
@@ -108,5 +108,57 @@ fn a_poll_may_be_as_long_as_one_likes() {
             assert!(drawn >= ms(1));
             poll_delay(&(Duration::MAX..=Duration::MAX), Duration::from_secs(waited), None, random);
         }
+    }
+}
+
+#[test]
+fn a_told_waiter_looks_a_hundredth_as_often_or_when_the_lock_can_be_free() {
+    let range = ms(150)..=ms(350);
+    assert_eq!(told_delay(&range, None, 0.0), ms(15_000));
+    assert_eq!(told_delay(&range, None, 1.0), ms(35_000));
+    assert_eq!(told_delay(&range, Some(ms(20_000)), 1.0), ms(20_000));
+    assert!(told_delay(&(Duration::MAX..=Duration::MAX), None, 1.0) > ms(1));
+}
+
+/// A record whose holders end at these times.
+fn ends(exclusive: Option<End>, shared: &[i64]) -> LockRecord {
+    let holder = |n: i64, until| Holder {
+        grant: grant(&format!("g{n}")),
+        lock_id: "l".to_owned(),
+        labels: Labels { owner: "o".to_owned(), host: None, comment: None },
+        token: 1,
+        created: at(0),
+        renewed: None,
+        until,
+    };
+    let mut record = LockRecord::missing("k");
+    record.exclusive = exclusive.map(|end| holder(0, end));
+    record.shared = shared.iter().map(|end| holder(*end, End::At(at(*end)))).collect();
+    record
+}
+
+#[test]
+fn a_change_frees_when_a_holder_goes_or_an_end_moves_back() {
+    let until = |ms| Some(End::At(at(ms)));
+    let frees = |before: &LockRecord, after: &LockRecord| transition::frees(before, after);
+    for (before, after, right) in [
+        (ends(until(9), &[]), ends(None, &[]), true),
+        (ends(until(9), &[]), ends(until(8), &[]), true),
+        (ends(Some(End::Never), &[]), ends(until(8), &[]), true),
+        (ends(until(9), &[]), ends(None, &[9]), true),
+        (ends(None, &[5, 7]), ends(None, &[7]), true),
+        (ends(None, &[5, 7]), ends(None, &[5]), true),
+        (ends(None, &[5, 7]), ends(None, &[4, 7]), true),
+        (ends(None, &[5, 7]), ends(until(9), &[]), true),
+        (ends(None, &[]), ends(None, &[]), false),
+        (ends(None, &[]), ends(until(9), &[]), false),
+        (ends(until(9), &[]), ends(until(9), &[]), false),
+        (ends(until(9), &[]), ends(until(10), &[]), false),
+        (ends(until(9), &[]), ends(Some(End::Never), &[]), false),
+        (ends(None, &[5, 7]), ends(None, &[7, 5]), false),
+        (ends(None, &[5, 7]), ends(None, &[5, 6, 7]), false),
+        (ends(None, &[5, 7]), ends(None, &[8, 7]), false),
+    ] {
+        assert_eq!(frees(&before, &after), right, "{before:?} to {after:?}");
     }
 }

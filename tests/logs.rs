@@ -1,9 +1,13 @@
 //! What is warned of in the log. Alone in its process, since there is one logger.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::Operation;
+use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::backend::memory::Memory;
+use leasehold::internals::builder_over;
+use leasehold::internals::rt::clock::Clock;
 use leasehold::testing::{Failure, MemoryStore};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -60,4 +64,21 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
     guard.loss().wait().unwrap();
     drop(guard);
     assert_warned("WARN leasehold::guard: lock lost: expired after");
+    drop(client);
+    a_telling_that_fails_is_warned_of_once();
+}
+
+/// However often it is tried again while somebody waits.
+fn a_telling_that_fails_is_warned_of_once() {
+    let (clock, faults) = (Clock::system(), FaultPlan::default());
+    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+    let client = builder_over(Arc::new(store), clock).connect().unwrap();
+    faults.always(Call::Wake, Fault::FailBefore);
+    let held = client.request("k").acquire().unwrap();
+    while faults.count(Call::Wake) < 3 {
+        assert!(client.try_lock_for("k", Duration::from_millis(200)).unwrap().is_none());
+    }
+    client.release(&held).unwrap();
+    client.close().unwrap();
+    assert_warned("WARN leasehold::wake: the store does not tell waiters when a lock is free");
 }

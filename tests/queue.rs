@@ -14,8 +14,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// For those who wait a poll, so that other processes have their turn.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A client that never polls by itself while a test runs.
+/// A client that looks only when somebody of its own process tells it something.
 fn patient(bench: &Bench) -> LockClient {
+    bench.faults.never_wakes();
     bench.builder().poll(HOUR..=HOUR).connect().unwrap()
 }
 
@@ -41,6 +42,7 @@ fn a_thousand_waiters_make_the_requests_of_one() {
     const WAITERS: usize = 1000;
     let bench = Bench::new();
     let poll = Duration::from_millis(20);
+    bench.faults.never_wakes();
     let client = bench.builder().poll(poll..=poll).connect().unwrap();
     let held = bench.rival().lock("k").unwrap();
     let granted = Arc::new(Mutex::new(0));

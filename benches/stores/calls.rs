@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{ErrorKind, LockClient};
 
+use super::store::{Call, Store};
 use super::table::{Samples, Table};
-use super::{Call, Store};
 
 /// Of one client, at the same time.
 const THREADS: usize = 4;
@@ -30,7 +30,7 @@ fn by_turns(round: usize, mut ours: impl FnMut(), mut theirs: impl FnMut(), into
 }
 
 pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {
-    let client = LockClient::connect(&store.url).expect("the store");
+    let client = store.connect();
     low_level(&client, store, rounds, table);
     guards(&client, store.name, rounds, table);
     threads(&client, store.name, rounds / 4, table);

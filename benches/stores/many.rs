@@ -4,14 +4,20 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
-use super::Store;
+use super::store::{Stalling, Store, builder};
 use super::table::{Samples, Table};
 
 /// So many guards `close` has to release, unless fewer are asked for.
 const CLOSED: usize = 1000;
+/// For so long one request of many stalls.
+const STALL: Duration = Duration::from_secs(1);
 
 pub fn measure(store: &Store, guards: usize, seconds: u64, table: &mut Table) {
-    held(store, guards, seconds, table);
+    held(store.name, &store.url, None, guards, seconds, table);
+    if let Some(stalling) = &store.stalling {
+        let stalling = stalling();
+        held(store.name, &stalling.url, Some(&stalling), guards, seconds, table);
+    }
     // The few of a trial run, else a thousand, however many are held.
     closed(store, if guards < 100 { guards } else { CLOSED }, table);
 }
@@ -20,33 +26,40 @@ fn hold(client: &LockClient, guards: usize) -> Vec<leasehold::LockGuard> {
     (0..guards).map(|n| client.lock(&format!("many-{n}")).expect("nobody holds it")).collect()
 }
 
-fn held(store: &Store, guards: usize, seconds: u64, table: &mut Table) {
-    let client = LockClient::connect(&store.url).expect("the store");
+/// Half-way a request stalls, if `stalling` says how.
+fn held(name: &str, url: &str, stalling: Option<&Stalling>, guards: usize, seconds: u64, table: &mut Table) {
+    let client = builder(url).connect().expect("the store");
     let before = memory();
     let mut taken = Samples::default();
     let started = Instant::now();
     let guards = hold(&client, guards);
     taken.push(started.elapsed());
     let (started, cpu_before) = (Instant::now(), cpu());
-    let mut highest = 0;
+    let (mut highest, mut stalls) = (0, stalling);
     while started.elapsed() < Duration::from_secs(seconds) {
         std::thread::sleep(Duration::from_millis(200));
         highest = highest.max(memory());
+        if started.elapsed() > Duration::from_secs(seconds) / 2
+            && let Some(stalling) = stalls.take()
+        {
+            (stalling.stall)(STALL);
+        }
     }
     let share = (cpu() - cpu_before).as_secs_f64() / started.elapsed().as_secs_f64() * 100.0;
     let lost = guards.iter().filter(|guard| !guard.is_held() || guard.loss().get().is_some()).count();
     let beside = format!(
-        "then held for {seconds} s: {lost} lost, {share:.1} % of a core, {} MB, {} of them before",
+        "then held for {seconds} s{}: {lost} lost, {share:.1} % of a core, {} MB, {} of them before",
+        if stalling.is_some() { ", by way of a proxy in this process, where one request stalls for 1 s" } else { "" },
         highest / 1024,
         before / 1024
     );
-    table.alone(store.name, &format!("{} guards, taken one by one", guards.len()), &taken, beside);
+    table.alone(name, &format!("{} guards, taken one by one", guards.len()), &taken, beside);
     client.close().expect("everything is released");
     assert_eq!(lost, 0, "guards were lost");
 }
 
 fn closed(store: &Store, guards: usize, table: &mut Table) {
-    let client = LockClient::connect(&store.url).expect("the store");
+    let client = store.connect();
     let guards = hold(&client, guards);
     let started = Instant::now();
     client.close().expect("everything is released");

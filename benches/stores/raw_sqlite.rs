@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags, params};
 
-use super::{Call, Raw};
+use super::store::{Call, Raw};
 
 const TABLE: &str = "\
 PRAGMA journal_mode = WAL;

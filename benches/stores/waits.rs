@@ -10,12 +10,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Event, LockClient, Observer, Operation};
 
-use super::Store;
 use super::many::cpu;
+use super::store::{Store, builder};
 use super::table::{Samples, Table};
 
 /// The waiter has settled by then.
 const HOLD: Duration = Duration::from_millis(400);
+/// A wait in which nothing happens, for each round up to twenty.
+const IDLE: Duration = Duration::from_millis(1000);
 /// Of a holder that is killed.
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -33,7 +35,7 @@ impl Observer for Requests {
 
 fn client(url: &str) -> (LockClient, Arc<Requests>) {
     let requests = Arc::<Requests>::default();
-    let client = LockClient::builder(url).lease(LEASE).observer(requests.clone()).connect().expect("the store");
+    let client = builder(url).lease(LEASE).observer(requests.clone()).connect().expect("the store");
     (client, requests)
 }
 
@@ -98,29 +100,60 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
     }
     let rate = made / waited.as_secs_f64();
     let share = cpu / waited.as_secs_f64() * 100.0;
-    let beside = format!("{rate:.1} requests a second, {share:.2} % of a core");
+    let beside = format!("{rate:.1} requests a second, {share:.2} % of a core, its beginning and end included");
     table.alone(store.name, "hand-over between two processes", &delays, beside);
+    // What a wait costs while nothing happens.
+    let guard = client.lock("hand-over").expect("nobody holds it");
+    child.say("wait");
+    let idle = IDLE * rounds.min(20) as u32;
+    thread::sleep(idle);
+    let freed = SystemTime::now();
+    drop(guard);
+    let told = child.hear();
+    let mut delay = Samples::default();
+    delay.push(at(told[0]).duration_since(freed).unwrap_or_default());
+    let (made, share) = (told[1], told[2] / idle.as_secs_f64() * 100.0);
+    let beside = format!("{made:.0} requests in {:.0} s, {share:.2} % of a core", idle.as_secs_f64());
+    table.alone(store.name, "hand-over after a long wait", &delay, beside);
 }
 
 fn takeover(store: &Store, rounds: usize, table: &mut Table) {
     let (client, requests) = client(&store.url);
-    let mut delays = Samples::default();
+    let (mut delays, mut late) = (Samples::default(), Samples::default());
     let (mut made, mut waited) = (0, Duration::ZERO);
     for _ in 0..rounds {
-        let mut holder = Other::start("hold", &store.url);
-        holder.hear();
-        holder.kill();
-        let status = client.get("takeover").expect("the store").expect("the killed holder's row");
-        let end = status.holders()[0].leased_until().expect("a lease with an end");
+        let end = killed_holder(store, &client);
         let (before, started) = (requests.0.load(Ordering::Relaxed), Instant::now());
         let guard = client.lock("takeover").expect("it becomes free");
         delays.push(SystemTime::now().duration_since(end).unwrap_or_default());
         made += requests.0.load(Ordering::Relaxed) - before;
         waited += started.elapsed();
         drop(guard);
+
+        // Somebody who never saw the holder alive comes after the end of its lease.
+        let end = killed_holder(store, &client);
+        let mut comer = Other::start("late", &store.url);
+        thread::sleep((end + store.grace / 2).duration_since(SystemTime::now()).unwrap_or_default());
+        comer.say("now");
+        late.push(at(comer.hear()[0]).duration_since(end).unwrap_or_default());
     }
-    let beside = format!("after the lease's end; {:.1} requests a second", made as f64 / waited.as_secs_f64());
-    table.alone(store.name, "takeover from a killed process", &delays, beside);
+    let rate = made as f64 / waited.as_secs_f64();
+    let after = format!("after the lease's end, with a grace of {:?}", store.grace);
+    table.alone(store.name, "takeover from a killed process", &delays, format!("{after}; {rate:.1} requests a second"));
+    table.alone(store.name, "the same by one who comes late", &late, format!("{after}; it came at half the grace"));
+}
+
+/// Another process held the lock and was killed; the end of its lease.
+fn killed_holder(store: &Store, client: &LockClient) -> SystemTime {
+    let mut holder = Other::start("hold", &store.url);
+    holder.hear();
+    holder.kill();
+    let status = client.get("takeover").expect("the store").expect("the killed holder's row");
+    status.holders()[0].leased_until().expect("a lease with an end")
+}
+
+fn micros_now() -> u128 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970").as_micros()
 }
 
 fn at(micros: f64) -> SystemTime {
@@ -181,12 +214,20 @@ pub fn child(mut args: impl Iterator<Item = String>) {
     }
     for line in std::io::stdin().lines() {
         line.expect("the first process lives");
+        if role == "late" {
+            // Only now does it come to know anything of the store.
+            let late = self::client(&url).0;
+            let guard = late.lock("takeover").expect("it becomes free");
+            println!("{}", micros_now());
+            guard.release().expect("it is held");
+            continue;
+        }
         let (before, cpu_before) = (requests.0.load(Ordering::Relaxed), cpu());
         let guard = client.lock("hand-over").expect("it becomes free");
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970");
+        let now = micros_now();
         let made = requests.0.load(Ordering::Relaxed) - before;
         let used = (cpu() - cpu_before).as_secs_f64();
         drop(guard);
-        println!("{} {made} {used}", now.as_micros());
+        println!("{now} {made} {used}");
     }
 }

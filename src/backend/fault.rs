@@ -63,6 +63,7 @@ pub struct FaultPlan(Arc<Mutex<Plan>>);
 struct Plan {
     next: VecDeque<(Call, Fault)>,
     always: Option<(Call, Fault)>,
+    never_wakes: bool,
     calls: Vec<Call>,
 }
 
@@ -75,6 +76,11 @@ impl FaultPlan {
     /// Every call of this kind gets this one, until `heal`.
     pub fn always(&self, call: Call, fault: Fault) {
         self.0.lock().always = Some((call, fault));
+    }
+
+    /// The store can't tell waiters anything: they have to poll.
+    pub fn never_wakes(&self) {
+        self.0.lock().never_wakes = true;
     }
 
     /// No more faults.
@@ -200,6 +206,7 @@ impl Backend for Faulty {
     }
 
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
-        self.run(Call::Wake, by, || self.inner.wake(keys, to.clone(), by), Err)
+        let never = self.plan.0.lock().never_wakes;
+        self.run(Call::Wake, by, || if never { Ok(false) } else { self.inner.wake(keys, to.clone(), by) }, Err)
     }
 }

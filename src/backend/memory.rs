@@ -1,9 +1,10 @@
 //! A store inside the process, for doctests and unit tests.
 //!
 //! Atomic: one mutex around read, pure transition and write. Clock: this host's boot-time clock.
-//! No call is ever unanswered.
+//! No call is ever unanswered. Whoever writes tells the waiters, under the same mutex.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
@@ -23,17 +24,44 @@ use crate::rt::deadline::Deadline;
 /// How many records a page holds.
 const PAGE: usize = 100;
 
-type Records = Mutex<BTreeMap<String, LockRecord>>;
+/// What the clients of one store share.
+#[derive(Debug, Default)]
+struct Records {
+    by_key: BTreeMap<String, LockRecord>,
+    /// By client: what it wants to be told, and where.
+    watching: BTreeMap<u64, (BTreeSet<String>, Sender<String>)>,
+}
+
+impl Records {
+    fn get(&self, key: &str) -> LockRecord {
+        self.by_key.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key))
+    }
+
+    /// Puts the record in its place, or removes it, and tells who waits for that.
+    fn put(&mut self, key: &str, new: Option<LockRecord>) {
+        let old = match new.clone() {
+            Some(new) => self.by_key.insert(key.to_owned(), new),
+            None => self.by_key.remove(key),
+        };
+        let missing = || LockRecord::missing(key);
+        if transition::frees(&old.unwrap_or_else(missing), &new.unwrap_or_else(missing)) {
+            let told = |to: &Sender<String>| to.send(key.to_owned()).is_ok();
+            self.watching.retain(|_, (keys, to)| !keys.contains(key) || told(to));
+        }
+    }
+}
 
 /// The named stores of this process. A store ends with its last client.
-static NAMED: LazyLock<Mutex<BTreeMap<String, Weak<Records>>>> = LazyLock::new(Mutex::default);
+static NAMED: LazyLock<Mutex<BTreeMap<String, Weak<Mutex<Records>>>>> = LazyLock::new(Mutex::default);
 
 /// See the module.
 #[derive(Debug)]
 pub struct Memory {
     info: StoreInfo,
     clock: Arc<Clock>,
-    records: Arc<Records>,
+    records: Arc<Mutex<Records>>,
+    /// Which of the store's clients this is.
+    number: u64,
 }
 
 impl Memory {
@@ -42,6 +70,7 @@ impl Memory {
 
     /// The store with this name, shared by all its clients in the process; without a name one of its own.
     pub fn open(name: &str, clock: Arc<Clock>) -> Self {
+        static CLIENTS: AtomicU64 = AtomicU64::new(0);
         let records = if name.is_empty() {
             Arc::default()
         } else {
@@ -60,7 +89,7 @@ impl Memory {
             min_lease: Memory::MIN_LEASE,
             grant_form: GrantForm::Uuid,
         };
-        Memory { info, clock, records }
+        Memory { info, clock, records, number: CLIENTS.fetch_add(1, Ordering::Relaxed) }
     }
 
     fn times(&self) -> Times {
@@ -74,16 +103,18 @@ impl Memory {
     /// Ends the leases of all holders now.
     pub fn expire(&self, key: &str) {
         let now = self.times().now;
-        if let Some(record) = self.records.lock().get_mut(key) {
+        let mut records = self.records.lock();
+        if let Some(mut record) = records.by_key.get(key).cloned() {
             record.version += 1;
             record.exclusive.iter_mut().chain(&mut record.shared).for_each(|h| h.until = h.until.min(End::At(now)));
+            records.put(key, Some(record));
         }
     }
 
     /// Grants the key to a stranger, whoever holds it.
     pub fn take_over(&self, key: &str) {
         let mut records = self.records.lock();
-        let mut record = records.remove(key).unwrap_or_else(|| LockRecord::missing(key));
+        let mut record = records.get(key);
         (record.exclusive, record.shared) = (None, Vec::new());
         let ask = Ask {
             grant: self.info.grant_form.fresh(),
@@ -96,7 +127,7 @@ impl Memory {
             instead_of: None,
         };
         let taken = transition::acquire(&record, &ask, &self.times()).record;
-        records.insert(key.to_owned(), taken.unwrap_or(record));
+        records.put(key, Some(taken.unwrap_or(record)));
     }
 }
 
@@ -110,11 +141,11 @@ impl Transactional for Memory {
     ) -> Result<Transacted<A>> {
         let mut records = self.records.lock();
         let times = self.times();
-        let record = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
+        let record = records.get(key);
         check_format(&record)?;
         let step = transition(&record, &times);
         if let Some(next) = &step.record {
-            records.insert(key.to_owned(), next.clone());
+            records.put(key, Some(next.clone()));
         }
         Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), &times)))
     }
@@ -154,8 +185,7 @@ impl Backend for Memory {
         let records = self.records.lock();
         let times = self.times();
         if let Which::Key(key) = which {
-            let record = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
-            return Ok(Page { records: vec![seen(record, &times)], next: None });
+            return Ok(Page { records: vec![seen(records.get(key), &times)], next: None });
         }
         let matches = |record: &LockRecord| match which {
             Which::Key(key) => record.key == *key,
@@ -163,7 +193,7 @@ impl Backend for Memory {
             Which::LockId(id) => record.holders().any(|(_, h)| h.lock_id == *id),
         };
         let after = |record: &&LockRecord| from.as_ref().is_none_or(|from| record.key > *from);
-        let mut found = records.values().filter(after).filter(|record| matches(record));
+        let mut found = records.by_key.values().filter(after).filter(|record| matches(record));
         let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), &times)).collect();
         let next = found.next().and(page.last()).map(|last| last.record.key.clone());
         Ok(Page { records: page, next })
@@ -172,19 +202,27 @@ impl Backend for Memory {
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, _by: &Deadline) -> Result<Swapped> {
         let key = &seen.record.key;
         let mut records = self.records.lock();
-        let stands = records.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key));
+        let stands = records.get(key);
         check_format(&stands)?;
         if stands.version != seen.record.version || stands.token != seen.record.token {
             return Ok(Swapped::Changed);
         }
-        match new {
-            Some(new) => records.insert(key.clone(), new.clone()),
-            None => records.remove(key),
-        };
+        records.put(key, new.cloned());
         Ok(Swapped::Done)
     }
 
-    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
-        Ok(false)
+    fn wake(&self, keys: &[String], to: Sender<String>, _by: &Deadline) -> Result<bool> {
+        let watching = &mut self.records.lock().watching;
+        match keys.is_empty() {
+            true => watching.remove(&self.number),
+            false => watching.insert(self.number, (keys.iter().cloned().collect(), to)),
+        };
+        Ok(true)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.records.lock().watching.remove(&self.number);
     }
 }

@@ -75,7 +75,8 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
 
     /// Tells each of `keys` to `to` when it may have become free, from this call's return until the next call,
     /// which replaces the set; an empty one ends the telling. What happened before is not told: the caller looks
-    /// once more. A key may be told for nothing; the end of a lease is never told.
+    /// once more. A key of both sets is told without a gap: to the old `to` until the new one is in use. A key may
+    /// be told for nothing; that a lease ends by time is never told.
     ///
     /// `false`: it can't tell. Then, and when it can tell no longer, it drops `to`.
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;

@@ -53,7 +53,16 @@ pub fn renew_group(record: &LockRecord, lock_id: &str, lease: Lease, times: &Tim
 /// Removes every holder of the group, expired or not, and keeps the record with its token. Answers
 /// with those that were removed.
 pub fn release_group(record: &LockRecord, lock_id: &str) -> Step<Vec<(Mode, Holder)>> {
-    let freed = owned(record, lock_id);
+    without(record, owned(record, lock_id))
+}
+
+/// Removes every holder of a lock, as [`release_group`] does those of one group.
+pub fn release_all(record: &LockRecord) -> Step<Vec<(Mode, Holder)>> {
+    let all = record.holders().filter(|_| record.kind == Kind::Lock);
+    without(record, all.map(|(mode, h)| (mode, h.clone())).collect())
+}
+
+fn without(record: &LockRecord, freed: Vec<(Mode, Holder)>) -> Step<Vec<(Mode, Holder)>> {
     if freed.is_empty() {
         return Step::keep(freed);
     }

@@ -261,6 +261,21 @@ pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> 
     Step::write(Purge { freed, delete }, next)
 }
 
+/// Whether somebody may get the lock after this change, or sooner than before it: a holder went, or an end moved
+/// back. What a store tells its waiters.
+pub fn frees(before: &LockRecord, after: &LockRecord) -> bool {
+    let ends = |record: &LockRecord| {
+        let mut ends: Vec<End> = record.shared.iter().map(|h| h.until).collect();
+        ends.sort_unstable_by(|a, b| b.cmp(a));
+        ends
+    };
+    let sooner = |before: Option<&End>, after: Option<&End>| before.is_some_and(|end| after.is_none_or(|e| e < end));
+    let exclusive = [before, after].map(|record| record.exclusive.as_ref().map(|h| h.until));
+    let (shared, left) = (ends(before), ends(after));
+    sooner(exclusive[0].as_ref(), exclusive[1].as_ref())
+        || (0..shared.len()).any(|at| sooner(shared.get(at), left.get(at)))
+}
+
 /// How long it takes at the least until `ask` could be granted if nobody releases; `None`: never.
 ///
 /// Zero when it looks free already. A waiter looks again at this very moment.

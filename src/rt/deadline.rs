@@ -13,6 +13,17 @@ pub struct Deadline {
     cancels: Vec<CancelToken>,
 }
 
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// The deadline is over.
+    Over,
+    /// The event came.
+    Event,
+    /// The limit has passed.
+    Limit,
+}
+
 impl Deadline {
     /// Ends at `at`.
     pub fn at(at: Instant) -> Self {
@@ -66,13 +77,21 @@ impl Deadline {
 
     /// The same, but a message on `event`, which it takes, ends the wait, too.
     pub fn wait_for_or(&self, limit: Duration, event: &Receiver<()>) -> bool {
+        self.wait_for_event(limit, event) != Waited::Over
+    }
+
+    /// The same, and tells what ended the wait.
+    pub fn wait_for_event(&self, limit: Duration, event: &Receiver<()>) -> Waited {
         let until = self.at.min(far_from(Instant::now(), limit));
         let mut select = crossbeam_channel::Select::new();
         select.recv(event);
         self.also_wait(&mut select);
         let _ = select.ready_deadline(until);
-        let _ = event.try_recv();
-        !self.is_over()
+        match event.try_recv() {
+            _ if self.is_over() => Waited::Over,
+            Ok(()) => Waited::Event,
+            Err(_) => Waited::Limit,
+        }
     }
 
     /// Lets `select` become ready when this is cancelled.

@@ -255,13 +255,46 @@ mod tests {
         println!("median {:?}, p99 {:?}", times[10_000], times[19_800]);
     }
 
+    /// All of them under way at the same time.
     #[test]
-    fn many_callers_at_once() {
-        let driver = driver();
+    fn thousands_of_callers_at_once() {
+        const CALLERS: usize = 3_000;
+        let (driver, all) = (driver(), std::sync::Arc::new(tokio::sync::Barrier::new(CALLERS)));
         std::thread::scope(|scope| {
-            for _ in 0..500 {
-                scope.spawn(|| assert_eq!(driver.run(&soon(), |owned| async move { *owned }), Ok(7)));
+            for _ in 0..CALLERS {
+                let (driver, all) = (&driver, all.clone());
+                let call = move || {
+                    let answer = driver.run(&soon(), move |owned| async move {
+                        all.wait().await;
+                        *owned
+                    });
+                    assert_eq!(answer, Ok(7));
+                };
+                std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, call).unwrap();
             }
         });
+    }
+
+    /// How often this thread has gone to sleep or was stopped.
+    #[cfg(target_os = "linux")]
+    fn switches(thread: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+        let numbers = status.lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<u64>().ok());
+        numbers.sum()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_runtime_without_work_does_nothing() {
+        let driver = driver();
+        let thread = driver.run(&soon(), |_| async { std::fs::read_link("/proc/thread-self") }).unwrap().unwrap();
+        let thread = thread.file_name().unwrap().to_str().unwrap().to_owned();
+        // It may still be on its way to sleep.
+        std::thread::sleep(Duration::from_millis(300));
+        let before = switches(&thread);
+        std::thread::sleep(Duration::from_millis(700));
+        assert_eq!(switches(&thread), before, "it woke with nothing to do");
+        assert_eq!(driver.run(&soon(), |owned| async move { *owned }), Ok(7));
+        assert!(switches(&thread) > before);
     }
 }

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use super::clock::Clock;
 use super::deadline::{Deadline, far_from};
 use super::hold::{Callbacks, Hold, Setup};
+use super::hub::Hub;
 use super::queue::Queues;
 use super::thread::Thread;
 use super::want::Granted;
@@ -29,6 +30,8 @@ pub struct Family {
     pub options: ClientOptions,
     /// Who waits in this process.
     pub queues: Arc<Queues>,
+    /// What tells them that a lock may be free.
+    pub hub: Arc<Hub>,
     labels: Labels,
     pid: u32,
     watcher: Arc<Watcher>,
@@ -67,15 +70,18 @@ impl Drop for Obtaining {
 impl Family {
     pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
         let pid = std::process::id();
+        let (queues, closing) = (Arc::<Queues>::default(), CancelToken::new());
+        let hub = Hub::new(backend.clone(), queues.clone(), clock.clone(), closing.clone(), options.request_timeout);
         Arc::new(Family {
+            hub: Arc::new(hub),
             watcher: Arc::new(Watcher::new(clock.clone())),
             labels: default_labels(pid),
             backend,
             clock,
             options,
-            queues: Arc::default(),
+            queues,
             pid,
-            closing: CancelToken::new(),
+            closing,
             stop: CancelToken::new(),
             background: Mutex::default(),
             obtaining: Mutex::default(),
@@ -226,6 +232,7 @@ impl Family {
         for thread in background {
             thread.join_by(by);
         }
+        self.hub.close(by);
         self.watcher.close(by);
         released
     }
@@ -293,7 +300,7 @@ impl Drop for Family {
         if !self.is_own_process() {
             // Its threads and connections do not exist here: they are never dropped.
             let background = std::mem::take(self.background.get_mut());
-            std::mem::forget((self.backend.clone(), self.watcher.clone(), background));
+            std::mem::forget((self.backend.clone(), self.watcher.clone(), self.hub.clone(), background));
             return;
         }
         self.closing.cancel();
@@ -309,6 +316,7 @@ impl Drop for Family {
         for thread in background {
             thread.join_by(by);
         }
+        self.hub.close(by);
     }
 }
 

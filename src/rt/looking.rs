@@ -1,8 +1,8 @@
 //! What a waiter does between two requests for the lock: it looks at it, and tells that it waits.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::deadline::Deadline;
+use super::deadline::{Deadline, Waited, far_from};
 use super::queue::Ticket;
 use super::waiters::Wait;
 use super::want::Patience;
@@ -16,38 +16,90 @@ use crate::waiting::Waiting;
 pub(super) const FIRST_WARNING: Duration = Duration::from_secs(30);
 const NEXT_WARNING: Duration = Duration::from_secs(60);
 
+/// How a pause begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// With a look: the turn has come and nothing is known.
+    Look,
+    /// Without: somebody of this process holds the lock.
+    Wait,
+    /// After a refusal: what the store told since then went to nobody.
+    Refused,
+}
+
 impl Wait<'_> {
-    /// Looks at the lock from time to time until it seems free or is handed over; false when the call's time is
-    /// over. `at_once`: begins with a look.
-    pub(super) fn pause(&mut self, overall: &Deadline, at_once: bool) -> bool {
+    /// Looks at the lock when it is told or the time has come, until it seems free or is handed over; false when
+    /// the call's time is over.
+    pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
         // What was just refused is not asked for again at once, however free it looks.
         let mut looked_free = true;
-        let mut look_now = at_once;
+        // The store tells what comes after the last look: until then that look holds.
+        let mut is_told = false;
         loop {
             let Some(ticket) = &self.ticket else { return true };
             if ticket.place() > 0 || ticket.is_handed() {
                 return true;
             }
-            if !std::mem::take(&mut look_now) {
+            let begun = std::mem::replace(&mut begin, Begin::Wait);
+            if begun != Begin::Look {
                 self.tell();
                 // Nor is what was seen before the store was in trouble taken for what is now.
                 let known = self.free_in().filter(|_| self.last_error.is_none());
                 let free_in = known.filter(|free| !(looked_free && free.is_zero()));
                 looked_free = false;
-                let poll = &self.family.options.poll;
-                let delay = backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64());
-                let Some(ticket) = &self.ticket else { return true };
-                if !overall.wait_for_or(delay, ticket.nudged()) {
+                let is_new = begun == Begin::Refused && !known.is_some_and(|free| free.is_zero());
+                let delay = self.look_after(is_new, is_told, free_in);
+                if !self.sleep(overall, delay) {
                     return false;
                 }
-                if ticket.is_handed() {
+                if self.ticket.as_ref().is_some_and(Ticket::is_handed) {
                     return true;
                 }
             }
-            if self.look(overall) {
+            let tells = self.family.hub.tells(&self.want.wanted.key);
+            let is_free = self.look(overall);
+            is_told = tells && self.last_error.is_none();
+            if is_free {
                 return true;
             }
         }
+    }
+
+    /// When to look next if nothing is told.
+    fn look_after(&self, is_new: bool, is_told: bool, free_in: Option<Duration>) -> Duration {
+        let poll = &self.family.options.poll;
+        match self.family.hub.tells(&self.want.wanted.key) {
+            true if is_new => Duration::ZERO,
+            true if is_told => backoff::told_delay(poll, free_in, fastrand::f64()),
+            _ => backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64()),
+        }
+    }
+
+    /// Waits for so long or until it is worth looking; false when the call's time is over.
+    fn sleep(&mut self, overall: &Deadline, delay: Duration) -> bool {
+        let until = far_from(Instant::now(), delay);
+        // Whoever wants to hear of the wait does so all the same.
+        let tell_after = if self.want.on_wait.is_some() { *self.family.options.poll.end() } else { FIRST_WARNING };
+        loop {
+            let Some(ticket) = &self.ticket else { return true };
+            let left = until.saturating_duration_since(Instant::now());
+            let waited = overall.wait_for_event(left.min(tell_after), ticket.nudged());
+            match waited {
+                Waited::Over => return false,
+                Waited::Limit if left > tell_after => self.tell(),
+                Waited::Limit | Waited::Event => break,
+            }
+        }
+        // Others have their turn, and this one a look after it.
+        while let Some(ticket) = self.ticket.as_ref().filter(|ticket| !ticket.is_handed())
+            && let Some(until) = ticket.stands_back()
+        {
+            let left = until.saturating_duration_since(Instant::now());
+            if !overall.wait_for_or(left, ticket.nudged()) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Reads the lock; whether it is worth asking for.

@@ -9,6 +9,7 @@ pub(crate) mod family;
 mod handover;
 mod heartbeat;
 pub(crate) mod hold;
+mod hub;
 mod looking;
 mod queue;
 mod release;

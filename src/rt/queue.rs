@@ -1,9 +1,10 @@
 //! Who waits in this process for which key: first in, first out. Only the head of a line asks the
 //! store; a guard that is released hands its lock to the head by a transfer.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
@@ -12,9 +13,17 @@ use super::want::{Granted, Wanted};
 use crate::lease::Mode;
 
 /// The lines of one client family, by key.
-#[derive(Default)]
 pub struct Queues {
     lines: Mutex<HashMap<String, VecDeque<Arc<Place>>>>,
+    ended: Sender<()>,
+    ends: Receiver<()>,
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        let (ended, ends) = crossbeam_channel::bounded(1);
+        Queues { lines: Mutex::default(), ended, ends }
+    }
 }
 
 /// One waiter's place in a line.
@@ -25,6 +34,8 @@ struct Place {
     nudged: Receiver<()>,
     /// Whoever stood before it has the lock: there is nothing to see at once.
     is_held: AtomicBool,
+    /// Until then other processes have their turn.
+    stands_back: Mutex<Option<Instant>>,
 }
 
 /// Who may act for the waiter at the head.
@@ -56,8 +67,14 @@ impl Queues {
     /// A place at the end of the line for what is wanted.
     pub fn enter(self: &Arc<Self>, wanted: Wanted) -> Ticket {
         let (nudge, nudged) = crossbeam_channel::bounded(1);
-        let place =
-            Arc::new(Place { wanted, turn: Mutex::new(Turn::Waiting), nudge, nudged, is_held: AtomicBool::new(false) });
+        let place = Arc::new(Place {
+            wanted,
+            turn: Mutex::new(Turn::Waiting),
+            nudge,
+            nudged,
+            is_held: AtomicBool::new(false),
+            stands_back: Mutex::default(),
+        });
         let key = place.wanted.key.clone();
         self.lines.lock().entry(key).or_default().push_back(place.clone());
         Ticket { queues: self.clone(), place }
@@ -81,6 +98,24 @@ impl Queues {
             head.is_held.store(false, Ordering::SeqCst);
             head.nudge();
         }
+    }
+
+    /// Keeps the head of the line from asking before `until`, whatever it is told, so that other processes have
+    /// their turn.
+    pub fn stand_back(&self, key: &str, until: Instant) {
+        if let Some(head) = self.head(key) {
+            *head.stands_back.lock() = Some(until);
+        }
+    }
+
+    /// The keys that somebody waits for.
+    pub fn keys(&self) -> BTreeSet<String> {
+        self.lines.lock().keys().cloned().collect()
+    }
+
+    /// Becomes ready when a line has ended.
+    pub fn ends(&self) -> &Receiver<()> {
+        &self.ends
     }
 
     fn head(&self, key: &str) -> Option<Arc<Place>> {
@@ -181,6 +216,11 @@ impl Ticket {
         self.place.is_held.swap(false, Ordering::SeqCst)
     }
 
+    /// Until when other processes have their turn.
+    pub fn stands_back(&self) -> Option<Instant> {
+        self.place.stands_back.lock().filter(|until| *until > Instant::now())
+    }
+
     /// Leaves the line, with the lock or without; what was handed over meanwhile comes along.
     pub fn leave(self, with_lock: bool) -> Option<Box<Granted>> {
         self.go(with_lock)
@@ -198,6 +238,8 @@ impl Ticket {
                 line.retain(|place| !Arc::ptr_eq(place, &self.place));
                 if line.is_empty() {
                     lines.remove(key);
+                    // A full channel holds one already.
+                    let _ = self.queues.ended.try_send(());
                 }
             }
         }

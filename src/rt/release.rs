@@ -11,6 +11,9 @@ use crate::lease::backoff;
 use crate::lock::{Lock, LockStatus};
 use crate::observer::Event;
 
+/// How long the first in line stands back for other processes, which are told at the same time as it is.
+const OTHERS_TURN: Duration = Duration::from_millis(25);
+
 impl Hold {
     /// Stops the heartbeat, then releases in the store, all within `bound`.
     ///
@@ -42,7 +45,15 @@ impl Hold {
                 PassedOn::No { may_be_done } => self.send_release(by, false, may_be_done),
                 PassedOn::OthersTurn => {
                     worth_a_look = false;
-                    self.send_release(by, false, false)
+                    let stand_back = || {
+                        let until = Instant::now() + OTHERS_TURN;
+                        self.setup.queues.stand_back(&self.granted.key, until);
+                    };
+                    stand_back();
+                    let answer = self.send_release(by, false, false);
+                    // From when the others could know.
+                    stand_back();
+                    answer
                 }
             },
         };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::deadline::Deadline;
 use super::family::{Family, give_up};
-use super::looking::FIRST_WARNING;
+use super::looking::{Begin, FIRST_WARNING};
 use super::queue::{May, Ticket};
 use super::want::{Chain, Granted, Obtained, Patience, Want, local_end};
 use crate::backend::{Acquired, Attempt, Renewal, Renewed, Seen};
@@ -60,8 +60,11 @@ pub(super) enum Round {
 enum Settled {
     Granted(Granted),
     Refused(Seen),
-    /// It was given up without an answer, or was granted too late to be of use.
+    /// It was granted too late to be of use, and given up.
     Void,
+    /// A transfer was given up without an answer. Whether it had happened nobody can say any more: to ask again would
+    /// be to call lost what this very call has ended.
+    GivenUp(Error),
 }
 
 impl<'a> Wait<'a> {
@@ -100,7 +103,7 @@ impl<'a> Wait<'a> {
             (outcome, None) => outcome,
             (Ok(refused), Some(granted)) => match self.in_time(*granted, &overall)? {
                 Settled::Granted(granted) => self.granted(granted, &overall),
-                Settled::Refused(_) | Settled::Void => Ok(refused),
+                Settled::Refused(_) | Settled::Void | Settled::GivenUp(_) => Ok(refused),
             },
             (Err(error), Some(granted)) => {
                 self.undo(granted.attempt, &overall);
@@ -127,7 +130,7 @@ impl<'a> Wait<'a> {
                 Round::Refused if asks_once => break,
                 Round::Refused => {
                     self.enter();
-                    if !self.pause(overall, false) {
+                    if !self.pause(overall, Begin::Refused) {
                         break;
                     }
                 }
@@ -153,8 +156,8 @@ impl<'a> Wait<'a> {
             let Some(ticket) = &self.ticket else { return Turn::Ask };
             if ticket.place() == 0 {
                 if std::mem::take(&mut self.look_first) {
-                    let at_once = !ticket.is_held();
-                    if !self.pause(overall, at_once) {
+                    let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
+                    if !self.pause(overall, begin) {
                         return Turn::Over;
                     }
                 }
@@ -204,6 +207,11 @@ impl<'a> Wait<'a> {
                 self.last_error = None;
                 self.refused(seen)?;
                 return Ok(Round::Refused);
+            }
+            Ok(Settled::GivenUp(error)) => return Err(error),
+            Ok(Settled::Void) if self.want.instead_of.is_some() => {
+                let message = "it was handed over too late to be held, and is released";
+                return Err(Error::new(ErrorKind::TimedOut, message));
             }
             Ok(Settled::Void) => {
                 self.voids += 1;
@@ -315,6 +323,9 @@ impl<'a> Wait<'a> {
             if too_old || !overall.wait_for(delay) {
                 if unanswered {
                     self.undo(attempt, overall);
+                    if self.want.instead_of.is_some() {
+                        return Ok(Settled::GivenUp(error.retryable()));
+                    }
                 }
                 return Err(error.retryable());
             }

@@ -214,18 +214,18 @@ impl Sleep {
 }
 
 /// The distance between the clock that counts suspend and the one that does not.
-struct Skew {
+pub(super) struct Skew {
     boot: BootTime,
     monotonic: Instant,
 }
 
 impl Skew {
-    fn new(clock: &Clock) -> Self {
+    pub(super) fn new(clock: &Clock) -> Self {
         Skew { boot: clock.now(), monotonic: Instant::now() }
     }
 
     /// Whether the boot-time clock ran ahead since the last call.
-    fn jumped(&mut self, clock: &Clock) -> bool {
+    pub(super) fn jumped(&mut self, clock: &Clock) -> bool {
         let now = Skew::new(clock);
         let ahead = now.boot.since(self.boot).saturating_sub(now.monotonic - self.monotonic);
         *self = now;

@@ -9,6 +9,7 @@ mod groups;
 mod guards;
 mod leases;
 mod listing;
+mod operators;
 mod told;
 mod waiting;
 

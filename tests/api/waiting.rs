@@ -108,7 +108,9 @@ fn a_waiter_hears_how_often_it_asked_and_until_when_it_waits() {
             }
         });
         assert_eq!(cancelled.lock().unwrap_err().kind(), ErrorKind::Cancelled);
-        let heard: Vec<_> = tells.iter().collect();
+        let mut heard: Vec<_> = tells.iter().collect();
+        // Also told between two looks.
+        heard.dedup();
         assert_eq!(heard, (1..=4).map(|asked| (asked, Some(until))).collect::<Vec<_>>());
     });
 }

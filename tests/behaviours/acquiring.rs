@@ -333,3 +333,40 @@ fn a_lease_with_a_fixed_end_is_not_granted_within_its_margin() {
     }
     assert!(bench.rival().get("k").unwrap().unwrap().is_free(), "what nobody holds was left");
 }
+
+#[test]
+fn an_adopt_that_is_given_up_unanswered_is_not_called_lost() {
+    let bench = Bench::new();
+    let (client, rival) = (bench.hasty(), bench.rival());
+    // Done or not: nobody can say.
+    for (fault, happened) in [(Fault::ApplyThenFail, true), (Fault::HangBefore, false)] {
+        let lock = rival.request("k").acquire().unwrap();
+        bench.faults.always(Call::Acquire, fault.clone());
+        let before = bench.faults.count(Call::Release);
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // All is well again once it is given up.
+                bench.wait_for_call(Call::Release, before);
+                bench.faults.heal();
+            });
+            client.adopt(lock.clone()).map(drop).unwrap_err()
+        });
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{fault:?}: {error}");
+        // What it may have left is given up, and the second adopt knows.
+        let again = client.adopt(lock);
+        assert_eq!(again.as_ref().err().map(|error| error.kind()), happened.then_some(ErrorKind::Lost), "{fault:?}");
+        drop(again);
+        wait_until(|| client.get("k").unwrap().unwrap().is_free());
+    }
+}
+
+#[test]
+fn an_adopt_that_comes_too_late_to_be_held_is_not_called_lost() {
+    let bench = Bench::new();
+    let (client, rival) = (bench.hasty(), bench.rival());
+    let lock = rival.request("k").acquire().unwrap();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_secs(1)));
+    let error = client.adopt(lock).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    wait_until(|| client.get("k").unwrap().unwrap().is_free());
+}

@@ -4,6 +4,7 @@
 pub mod asks;
 pub mod bench;
 pub mod between;
+pub mod calls;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "mongodb")]

@@ -18,7 +18,7 @@ pub struct Store {
     pub remembers_who_gave_up: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
-    /// A swap that removes a live holder also stops copies of its acquisition.
+    /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
     pub swaps_give_up: bool,
     /// An empty store.
     pub open: fn() -> Opened,

@@ -9,6 +9,7 @@ mod races;
 mod reads;
 mod rules;
 mod support;
+mod wakes;
 
 /// A test for each rule that runs it on every store.
 macro_rules! on_every_store {
@@ -77,6 +78,16 @@ mod on_every_store {
             one_of_eight_transfers,
             copies_of_one_attempt_are_one_grant,
             one_of_eight_swaps;
+        wakes:
+            a_release_is_told,
+            a_shared_holder_that_goes_is_told,
+            an_end_that_comes_sooner_is_told,
+            a_row_that_is_deleted_or_swapped_is_told,
+            a_new_set_takes_the_place_of_the_old_one,
+            a_key_of_both_sets_is_told_without_a_gap,
+            an_empty_set_ends_the_telling,
+            nobody_who_listens_is_no_harm,
+            a_wake_whose_deadline_is_over_returns;
     }
 }
 

@@ -1,27 +1,14 @@
 //! Short ways to call a store and to insist on its answer.
 
-use std::time::Duration;
+use leasehold::internals::backend::{Attempt, Backend, Released, Renewal, Renewed, Seen};
+use leasehold::internals::lease::{End, Holder, Lease, LockRecord, Mode};
 
-use leasehold::internals::backend::{Acquired, Attempt, Backend, Released, Renewal, Renewed, Seen};
-use leasehold::internals::lease::{Ask, End, Holder, Labels, Lease, LockRecord, Mode};
-
-use crate::common::stores::{Opened, fresh, soon};
-
-pub const LEASE: Duration = Duration::from_secs(60);
+use crate::common::calls;
+pub use crate::common::calls::{LEASE, acquired, refused, renewal};
+use crate::common::stores::{Opened, soon};
 
 pub fn attempt(store: &dyn Backend, key: &str, mode: Mode) -> Attempt {
-    let grant = fresh(store);
-    let ask = Ask {
-        lock_id: format!("id {}", grant.as_str()),
-        labels: Labels { owner: format!("owner {}", grant.as_str()), host: None, comment: None },
-        grant,
-        mode,
-        lease: LEASE,
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    };
-    Attempt::new(key, ask)
+    calls::attempt(store.info().grant_form, key, mode)
 }
 
 pub fn exclusive(at: &Opened, key: &str) -> Attempt {
@@ -38,29 +25,10 @@ pub fn instead_of(at: &Opened, key: &str, old: &Holder) -> Attempt {
     attempt
 }
 
-/// The holder, and whether it stood before.
-pub fn acquired(store: &dyn Backend, attempt: &mut Attempt) -> (Holder, bool) {
-    match store.acquire(attempt, &soon()) {
-        Ok(Acquired::Granted { holder, repeated, .. }) => (holder, repeated),
-        other => panic!("{:?} was not granted: {other:?}", attempt.key),
-    }
-}
-
 pub fn granted(store: &dyn Backend, attempt: &mut Attempt) -> Holder {
     let (holder, repeated) = acquired(store, attempt);
     assert!(!repeated, "it stood before");
     holder
-}
-
-pub fn refused(store: &dyn Backend, attempt: &mut Attempt) -> Seen {
-    match store.acquire(attempt, &soon()) {
-        Ok(Acquired::Refused(seen)) => seen,
-        other => panic!("{:?} was not refused: {other:?}", attempt.key),
-    }
-}
-
-pub fn renewal(lease: Lease) -> Renewal {
-    Renewal { lease, may_end_endless: false }
 }
 
 pub fn renewed(store: &dyn Backend, attempt: &mut Attempt, renewal: Renewal) -> End {

@@ -185,7 +185,12 @@ impl Driver {
         let after = self.at.get(key);
         let mut at = vec![self.times(before.now, before.stamp), self.times(after.now, before.stamp)];
         let what = format!("{answer:?}");
-        let rule = |record: &LockRecord, times: &Times| transition::acquire(record, &ask, times);
+        let gives_up = ask.instead_of.as_ref().filter(|_| self.swaps_give_up).map(|(old, _)| old.clone());
+        let rule = |record: &LockRecord, times: &Times| {
+            let mut step = transition::acquire(record, &ask, times);
+            step.record.iter_mut().for_each(|record| record.given_up.extend(gives_up.clone()));
+            step
+        };
         match answer {
             Acquired::Granted { holder, repeated, now } => {
                 assert!(before.now <= now && now <= after.now, "the answer's now is between the reads");

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::internals::backend::{Backend, Released, Renewal, Renewed, Swapped, Which};
-use leasehold::internals::lease::Lease;
+use leasehold::internals::backend::{Backend, Released, Renewed, Swapped, Which};
 use leasehold::internals::rt::clock::Clock;
 
 use crate::common::dynamodb::{Table, options};
@@ -58,10 +57,6 @@ impl Counted {
         assert_eq!(sent, requests, "{what}");
         answer
     }
-}
-
-fn renewal(lease: Duration) -> Renewal {
-    Renewal { lease: Lease::For(lease), may_end_endless: false }
 }
 
 #[test]

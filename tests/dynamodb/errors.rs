@@ -34,6 +34,8 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("dynamodb://locks?grace=2h", "minute"),
         ("dynamodb://locks?partition_key=owner", "partition_key"),
         ("dynamodb://locks?partition_key=", "partition_key"),
+        ("dynamodb://locks?deletion_protection=maybe", "deletion_protection"),
+        ("dynamodb://locks?point_in_time_recovery=", "point_in_time_recovery"),
         ("dynamodb://locks?region=", "region"),
         ("dynamodb://locks?region=x&endpoint=localhost:8000", "endpoint"),
         ("dynamodb://locks?region=x&endpoint=http://me:secret-canary@localhost:8000", "endpoint"),
@@ -133,4 +135,33 @@ fn the_last_clone_ends_the_thread() {
     clone.lock("k").unwrap().release().unwrap();
     assert!(threads().iter().any(|name| name.starts_with("leasehold-drive")), "{:?}", threads());
     drop(clone);
+}
+
+/// How often the thread of the SDK has gone to sleep or was stopped.
+fn switches() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let ours: Vec<String> = status.filter(|status| status.contains("leasehold-drive")).collect();
+    assert_eq!(ours.len(), 1, "{ours:?}");
+    let numbers = ours[0].lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<u64>().ok());
+    numbers.sum()
+}
+
+#[test]
+fn an_idle_client_does_nothing() {
+    needs_server!();
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    crate::harness::alone::alone("errors::an_idle_client_does_nothing", || {
+        let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
+        crate::common::bench::wait_until(|| crate::harness::threads::ours().len() == 1);
+        client.lock("k").unwrap().release().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        let before = switches();
+        std::thread::sleep(Duration::from_secs(2));
+        let woke = switches() - before;
+        println!("{woke}");
+        assert!(woke <= 2, "it woke {woke} times in 2 s with nothing to do");
+    });
 }

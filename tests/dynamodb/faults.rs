@@ -3,34 +3,20 @@
 
 use std::time::Instant;
 
-use leasehold::internals::backend::dynamodb::Settings;
-use leasehold::internals::backend::{Released, Renewal, Renewed};
-use leasehold::internals::lease::{End, Lease, LockRecord};
+use leasehold::internals::backend::dynamodb::Estimate;
+use leasehold::internals::backend::{Released, Renewed};
+use leasehold::internals::lease::End;
 use leasehold::internals::rt::deadline::Deadline;
 
-use crate::common::dynamodb::{Table, config_at};
-use crate::common::proxy::{Answer, Mode as Network, Proxy, Rule};
+use crate::common::proxy::{Answer, Mode as Network, Rule};
+use crate::sdk::config::SharedInterceptor;
+use crate::time::Dateless;
 use crate::*;
 
 const WRITE: &str = "UpdateItem";
 /// Longer than a request takes, shorter than what is late.
 const SHORT: Duration = Duration::from_millis(250);
-const LATE: Duration = Duration::from_millis(800);
-
-/// A store behind a faulty network, and one beside it.
-struct Behind {
-    proxy: Proxy,
-    store: Dynamodb,
-    beside: Dynamodb,
-}
-
-fn behind() -> Behind {
-    let (table, clock) = (Table::fresh(), Clock::system());
-    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
-    let settings = Settings::Given(Box::new(config_at(&proxy.url())));
-    let store = open(DynamodbOptions { settings, ..options(&table.0, &clock) }, &clock);
-    Behind { proxy, store, beside: client(&table).0 }
-}
+const LATE: Duration = Duration::from_secs(2);
 
 /// What can happen to one request, and whether it is written when the call returns.
 fn networks() -> [(Network, bool); 8] {
@@ -61,14 +47,6 @@ impl Behind {
         self.proxy.add(Rule::next(1, network).on(WRITE));
     }
 
-    fn record(&self, key: &str) -> LockRecord {
-        get(&self.beside, key).record
-    }
-
-    fn holders(&self, key: &str) -> Vec<Holder> {
-        self.record(key).holders().map(|(_, holder)| holder.clone()).collect()
-    }
-
     /// Every write that is on its way has arrived.
     fn wait_for_late(&self, key: &str) {
         let of_key = format!("{{\"S\":\"{key}\"}}");
@@ -97,14 +75,10 @@ fn settled(store: &Dynamodb, attempt: &mut Attempt) -> Holder {
     }
 }
 
-fn renewal(lease: Duration) -> Renewal {
-    Renewal { lease: Lease::For(lease), may_end_endless: false }
-}
-
 #[test]
 fn an_acquire_that_is_repeated_finds_itself() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         for (network, is_written) in networks() {
             let key = format!("{mode} {network:?}");
@@ -124,7 +98,7 @@ fn an_acquire_that_is_repeated_finds_itself() {
 #[test]
 fn joining_others_survives_it_too() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for (network, _) in networks() {
         let key = format!("{network:?}");
         let other = granted(&at.beside, &mut shared(&key));
@@ -141,7 +115,7 @@ fn joining_others_survives_it_too() {
 #[test]
 fn a_renewal_that_is_repeated_extends() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         for (network, is_written) in networks() {
             let key = format!("{mode} {network:?}");
@@ -161,7 +135,7 @@ fn a_renewal_that_is_repeated_extends() {
 #[test]
 fn a_renewal_that_is_late_moves_no_end_back() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         let mut a = attempt(&mode.to_string(), mode);
         granted(&at.store, &mut a);
@@ -177,7 +151,7 @@ fn a_renewal_that_is_late_moves_no_end_back() {
 #[test]
 fn a_release_that_is_repeated_frees_and_frees_nobody_else() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         for (network, is_written) in networks() {
             let key = format!("{mode} {network:?}");
@@ -205,7 +179,7 @@ fn a_release_that_is_repeated_frees_and_frees_nobody_else() {
 #[test]
 fn a_release_that_is_late_frees_nobody_else() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     let mut a = exclusive("k");
     granted(&at.store, &mut a);
     at.fault(Network::CutLate(LATE));
@@ -219,7 +193,7 @@ fn a_release_that_is_late_frees_nobody_else() {
 #[test]
 fn a_transfer_that_is_repeated_finds_itself() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         for (network, is_written) in networks() {
             let key = format!("{mode} {network:?}");
@@ -240,7 +214,7 @@ fn a_transfer_that_is_repeated_finds_itself() {
 #[test]
 fn what_is_given_up_leaves_nothing_however_late_it_comes() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         for network in [Network::CutLate(LATE), Network::Late(LATE), Network::CutBefore, Network::CutAfter] {
             let key = format!("{mode} {network:?}");
@@ -265,7 +239,7 @@ fn what_is_given_up_leaves_nothing_however_late_it_comes() {
 #[test]
 fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     let mut a = exclusive("k");
     let old = granted(&at.store, &mut a);
     let mut b = exclusive("k");
@@ -282,7 +256,7 @@ fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes() {
 #[test]
 fn a_copy_of_what_was_sent_twice_and_released_is_not_granted() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         let mut a = attempt(&mode.to_string(), mode);
         at.fault(Network::CutLate(LATE));
@@ -295,10 +269,41 @@ fn a_copy_of_what_was_sent_twice_and_released_is_not_granted() {
     }
 }
 
+/// A copy of the acquire that is still on its way when the lock is handed on, to a client that takes the time to be
+/// earlier: the new token is behind the copy's.
+#[test]
+fn a_copy_of_what_was_handed_on_is_not_granted() {
+    needs_server!();
+    let at = Behind::new();
+    let clock = Clock::system();
+    let mut behind_by_3_s = options(&at.table.0, &clock);
+    behind_by_3_s.interceptors = vec![SharedInterceptor::new(Dateless)];
+    let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
+    estimate.learn(jiff::Timestamp::now().as_second() - 3, now, now);
+    behind_by_3_s.estimate = Some(estimate);
+    let other = open(behind_by_3_s, &clock);
+    for mode in modes() {
+        let mut a = attempt(&mode.to_string(), mode);
+        at.proxy.clear();
+        at.proxy.add(Rule::next(1, Network::CutAfter).on(WRITE));
+        at.proxy.add(Rule::next(1, Network::CutLate(LATE)).on(WRITE));
+        let old = settled(&at.store, &mut a);
+        assert!(a.sends >= 3, "granted, a copy under way, found");
+        let mut b = attempt(&a.key, mode);
+        b.ask.instead_of = Some((old.grant.clone(), old.token));
+        let new = granted(&other, &mut b);
+        assert_eq!(new.token, old.token + 1, "{mode}: it would be more, were the time not behind");
+        assert!(matches!(other.release(&mut b, false, &soon()).unwrap(), Released::Done));
+        at.wait_for_late(&a.key);
+        assert_eq!(at.holders(&a.key), [], "{mode}");
+        granted(&at.beside, &mut exclusive(&a.key));
+    }
+}
+
 #[test]
 fn giving_up_survives_it_too() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     for mode in modes() {
         for (network, is_written) in networks() {
             let key = format!("{mode} {network:?}");
@@ -316,7 +321,7 @@ fn giving_up_survives_it_too() {
 #[test]
 fn a_dead_network_holds_up_no_call_beyond_its_deadline() {
     needs_server!();
-    let at = behind();
+    let at = Behind::new();
     let mut a = exclusive("k");
     granted(&at.store, &mut a);
     at.proxy.add(Rule::always(Network::HoleToServer));

@@ -3,7 +3,8 @@
 use leasehold::internals::backend::Schema;
 use leasehold::{ErrorKind, LockClient};
 
-use crate::common::dynamodb::Table;
+use crate::common::dynamodb::{Table, config_at};
+use crate::common::proxy::{Mode as Network, Proxy, Rule};
 use crate::common::stores::unique;
 use crate::sdk::types::{AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType};
 use crate::*;
@@ -20,6 +21,70 @@ fn make(raw: &Raw, keys: &[(&str, KeyType, ScalarAttributeType)]) {
 
 fn connect(table: &Table) -> leasehold::Result<LockClient> {
     leasehold::dynamodb::builder(config(), &table.0).connect()
+}
+
+fn is_protected(raw: &Raw) -> Option<bool> {
+    let request = raw.client.describe_table().table_name(&raw.table);
+    raw.runtime.block_on(request.send()).unwrap().table.unwrap().deletion_protection_enabled
+}
+
+#[test]
+fn a_table_is_protected_from_deletion_where_that_is_wanted() {
+    needs_server!();
+    let table = Table(unique());
+    let raw = Raw::new(&table);
+    let plain = connect(&table).unwrap();
+    assert!(!plain.schema().unwrap().contains("--deletion-protection"));
+    let wanted = leasehold::dynamodb::Table::new(&table.0).deletion_protection(true);
+    let client = leasehold::dynamodb::builder(config(), wanted.clone()).connect().unwrap();
+    assert!(client.schema().unwrap().contains("--deletion-protection-enabled"));
+    client.create_schema().unwrap();
+    assert_eq!(is_protected(&raw), Some(true), "made so");
+    let delete = raw.client.delete_table().table_name(&table.0);
+    assert!(raw.runtime.block_on(delete.send()).is_err(), "the service refuses");
+    // Who does not ask for it does not take it away.
+    plain.create_schema().unwrap();
+    assert_eq!(is_protected(&raw), Some(true));
+
+    let other = Table::fresh();
+    let raw = Raw::new(&other);
+    assert_ne!(is_protected(&raw), Some(true));
+    let wanted = leasehold::dynamodb::Table::new(&other.0).deletion_protection(true);
+    leasehold::dynamodb::builder(config(), wanted).connect().unwrap().create_schema().unwrap();
+    assert_eq!(is_protected(&raw), Some(true), "a table that was there");
+}
+
+/// DynamoDB Local has no backups, so the proxy answers in its place: what the request asks for, and that a service
+/// which can't do it yet is asked again.
+#[test]
+fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
+    needs_server!();
+    const NOT_YET: &str = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ContinuousBackupsUnavailableException","message":"Backups are being enabled for the table. Please retry later"}"#;
+    const DONE: &str = r#"{"ContinuousBackupsDescription":{"ContinuousBackupsStatus":"ENABLED","PointInTimeRecoveryDescription":{"PointInTimeRecoveryStatus":"ENABLED"}}}"#;
+    let (table, asks) = (Table(unique()), "UpdateContinuousBackups");
+    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+    let wanted = leasehold::dynamodb::Table::new(&table.0).point_in_time_recovery(true);
+    let client = leasehold::dynamodb::builder(config_at(&proxy.url()), wanted).connect().unwrap();
+    assert!(client.schema().unwrap().contains("PointInTimeRecoveryEnabled=true"));
+    proxy.add(Rule::next(2, Network::Say(400, NOT_YET)).on(asks));
+    proxy.add(Rule::always(Network::Say(200, DONE)).on(asks));
+    client.create_schema().unwrap();
+    let asked: Vec<_> = proxy.requests().into_iter().filter(|request| request.target == asks).collect();
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    for request in &asked {
+        assert!(request.has(&format!("\"TableName\":\"{}\"", table.0)), "{request:?}");
+        assert!(request.has("\"PointInTimeRecoveryEnabled\":true"), "{request:?}");
+    }
+    let made = proxy.requests().iter().filter(|request| request.target == "CreateTable").count();
+    assert_eq!(made, 1);
+    // Without the wish nobody asks.
+    connect(&table).unwrap().create_schema().unwrap();
+
+    // Where the service can't, that is said, and the table is there.
+    let wanted = leasehold::dynamodb::Table::new(&table.0).point_in_time_recovery(true);
+    let error = leasehold::dynamodb::builder(config(), wanted).connect().unwrap().create_schema().unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, false), "{error}");
+    assert!(connect(&table).unwrap().try_lock("k").unwrap().is_some());
 }
 
 #[test]
@@ -62,8 +127,8 @@ fn another_key_schema_is_refused_at_connect() {
 fn another_name_of_the_partition_key_is_used() {
     needs_server!();
     let table = Table(unique());
-    let grace = Duration::from_secs(1);
-    let client = leasehold::dynamodb::builder_with(config(), &table.0, "lock name", grace).connect().unwrap();
+    let keyed = leasehold::dynamodb::Table::new(&table.0).partition_key("lock name");
+    let client = leasehold::dynamodb::builder(config(), keyed).connect().unwrap();
     client.create_schema().unwrap();
     let guard = client.request("k").lock_id("group").lock().unwrap();
     assert!(client.try_lock("k").unwrap().is_none());
@@ -83,7 +148,7 @@ fn a_url_leads_to_it() {
     let table = Table::fresh();
     let endpoint = common::servers::dynamodb_local().unwrap();
     // The environment of a test can't be changed safely, so another process connects.
-    let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}&grace=2s", table.0);
+    let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}&grace=2s&deletion_protection=1", table.0);
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "table::connects_to_the_url_of_the_environment"])
         .env("LEASEHOLD_TEST_URL", url)
@@ -101,6 +166,7 @@ fn connects_to_the_url_of_the_environment() {
         return;
     }
     let client = LockClient::connect(&std::env::var("LEASEHOLD_TEST_URL").unwrap()).unwrap();
+    assert!(client.schema().unwrap().contains("--deletion-protection-enabled"));
     let guard = client.lock("k").unwrap();
     assert!(guard.is_held());
     guard.release().unwrap();

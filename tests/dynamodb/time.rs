@@ -88,7 +88,7 @@ fn a_step_of_the_services_clock_is_followed() {
 
 /// Answers that say nothing of the time.
 #[derive(Debug)]
-struct Dateless;
+pub struct Dateless;
 
 impl Intercept for Dateless {
     fn name(&self) -> &'static str {

@@ -18,8 +18,10 @@ use leasehold::LockClient;
 use leasehold::internals::backend::Backend;
 use leasehold::internals::backend::fault::{FaultPlan, Faulty};
 use leasehold::internals::backend::memory::Memory;
+#[cfg(feature = "sqlite")]
 use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
 use leasehold::internals::rt::clock::Clock;
+#[cfg(feature = "sqlite")]
 use leasehold::internals::rt::deadline::Deadline;
 
 /// How long anything may take that only a broken test or library would not do at once.
@@ -77,6 +79,7 @@ pub struct Store {
 
 impl Store {
     /// Each store that runs without a server.
+    #[cfg(feature = "sqlite")]
     pub fn all() -> Vec<Store> {
         vec![Store::memory(), Store::sqlite()]
     }
@@ -87,6 +90,7 @@ impl Store {
         Store::over("memory", memory.clone(), memory, clock, Folder::new())
     }
 
+    #[cfg(feature = "sqlite")]
     pub fn sqlite() -> Store {
         let (clock, folder) = (Clock::system(), Folder::new());
         let open = || -> Arc<dyn Backend> {
@@ -118,6 +122,18 @@ impl Store {
     pub fn bystander(&self) -> LockClient {
         let builder = leasehold::internals::builder_over(self.plain.clone(), self.clock.clone());
         builder.poll(millis(5)..=millis(20)).connect().expect("a bystander")
+    }
+
+    /// Lets time pass at once.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    /// The store of a memory client lets go of the channel on which it tells waiters.
+    pub fn stop_telling(&self) {
+        let (to, _) = crossbeam_channel::unbounded();
+        let by = Deadline::after(PATIENCE);
+        assert!(self.plain.wake(&["nobody's".to_owned()], to, &by).expect("a memory store"));
     }
 
     /// Nobody stands in the row, not even expired.

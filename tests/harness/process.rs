@@ -1,6 +1,7 @@
 //! Worker processes: this test binary once more, led by commands on its standard input.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,12 +32,29 @@ impl Worker {
 
     /// The same, with this longest time between two looks of a waiter.
     pub fn polling(url: &str, lease: Duration, poll: Duration) -> Worker {
-        let binary = std::env::current_exe().expect("this test binary");
-        let mut child = Command::new(binary)
+        Worker::start_by(Command::new(binary()), url, lease, poll)
+    }
+
+    /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.
+    pub fn start_off(url: &str, lease: Duration, seconds: i32) -> Worker {
+        let mut command = Command::new(binary());
+        // The program itself stays between, and would be killed in the worker's place: only its library is used.
+        let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().expect("faketime");
+        let told = String::from_utf8(told.stdout).expect("a text");
+        let library = told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).expect("its library");
+        // The clocks that nobody can set on a host stay as they are.
+        command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.env("FAKETIME", format!("{seconds:+}s"));
+        Worker::start_by(command, url, lease, Duration::from_millis(5))
+    }
+
+    fn start_by(mut command: Command, url: &str, lease: Duration, poll: Duration) -> Worker {
+        let mut child = command
             .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
             .env(WORKER, "1")
-            // Any do, for a local server.
-            .envs([("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")])
+            // For servers where any credentials do.
+            .env("AWS_ACCESS_KEY_ID", "key")
+            .env("AWS_SECRET_ACCESS_KEY", "secret")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -134,6 +152,10 @@ impl Worker {
     pub fn end(&mut self) {
         self.child.wait().expect("the end of the worker");
     }
+}
+
+fn binary() -> PathBuf {
+    std::env::current_exe().expect("this test binary")
 }
 
 impl Drop for Worker {

@@ -5,7 +5,7 @@ use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Election, LockClient, LockGuard, Loss, LossReason};
 
@@ -74,6 +74,8 @@ impl State {
                 let gap = millis(gap.parse().expect("milliseconds"));
                 format!("held {}", held_after_a_stop(&self.guards[key], gap))
             }
+            ["wall"] => format!("wall {}", wall_millis()),
+            #[cfg(feature = "sqlite")]
             ["write", key, file, how] => write(&self.guards[key], Path::new(file), how == "fenced"),
             ["block", file, ms] => block(Path::new(file), millis(ms.parse().expect("milliseconds"))),
             // As a program that leaks its guards and ends in good order.
@@ -144,6 +146,7 @@ fn intrude(oracle: &Oracle) -> String {
 }
 
 /// A transaction of the user's own in the lock file, with the assertion or without it.
+#[cfg(feature = "sqlite")]
 fn write(guard: &LockGuard, file: &Path, fenced: bool) -> String {
     use leasehold::sqlite::AssertIn;
     let mut connection = rusqlite::Connection::open(file).expect("the database");
@@ -167,6 +170,12 @@ fn block(file: &Path, time: Duration) -> String {
         connection.execute_batch("ROLLBACK").expect("the end of the transaction");
     });
     "blocked".to_owned()
+}
+
+/// What this process takes the time to be, in milliseconds since 1970.
+pub fn wall_millis() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970");
+    i64::try_from(since.as_millis()).expect("a time")
 }
 
 fn told(loss: Option<Loss>) -> String {

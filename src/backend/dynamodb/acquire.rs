@@ -86,7 +86,8 @@ impl Dynamodb {
         let (ask, times) = (&attempt.ask, moment.times());
         let step = transition::acquire(&found.record, ask, &times);
         Ok(match (step.answer, step.record) {
-            (AcquireAnswer::Granted { holder, repeated: false }, Some(new)) => {
+            (AcquireAnswer::Granted { holder, repeated: false }, Some(mut new)) => {
+                new.given_up.extend(ask.instead_of.iter().map(|(old, _)| old.clone()));
                 // Its own expired entry, if there is one, goes the other way.
                 let is_fresh = ask.instead_of.is_none() && found.record.standing(&ask.grant).is_none();
                 let joins = ask.mode == Mode::Shared && is_fresh && new.shared.len() > 1;
@@ -130,7 +131,11 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
         until: Lease::For(ask.lease).end(times.now),
     };
     let (condition, update) = match (old, ask.mode) {
-        (Some(_), _) => ("#grantId = :old AND #fence = :f".to_owned(), exclusive_update(&holder)),
+        // How often the old one was sent is not known here, and a copy that another client stamped may be ahead of
+        // our token.
+        (Some(_), _) => {
+            ("#grantId = :old AND #fence = :f".to_owned(), exclusive_update(&holder) + " ADD #givenUp :olds")
+        }
         (None, Mode::Shared) => (format!("{FREE} AND {TOKEN_RISES}"), SHARED.to_owned()),
         (None, Mode::Exclusive) if ask.replace_same_owner => {
             (format!("({FREE} OR {SAME_OWNER}) AND {TOKEN_RISES}"), exclusive_update(&holder))
@@ -144,6 +149,7 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
         .value(":z", text("Z"))
         .maybe(":m", item::shared(&record, None))
         .maybe(":old", old.map(|(grant, _)| text(grant.as_str())))
+        .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
         .maybe(":f", old.map(|(_, token)| number(*token)))
         .requiring(GRANTABLE, ask);
     Next { expr, holder }

@@ -35,10 +35,10 @@ pub(super) enum DynamodbError {
     Denied { table: String, cause: Cause },
 
     #[error(
-        "access is denied; to make the table {table:?} the credentials need dynamodb:CreateTable; schema() tells what \
-         to ask for"
+        "access is denied; to make the table {table:?} as it shall be the credentials need dynamodb:{right}; schema() \
+         tells what to ask for"
     )]
-    MayNotMake { table: String, cause: Cause },
+    MayNotMake { table: String, right: &'static str, cause: Cause },
 
     #[error("the service has not made the table yet; repeat the call")]
     NotReady,
@@ -188,7 +188,8 @@ impl DynamodbError {
                 (Fate::Refused, DynamodbError::Invalid { partition_key: partition_key.to_owned(), cause })
             }
             _ if status == 429 => (Fate::NotDone, DynamodbError::Throttled { cause }),
-            _ if status >= 500 => (Fate::Unknown, DynamodbError::Unanswered { cause }),
+            // Also what was done, but whose answer can't be read.
+            _ if !(300..500).contains(&status) => (Fate::Unknown, DynamodbError::Unanswered { cause }),
             _ => (Fate::Refused, DynamodbError::Other { cause }),
         }
     }

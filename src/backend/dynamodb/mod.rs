@@ -44,7 +44,7 @@ use error::DynamodbError;
 pub use estimate::Estimate;
 use estimate::Moment;
 use expr::Item;
-pub use open::{DynamodbOptions, Settings};
+pub use open::{DynamodbOptions, Protection, Settings};
 
 /// The key that nobody has, which is read for the service's time.
 const NOBODYS: &str = "\u{1}time";
@@ -55,6 +55,7 @@ const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
 pub struct Dynamodb {
     info: StoreInfo,
     place: send::Place,
+    protection: Protection,
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,
     driver: Driver<Client>,
@@ -89,10 +90,11 @@ impl Dynamodb {
             grant_form: GrantForm::Uuid,
         };
         let place = send::Place { table: options.table.clone(), partition_key: options.partition_key.clone() };
+        let protection = options.protection;
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
         let driver = Driver::start(by, move || open::client(options), over)?;
-        let store = Dynamodb { info, place, clock, estimate, driver, rest: Mutex::new(None) };
+        let store = Dynamodb { info, place, protection, clock, estimate, driver, rest: Mutex::new(None) };
         // A second answer where the first took long.
         for _ in 0..2 {
             match store.get_item(NOBODYS, false, by) {

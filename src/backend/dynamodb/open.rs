@@ -25,12 +25,23 @@ pub struct DynamodbOptions {
     pub partition_key: String,
     /// How long after its end a lease is respected.
     pub grace: Duration,
+    /// What `create_schema` protects the table from.
+    pub protection: Protection,
     /// Region, endpoint and credentials.
     pub settings: Settings,
     /// For tests: an estimate that two clients share.
     pub estimate: Option<Arc<Estimate>>,
     /// For tests: what looks at each request and answer.
     pub interceptors: Vec<SharedInterceptor>,
+}
+
+/// What [`Schema::Create`](crate::backend::Schema::Create) sees to beside the table itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Protection {
+    /// The service refuses to delete the table.
+    pub deletion: bool,
+    /// The service keeps what is needed to restore the table of any moment of the last weeks.
+    pub recovery: bool,
 }
 
 /// Where region, endpoint and credentials come from.
@@ -64,6 +75,7 @@ impl DynamodbOptions {
             table: table.into(),
             partition_key: "key".to_owned(),
             grace: super::Dynamodb::GRACE,
+            protection: Protection::default(),
             settings,
             estimate: None,
             interceptors: Vec::new(),

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency, ScalarAttributeType,
-    TableDescription, TableStatus,
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency,
+    PointInTimeRecoverySpecification, ScalarAttributeType, TableDescription, TableStatus,
 };
 
 use super::Dynamodb;
-use super::error::DynamodbError;
+use super::error::{DynamodbError, Fate};
 use super::send::Answer;
 use crate::backend::Schema;
 use crate::rt::deadline::Deadline;
@@ -52,10 +52,20 @@ impl Dynamodb {
     /// For those who make it another way.
     fn command(&self) -> String {
         let (table, key) = (&self.place.table, &self.place.partition_key);
-        format!(
+        let mut command = format!(
             "aws dynamodb create-table --table-name {table} --billing-mode PAY_PER_REQUEST \
              --attribute-definitions AttributeName={key},AttributeType=S --key-schema AttributeName={key},KeyType=HASH"
-        )
+        );
+        if self.protection.deletion {
+            command.push_str(" --deletion-protection-enabled");
+        }
+        if self.protection.recovery {
+            command.push_str(&format!(
+                " && aws dynamodb wait table-exists --table-name {table} && aws dynamodb update-continuous-backups \
+                 --table-name {table} --point-in-time-recovery-specification PointInTimeRecoveryEnabled=true"
+            ));
+        }
+        command
     }
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
@@ -65,7 +75,8 @@ impl Dynamodb {
                 Table::There(table) => {
                     let text = self.check(&table)?;
                     // An updating table serves.
-                    if !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting)) {
+                    let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
+                    if is_there && self.is_protected(&table, by)? {
                         return Ok(text);
                     }
                 }
@@ -130,6 +141,7 @@ impl Dynamodb {
     }
 
     fn make(&self, by: &Deadline) -> Result<(), DynamodbError> {
+        let is_safe = self.protection.deletion;
         let answer: Answer<()> = self.send(by, move |client, stamp, place| async move {
             let key = KeySchemaElement::builder().attribute_name(&place.partition_key).key_type(KeyType::Hash).build();
             let kind = AttributeDefinition::builder()
@@ -138,14 +150,15 @@ impl Dynamodb {
                 .build();
             let (Ok(key), Ok(kind)) = (key, kind) else {
                 let error = DynamodbError::Config("the name of the partition key is no name".to_owned());
-                return Err((super::error::Fate::Refused, error));
+                return Err((Fate::Refused, error));
             };
             let request = client
                 .create_table()
                 .table_name(&place.table)
                 .billing_mode(BillingMode::PayPerRequest)
                 .key_schema(key)
-                .attribute_definitions(kind);
+                .attribute_definitions(kind)
+                .set_deletion_protection_enabled(is_safe.then_some(true));
             match request.customize().interceptor(stamp.clone()).send().await {
                 Ok(_) => Ok(()),
                 // Another process was faster.
@@ -155,9 +168,53 @@ impl Dynamodb {
                 Err(error) => place.classify(Err(error), &stamp),
             }
         });
-        answer.map_err(|(_, error)| match error {
-            DynamodbError::Denied { table, cause } => DynamodbError::MayNotMake { table, cause },
-            error => error,
-        })
+        answer.map_err(may_not("CreateTable"))
+    }
+
+    /// Whether the table has all the protection that is wanted. What is missing is asked for; a table that was made
+    /// without, or a moment ago, may take its time. What it has beyond that stays.
+    fn is_protected(&self, table: &TableDescription, by: &Deadline) -> Result<bool, DynamodbError> {
+        if self.protection.deletion && table.deletion_protection_enabled() != Some(true) {
+            let answer: Answer<()> = self.send(by, move |client, stamp, place| async move {
+                let request = client.update_table().table_name(&place.table).deletion_protection_enabled(true);
+                match request.customize().interceptor(stamp.clone()).send().await {
+                    Ok(_) => Ok(()),
+                    // It is being changed.
+                    Err(e) if e.as_service_error().is_some_and(|e| e.is_resource_in_use_exception()) => Ok(()),
+                    Err(error) => place.classify(Err(error), &stamp),
+                }
+            });
+            return answer.map(|()| false).map_err(may_not("UpdateTable"));
+        }
+        if !self.protection.recovery {
+            return Ok(true);
+        }
+        let answer: Answer<bool> = self.send(by, move |client, stamp, place| async move {
+            let wanted = PointInTimeRecoverySpecification::builder().point_in_time_recovery_enabled(true).build();
+            let Ok(wanted) = wanted else { return Ok(false) };
+            let request = client
+                .update_continuous_backups()
+                .table_name(&place.table)
+                .point_in_time_recovery_specification(wanted);
+            match request.customize().interceptor(stamp.clone()).send().await {
+                Ok(_) => Ok(true),
+                // Not yet possible on a new table.
+                Err(error)
+                    if error.as_service_error().is_some_and(|e| e.is_continuous_backups_unavailable_exception()) =>
+                {
+                    Ok(false)
+                }
+                Err(error) => place.classify(Err(error), &stamp),
+            }
+        });
+        answer.map_err(may_not("UpdateContinuousBackups"))
+    }
+}
+
+/// Says which right is missing.
+fn may_not(right: &'static str) -> impl Fn((Fate, DynamodbError)) -> DynamodbError {
+    move |(_, error)| match error {
+        DynamodbError::Denied { table, cause } => DynamodbError::MayNotMake { table, right, cause },
+        error => error,
     }
 }

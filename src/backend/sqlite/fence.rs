@@ -18,7 +18,7 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     };
     let path = Path::new(conn.path().unwrap_or_default());
     // One file may have several paths.
-    let is_here = |store: &Sqlite| identity(path).is_ok_and(|file| file == Some(store.file));
+    let is_here = |store: &Sqlite| identity(path).is_ok_and(|file| file == Some(store.place.file));
     if !observed::native(standing.backend).is_some_and(is_here) {
         let message = format!("the transaction is one of {}, where this lock is not", label(path));
         return Err(error(ErrorKind::InvalidInput, message));

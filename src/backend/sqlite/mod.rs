@@ -9,7 +9,7 @@
 //! noticed; and who puts another file in its place has to remove the `-wal` file beside it, or SQLite applies
 //! the old log to the new file.
 //!
-//! Reads have a connection of their own and wait for no writer.
+//! Reads have a connection of their own and wait for no writer. `watch` tells waiters that a row has changed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,11 +39,13 @@ mod row;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use boot::Here;
 use conn::{Durability, Tx, Writer};
 use error::SqliteError;
 use row::Row;
+use watch::Watch;
 
 /// What [`Sqlite::open`] needs to know.
 #[derive(Clone, Debug)]
@@ -62,14 +64,40 @@ pub struct SqliteOptions {
 #[derive(Debug)]
 pub struct Sqlite {
     info: StoreInfo,
-    path: PathBuf,
-    file: file::FileId,
-    clock: Arc<Clock>,
-    clock_identity: String,
+    place: Place,
     /// One for all writes: two would each read again what the other one wrote.
     writer: Mutex<Writer>,
     /// Never waits for the other one.
     reader: Mutex<Connection>,
+    watch: Watch,
+}
+
+/// The file, and the clock that its times are told by.
+#[derive(Clone, Debug)]
+struct Place {
+    path: PathBuf,
+    file: file::FileId,
+    clock: Arc<Clock>,
+    clock_identity: String,
+}
+
+impl Place {
+    /// An error if the path does not lead to the opened file any more.
+    fn check(&self) -> Result<(), SqliteError> {
+        match identity(&self.path)? {
+            Some(file) if file == self.file => Ok(()),
+            _ => Err(SqliteError::Moved { path: self.path.clone() }),
+        }
+    }
+
+    fn times(&self) -> Times {
+        let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
+        Times { now, cut: now, stamp: self.clock.wall_micros() }
+    }
+
+    fn here(&self, times: &Times) -> Here<'_> {
+        Here { clock: &self.clock_identity, now: times.now, wall: times.stamp }
+    }
 }
 
 impl Sqlite {
@@ -116,28 +144,9 @@ impl Sqlite {
             grant_form: GrantForm::Uuid,
         };
         let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
-        Ok(Sqlite { info, path, file, clock, clock_identity, writer: Mutex::new(writer), reader: Mutex::new(reader) })
-    }
-
-    /// An error if the path does not lead to the opened file any more.
-    fn check_place(&self) -> Result<(), SqliteError> {
-        match identity(&self.path)? {
-            Some(file) if file == self.file => Ok(()),
-            _ => Err(SqliteError::Moved { path: self.path.clone() }),
-        }
-    }
-
-    fn now(&self) -> StoreTime {
-        StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX))
-    }
-
-    fn times(&self) -> Times {
-        let now = self.now();
-        Times { now, cut: now, stamp: self.clock.wall_micros() }
-    }
-
-    fn here(&self, times: &Times) -> Here<'_> {
-        Here { clock: &self.clock_identity, now: times.now, wall: times.stamp }
+        let place = Place { path, file, clock, clock_identity };
+        let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
+        Ok(Sqlite { info, place, writer, reader, watch: Watch::default() })
     }
 
     /// A record with the times that it was read at.
@@ -153,12 +162,12 @@ impl Sqlite {
         work: impl FnOnce(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
         let run = || {
-            let mut writer = conn::lock(&self.writer, &self.path, by)?;
-            self.check_place()?;
-            writer.promise(durability, &self.path, by)?;
-            let (tx, waited) = Tx::begin(&writer, &self.path, by)?;
+            let mut writer = conn::lock(&self.writer, &self.place.path, by)?;
+            self.place.check()?;
+            writer.promise(durability, &self.place.path, by)?;
+            let (tx, waited) = Tx::begin(&writer, &self.place.path, by)?;
             if waited {
-                self.check_place()?;
+                self.place.check()?;
             }
             let done = work(&tx)?;
             Ok(match tx.commit(by)? {
@@ -166,7 +175,7 @@ impl Sqlite {
                 Some(error) => Written::Unknown(error),
             })
         };
-        run().map_err(|error| explained(error, &self.path))
+        run().map_err(|error| explained(error, &self.place.path))
     }
 
     /// One transition on one key. A holder that stands with times of another clock and is spoken for by
@@ -181,20 +190,20 @@ impl Sqlite {
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
         let written = self.write(durability, by, |tx| {
-            let (format, row) = Row::read(tx, &self.path, key)?;
-            let times = self.times();
-            let here = self.here(&times);
+            let (format, row) = Row::read(tx, &self.place.path, key)?;
+            let times = self.place.times();
+            let here = self.place.here(&times);
             let view = row.view(format, here);
             let step = transition(&view.record, &times);
             let claimed = claim.filter(|grant| row.is_foreign(grant, here.clock));
             let next = step.record.or_else(|| claimed.map(|_| raised(&view.record)));
             let record = match (next, &view.sightings) {
                 (Some(next), _) => {
-                    row.next(&view, &next, claimed, here.clock).write(tx, &self.path, here.clock)?;
+                    row.next(&view, &next, claimed, here.clock).write(tx, &self.place.path, here.clock)?;
                     next
                 }
                 (None, Some(sightings)) => {
-                    row.write_sightings(tx, &self.path, sightings)?;
+                    row.write_sightings(tx, &self.place.path, sightings)?;
                     view.record
                 }
                 (None, None) => view.record,
@@ -206,7 +215,7 @@ impl Sqlite {
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
-                let (record, times) = (LockRecord::missing(key), self.times());
+                let (record, times) = (LockRecord::missing(key), self.place.times());
                 let answer = transition(&record, &times).answer;
                 Ok(Transacted::Done(answer, self.seen(record, &times)))
             }
@@ -275,23 +284,23 @@ impl Backend for Sqlite {
             return Ok(format!("PRAGMA journal_mode = WAL;\n{};\nPRAGMA user_version = {version};", schema::TABLE));
         }
         let run = || {
-            self.check_place()?;
+            self.place.check()?;
             if what == Schema::Create {
-                let mut writer = conn::lock(&self.writer, &self.path, by)?;
-                writer.promise(Durability::PowerCut, &self.path, by)?;
-                schema::create(&writer, &self.path, by)?;
+                let mut writer = conn::lock(&self.writer, &self.place.path, by)?;
+                writer.promise(Durability::PowerCut, &self.place.path, by)?;
+                schema::create(&writer, &self.place.path, by)?;
             }
-            let conn = conn::lock(&self.reader, &self.path, by)?;
-            conn::busy_retried(&self.path, by, "read the database", || {
-                let format = schema::format(&conn, &self.path)?;
-                match schema::check_table(&conn, &self.path)? {
+            let conn = conn::lock(&self.reader, &self.place.path, by)?;
+            conn::busy_retried(&self.place.path, by, "read the database", || {
+                let format = schema::format(&conn, &self.place.path)?;
+                match schema::check_table(&conn, &self.place.path)? {
                     true => Ok(format),
-                    false => Err(SqliteError::NoTable { path: self.path.clone() }),
+                    false => Err(SqliteError::NoTable { path: self.place.path.clone() }),
                 }
             })
         };
-        let (major, minor) = run().map_err(|error| explained(error, &self.path))?;
-        Ok(format!("{}: the table `locks` is there, format {major}.{minor}", self.path.display()))
+        let (major, minor) = run().map_err(|error| explained(error, &self.place.path))?;
+        Ok(format!("{}: the table `locks` is there, format {major}.{minor}", self.place.path.display()))
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
@@ -317,19 +326,19 @@ impl Backend for Sqlite {
         let issues_token = new.is_some_and(|new| new.token > seen.record.token);
         let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
         let written = self.write(durability, by, |tx| {
-            let (format, stands) = Row::read(tx, &self.path, key)?;
+            let (format, stands) = Row::read(tx, &self.place.path, key)?;
             if stands.version != seen.record.version || stands.token != seen.record.token {
                 return Ok(Swapped::Changed);
             }
             match new {
                 Some(new) => {
-                    let times = self.times();
-                    let here = self.here(&times);
+                    let times = self.place.times();
+                    let here = self.place.here(&times);
                     // Unchanged is what the caller left as it was when it read.
                     let view = row::View { record: seen.record.clone(), ..stands.view(format, here) };
-                    stands.next(&view, new, None, here.clock).write(tx, &self.path, here.clock)?;
+                    stands.next(&view, new, None, here.clock).write(tx, &self.place.path, here.clock)?;
                 }
-                None => row::delete(tx, &self.path, key)?,
+                None => row::delete(tx, &self.place.path, key)?,
             }
             Ok(Swapped::Done)
         });
@@ -340,7 +349,7 @@ impl Backend for Sqlite {
         }
     }
 
-    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
-        Ok(false)
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        self.watch(keys, to, by)
     }
 }

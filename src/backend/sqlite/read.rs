@@ -27,21 +27,21 @@ impl Sqlite {
             Which::Prefix(prefix) => self.prefix(prefix, from.as_deref(), by),
             Which::LockId(id) => self.lock_id(id, from.as_deref(), by),
         };
-        Ok(run().map_err(|error| super::explained(error, &self.path))?)
+        Ok(run().map_err(|error| super::explained(error, &self.place.path))?)
     }
 
     /// A file that is gone has no row for a key; listing keys says instead that it is gone.
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
-        match self.check_place() {
+        match self.place.check() {
             Err(SqliteError::Moved { .. }) => {
                 let record = LockRecord::missing(key);
-                return Ok(Page { records: vec![self.seen(record, &self.times())], next: None });
+                return Ok(Page { records: vec![self.seen(record, &self.place.times())], next: None });
             }
             checked => checked?,
         }
         let (format, row) = {
-            let conn = conn::lock(&self.reader, &self.path, by)?;
-            conn::busy_retried(&self.path, by, "read the row", || Row::read(&conn, &self.path, key))?
+            let conn = conn::lock(&self.reader, &self.place.path, by)?;
+            conn::busy_retried(&self.place.path, by, "read the row", || Row::read(&conn, &self.place.path, key))?
         };
         Ok(self.page(format, vec![row], None))
     }
@@ -83,20 +83,20 @@ impl Sqlite {
         mut take: impl FnMut(&rusqlite::Row<'_>, &Path) -> Result<Option<Row>, SqliteError>,
     ) -> Result<Scanned, SqliteError> {
         let doing = "read the rows";
-        let failed = |source| SqliteError::Engine { path: self.path.clone(), doing, source };
-        self.check_place()?;
-        let conn = conn::lock(&self.reader, &self.path, by)?;
+        let failed = |source| SqliteError::Engine { path: self.place.path.clone(), doing, source };
+        self.place.check()?;
+        let conn = conn::lock(&self.reader, &self.place.path, by)?;
         let (sql, bounds) = range(prefix, from);
-        conn::busy_retried(&self.path, by, doing, || {
-            let format = schema::format(&conn, &self.path)?;
+        conn::busy_retried(&self.place.path, by, doing, || {
+            let format = schema::format(&conn, &self.place.path)?;
             let (mut found, mut looked_at) = (Vec::new(), 0);
             let mut statement = conn.prepare_cached(&sql).map_err(failed)?;
             let mut rows = statement.query(params_from_iter(&bounds)).map_err(failed)?;
             while let Some(columns) = rows.next().map_err(failed)? {
-                found.extend(take(columns, &self.path)?);
+                found.extend(take(columns, &self.place.path)?);
                 looked_at += 1;
                 if (looked_at >= limit || (looked_at % 64 == 0 && by.is_over()))
-                    && let Ok(key) = decode_key(columns, &self.path)
+                    && let Ok(key) = decode_key(columns, &self.place.path)
                 {
                     return Ok((format, found, Some(key)));
                 }
@@ -113,8 +113,8 @@ impl Sqlite {
             rows.truncate(PAGE);
             next = rows.last().map(|row| row.key().to_owned());
         }
-        let times = self.times();
-        let views: Vec<View> = rows.iter().map(|row| row.view(format, self.here(&times))).collect();
+        let times = self.place.times();
+        let views: Vec<View> = rows.iter().map(|row| row.view(format, self.place.here(&times))).collect();
         if views.iter().any(|view| view.sightings.is_some())
             && let Err(error) = self.sight(rows.iter().zip(&views))
         {
@@ -127,14 +127,14 @@ impl Sqlite {
 
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
-        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.path.clone() })?;
-        self.check_place()?;
+        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.place.path.clone() })?;
+        self.place.check()?;
         let now = Deadline::at(Instant::now());
-        writer.promise(Durability::Process, &self.path, &now)?;
-        let (tx, _) = Tx::begin(&writer, &self.path, &now)?;
+        writer.promise(Durability::Process, &self.place.path, &now)?;
+        let (tx, _) = Tx::begin(&writer, &self.place.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
-                row.write_sightings(&tx, &self.path, sightings)?;
+                row.write_sightings(&tx, &self.place.path, sightings)?;
             }
         }
         tx.commit(&now)?.map_or(Ok(()), Err)

@@ -27,6 +27,7 @@ pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<
                 }
                 answer = Some(server.ask(&request, number)?);
             }
+            Mode::Say(status, json) => answer = Some(Message::json(status, json)),
             Mode::HoleToServer => return client.swallow(),
             Mode::HoleToClient => {
                 server.ask(&request, number)?;

@@ -16,6 +16,18 @@ pub struct Message {
 }
 
 impl Message {
+    /// An answer.
+    pub fn json(status: u16, body: &str) -> Message {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
+        let head = format!(
+            "HTTP/1.1 {status} Said\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\n\
+             Date: {}\r\n\r\n",
+            body.len(),
+            to_date(i64::try_from(now.as_secs()).expect("a date"))
+        );
+        Message { head, body: body.as_bytes().to_vec(), is_last: false }
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut pairs = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
         pairs.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())

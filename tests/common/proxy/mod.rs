@@ -49,6 +49,8 @@ pub enum Mode {
     Twice(Answer),
     /// The answer's `Date` header is moved by so many seconds.
     ShiftDate(i64),
+    /// It does not reach the server; the client gets this status and JSON, as from a service in trouble.
+    Say(u16, &'static str),
 }
 
 /// See [`Mode::Twice`].

@@ -71,14 +71,20 @@ fn shared(server: &Server, cell: &'static OnceLock<Result<Running, String>>) -> 
         Err(why) => {
             let what =
                 format!("{} cannot be used: {why}\n  install {}, or set {}", server.name, server.install, server.env);
-            let named = std::env::var_os(server.env).is_some();
-            assert!(!named && !is_required(), "{what}");
-            // Not `eprintln!`, whose text a passing test would hide.
-            let test = std::thread::current().name().unwrap_or("a test").to_owned();
-            let _ = writeln!(io::stderr(), "SKIPPED: {test}: {what}");
+            assert!(std::env::var_os(server.env).is_none(), "{what}");
+            skip(&what);
             None
         }
     }
+}
+
+/// Says loudly that the test can't run, which is a failure where everything is required.
+#[track_caller]
+pub fn skip(what: &str) {
+    assert!(!is_required(), "{what}");
+    // Not `eprintln!`, whose text a passing test would hide.
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let _ = writeln!(io::stderr(), "SKIPPED: {test}: {what}");
 }
 
 fn is_required() -> bool {

@@ -1,0 +1,85 @@
+//! The stores that are measured. One joins by a function here that makes its `Store`, with its requests done raw.
+
+use std::path::Path;
+use std::time::Duration;
+
+use leasehold::{ClientBuilder, LockClient};
+
+/// A store to be measured.
+pub struct Store {
+    pub name: &'static str,
+    /// What `builder` makes clients of, in other processes, too.
+    pub url: String,
+    /// The same statements without the library.
+    pub raw: Option<Box<dyn Raw>>,
+    /// Several processes can share it.
+    pub shared: bool,
+    /// How long after its end a lease is respected.
+    pub grace: Duration,
+    /// Another way to it, on which a request can be made to stall.
+    pub stalling: Option<Box<dyn Fn() -> Stalling>>,
+}
+
+/// See [`Store::stalling`].
+pub struct Stalling {
+    pub url: String,
+    /// The next request takes so much longer.
+    pub stall: Box<dyn Fn(Duration)>,
+}
+
+/// The calls of the low level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Acquire,
+    Renew,
+    Release,
+    Refused,
+}
+
+/// What a careful program would do by hand, with the same promise about power cuts.
+pub trait Raw {
+    /// What is not part of the call and must stand before it.
+    fn prepare(&mut self, call: Call);
+    /// The call; it must succeed.
+    fn run(&mut self, call: Call);
+}
+
+/// Every store of this build whose server is there.
+pub fn stores(folder: &Path, only: Option<&str>) -> Vec<Store> {
+    let wanted = |name: &str| only.is_none_or(|only| only == name);
+    let mut stores = Vec::new();
+    if wanted("memory") {
+        stores.push(Store::new("memory", "memory:bench".to_owned(), None, false));
+    }
+    #[cfg(feature = "sqlite")]
+    if wanted("sqlite") {
+        let raw = super::raw_sqlite::RawSqlite::new(&folder.join("raw.db"));
+        let url = format!("sqlite:{}", folder.join("locks.db").display());
+        stores.push(Store::new("sqlite", url, Some(Box::new(raw)), true));
+    }
+    #[cfg(feature = "dynamodb")]
+    if wanted("dynamodb") {
+        stores.extend(super::raw_dynamodb::store());
+    }
+    let _ = folder;
+    stores
+}
+
+/// A client of the store with this URL.
+pub fn builder(url: &str) -> ClientBuilder {
+    #[cfg(feature = "dynamodb")]
+    if url.starts_with(super::raw_dynamodb::SCHEME) {
+        return super::raw_dynamodb::builder(url);
+    }
+    LockClient::builder(url)
+}
+
+impl Store {
+    fn new(name: &'static str, url: String, raw: Option<Box<dyn Raw>>, shared: bool) -> Store {
+        Store { name, url, raw, shared, grace: Duration::ZERO, stalling: None }
+    }
+
+    pub fn connect(&self) -> LockClient {
+        builder(&self.url).connect().expect("the store")
+    }
+}

@@ -1,0 +1,202 @@
+//! Telling waiters that a row has changed: a thread that looks whether the file has.
+//!
+//! `PRAGMA data_version` on a connection of its own changes with every commit of another one. A change says
+//! nothing about whose row it was, and every heartbeat is one, so the rows that somebody waits for are read again,
+//! and those are told that may be free now or sooner than before. The thread ends when nothing is watched.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use parking_lot::{Condvar, Mutex};
+use rusqlite::Connection;
+
+use super::conn::{self, Durability};
+use super::error::SqliteError;
+use super::row::Row;
+use super::{Place, Sqlite, Which};
+use crate::error::{Error, Result};
+use crate::lease::{LockRecord, transition};
+use crate::rt::deadline::{Deadline, far_from};
+use crate::rt::thread::Thread;
+
+/// The time between two looks. A look takes some 5 us, and a waiter waits half of this in the mean.
+const PAUSE: Duration = Duration::from_millis(5);
+/// At most this part of the time goes into looking, however many rows are watched.
+const SHARE: u32 = 20;
+/// Every so many looks it also looks whether the file is still at its place.
+const PLACE: u32 = 25;
+/// How long the store's end waits for the thread.
+const END: Duration = Duration::from_secs(1);
+
+const LOOK: &str = "look whether the database has changed";
+
+/// The watching of one client.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<Thread>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// `None`: the thread ends, or is not there.
+    watched: Mutex<Option<Watched>>,
+    changed: Condvar,
+}
+
+/// What is watched, and whom to tell.
+#[derive(Debug)]
+struct Watched {
+    /// As each was seen last.
+    rows: HashMap<String, LockRecord>,
+    to: Sender<String>,
+}
+
+/// The thread's view of the file.
+struct Eye {
+    place: Place,
+    conn: Connection,
+    /// As it was seen last.
+    version: i64,
+    shared: Arc<Shared>,
+}
+
+/// Which state of the file a connection sees: another number after every commit of another connection.
+fn version(conn: &Connection, path: &Path) -> Result<i64, SqliteError> {
+    let ask = || conn.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0));
+    ask().map_err(|source| SqliteError::Engine { path: path.to_owned(), doing: LOOK, source })
+}
+
+impl Sqlite {
+    /// [`Backend::wake`](super::Backend::wake)
+    pub(super) fn watch(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        if keys.is_empty() {
+            self.watch.end(by.instant());
+            return Ok(true);
+        }
+        let mut thread = self.watch.thread.lock();
+        let shared = &self.watch.shared;
+        let known: Option<HashSet<String>> = shared.watched.lock().as_ref().map(|w| w.rows.keys().cloned().collect());
+        // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
+        let eye = match known {
+            Some(_) => None,
+            None => Some(self.eye(by).map_err(|error| super::explained(error, &self.place.path))?),
+        };
+        let known = known.unwrap_or_default();
+        let mut fresh = HashMap::new();
+        for key in keys.iter().filter(|key| !known.contains(*key)) {
+            let page = self.read_page(&Which::Key(key.clone()), None, by)?;
+            fresh.extend(page.records.into_iter().map(|seen| (key.clone(), seen.record)));
+        }
+        let keys: HashSet<&String> = keys.iter().collect();
+        let mut watched = shared.watched.lock();
+        match (&mut *watched, eye) {
+            (Some(watched), _) => {
+                watched.rows.retain(|key, _| keys.contains(key));
+                for (key, row) in fresh {
+                    watched.rows.entry(key).or_insert(row);
+                }
+                watched.to = to;
+            }
+            (None, Some(eye)) => {
+                *thread = Some(Thread::spawn("leasehold-file", move || eye.run())?);
+                *watched = Some(Watched { rows: fresh, to });
+            }
+            (None, None) => return Err(SqliteError::Moved { path: self.place.path.clone() }.into()),
+        }
+        Ok(true)
+    }
+
+    fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
+        self.place.check()?;
+        let conn = conn::open(&self.place.path, Durability::Process, by)?;
+        // The one that was opened.
+        self.place.check()?;
+        let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
+        Ok(Eye { place: self.place.clone(), conn, version, shared: self.watch.shared.clone() })
+    }
+}
+
+impl Eye {
+    fn run(mut self) {
+        let (mut pause, mut looks) = (PAUSE, 0_u32);
+        loop {
+            {
+                let mut watched = self.shared.watched.lock();
+                if watched.is_some() {
+                    self.shared.changed.wait_for(&mut watched, pause);
+                }
+                if watched.is_none() {
+                    return;
+                }
+            }
+            let started = Instant::now();
+            looks = looks.wrapping_add(1);
+            match self.look(looks.is_multiple_of(PLACE)) {
+                Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
+                Err(error) => {
+                    log::debug!(target: "leasehold::sqlite", "waiters are not told any more: {}", Error::from(error));
+                    self.shared.watched.lock().take();
+                    return;
+                }
+                Ok(()) => {}
+            }
+            pause = PAUSE.max(started.elapsed() * SHARE);
+        }
+    }
+
+    fn look(&mut self, also_place: bool) -> Result<(), SqliteError> {
+        if also_place {
+            self.place.check()?;
+        }
+        let version = version(&self.conn, &self.place.path)?;
+        if version == self.version {
+            return Ok(());
+        }
+        let mut watched = self.shared.watched.lock();
+        let Some(Watched { rows, to }) = &mut *watched else { return Ok(()) };
+        for (key, seen) in rows {
+            let now = match Row::read(&self.conn, &self.place.path, key) {
+                Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
+                // Who waits for it sees it for itself.
+                Err(SqliteError::Damaged { .. }) => LockRecord::missing(key),
+                Err(error) => return Err(error),
+            };
+            if transition::frees(seen, &now) || has_come_and_gone(seen, &now) {
+                // Nobody listens any more: then the next call says so, too.
+                let _ = to.send(key.clone());
+            }
+            *seen = now;
+        }
+        // Not before: what is busy now is looked at again.
+        self.version = version;
+        Ok(())
+    }
+}
+
+/// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see.
+fn has_come_and_gone(before: &LockRecord, now: &LockRecord) -> bool {
+    let newest_stands = now.exclusive.as_ref().is_some_and(|holder| holder.token == now.token);
+    now.token != before.token && !newest_stands
+}
+
+impl Watch {
+    /// Ends the thread, and waits for it until `by`.
+    fn end(&self, by: Instant) {
+        self.shared.watched.lock().take();
+        self.shared.changed.notify_all();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            thread.join_by(by);
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.end(far_from(Instant::now(), END));
+    }
+}

@@ -1,0 +1,333 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{ArgAction, Parser, Subcommand, ValueHint};
+use nix::sys::signal::Signal;
+
+use crate::words::duration;
+
+const AFTER: &str = "\
+Exit codes:
+  N     `run`, `elect`: what the command ended with
+  64    wrong usage
+  69    the store is out of reach
+  74    the output could not be written
+  75    the lock was not obtained in time; who holds it stands on standard error
+  76    the lock was lost while the command ran
+  77    the store denies it
+  78    the store URL, the configuration or the store's schema is wrong
+  126   the command cannot be run
+  127   there is no such command
+  128+N signal N ended the command, or the wait for the lock";
+
+const STORES: &str = "\
+The store, one of
+  sqlite:PATH                                     the processes of one host
+  dynamodb://TABLE?region=..                      a DynamoDB table
+and others that are compiled in; the documentation of the library has their options. A URL with a password \
+is better given in the environment.
+
+[default: an SQLite file, $XDG_STATE_HOME/leasehold/locks.db or ~/.local/state/leasehold/locks.db]";
+
+/// Holds a distributed lock while a command runs, and looks after the locks of a store.
+#[derive(Parser, Debug)]
+#[command(name = "leasehold", version, after_help = AFTER, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Args {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Options of every command")]
+pub struct Global {
+    /// The store, as a URL [default: a file in the user's state folder]
+    #[arg(long, global = true, display_order = 100, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true, long_help = STORES)]
+    pub store: Option<String>,
+    /// Answers and errors as JSON
+    #[arg(long, global = true, display_order = 101)]
+    pub json: bool,
+    /// Nothing on standard error but errors
+    #[arg(short, long, global = true, display_order = 102)]
+    pub quiet: bool,
+    /// A line on standard error for each event; twice: also each request to the store
+    #[arg(short, long, global = true, display_order = 103, action = ArgAction::Count, conflicts_with = "quiet")]
+    pub verbose: u8,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Run(Box<Run>),
+    Status(Status),
+    Release(Release),
+    Renew(Renew),
+    Unlock(Unlock),
+    Purge(Purge),
+    Init(Init),
+    /// Says what is wrong with a store.
+    ///
+    /// Whether it can be reached, whether its schema is right, how far its clock is off, how long a round trip takes,
+    /// and which rights are missing: each is tried on a row of its own, which is deleted again.
+    Doctor,
+    #[command(subcommand)]
+    Lease(Lease),
+    Completions(Completions),
+    Man(Man),
+}
+
+/// Runs a command while holding a lock.
+///
+/// Waits for the lock, runs the command in a process group of its own, and releases the lock when every process of
+/// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID and
+/// LEASEHOLD_OWNER in its environment; LEASEHOLD_STORE is taken out of it.
+///
+/// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
+/// command is killed with it (on Linux).
+#[derive(clap::Args, Debug)]
+#[command(after_long_help = AFTER)]
+pub struct Run {
+    /// The name of the lock
+    pub key: String,
+    #[command(flatten)]
+    pub ask: Ask,
+    /// Together with other shared holders
+    #[arg(long)]
+    pub shared: bool,
+    /// At most so many shared holders
+    #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_holders: Option<u32>,
+    /// Wait for at most so long [default: without limit]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub wait: Option<Duration>,
+    /// Do not wait
+    #[arg(long = "try", conflicts_with = "wait")]
+    pub once: bool,
+    /// The lock counts as lost after so long, for a command that hangs
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub max_hold: Option<Duration>,
+    /// The exit code when the lock was not obtained in time
+    #[arg(long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
+    pub conflict_exit_code: u8,
+    /// The command with its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+}
+
+/// What `run` and `elect` ask for alike.
+#[derive(clap::Args, Debug)]
+pub struct Ask {
+    /// How long the lock outlives a leasehold that is cut off; it is renewed while the command runs
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub lease: Duration,
+    /// Who holds it, for people [default: host:pid]
+    #[arg(long, value_name = "TEXT")]
+    pub owner: Option<String>,
+    /// Whatever others should read about this hold
+    #[arg(long, value_name = "TEXT")]
+    pub comment: Option<String>,
+    /// What is done to the command when the lock is lost
+    ///
+    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
+    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
+    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
+    pub on_loss: OnLoss,
+    /// The time between TERM and KILL; with a second on top at most a third of the lease
+    ///
+    /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more,
+    /// before its lease ends.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = crate::words::duration_or_zero)]
+    pub kill_after: Duration,
+}
+
+/// Shows who holds what, live and expired, newest first.
+#[derive(clap::Args, Debug)]
+pub struct Status {
+    /// Only this lock
+    pub key: Option<String>,
+    /// Only keys that begin with this
+    #[arg(long, value_name = "TEXT")]
+    pub prefix: Option<String>,
+    /// Only locks of this owner
+    #[arg(long, value_name = "TEXT")]
+    pub owner: Option<String>,
+    /// Only locks with this lock id
+    #[arg(long, value_name = "ID")]
+    pub lock_id: Option<String>,
+    /// Only locks that were granted longer ago
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub older_than: Option<Duration>,
+    /// Only locks that were granted since so long ago
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub newer_than: Option<Duration>,
+    /// Only locks with less than this left of their lease
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub left_below: Option<Duration>,
+    /// Only locks with this or more left of their lease
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub left_at_least: Option<Duration>,
+    /// Only locks that are held alone
+    #[arg(long, conflicts_with = "shared")]
+    pub exclusive: bool,
+    /// Only locks that are held together with others
+    #[arg(long)]
+    pub shared: bool,
+    /// Only locks whose lease is running
+    #[arg(long, conflicts_with = "expired")]
+    pub live: bool,
+    /// Only locks whose lease has ended
+    #[arg(long)]
+    pub expired: bool,
+    /// Again every two seconds
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Releases a lock that another process holds.
+///
+/// Its holder learns of it at its next heartbeat; until then only the fencing token protects.
+#[derive(clap::Args, Debug)]
+pub struct Release {
+    /// The name of the lock
+    pub key: String,
+    /// The lock id, by which its holders are known; others are left alone
+    #[arg(long, value_name = "ID", env = "LEASEHOLD_LOCK_ID", hide_env_values = true, conflicts_with = "force")]
+    pub lock_id: Option<String>,
+    /// Whoever holds it; shows the holder and asks
+    #[arg(long)]
+    pub force: bool,
+    /// Do not ask
+    #[arg(long, requires = "force")]
+    pub yes: bool,
+}
+
+/// Renews all locks with one lock id.
+///
+/// Refused when one of them has less than a second left.
+#[derive(clap::Args, Debug)]
+pub struct Renew {
+    /// The lock id
+    pub lock_id: String,
+    /// The lease from now on; none becomes shorter
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub lease: Duration,
+}
+
+/// Releases all locks with one lock id.
+#[derive(clap::Args, Debug)]
+pub struct Unlock {
+    /// The lock id
+    pub lock_id: String,
+}
+
+/// Frees locks whose lease has ended, and deletes rows that nobody used for 30 days.
+///
+/// Only housekeeping: an expired lock is granted without it.
+#[derive(clap::Args, Debug)]
+pub struct Purge {
+    /// Only leases that ended longer ago
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = crate::words::duration_or_zero)]
+    pub older_than: Duration,
+    /// Only show what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Makes what the store needs: tables, indexes.
+#[derive(clap::Args, Debug)]
+pub struct Init {
+    /// Only show what would be done, for whoever may do it
+    #[arg(long)]
+    pub print: bool,
+}
+
+/// Looks after leases, which a name holds until somebody expires them.
+#[derive(Subcommand, Debug)]
+pub enum Lease {
+    /// Claims a lease for a holder.
+    Claim(Claim),
+    /// Makes the lease of a holder last for longer.
+    Extend(Claim),
+    /// Ends a lease whose time is over.
+    Expire(LeaseName),
+    /// Ends the lease of a holder before its time.
+    Revoke(Revoke),
+    /// Shows the leases of a namespace.
+    List(LeaseList),
+}
+
+#[derive(clap::Args, Debug)]
+pub struct LeaseName {
+    /// The leases of this namespace
+    #[arg(long, value_name = "TEXT", default_value = "default")]
+    pub namespace: String,
+    /// The name of the lease
+    pub name: String,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct Claim {
+    #[command(flatten)]
+    pub lease: LeaseName,
+    /// The name that holds it
+    pub holder: String,
+    /// For how long at the least, from now on
+    #[arg(long = "for", value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    pub duration: Duration,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct Revoke {
+    #[command(flatten)]
+    pub lease: LeaseName,
+    /// The name that holds it
+    pub holder: String,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct LeaseList {
+    /// The leases of this namespace
+    #[arg(long, value_name = "TEXT", default_value = "default")]
+    pub namespace: String,
+}
+
+/// Prints the completions for a shell.
+#[derive(clap::Args, Debug)]
+#[command(hide = true)]
+pub struct Completions {
+    pub shell: clap_complete::Shell,
+}
+
+/// Prints the manual page.
+#[derive(clap::Args, Debug)]
+#[command(hide = true)]
+pub struct Man {
+    /// The page of this command instead
+    pub command: Vec<String>,
+}
+
+/// What is done to the command when the lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLoss {
+    Kill,
+    Signal(Signal),
+    Ignore,
+}
+
+fn on_loss(text: &str) -> Result<OnLoss, String> {
+    match text {
+        "kill" => Ok(OnLoss::Kill),
+        "ignore" => Ok(OnLoss::Ignore),
+        _ => {
+            let name =
+                text.strip_prefix("signal:").ok_or("it must be kill, ignore or signal:NAME, like signal:USR1")?;
+            let name = name.to_ascii_uppercase();
+            let full = if name.starts_with("SIG") { name.clone() } else { format!("SIG{name}") };
+            full.parse()
+                .map(OnLoss::Signal)
+                .map_err(|_| format!("there is no signal {name}; write it like signal:USR1"))
+        }
+    }
+}

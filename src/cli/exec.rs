@@ -1,0 +1,55 @@
+//! The way to the command: this binary once more, which prepares what a process can only do to itself, and then
+//! becomes the command.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{Pid, getpid, getppid};
+
+use crate::failure::{Failure, Outcome, code};
+use crate::terminal::Terminal;
+
+/// The first argument that leads here.
+pub const NAME: &str = "__exec";
+
+/// The command behind this: arguments `__exec PARENT foreground|background COMMAND ARGS..`.
+pub fn prepared(parent: Pid, foreground: bool, command: &[OsString]) -> Command {
+    // Also right when the file was replaced meanwhile.
+    let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
+    let mut prepared = Command::new(own.unwrap_or_else(|_| "leasehold".into()));
+    prepared.arg0("leasehold").arg(NAME).arg(parent.to_string());
+    prepared.arg(if foreground { "foreground" } else { "background" }).args(command);
+    prepared
+}
+
+/// Becomes the command; comes back only with an error.
+pub fn exec(mut args: impl Iterator<Item = OsString>) -> Outcome {
+    let parent = args.next().and_then(|pid| pid.to_str()?.parse().ok()).map(Pid::from_raw);
+    let foreground = args.next().is_some_and(|how| how == "foreground");
+    let (Some(parent), Some(program)) = (parent, args.next()) else {
+        return Err(Failure::usage(format!("{NAME} is not for people")));
+    };
+    die_with(parent)?;
+    if foreground && let Some(terminal) = Terminal::open() {
+        terminal.give_to(getpid());
+    }
+    // It was inherited with our signal mask, and would be by the command.
+    let mut ttou = SigSet::empty();
+    ttou.add(Signal::SIGTTOU);
+    ttou.thread_unblock().map_err(|error| Failure::Own(code::CANNOT_RUN, error.to_string()))?;
+    let error = Command::new(&program).args(args).exec();
+    let code = if error.kind() == io::ErrorKind::NotFound { code::NOT_FOUND } else { code::CANNOT_RUN };
+    Err(Failure::Own(code, format!("cannot run {program:?}: {error}")))
+}
+
+/// KILL for us when the parent dies. It stays over `exec`, except into a program with more rights.
+fn die_with(parent: Pid) -> Outcome<()> {
+    #[cfg(target_os = "linux")]
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
+        .map_err(|error| Failure::Own(code::CANNOT_RUN, format!("the parent-death signal: {error}")))?;
+    // It may have died before.
+    if getppid() == parent { Ok(()) } else { Err(Failure::Silent(code::CANNOT_RUN)) }
+}

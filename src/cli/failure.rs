@@ -1,0 +1,130 @@
+//! How a command ends when it does not end well: a message and an exit code.
+
+use std::error::Error as _;
+use std::io;
+
+use leasehold::{Error, ErrorKind};
+use serde_json::{Value, json};
+
+use crate::show;
+
+/// The exit codes of our own, after sysexits.h and the shell.
+pub mod code {
+    pub const USAGE: u8 = 64;
+    pub const UNAVAILABLE: u8 = 69;
+    pub const INTERNAL: u8 = 70;
+    pub const OUTPUT: u8 = 74;
+    pub const CONFLICT: u8 = 75;
+    pub const LOST: u8 = 76;
+    pub const PERMISSION: u8 = 77;
+    pub const CONFIG: u8 = 78;
+    pub const CANNOT_RUN: u8 = 126;
+    pub const NOT_FOUND: u8 = 127;
+    /// Plus the number of the signal.
+    pub const SIGNAL: u8 = 128;
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// What the library says. The code is that of its kind.
+    Library(Error),
+    /// The lock was not obtained in time; with the code that the user wants for that.
+    Conflict(u8, Error),
+    /// A message of the command's own.
+    Own(u8, String),
+    /// Our output could not be written.
+    Output(io::Error),
+    /// Everything was said already.
+    Silent(u8),
+}
+
+pub type Outcome<T = u8> = Result<T, Failure>;
+
+impl Failure {
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure::Own(code::USAGE, message.into())
+    }
+
+    pub fn config(message: impl Into<String>) -> Failure {
+        Failure::Own(code::CONFIG, message.into())
+    }
+
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::Library(error) => code_of(error.kind()),
+            Failure::Conflict(code, _) | Failure::Own(code, _) | Failure::Silent(code) => *code,
+            // Whoever reads has seen enough.
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
+            Failure::Output(_) => code::OUTPUT,
+        }
+    }
+
+    /// The lines for people, without an end of line.
+    pub fn text(&self) -> Option<String> {
+        match self {
+            Failure::Library(error) | Failure::Conflict(_, error) => Some(told(error)),
+            Failure::Own(_, message) => Some(message.clone()),
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
+            Failure::Output(error) => Some(format!("the output could not be written: {error}")),
+            Failure::Silent(_) => None,
+        }
+    }
+
+    /// The same for machines.
+    pub fn json(&self) -> Option<Value> {
+        let message = self.text()?;
+        let mut told = json!({ "exit_code": self.code(), "message": message });
+        if let Failure::Library(error) | Failure::Conflict(_, error) = self {
+            told["kind"] = json!(format!("{:?}", error.kind()));
+            told["key"] = json!(error.key());
+            told["store"] = json!(error.store());
+            told["holders"] = error.holders().iter().map(show::holder_json).collect();
+        }
+        Some(json!({ "error": told }))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Library(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Output(error)
+    }
+}
+
+fn code_of(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::Held | ErrorKind::AlreadyHeld | ErrorKind::TimedOut | ErrorKind::InvalidLease => code::CONFLICT,
+        ErrorKind::Lost => code::LOST,
+        ErrorKind::InvalidInput => code::USAGE,
+        ErrorKind::Config | ErrorKind::Schema => code::CONFIG,
+        ErrorKind::Permission => code::PERMISSION,
+        ErrorKind::Store | ErrorKind::Ambiguous | ErrorKind::ClockSkew => code::UNAVAILABLE,
+        _ => code::INTERNAL,
+    }
+}
+
+/// The error, who holds the lock, and the causes.
+fn told(error: &Error) -> String {
+    let mut lines = match error.kind() {
+        // Its text names the holders too, on one line.
+        ErrorKind::TimedOut | ErrorKind::Held if !error.holders().is_empty() => {
+            let what = if error.kind() == ErrorKind::Held { "others hold it" } else { "not obtained in time" };
+            let place = error.store().map_or_else(String::new, |store| format!(" on {store}"));
+            vec![format!("lock {:?}{place}: {what}", error.key().unwrap_or_default())]
+        }
+        _ => vec![error.to_string()],
+    };
+    lines.extend(error.holders().iter().map(|holder| format!("  held by {}", show::holder(holder))));
+    let mut source = error.source();
+    while let Some(cause) = source {
+        lines.push(format!("  because: {cause}"));
+        source = cause.source();
+    }
+    lines.join("\n")
+}

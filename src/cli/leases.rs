@@ -1,0 +1,99 @@
+//! `lease`: what a name holds until somebody expires it.
+
+use leasehold::LeaseStatus;
+use serde_json::{Value, json};
+
+use crate::args::{Global, Lease};
+use crate::failure::Outcome;
+use crate::locks::table;
+use crate::show::{print, print_json};
+use crate::store::client;
+use crate::words::{ago, plain, timestamp, words};
+
+pub fn lease(global: &Global, args: &Lease) -> Outcome {
+    let client = client(global)?;
+    match args {
+        Lease::Claim(args) => {
+            let leases = client.leases(&args.lease.namespace);
+            one(global, "claimed", &leases.claim(&args.lease.name, &args.holder, args.duration)?)
+        }
+        Lease::Extend(args) => {
+            let leases = client.leases(&args.lease.namespace);
+            one(global, "extended", &leases.extend(&args.lease.name, &args.holder, args.duration)?)
+        }
+        Lease::Expire(args) => {
+            client.leases(&args.namespace).expire(&args.name)?;
+            gone(global, "expired", &args.name)
+        }
+        Lease::Revoke(args) => {
+            client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder)?;
+            gone(global, "revoked", &args.lease.name)
+        }
+        Lease::List(args) => list(global, &client.leases(&args.namespace).list()?),
+    }
+}
+
+fn one(global: &Global, what: &str, status: &LeaseStatus) -> Outcome {
+    if global.json {
+        print_json(&as_json(status))?;
+    } else {
+        let (name, holder, token) = (status.name(), status.holder(), status.fencing_token());
+        print(&format!(
+            "{what}: {name:?} for {holder:?} for at least {} (token {token})\n",
+            words(status.remaining())
+        ))?;
+    }
+    Ok(0)
+}
+
+fn gone(global: &Global, what: &str, name: &str) -> Outcome {
+    match global.json {
+        true => print_json(&json!({ "name": name, "ended": what }))?,
+        false => print(&format!("{what}: {name:?}\n"))?,
+    }
+    Ok(0)
+}
+
+fn list(global: &Global, all: &[LeaseStatus]) -> Outcome {
+    if global.json {
+        print_json(&all.iter().map(as_json).collect())?;
+        return Ok(0);
+    }
+    if all.is_empty() {
+        print("no leases\n")?;
+        return Ok(0);
+    }
+    let mut table = table(&["NAME", "HOLDER", "STATE", "CLAIMED", "LEASE", "TOKEN", "PINNED BY"]);
+    for status in all {
+        let left = match status.is_expired() {
+            true => format!("ended {}", ago(status.expires())),
+            false => format!("{} left", words(status.remaining())),
+        };
+        table.add_row([
+            plain(status.name()),
+            plain(status.holder()),
+            if status.is_expired() { "expired" } else { "runs" }.to_owned(),
+            ago(status.claimed()),
+            left,
+            status.fencing_token().to_string(),
+            plain(&status.pinned_by().iter().cloned().collect::<Vec<_>>().join(", ")),
+        ]);
+    }
+    print(&table.lines().map(|line| format!("{}\n", line.trim_end())).collect::<String>())?;
+    Ok(0)
+}
+
+fn as_json(status: &LeaseStatus) -> Value {
+    json!({
+        "namespace": status.namespace(),
+        "name": status.name(),
+        "holder": status.holder(),
+        "token": status.fencing_token(),
+        "claimed": timestamp(status.claimed()),
+        "extended": status.extended().and_then(timestamp),
+        "expires": timestamp(status.expires()),
+        "remaining_ms": u64::try_from(status.remaining().as_millis()).unwrap_or(u64::MAX),
+        "expired": status.is_expired(),
+        "pinned_by": status.pinned_by(),
+    })
+}

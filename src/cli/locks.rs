@@ -1,0 +1,219 @@
+//! The commands that look after the locks of a store.
+
+use std::io::{IsTerminal, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anstyle::{AnsiColor, Style};
+use comfy_table::{ContentArrangement, Table, presets};
+use leasehold::{Filter, LockClient, LockStatus, Mode};
+use serde_json::{Value, json};
+
+use crate::args::{Global, Purge, Release, Renew, Status, Unlock};
+use crate::failure::{Failure, Outcome};
+use crate::show::{holder, holder_json, print, print_json};
+use crate::store::client;
+use crate::words::{ago, plain, words};
+
+/// The time between two looks of `--watch`.
+const WATCH: Duration = Duration::from_secs(2);
+
+pub fn status(global: &Global, args: &Status) -> Outcome {
+    let client = client(global)?;
+    if !args.watch {
+        return show_status(global, &client, args);
+    }
+    let clears = std::io::stdout().is_terminal() && !global.json;
+    loop {
+        let next = Instant::now() + WATCH;
+        if clears {
+            print("\x1b[H\x1b[2J")?;
+        }
+        show_status(global, &client, args)?;
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
+    let found = client.list(&filter(args))?;
+    if global.json {
+        print_json(&found.iter().map(with_lock_id).collect())?;
+        return Ok(0);
+    }
+    match &args.key {
+        Some(key) if found.is_empty() => print(&format!("{key:?} is free\n"))?,
+        None if found.is_empty() => print("no locks\n")?,
+        _ => print_table(&found)?,
+    }
+    Ok(0)
+}
+
+fn filter(args: &Status) -> Filter {
+    let now = std::time::SystemTime::now();
+    let mut filter = Filter::new();
+    if let Some(key) = &args.key {
+        filter = filter.key(key);
+    }
+    if let Some(prefix) = &args.prefix {
+        filter = filter.key_prefix(prefix);
+    }
+    if let Some(owner) = &args.owner {
+        filter = filter.owner(owner);
+    }
+    if let Some(lock_id) = &args.lock_id {
+        filter = filter.lock_id(lock_id);
+    }
+    if let Some(at) = args.older_than.and_then(|age| now.checked_sub(age)) {
+        filter = filter.created_before(at);
+    }
+    if let Some(at) = args.newer_than.and_then(|age| now.checked_sub(age)) {
+        filter = filter.created_after(at);
+    }
+    if let Some(left) = args.left_below {
+        filter = filter.remaining_below(left);
+    }
+    if let Some(left) = args.left_at_least {
+        filter = filter.remaining_at_least(left);
+    }
+    if args.shared {
+        filter = filter.mode(Mode::Shared);
+    }
+    if args.exclusive {
+        filter = filter.mode(Mode::Exclusive);
+    }
+    if args.live {
+        filter = filter.live();
+    }
+    if args.expired {
+        filter = filter.expired();
+    }
+    filter
+}
+
+/// With it a machine can renew and unlock.
+fn with_lock_id(status: &LockStatus) -> Value {
+    let mut value = holder_json(status);
+    value["lock_id"] = json!(status.lock_id());
+    value
+}
+
+fn print_table(found: &[LockStatus]) -> Outcome<()> {
+    let mut table = table(&["KEY", "STATE", "MODE", "OWNER", "SINCE", "LEASE", "TOKEN", "COMMENT"]);
+    for status in found {
+        let lease = match (status.remaining(), status.leased_until()) {
+            (None, _) => "no end".to_owned(),
+            (Some(left), _) if !left.is_zero() => format!("{} left", words(left)),
+            (_, Some(end)) => format!("ended {}", ago(end)),
+            (_, None) => "ended".to_owned(),
+        };
+        table.add_row([
+            plain(status.key()),
+            if status.is_expired() { "expired" } else { "live" }.to_owned(),
+            status.mode().to_string(),
+            plain(status.owner()),
+            ago(status.created()),
+            lease,
+            status.fencing_token().to_string(),
+            plain(status.comment().unwrap_or_default()),
+        ]);
+    }
+    let expired = AnsiColor::Yellow.on_default();
+    // Coloured by line, behind the layout, which knows no escapes.
+    let mut out = anstream::stdout().lock();
+    for (line, status) in table.lines().zip(std::iter::once(None).chain(found.iter().map(Some))) {
+        let style = match status {
+            None => Style::new().bold(),
+            Some(status) if status.is_expired() => expired,
+            Some(_) => Style::new(),
+        };
+        writeln!(out, "{style}{}{style:#}", line.trim_end())?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Without borders, one line for each row.
+pub fn table(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(head.to_vec());
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
+}
+
+/// What was freed or renewed.
+fn told(global: &Global, what: &str, nothing: &str, statuses: &[LockStatus]) -> Outcome {
+    if global.json {
+        print_json(&statuses.iter().map(with_lock_id).collect())?;
+    } else if statuses.is_empty() {
+        print(&format!("{nothing}\n"))?;
+    } else {
+        let lines = statuses.iter().map(|status| format!("{what} {:?}: {}\n", status.key(), holder(status)));
+        print(&lines.collect::<String>())?;
+    }
+    Ok(0)
+}
+
+pub fn release(global: &Global, args: &Release) -> Outcome {
+    let nothing = format!("{:?} is free", args.key);
+    if !args.force {
+        let lock_id = args.lock_id.as_deref().filter(|id| !id.is_empty()).ok_or_else(|| {
+            Failure::usage("give the --lock-id of the lock, or --force to take it from whoever holds it")
+        })?;
+        let freed = client(global)?.unlock_key(&args.key, lock_id)?;
+        return told(global, "released", &nothing, &freed);
+    }
+    let client = client(global)?;
+    if !args.yes {
+        let holders = client.list(&Filter::new().key(&args.key))?;
+        if holders.is_empty() {
+            return told(global, "released", &nothing, &[]);
+        }
+        confirm(&args.key, &holders)?;
+    }
+    told(global, "released", &nothing, &client.force_release(&args.key)?)
+}
+
+/// Shows the holders and asks.
+fn confirm(key: &str, holders: &[LockStatus]) -> Outcome<()> {
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::usage("--force asks before it takes a lock away, but there is no terminal; give --yes"));
+    }
+    let mut err = std::io::stderr().lock();
+    for status in holders {
+        let _ = writeln!(err, "{key:?} is held by {}", holder(status));
+    }
+    let _ = write!(err, "Its holder learns of it only at its next heartbeat. Release it? [y/N] ")
+        .and_then(|()| err.flush());
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(Failure::Own(crate::failure::code::CONFLICT, format!("{key:?} was left as it is"))),
+    }
+}
+
+pub fn renew(global: &Global, args: &Renew) -> Outcome {
+    told(global, "renewed", "nothing was renewed", &client(global)?.renew(&args.lock_id, args.lease)?)
+}
+
+pub fn unlock(global: &Global, args: &Unlock) -> Outcome {
+    told(global, "released", "no lock has this lock id", &client(global)?.unlock(&args.lock_id)?)
+}
+
+pub fn purge(global: &Global, args: &Purge) -> Outcome {
+    let client = client(global)?;
+    let purged = if args.dry_run { client.purge_preview(args.older_than)? } else { client.purge(args.older_than)? };
+    if global.json {
+        let freed: Vec<Value> = purged.freed.iter().map(with_lock_id).collect();
+        print_json(&json!({ "dry_run": args.dry_run, "freed": freed, "deleted_rows": purged.deleted }))?;
+        return Ok(0);
+    }
+    let would = if args.dry_run { "would be " } else { "" };
+    let lines = purged.freed.iter().map(|status| format!("{would}freed: {:?}: {}\n", status.key(), holder(status)));
+    let mut text: String = lines.collect();
+    text += &format!("locks {would}freed: {}, unused rows {would}deleted: {}\n", purged.freed.len(), purged.deleted);
+    print(&text)?;
+    Ok(0)
+}

@@ -1,0 +1,53 @@
+//! The command `leasehold`: holds a lock while another command runs, and looks after the locks of a store.
+
+#![forbid(unsafe_code)]
+
+#[cfg(unix)]
+mod about;
+#[cfg(unix)]
+mod args;
+#[cfg(unix)]
+mod command;
+#[cfg(unix)]
+mod exec;
+#[cfg(unix)]
+mod failure;
+#[cfg(unix)]
+mod job;
+#[cfg(unix)]
+mod leases;
+#[cfg(unix)]
+mod locks;
+#[cfg(unix)]
+mod run;
+#[cfg(unix)]
+mod secret;
+#[cfg(unix)]
+mod show;
+#[cfg(unix)]
+mod signals;
+#[cfg(unix)]
+mod store;
+#[cfg(unix)]
+mod store_care;
+#[cfg(unix)]
+mod terminal;
+#[cfg(unix)]
+mod wait;
+#[cfg(unix)]
+mod words;
+
+use std::process::ExitCode;
+
+#[cfg(unix)]
+fn main() -> ExitCode {
+    command::main()
+}
+
+/// Process groups and signals are those of Unix.
+#[cfg(not(unix))]
+fn main() -> ExitCode {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "leasehold: the command runs on Unix only; the library also on Windows");
+    ExitCode::from(78)
+}

@@ -1,0 +1,193 @@
+//! `run`: a command while a lock is held.
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::{Receiver, at, never, select};
+use leasehold::{ErrorKind, LockGuard, Loss};
+use nix::sys::signal::Signal;
+use nix::unistd::getpid;
+
+use crate::args::{Ask, Global, OnLoss, Run};
+use crate::exec::prepared;
+use crate::failure::{Failure, Outcome, code};
+use crate::job::Job;
+use crate::show::{is_stderr_a_terminal, say};
+use crate::signals::{self, PASSED_ON, spare_us_ttou};
+use crate::store;
+use crate::terminal::Terminal;
+use crate::wait::wait;
+use crate::words::words;
+
+/// Between KILL and the end of the lease, for what the system takes to do it.
+const BEFORE_THE_END: Duration = Duration::from_secs(1);
+/// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
+const STOPPED: Duration = Duration::from_millis(200);
+/// Looks for what the command left behind, where nobody tells that it ended.
+const LEFT_BEHIND: Duration = Duration::from_millis(100);
+/// The library's watcher tells a loss within a second.
+const TOLD: Duration = Duration::from_secs(2);
+
+pub fn run(global: &Global, args: &Run) -> Outcome {
+    // Before any thread is started, which inherits it.
+    spare_us_ttou().map_err(internal)?;
+    let client = store::holding(global, &args.ask)?;
+    let signals = signals::watch().map_err(internal)?;
+    let mut request = client.request(&args.key);
+    if let Some(comment) = &args.ask.comment {
+        request = request.comment(comment);
+    }
+    if args.shared {
+        request = request.shared();
+    }
+    if let Some(n) = args.max_holders {
+        request = request.max_holders(n);
+    }
+    if let Some(d) = args.max_hold {
+        request = request.max_hold(d);
+    }
+    if let Some(d) = args.wait.or(args.once.then_some(Duration::ZERO)) {
+        request = request.wait(d);
+    }
+    let guard = match wait(request, &signals, !global.quiet && !global.json && is_stderr_a_terminal()) {
+        Err(Failure::Library(error)) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => {
+            return Err(Failure::Conflict(args.conflict_exit_code, error));
+        }
+        outcome => outcome?,
+    };
+    let outcome = hold(&args.ask, &args.command, guard, &signals);
+    // What is released in the background shall be done before this process ends.
+    let _ = client.close();
+    outcome
+}
+
+/// Runs the command while `guard` holds, then releases it.
+pub fn hold(ask: &Ask, command: &[OsString], guard: LockGuard, signals: &Receiver<Signal>) -> Outcome {
+    let terminal = Terminal::open();
+    let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
+    let mut prepared = prepared(getpid(), foreground, command);
+    prepared.env("LEASEHOLD_KEY", guard.key());
+    prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
+    prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
+    prepared.env("LEASEHOLD_OWNER", guard.info().owner());
+    // It may hold a password.
+    prepared.env_remove("LEASEHOLD_STORE");
+    let job = Job::start(prepared, terminal).map_err(|error| {
+        let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
+        Failure::Own(code::CANNOT_RUN, message)
+    })?;
+    let mut holding = Holding { ask, guard, job, lost: None, kill_at: never(), resume_at: never() };
+    holding.go_on(signals);
+    holding.end()
+}
+
+fn internal(error: impl std::fmt::Display) -> Failure {
+    Failure::Own(code::INTERNAL, error.to_string())
+}
+
+/// A command that runs while a lock is held.
+struct Holding<'a> {
+    ask: &'a Ask,
+    guard: LockGuard,
+    job: Job,
+    lost: Option<Loss>,
+    kill_at: Receiver<Instant>,
+    resume_at: Receiver<Instant>,
+}
+
+impl Holding<'_> {
+    /// Until nothing of the command is left.
+    fn go_on(&mut self, signals: &Receiver<Signal>) {
+        let mut losses = self.guard.loss().receiver();
+        loop {
+            if self.job.look() {
+                self.resume_at = at(Instant::now() + STOPPED);
+            }
+            if self.job.is_gone() {
+                return;
+            }
+            let left_behind = if self.job.ended().is_some() { at(Instant::now() + LEFT_BEHIND) } else { never() };
+            select! {
+                recv(signals) -> signal => match signal {
+                    Ok(Signal::SIGCONT) => self.resume(),
+                    Ok(signal) if PASSED_ON.contains(&signal) => self.job.signal(signal),
+                    _ => {}
+                },
+                recv(losses) -> loss => {
+                    losses = never();
+                    loss.into_iter().for_each(|loss| self.lose(loss));
+                }
+                recv(self.kill_at) -> _ => self.job.signal(Signal::SIGKILL),
+                recv(self.resume_at) -> _ => if self.job.is_stopped() {
+                    self.resume();
+                },
+                recv(left_behind) -> _ => {}
+            }
+        }
+    }
+
+    /// This process was stopped, and so was the command. It goes on only if the lock is still held.
+    fn resume(&mut self) {
+        self.resume_at = never();
+        if self.guard.is_held() || self.lost.is_some() {
+            return self.job.go_on();
+        }
+        if let Some(loss) = self.guard.loss().wait_timeout(TOLD) {
+            self.lose(loss);
+        }
+    }
+
+    fn lose(&mut self, loss: Loss) {
+        if self.lost.is_some() {
+            return;
+        }
+        let end = match self.ask.on_loss {
+            OnLoss::Kill => self.end_command(),
+            OnLoss::Signal(signal) => {
+                self.job.signal(signal);
+                self.job.go_on();
+                format!("the command gets {signal}")
+            }
+            OnLoss::Ignore => {
+                self.job.go_on();
+                "the command goes on".to_owned()
+            }
+        };
+        say(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
+        self.lost = Some(loss);
+    }
+
+    /// TERM, and KILL while nobody else can be in.
+    fn end_command(&mut self) -> String {
+        let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(BEFORE_THE_END));
+        // Nothing is left when we were stopped or suspended for longer than the lease.
+        let left = end.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
+        let kill_after = left.map_or(self.ask.kill_after, |left| left.min(self.ask.kill_after));
+        if self.job.is_stopped() || kill_after.is_zero() {
+            self.job.signal(Signal::SIGKILL);
+            return "the command is killed".to_owned();
+        }
+        self.job.signal(Signal::SIGTERM);
+        self.kill_at = at(Instant::now() + kill_after);
+        format!("the command is ended, by KILL in {}", words(kill_after))
+    }
+
+    /// Nothing of the command is left: the lock is released.
+    fn end(self) -> Outcome {
+        let Holding { guard, job, lost, .. } = self;
+        let ended = job.ended().unwrap_or(code::INTERNAL);
+        let lost = lost.or_else(|| guard.loss().get());
+        let key = guard.key().to_owned();
+        let released = guard.release();
+        job.finish();
+        match (lost, released) {
+            (Some(_), _) => Err(Failure::Silent(code::LOST)),
+            (None, Ok(())) => Ok(ended),
+            (None, Err(failed)) if failed.error().kind() == ErrorKind::Lost => Err(failed.error().clone().into()),
+            (None, Err(failed)) => {
+                say(&format!("the lock {key:?} could not be released and ends with its lease: {}", failed.error()));
+                Ok(ended)
+            }
+        }
+    }
+}

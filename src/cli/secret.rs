@@ -1,0 +1,81 @@
+//! Keeps a password in a store URL out of what others can see.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::failure::{Failure, Outcome, code};
+
+/// Others see the arguments of a process. If a URL is among them, this process begins anew with it in its
+/// environment instead, which only its user sees.
+pub fn hide(given: &[OsString]) -> Outcome<()> {
+    let Some((url, rest)) = taken_out(given) else { return Ok(()) };
+    let harmless = [&b"sqlite:"[..], b"memory:"].iter().any(|scheme| url.as_bytes().starts_with(scheme));
+    let Some((name, args)) = rest.split_first().filter(|_| !harmless) else { return Ok(()) };
+    let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
+    let own = own.map_err(|error| Failure::Own(code::INTERNAL, error.to_string()))?;
+    let error = Command::new(own).arg0(name).args(args).env("LEASEHOLD_STORE", url).exec();
+    Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {error}")))
+}
+
+/// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.
+fn taken_out(given: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
+    let mut rest = Vec::new();
+    let mut url = None;
+    let mut all = given.iter();
+    while let Some(arg) = all.next() {
+        if arg == "--" {
+            rest.push(arg.clone());
+            rest.extend(all.cloned());
+            break;
+        }
+        if arg == "--store" {
+            url = all.next().cloned();
+        } else if let Some(value) = arg.as_bytes().strip_prefix(b"--store=") {
+            url = Some(OsStr::from_bytes(value).to_owned());
+        } else {
+            rest.push(arg.clone());
+        }
+    }
+    Some((url?, rest))
+}
+
+/// A message that quotes arguments, without the user and password of any URL in them.
+pub fn scrubbed(message: &str, given: &[OsString]) -> String {
+    let mut message = message.to_owned();
+    for arg in given.iter().filter_map(|arg| arg.to_str()) {
+        if let Some((_, rest)) = arg.split_once("://")
+            && let Some((secret, _)) = rest.rsplit_once('@')
+            && !secret.is_empty()
+        {
+            message = message.replace(secret, "***");
+        }
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn os(args: &[&str]) -> Vec<OsString> {
+        args.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_url_is_taken_out_of_our_own_arguments_only() {
+        let given = os(&["l", "--store", "x://u:p@h", "run", "k", "--", "prog", "--store", "y"]);
+        let (url, rest) = taken_out(&given).unwrap();
+        assert_eq!(url, "x://u:p@h");
+        assert_eq!(rest, os(&["l", "run", "k", "--", "prog", "--store", "y"]));
+        assert_eq!(taken_out(&os(&["l", "run", "--store=a", "k"])).unwrap().1, os(&["l", "run", "k"]));
+        assert!(taken_out(&os(&["l", "run", "k", "--", "--store", "y"])).is_none());
+    }
+
+    #[test]
+    fn passwords_are_scrubbed() {
+        let given = os(&["l", "mongodb://me:p@ss@host/db"]);
+        assert_eq!(scrubbed("unknown 'mongodb://me:p@ss@host/db'", &given), "unknown 'mongodb://***@host/db'");
+    }
+}

@@ -1,0 +1,88 @@
+//! What people and machines are shown: on standard output the answer, on standard error everything else.
+
+use std::io::{self, IsTerminal, Write};
+
+use leasehold::{LockStatus, Mutex};
+use serde_json::{Value, json};
+
+use crate::words::{ago, clock_time, timestamp, words};
+
+/// Whether the waiting line stands on the terminal.
+static LINE: Mutex<bool> = Mutex::new(false);
+
+/// A line on standard error. When it can't be written nobody reads it.
+pub fn say(text: &str) {
+    let mut line = LINE.lock();
+    let clear = if std::mem::take(&mut *line) { "\r\x1b[K" } else { "" };
+    let _ = writeln!(io::stderr().lock(), "{clear}leasehold: {text}");
+}
+
+/// One JSON object on standard error.
+pub fn say_json(value: &Value) {
+    let _ = writeln!(io::stderr().lock(), "{value}");
+}
+
+/// Draws the waiting line anew; an empty text removes it.
+pub fn wait_line(text: &str) {
+    let mut line = LINE.lock();
+    if text.is_empty() && !*line {
+        return;
+    }
+    *line = !text.is_empty();
+    let mut err = io::stderr().lock();
+    // Cut off at the right edge, since a line that wraps could not be drawn over.
+    let _ = write!(err, "\r\x1b[K\x1b[?7l{text}\x1b[?7h").and_then(|()| err.flush());
+}
+
+pub fn is_stderr_a_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// Text on standard output.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// One JSON document on standard output.
+pub fn print_json(value: &Value) -> io::Result<()> {
+    print(&format!("{value}\n"))
+}
+
+/// Who, since when, until when.
+pub fn holder(status: &LockStatus) -> String {
+    let comment = status.comment().map_or_else(String::new, |comment| format!(", comment {comment:?}"));
+    let since = status.created();
+    let until = match status.remaining() {
+        None => "without end".to_owned(),
+        Some(left) if left.is_zero() => format!("its lease is over{}", end(status, |at| format!(" since {}", ago(at)))),
+        Some(left) => {
+            let at = end(status, |at| format!(" ({})", clock_time(at)));
+            format!("its lease ends in {}{at} unless it is renewed", words(left))
+        }
+    };
+    let (owner, mode, token) = (status.owner(), status.mode(), status.fencing_token());
+    format!("{owner:?} ({mode}, token {token}{comment}) since {} ({}), {until}", clock_time(since), ago(since))
+}
+
+fn end(status: &LockStatus, say: impl Fn(std::time::SystemTime) -> String) -> String {
+    status.leased_until().map_or_else(String::new, say)
+}
+
+/// What is known of a holder, but for its lock id, with which others could release it.
+pub fn holder_json(status: &LockStatus) -> Value {
+    json!({
+        "key": status.key(),
+        "mode": status.mode().to_string(),
+        "owner": status.owner(),
+        "host": status.host(),
+        "comment": status.comment(),
+        "token": status.fencing_token(),
+        "created": timestamp(status.created()),
+        "renewed": status.renewed().and_then(timestamp),
+        "leased_until": status.leased_until().and_then(timestamp),
+        "remaining_ms": status.remaining().map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+        "expired": status.is_expired(),
+    })
+}

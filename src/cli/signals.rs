@@ -1,0 +1,55 @@
+//! The signals that this process is told, as a channel.
+
+use std::io;
+use std::thread;
+
+use crossbeam_channel::{Receiver, unbounded};
+use nix::sys::signal::{SigSet, Signal};
+use signal_hook::iterator::Signals;
+
+/// Passed on to the command.
+pub const PASSED_ON: [Signal; 7] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGWINCH,
+];
+/// They end a wait for the lock.
+pub const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
+
+/// From now on the signals come by this channel. Those that whoever started us wanted to be ignored, as `nohup`
+/// does, stay so, for the command too.
+pub fn watch() -> io::Result<Receiver<Signal>> {
+    let ignored = ignored();
+    let passed_on = PASSED_ON.into_iter().filter(|signal| !ignored.contains(signal));
+    let wanted: Vec<Signal> = passed_on.chain([Signal::SIGCHLD, Signal::SIGCONT]).collect();
+    let mut signals = Signals::new(wanted.iter().map(|signal| *signal as i32))?;
+    let (sender, receiver) = unbounded();
+    thread::Builder::new().name("leasehold-signal".to_owned()).spawn(move || {
+        for signal in signals.forever().filter_map(|number| Signal::try_from(number).ok()) {
+            if sender.send(signal).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(receiver)
+}
+
+/// A process that is not in the terminal's foreground is stopped when it writes there or gives the foreground to
+/// another. All our threads are spared that; the command is not, see `exec`.
+pub fn spare_us_ttou() -> nix::Result<()> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTTOU);
+    set.thread_block()
+}
+
+/// What is ignored since before we started, as far as the system tells.
+fn ignored() -> Vec<Signal> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    PASSED_ON.into_iter().filter(|signal| mask & (1 << (*signal as u32 - 1)) != 0).collect()
+}

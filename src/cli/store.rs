@@ -1,0 +1,144 @@
+//! The store of a command, and the client of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::{ClientBuilder, Event, LockClient, Observer};
+
+use crate::args::{Ask, Global, OnLoss};
+use crate::failure::{Failure, Outcome};
+use crate::show::{holder, say};
+use crate::words::words;
+
+/// What a command wants from its client.
+pub fn builder(global: &Global) -> Outcome<ClientBuilder> {
+    let url = match global.store.as_deref().filter(|url| !url.is_empty()) {
+        Some(url) => url.to_owned(),
+        None => default_url()?,
+    };
+    let builder = LockClient::builder(url);
+    Ok(if global.verbose == 0 { builder } else { builder.observer(Arc::new(Events { requests: global.verbose > 1 })) })
+}
+
+/// A client with the defaults of the library.
+pub fn client(global: &Global) -> Outcome<LockClient> {
+    Ok(builder(global)?.connect()?)
+}
+
+/// What passes between KILL and the moment when the store could grant the lock to another.
+const AFTER_KILL: Duration = Duration::from_secs(1);
+
+/// A client for whoever runs a command while it holds: so much of each lease is kept back that the command is
+/// ended in it.
+pub fn holding(global: &Global, ask: &Ask) -> Outcome<LockClient> {
+    let mut builder = builder(global)?.lease(ask.lease);
+    if ask.on_loss == OnLoss::Kill {
+        let margin = ask.kill_after + AFTER_KILL;
+        if margin > ask.lease / 3 {
+            let (kill, lease, least) = (words(ask.kill_after), words(ask.lease), words(margin * 3));
+            return Err(Failure::usage(format!(
+                "--kill-after is {kill}, too long for a --lease of {lease}: with a second on top it must be at most a \
+                 third of the lease, so make the lease {least} or longer"
+            )));
+        }
+        builder = builder.margin(margin);
+    }
+    if let Some(owner) = &ask.owner {
+        builder = builder.owner(owner);
+    }
+    Ok(builder.connect()?)
+}
+
+/// The file in the user's state folder, whose folder is made.
+fn default_url() -> Outcome<String> {
+    if !cfg!(feature = "sqlite") {
+        let message = "no --store is given, and the default needs the feature `sqlite`, which is not compiled in";
+        return Err(Failure::config(message));
+    }
+    let path = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = path("XDG_STATE_HOME").or_else(|| Some(path("HOME")?.join(".local/state")));
+    let Some(folder) = state.map(|state| state.join("leasehold")) else {
+        let message = "no --store is given, and neither XDG_STATE_HOME nor HOME says where the default could be";
+        return Err(Failure::config(message));
+    };
+    make_folder(&folder)?;
+    let path = folder.join("locks.db");
+    match path.to_str() {
+        Some(path) => Ok(format!("sqlite:{}", path.replace('%', "%25").replace('?', "%3F"))),
+        None => Err(Failure::config(format!("{} is not UTF-8; give a --store", path.display()))),
+    }
+}
+
+fn make_folder(folder: &PathBuf) -> Outcome<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| {
+        let code = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => crate::failure::code::PERMISSION,
+            _ => crate::failure::code::CONFIG,
+        };
+        Failure::Own(code, format!("the folder {} of the default store cannot be made: {error}", folder.display()))
+    })
+}
+
+/// One line for each event.
+struct Events {
+    requests: bool,
+}
+
+impl Observer for Events {
+    fn event(&self, event: &Event<'_>) {
+        let text = match event {
+            Event::Request { operation, key, took, error } if self.requests => {
+                let key = key.map_or_else(String::new, |key| format!(" of {key:?}"));
+                let end = error.map_or_else(|| "answered".to_owned(), |error| format!("failed ({error})"));
+                format!("request: {operation:?}{key} {end} after {:.1} ms", took.as_secs_f64() * 1000.0)
+            }
+            Event::Unknown { operation, key, error } => format!("unknown: {operation:?} of {key:?}: {error}"),
+            Event::Granted { key, fencing_token, waited } => {
+                format!("granted: {key:?} with token {fencing_token} after {}", words(*waited))
+            }
+            Event::Refused { key, holders } => {
+                let held: Vec<String> = holders.iter().map(holder).collect();
+                format!("refused: {key:?} is held by {}", held.join("; "))
+            }
+            Event::Renewed { key, left } => format!("renewed: {key:?} with {} left", words(*left)),
+            Event::RenewalLate { key, left } => {
+                format!("late: {key:?} could not be renewed and has {} left", words(*left))
+            }
+            Event::Lost { loss } => format!("lost: {:?}: {loss}", loss.key),
+            Event::Released { key, held_for } => format!("released: {key:?} after {}", words(*held_for)),
+            _ => return,
+        };
+        say(&text);
+    }
+}
+
+/// What the library has to say, with `-v`.
+pub fn log(verbose: u8) {
+    let level = match verbose {
+        0 => return,
+        1 => log::LevelFilter::Warn,
+        _ => log::LevelFilter::Debug,
+    };
+    if log::set_logger(&Log).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.target().starts_with("leasehold")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            say(&format!("{}: {}", record.level().as_str().to_ascii_lowercase(), record.args()));
+        }
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,102 @@
+//! `init` and `doctor`.
+
+use leasehold::{Diagnosis, Error, ErrorKind};
+use serde_json::json;
+
+use crate::args::{Global, Init};
+use crate::failure::{Failure, Outcome};
+use crate::show::{print, print_json};
+use crate::store::client;
+
+pub fn init(global: &Global, args: &Init) -> Outcome {
+    let client = client(global)?;
+    let said = if args.print { client.schema()? } else { client.create_schema()? };
+    if global.json {
+        print_json(&json!({ "dry_run": args.print, "schema": said }))?;
+    } else {
+        print(&format!("{}\n", said.trim_end()))?;
+    }
+    Ok(0)
+}
+
+pub fn doctor(global: &Global) -> Outcome {
+    let diagnosis = match client(global) {
+        Ok(client) => client.diagnose()?,
+        // A store that can't be connected to has no more to tell.
+        Err(failure) => {
+            if !global.json {
+                print("cannot be used  NO\n")?;
+            }
+            return Err(failure);
+        }
+    };
+    if global.json {
+        print_json(&as_json(&diagnosis))?;
+    } else {
+        print(&as_text(&diagnosis))?;
+    }
+    match diagnosis.problem() {
+        None => Ok(0),
+        // It stands in the answer already.
+        Some(problem) => Err(Failure::Silent(Failure::from(problem.clone()).code())),
+    }
+}
+
+fn as_text(diagnosis: &Diagnosis) -> String {
+    let mut lines = vec![("store", diagnosis.store.clone())];
+    lines.push(match &diagnosis.round_trip {
+        Ok(took) => ("reached", format!("yes, a round trip takes {:.1} ms", took.as_secs_f64() * 1000.0)),
+        Err(error) => ("reached", format!("NO: {}", chain(error))),
+    });
+    lines
+        .push(("schema", diagnosis.schema.as_ref().map_or_else(|error| format!("NO: {}", chain(error)), Clone::clone)));
+    let grace = match diagnosis.grace.is_zero() {
+        true => String::new(),
+        false => format!("; a lease is respected for {:.1} s after its end", diagnosis.grace.as_secs_f64()),
+    };
+    lines.push(("clock", format!("{} decides{grace}", diagnosis.clock)));
+    if let Some(millis) = diagnosis.clock_difference_ms {
+        let side = if millis < 0 { "behind" } else { "ahead of" };
+        let seconds = millis.unsigned_abs() as f64 / 1000.0;
+        lines.push(("", format!("it is {seconds:.1} s {side} this host's wall clock, which decides nothing")));
+    }
+    for right in &diagnosis.rights {
+        lines.push(match &right.outcome {
+            Ok(()) => (right.what, "allowed".to_owned()),
+            Err(error) if error.kind() == ErrorKind::Permission => (right.what, format!("DENIED: {}", chain(error))),
+            Err(error) => (right.what, format!("NO: {}", chain(error))),
+        });
+    }
+    lines.iter().map(|(what, found)| format!("{what:<20}{}\n", found.replace('\n', "\n                    "))).collect()
+}
+
+fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
+    let said = |error: &Error| json!({ "kind": format!("{:?}", error.kind()), "message": chain(error) });
+    let rights = diagnosis.rights.iter().map(|right| {
+        let error = right.outcome.as_ref().err().map(said);
+        json!({ "what": right.what, "allowed": error.is_none(), "error": error })
+    });
+    json!({
+        "store": diagnosis.store,
+        "well": diagnosis.is_well(),
+        "reached": diagnosis.round_trip.is_ok(),
+        "round_trip_ms": diagnosis.round_trip.as_ref().ok().map(|took| took.as_secs_f64() * 1000.0),
+        "schema": diagnosis.schema.as_ref().ok(),
+        "schema_error": diagnosis.schema.as_ref().err().map(said),
+        "clock": diagnosis.clock,
+        "grace_ms": u64::try_from(diagnosis.grace.as_millis()).unwrap_or(u64::MAX),
+        "clock_difference_ms": diagnosis.clock_difference_ms,
+        "rights": rights.collect::<Vec<_>>(),
+    })
+}
+
+/// An error with its causes on one line.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,98 @@
+//! The wait for a lock, on a thread of its own: the main thread listens to signals and draws the waiting line.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded, select, tick, unbounded};
+use leasehold::{CancelToken, LockGuard, LockRequest, Result, Waiting};
+use nix::sys::signal::Signal;
+
+use crate::failure::{Failure, Outcome, code};
+use crate::show::{holder, wait_line};
+use crate::signals::ENDING;
+use crate::words::words;
+
+/// The guard, or the code of the signal that ended the wait.
+pub fn wait(request: LockRequest, signals: &Receiver<Signal>, draws: bool) -> Outcome<LockGuard> {
+    let cancel = CancelToken::new();
+    let (told, waits) = unbounded();
+    let request = request.cancel(&cancel).on_wait(move |waiting| drop(told.send((Instant::now(), waiting.clone()))));
+    let (done, outcome) = bounded(1);
+    let waiter = thread::Builder::new().name("leasehold-wait".to_owned());
+    waiter
+        .spawn(move || drop(done.send(request.lock())))
+        .map_err(|error| Failure::Own(code::INTERNAL, format!("no thread could be started: {error}")))?;
+    let mut display = Display { draws, seen: None };
+    let seconds = tick(Duration::from_secs(1));
+    let mut ended_by = None;
+    let outcome: Result<LockGuard> = loop {
+        select! {
+            recv(outcome) -> outcome => match outcome {
+                Ok(outcome) => break outcome,
+                Err(_) => return Err(Failure::Own(code::INTERNAL, "the waiting thread ended early".to_owned())),
+            },
+            recv(waits) -> waiting => display.told(waiting.ok()),
+            recv(seconds) -> _ => display.draw(),
+            recv(signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+                if ended_by.is_some() {
+                    // Asked twice: no time to take back what may be under way.
+                    display.end();
+                    return Err(Failure::Silent(code::SIGNAL + signal as u8));
+                }
+                ended_by = Some(signal);
+                cancel.cancel();
+            },
+        }
+    };
+    display.end();
+    match ended_by {
+        // A lock that was granted at this moment goes with its guard.
+        Some(signal) => Err(Failure::Silent(code::SIGNAL + signal as u8)),
+        None => Ok(outcome?),
+    }
+}
+
+/// The line that tells who holds the lock, drawn each second.
+struct Display {
+    draws: bool,
+    seen: Option<(Instant, Waiting)>,
+}
+
+impl Display {
+    fn told(&mut self, waiting: Option<(Instant, Waiting)>) {
+        let is_first = self.seen.is_none();
+        self.seen = waiting.or(self.seen.take());
+        if is_first {
+            self.draw();
+        }
+    }
+
+    fn draw(&self) {
+        if let Some((at, waiting)) = self.seen.as_ref().filter(|_| self.draws) {
+            wait_line(&line(waiting, at.elapsed()));
+        }
+    }
+
+    fn end(&self) {
+        if self.draws {
+            wait_line("");
+        }
+    }
+}
+
+fn line(waiting: &Waiting, since: Duration) -> String {
+    let holders = match (waiting.holders.as_slice(), &waiting.last_error) {
+        (_, Some(error)) => format!("the store is in trouble: {error}"),
+        ([], None) => "it looks free".to_owned(),
+        ([one], None) => format!("held by {}", holder(one)),
+        ([one, rest @ ..], None) => format!("held by {} and {} more", holder(one), rest.len()),
+    };
+    let place = if waiting.place == 0 { String::new() } else { format!(", {} before us", waiting.place) };
+    let whole = |d: Duration| words(Duration::from_secs((d + Duration::from_millis(500)).as_secs()));
+    let waited = waiting.waited + since;
+    let until = waiting.until.map_or_else(String::new, |until| {
+        format!(" of {}", whole(waited + until.saturating_duration_since(Instant::now())))
+    });
+    let waited = whole(waited);
+    format!("leasehold: waiting for {:?} for {waited}{until}{place}: {holders}", waiting.key)
+}

@@ -1,0 +1,104 @@
+//! Times and names, in words and out of them.
+
+use std::time::{Duration, SystemTime};
+
+use jiff::{SignedDuration, Timestamp};
+
+/// A duration above zero, as an option's value.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    match parse(text) {
+        Some(d) if !d.is_zero() => Ok(d),
+        _ => Err("a duration above zero is wanted, like 500ms, 30s, 5m or 1h30m".to_owned()),
+    }
+}
+
+/// The same, where zero makes sense.
+pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    parse(text).ok_or_else(|| "a duration is wanted, like 0s, 30s, 5m or 1h30m".to_owned())
+}
+
+fn parse(text: &str) -> Option<Duration> {
+    text.parse::<SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok())
+}
+
+/// `12 s`, `3 min 5 s`, `2 h 5 min`, `3 days 4 h`.
+pub fn words(d: Duration) -> String {
+    let secs = d.as_secs();
+    let (days, hours, mins) = (secs / 86_400, secs / 3600 % 24, secs / 60 % 60);
+    let pair = |a: u64, a_unit: &str, b: u64, b_unit: &str| match b {
+        0 => format!("{a} {a_unit}"),
+        _ => format!("{a} {a_unit} {b} {b_unit}"),
+    };
+    match (days, hours, mins) {
+        (0, 0, 0) if secs < 10 && d.subsec_millis() > 0 => format!("{:.1} s", d.as_secs_f64()),
+        (0, 0, 0) => format!("{secs} s"),
+        (0, 0, mins) => pair(mins, "min", secs % 60, "s"),
+        (0, hours, mins) => pair(hours, "h", mins, "min"),
+        (1, hours, _) => pair(1, "day", hours, "h"),
+        (days, hours, _) => pair(days, "days", hours, "h"),
+    }
+}
+
+/// How long ago that was.
+pub fn ago(at: SystemTime) -> String {
+    let age = SystemTime::now().duration_since(at).unwrap_or_default();
+    format!("{} ago", words(age))
+}
+
+/// UTC, for people.
+pub fn clock_time(at: SystemTime) -> String {
+    Timestamp::try_from(at).map_or_else(|_| "unknown".to_owned(), |at| at.strftime("%Y-%m-%d %H:%M:%SZ").to_string())
+}
+
+/// RFC 3339 in UTC, for machines.
+pub fn timestamp(at: SystemTime) -> Option<String> {
+    Timestamp::try_from(at).ok().map(|at| format!("{at:.3}"))
+}
+
+/// A name that others chose, without anything that a terminal would obey.
+pub fn plain(text: &str) -> String {
+    let obeyed = |c: char| {
+        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let shown = |c: char| if obeyed(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read() {
+        for (text, secs) in [("30s", 30), ("5m", 300), ("1h30m", 5400), ("1h 30m", 5400), ("PT30S", 30)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(secs)), "{text}");
+        }
+        for text in ["", "30", "-30s", "0s", "1x", "s"] {
+            assert!(duration(text).unwrap_err().contains("like 500ms"), "{text}");
+        }
+        assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));
+        assert!(duration_or_zero("-1s").is_err());
+    }
+
+    #[test]
+    fn durations_are_told() {
+        let cases = [
+            (300, "0.3 s"),
+            (5_000, "5 s"),
+            (12_900, "12 s"),
+            (60_000, "1 min"),
+            (185_000, "3 min 5 s"),
+            (7_500_000, "2 h 5 min"),
+            (86_400_000, "1 day"),
+            (274_000_000, "3 days 4 h"),
+        ];
+        for (millis, text) in cases {
+            assert_eq!(words(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown_instead() {
+        assert_eq!(plain("a\u{1b}[2Jb\u{202e}ü\n"), "a\\u{1b}[2Jb\\u{202e}ü\\u{a}");
+    }
+}

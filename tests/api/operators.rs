@@ -1,0 +1,188 @@
+//! What an operator does: frees what others hold, looks before a purge, and asks what is wrong.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::internals::backend::Which;
+use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::builder_over;
+use leasehold::{ErrorKind, Filter, LockClient, LossReason};
+
+use crate::common::between::{Between, When};
+use crate::common::stores::Opened;
+use crate::{LONG, MINUTE, on_every_store};
+
+fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
+    let faults = FaultPlan::default();
+    let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+    (builder_over(faulty, store.clock.clone()).connect().unwrap(), faults)
+}
+
+#[test]
+fn a_forced_release_frees_every_holder_and_no_other_key() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(client.force_release("k").unwrap().is_empty(), "nobody ever held it");
+        client.request("k").shared().owner("ann").lease(MINUTE).acquire().unwrap();
+        client.request("k").shared().owner("bob").lease_forever().acquire().unwrap();
+        client.request("kk").lease(MINUTE).acquire().unwrap();
+        let token = client.get("k").unwrap().unwrap().fencing_token();
+        let freed = store.rival().force_release("k").unwrap();
+        let mut owners: Vec<&str> = freed.iter().map(|status| status.owner()).collect();
+        owners.sort();
+        assert_eq!(owners, ["ann", "bob"]);
+        assert!(client.force_release("k").unwrap().is_empty());
+        assert!(!client.get("kk").unwrap().unwrap().is_free());
+        assert!(client.request("k").acquire().unwrap().fencing_token() > token, "tokens rise over it");
+    });
+}
+
+#[test]
+fn a_forced_release_frees_the_expired_too() {
+    on_every_store(|store| {
+        let client = store.client();
+        client.request("k").lease(MINUTE).acquire().unwrap();
+        store.outlast(MINUTE);
+        assert!(client.force_release("k").unwrap()[0].is_expired());
+        assert!(client.get("k").unwrap().unwrap().holders().is_empty());
+    });
+}
+
+#[test]
+fn a_guard_is_told_of_a_forced_release() {
+    on_every_store(|store| {
+        let lease = store.short_lease();
+        let guard = store.client().request("k").lease(lease).lock().unwrap();
+        store.rival().force_release("k").unwrap();
+        let loss = guard.loss().wait_timeout(LONG).expect("its next heartbeat notices");
+        assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss:?}");
+    });
+}
+
+#[test]
+fn a_forced_release_is_settled_when_its_answer_was_lost() {
+    on_every_store(|store| {
+        let (client, faults) = faulty(store);
+        client.request("k").owner("ann").lease(MINUTE).acquire().unwrap();
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        faults.next(Call::Swap, Fault::FailBefore);
+        assert_eq!(client.force_release("k").unwrap()[0].owner(), "ann");
+        assert_eq!(faults.count(Call::Swap), 1, "it was not sent again");
+    });
+}
+
+#[test]
+fn a_forced_release_spares_who_came_after_it() {
+    on_every_store(|store| {
+        let acts = Between::new(store.store.clone());
+        let faults = FaultPlan::default();
+        let both = Arc::new(Faulty::new(Arc::new(acts.clone()), faults.clone()));
+        let client = builder_over(both, store.clock.clone()).connect().unwrap();
+        client.request("k").owner("ann").lease(MINUTE).acquire().unwrap();
+        let rival = store.rival();
+        acts.next(When::AfterSwap, move || drop(rival.request("k").acquire().unwrap()));
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        assert_eq!(client.force_release("k").unwrap()[0].owner(), "ann");
+        assert_eq!(client.get("k").unwrap().unwrap().holders()[0].owner(), "rival");
+    });
+}
+
+#[test]
+fn one_key_is_unlocked_by_its_lock_id() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(client.unlock_key("a", "g").unwrap().is_empty(), "nobody ever held it");
+        for key in ["a", "b"] {
+            client.request(key).shared().lock_id("g").lease(MINUTE).acquire().unwrap();
+        }
+        client.request("a").shared().owner("other").lock_id("h-is-a-secret").lease(MINUTE).acquire().unwrap();
+        let freed = store.rival().unlock_key("a", "g").unwrap();
+        assert_eq!(freed.iter().map(|status| status.lock_id()).collect::<Vec<_>>(), ["g"]);
+        assert_eq!(client.get("b").unwrap().unwrap().holders().len(), 1);
+        let error = client.unlock_key("a", "g").unwrap_err();
+        assert_eq!((error.kind(), error.holders()[0].owner()), (ErrorKind::Held, "other"));
+        assert!(!format!("{error} {error:?}").contains("secret"), "a lock id is a capability");
+        client.unlock_key("a", "h-is-a-secret").unwrap();
+        assert!(client.unlock_key("a", "g").unwrap().is_empty());
+    });
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    on_every_store(|store| {
+        let client = store.client();
+        for error in [
+            client.force_release("").unwrap_err(),
+            client.unlock_key("a\n", "g").unwrap_err(),
+            client.unlock_key("a", "").unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.store().is_some(), "{error:?}");
+        }
+        client.close().unwrap();
+        assert_eq!(client.force_release("k").unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(client.unlock_key("k", "g").unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(client.purge_preview(MINUTE).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(client.diagnose().unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
+#[test]
+fn a_preview_tells_what_a_purge_would_do_and_writes_nothing() {
+    on_every_store(|store| {
+        let client = store.client();
+        client.request("short").lease(MINUTE).acquire().unwrap();
+        client.request("long").lease(10 * MINUTE).acquire().unwrap();
+        store.outlast(MINUTE);
+        assert!(client.purge_preview(MINUTE).unwrap().freed.is_empty(), "not for so long");
+        let before = store.record("short");
+        let preview = client.purge_preview(Duration::ZERO).unwrap();
+        assert_eq!(store.record("short"), before);
+        let keys = |freed: &[leasehold::LockStatus]| freed.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>();
+        assert_eq!((keys(&preview.freed), preview.deleted), (vec!["short".to_owned()], 0));
+        let purged = client.purge(Duration::ZERO).unwrap();
+        assert_eq!((keys(&purged.freed), purged.deleted), (keys(&preview.freed), preview.deleted));
+        assert!(client.purge_preview(Duration::ZERO).unwrap().freed.is_empty());
+    });
+}
+
+#[test]
+fn a_diagnosis_of_a_good_store_finds_nothing_and_leaves_nothing() {
+    on_every_store(|store| {
+        let client = store.client();
+        let diagnosis = client.diagnose().unwrap();
+        assert!(diagnosis.is_well(), "{:?}", diagnosis.problem());
+        assert_eq!(diagnosis.store, store.store.info().label);
+        assert!(diagnosis.round_trip.unwrap() < LONG);
+        // The clock of the tests is this host's.
+        assert!(diagnosis.clock_difference_ms.unwrap().abs() < 2_000, "{:?}", diagnosis.clock_difference_ms);
+        assert_eq!(diagnosis.rights.len(), 6);
+        assert!(store.all(&Which::Prefix(String::new())).is_empty());
+        assert!(client.list(&Filter::new()).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_diagnosis_names_what_is_denied() {
+    on_every_store(|store| {
+        let cases = [
+            (Call::Acquire, "acquire a lock"),
+            (Call::Renew, "renew a lock"),
+            (Call::Release, "release a lock"),
+            (Call::Swap, "purge: delete a row"),
+        ];
+        for (call, what) in cases {
+            let (client, faults) = faulty(store);
+            faults.always(call, Fault::Refuse);
+            let diagnosis = client.diagnose().unwrap();
+            let denied: Vec<&str> = diagnosis.rights.iter().filter(|r| r.outcome.is_err()).map(|r| r.what).collect();
+            assert_eq!(denied, [what]);
+            assert!(!diagnosis.is_well());
+        }
+        let (client, faults) = faulty(store);
+        faults.always(Call::Read, Fault::FailBefore);
+        let diagnosis = client.diagnose().unwrap();
+        assert_eq!(diagnosis.problem().unwrap().kind(), ErrorKind::Store);
+        assert!(diagnosis.round_trip.is_err() && diagnosis.clock_difference_ms.is_none());
+    });
+}

@@ -1,0 +1,230 @@
+//! What `run` gives to its command, and the exit codes.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use leasehold::{Filter, Mode};
+
+use crate::support::{Ran, Running, Store, leasehold, run};
+
+#[test]
+fn the_code_of_the_command_is_ours() {
+    let store = Store::new();
+    for (script, code) in
+        [("true", 0), ("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+    {
+        let ran = run(&mut store.script(&[], script));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(code), ""), "{script}");
+    }
+    assert!(store.client().list(&Filter::new()).unwrap().is_empty(), "all were released");
+}
+
+#[test]
+fn a_command_that_cannot_run_ends_as_in_a_shell() {
+    let store = Store::new();
+    let ran = run(&mut store.leasehold(&["run", "k", "--", "no-such-command"]));
+    assert_eq!(ran.code, Some(127));
+    assert_eq!(ran.stderr, "leasehold: cannot run \"no-such-command\": No such file or directory (os error 2)\n");
+    let ran = run(&mut store.leasehold(&["run", "k", "--", "/etc/passwd"]));
+    assert_eq!(ran.code, Some(126));
+    assert!(store.client().get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn the_command_knows_its_lock_and_no_store() {
+    let store = Store::new();
+    let script = "env | grep ^LEASEHOLD_ | grep -v ^LEASEHOLD_TEST | sort; read go";
+    let mut command = store.script(&["--owner", "ann", "--comment", "why", "--shared", "--max-holders", "2"], script);
+    let mut running = Running::start(command.stdin(Stdio::piped()));
+    let lines: Vec<String> = (0..4).map(|_| running.line()).collect();
+    let key = store.client().get("k").unwrap().unwrap();
+    let [holder] = key.holders() else { panic!("{key:?}") };
+    let (token, lock_id) = (holder.fencing_token(), holder.lock_id());
+    assert_eq!((holder.owner(), holder.comment(), holder.mode()), ("ann", Some("why"), Mode::Shared));
+    let expected = [
+        "LEASEHOLD_KEY=k".to_owned(),
+        format!("LEASEHOLD_LOCK_ID={lock_id}"),
+        "LEASEHOLD_OWNER=ann".to_owned(),
+        format!("LEASEHOLD_TOKEN={token}"),
+    ];
+    assert_eq!(lines, expected);
+    running.tell("go");
+    assert_eq!(running.end().stdout.lines().count(), 4, "and nothing else");
+}
+
+#[test]
+fn standard_input_is_the_commands() {
+    let store = Store::new();
+    let mut running = Running::start(store.leasehold(&["run", "k", "--", "cat"]).stdin(Stdio::piped()));
+    running.tell("through");
+    running.expect("through");
+    assert_eq!(running.end().code, Some(0));
+}
+
+#[test]
+fn a_held_lock_is_told_with_its_holder() {
+    let store = Store::new();
+    let guard = store.client().request("k").owner("ann").comment("why").lock().unwrap();
+    let token = guard.fencing_token();
+    let told = |ran: &Ran| {
+        assert_eq!(ran.stdout, "");
+        assert!(ran.stderr.contains(&format!("held by \"ann\" (exclusive, token {token}, comment \"why\") since ")));
+        assert!(ran.stderr.contains(" ago), its lease ends in "), "{}", ran.stderr);
+    };
+    let ran = run(&mut store.script(&["--try"], "echo never"));
+    assert_eq!(ran.code, Some(75));
+    told(&ran);
+    let ran = run(&mut store.script(&["--wait", "300ms", "--conflict-exit-code", "9"], "echo never"));
+    assert_eq!(ran.code, Some(9));
+    told(&ran);
+
+    let ran = run(&mut store.script(&["--try", "--json"], "echo never"));
+    let told: serde_json::Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!((ran.code, &told["error"]["exit_code"]), (Some(75), &75.into()));
+    assert_eq!((&told["error"]["kind"], &told["error"]["key"]), (&"TimedOut".into(), &"k".into()));
+    let holder = &told["error"]["holders"][0];
+    assert_eq!((&holder["owner"], &holder["token"], &holder["expired"]), (&"ann".into(), &token.into(), &false.into()));
+    assert!(!ran.stderr.contains(guard.lock_id()), "whoever reads it could release the lock");
+
+    drop(guard);
+    assert_eq!(run(&mut store.script(&["--try"], "true")).code, Some(0));
+}
+
+#[test]
+fn wrong_usage_is_64() {
+    let store = Store::new();
+    let cases: [(&[&str], &str); 11] = [
+        (&[], "Usage: leasehold"),
+        (&["fly"], "unrecognized subcommand 'fly'"),
+        (&["run", "k", "true"], "unexpected argument 'true'"),
+        (&["run", "k"], "<COMMAND>"),
+        (&["run", "", "--", "true"], "key is \"\", but must be 1 to 1024 bytes"),
+        (&["run", "k", "--lease", "30", "--", "true"], "a duration above zero is wanted, like 500ms, 30s, 5m or 1h30m"),
+        (&["run", "k", "--lease=-1s", "--", "true"], "a duration above zero"),
+        (&["run", "k", "--kill-after", "10s", "--", "true"], "make the lease 33 s or longer"),
+        (&["run", "k", "--on-loss", "signal:NO", "--", "true"], "there is no signal NO"),
+        (&["run", "k", "--max-holders", "2", "--", "true"], "--shared"),
+        (&["run", "k", "--try", "--wait", "1s", "--", "true"], "cannot be used with"),
+    ];
+    for (args, message) in cases {
+        let ran = run(&mut store.leasehold(args));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(64), ""), "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(message), "{args:?}: {}", ran.stderr);
+    }
+    assert!(store.client().list(&Filter::new()).unwrap().is_empty());
+}
+
+#[test]
+fn a_wrong_store_is_78() {
+    for (url, message) in [
+        ("locks.db", "write one like sqlite:locks.db"),
+        ("nosql:x", "is no store that this version knows"),
+        ("sqlite:x?made=0600", "did you mean \"mode\""),
+        #[cfg(not(feature = "dynamodb"))]
+        ("dynamodb://locks", "turn on the feature `dynamodb`"),
+    ] {
+        let ran = run(&mut leasehold(&["--store", url, "run", "k", "--", "true"]));
+        assert_eq!(ran.code, Some(78), "{url}: {}", ran.stderr);
+        assert!(ran.stderr.contains(message), "{url}: {}", ran.stderr);
+    }
+    let ran = run(leasehold(&["run", "k", "--", "true"]).env_remove("XDG_STATE_HOME").env_remove("HOME"));
+    assert_eq!(ran.code, Some(78));
+    assert!(ran.stderr.contains("neither XDG_STATE_HOME nor HOME"), "{}", ran.stderr);
+}
+
+#[test]
+fn without_a_store_it_is_a_file_in_the_state_folder() {
+    let store = Store::new();
+    let mut command = leasehold(&["run", "k", "--", "true"]);
+    // A folder whose name would mean something in a URL.
+    assert_eq!(run(command.env("XDG_STATE_HOME", store.path("a%41?b"))).code, Some(0));
+    assert!(store.path("a%41?b/leasehold/locks.db").exists());
+    let mut command = leasehold(&["run", "k", "--", "true"]);
+    // An empty variable is none.
+    command.env_remove("XDG_STATE_HOME").env("HOME", store.folder.path()).env("LEASEHOLD_STORE", "");
+    assert_eq!(run(&mut command).code, Some(0));
+    let folder = store.path(".local/state/leasehold");
+    assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    assert!(folder.join("locks.db").exists());
+}
+
+#[test]
+fn a_store_out_of_reach_is_69() {
+    let store = Store::new();
+    drop(store.client());
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").unwrap();
+    let ran = run(&mut store.script(&["--try"], "true"));
+    assert_eq!(ran.code, Some(69), "{}", ran.stderr);
+}
+
+#[test]
+#[cfg(feature = "dynamodb")]
+fn a_server_out_of_reach_is_69() {
+    let url = "dynamodb://locks?region=us-east-1&endpoint=http://127.0.0.1:9";
+    let mut command = leasehold(&["--store", url, "run", "k", "--try", "--", "true"]);
+    command.env("AWS_ACCESS_KEY_ID", "any").env("AWS_SECRET_ACCESS_KEY", "canary");
+    let ran = run(&mut command);
+    assert_eq!(ran.code, Some(69), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("canary"));
+}
+
+/// Root may do everything: it asks as somebody else.
+#[test]
+fn a_store_that_is_denied_is_77() {
+    let store = Store::new();
+    drop(store.client());
+    let binary = store.path("leasehold");
+    fs::copy(env!("CARGO_BIN_EXE_leasehold"), &binary).unwrap();
+    fs::set_permissions(store.folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    fs::set_permissions(store.path("locks.db"), fs::Permissions::from_mode(0o400)).unwrap();
+    let mut command = if nix::unistd::Uid::effective().is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);
+        command
+    } else {
+        Command::new(&binary)
+    };
+    let ran = run(command.args(["--store", &store.url, "run", "k", "--", "true"]));
+    fs::set_permissions(store.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(ran.code, Some(77), "{}", ran.stderr);
+}
+
+#[test]
+fn output_that_nobody_takes_is_no_failure_and_a_full_one_is_74() {
+    let mut command = leasehold(&["--help"]);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command.stdout(full).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(74));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = leasehold(&["--help"]).stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+#[test]
+fn it_runs_with_closed_standard_streams() {
+    let store = Store::new();
+    let proof = store.path("proof");
+    let binary = env!("CARGO_BIN_EXE_leasehold");
+    let script = format!("exec {binary} run k -- sh -c 'echo $LEASEHOLD_KEY > {}' <&- >&- 2>&-", proof.display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).env("LEASEHOLD_STORE", &store.url);
+    assert_eq!(command.status().unwrap().code(), Some(0));
+    assert_eq!(fs::read_to_string(proof).unwrap(), "k\n");
+    assert!(store.client().get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn events_are_told_with_v_and_nothing_without() {
+    let store = Store::new();
+    let ran = run(&mut store.script(&["-v"], "true"));
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].starts_with("leasehold: granted: \"k\" with token "), "{lines:?}");
+    assert!(lines[1].starts_with("leasehold: released: \"k\" after "), "{lines:?}");
+    let ran = run(&mut store.script(&["-vv"], "true"));
+    assert!(ran.stderr.contains("leasehold: request: Acquire of \"k\" answered after "), "{}", ran.stderr);
+    assert_eq!(run(&mut store.script(&["--quiet"], "true")).stderr, "");
+}

@@ -1,0 +1,207 @@
+//! The commands that look after locks.
+
+use std::time::Duration;
+
+use leasehold::{ErrorKind, Filter};
+use serde_json::Value;
+
+use crate::support::{Ran, Running, Store, run};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[track_caller]
+fn ok(ran: Ran) -> String {
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{}", ran.stdout);
+    ran.stdout
+}
+
+#[track_caller]
+fn json(ran: Ran) -> Value {
+    let text = ok(ran);
+    assert_eq!(text.lines().count(), 1);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Locks that are live and expired, of several owners.
+fn some_locks(store: &Store) {
+    let client = store.client();
+    let short = client.request("t/expired").owner("bob").lock_id("g").lease(Duration::from_millis(100)).acquire();
+    client.request("t/live").owner("ann").lock_id("g").comment("why").lease(10 * MINUTE).acquire().unwrap();
+    client.request("u/shared").shared().owner("ann").lease(MINUTE).acquire().unwrap();
+    client.request("u/endless").owner("\u{202e}eve").lease_forever().acquire().unwrap();
+    // Waits for the end of its lease.
+    let guard = client.request("t/expired").owner("bob").lock_id("g").lease(Duration::from_millis(100)).lock().unwrap();
+    let lock = guard.into_lock();
+    while !client.get("t/expired").unwrap().unwrap().is_free() {
+        std::thread::yield_now();
+    }
+    drop((short, lock));
+}
+
+#[test]
+fn status_tells_live_and_expired_apart() {
+    let store = Store::new();
+    assert_eq!(ok(run(&mut store.leasehold(&["status"]))), "no locks\n");
+    assert_eq!(ok(run(&mut store.leasehold(&["status", "k"]))), "\"k\" is free\n");
+    some_locks(&store);
+    let text = ok(run(&mut store.leasehold(&["status"])));
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["KEY", "STATE", "MODE", "OWNER", "SINCE", "LEASE", "TOKEN", "COMMENT"]);
+    let [expired, endless, shared, live] = &lines[1..] else { panic!("{text}") };
+    assert_eq!(expired[..4], ["t/expired", "expired", "exclusive", "bob"]);
+    assert!(text.lines().nth(1).unwrap().contains(" s ago  ended 0."), "{text}");
+    // What would turn the line around is shown instead.
+    assert_eq!(endless[..4], ["u/endless", "live", "exclusive", "\\u{202e}eve"]);
+    assert!(text.lines().nth(2).unwrap().contains("no end"), "{text}");
+    assert_eq!(shared[..4], ["u/shared", "live", "shared", "ann"]);
+    assert_eq!((live[1], live.last()), ("live", Some(&"why")));
+    assert!(text.contains("9 min 5") && !text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn status_finds_by_every_filter() {
+    let store = Store::new();
+    some_locks(&store);
+    let cases: [(&[&str], &[&str]); 12] = [
+        (&[], &["t/expired", "u/endless", "u/shared", "t/live"]),
+        (&["t/live"], &["t/live"]),
+        (&["--prefix", "t/"], &["t/expired", "t/live"]),
+        (&["--owner", "ann"], &["u/shared", "t/live"]),
+        (&["--lock-id", "g"], &["t/expired", "t/live"]),
+        (&["--older-than", "1h"], &[]),
+        (&["--newer-than", "1h", "--shared"], &["u/shared"]),
+        (&["--left-below", "2m"], &["t/expired", "u/shared"]),
+        (&["--left-at-least", "2m"], &["t/live"]),
+        (&["--exclusive", "--live"], &["u/endless", "t/live"]),
+        (&["--expired"], &["t/expired"]),
+        (&["--shared", "--expired"], &[]),
+    ];
+    for (filter, expected) in cases {
+        let found = json(run(store.leasehold(&["status", "--json"]).args(filter)));
+        let keys: Vec<&str> = found.as_array().unwrap().iter().map(|lock| lock["key"].as_str().unwrap()).collect();
+        assert_eq!(keys, expected, "{filter:?}");
+    }
+    let live = &json(run(&mut store.leasehold(&["status", "t/live", "--json"])))[0];
+    assert_eq!((&live["lock_id"], &live["comment"], &live["expired"]), (&"g".into(), &"why".into(), &false.into()));
+    assert!(live["remaining_ms"].as_u64().unwrap() > 500_000 && live["leased_until"].is_string(), "{live}");
+}
+
+#[test]
+fn a_lock_is_released_by_its_lock_id() {
+    let store = Store::new();
+    let client = store.client();
+    client.request("k").lock_id("mine").lease(MINUTE).acquire().unwrap();
+    let ran = run(&mut store.leasehold(&["release", "k"]));
+    assert_eq!(ran.code, Some(64), "{}", ran.stderr);
+    let ran = run(&mut store.leasehold(&["release", "k", "--lock-id", "other"]));
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("held by \""), "{}", ran.stderr);
+    // As a command of `run` would.
+    let text = ok(run(store.leasehold(&["release", "k"]).env("LEASEHOLD_LOCK_ID", "mine")));
+    assert!(text.starts_with("released \"k\": "), "{text}");
+    assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--lock-id", "mine"]))), "\"k\" is free\n");
+}
+
+#[test]
+fn a_lock_is_taken_from_its_holder_by_force() {
+    let store = Store::new();
+    assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--force"]))), "\"k\" is free\n");
+    let script = "trap 'exit 3' TERM; echo ready; while :; do read never; done";
+    let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--kill-after", "0s"], script));
+    running.expect("ready");
+    let ran = run(&mut store.leasehold(&["release", "k", "--force"]));
+    assert_eq!(ran.code, Some(64), "there is nobody to ask");
+    assert!(ran.stderr.contains("--yes"), "{}", ran.stderr);
+    let freed = json(run(&mut store.leasehold(&["release", "k", "--force", "--yes", "--json"])));
+    assert_eq!(freed[0]["key"], "k");
+    assert_eq!(running.end().code, Some(76));
+}
+
+#[test]
+fn groups_are_renewed_and_unlocked() {
+    let store = Store::new();
+    let client = store.client();
+    for key in ["a", "b"] {
+        client.request(key).lock_id("g").lease(MINUTE).acquire().unwrap();
+    }
+    let renewed = json(run(&mut store.leasehold(&["renew", "g", "--lease", "10m", "--json"])));
+    assert_eq!(renewed.as_array().unwrap().len(), 2);
+    assert!(client.get("a").unwrap().unwrap().holders()[0].remaining().unwrap() > 9 * MINUTE);
+    let text = ok(run(&mut store.leasehold(&["unlock", "g"])));
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert_eq!(ok(run(&mut store.leasehold(&["unlock", "g"]))), "no lock has this lock id\n");
+    let ran = run(&mut store.leasehold(&["renew", "g"]));
+    assert_eq!(ran.code, Some(76), "{}", ran.stderr);
+}
+
+#[test]
+fn a_purge_shows_what_it_would_do_and_does_it() {
+    let store = Store::new();
+    some_locks(&store);
+    let text = ok(run(&mut store.leasehold(&["purge", "--dry-run", "--older-than", "1h"])));
+    assert_eq!(text, "locks would be freed: 0, unused rows would be deleted: 0\n");
+    let text = ok(run(&mut store.leasehold(&["purge", "--dry-run"])));
+    assert!(text.starts_with("would be freed: \"t/expired\": \"bob\""), "{text}");
+    let purged = json(run(&mut store.leasehold(&["purge", "--json"])));
+    assert_eq!((&purged["freed"][0]["key"], &purged["dry_run"]), (&"t/expired".into(), &false.into()));
+    assert_eq!(store.client().list(&Filter::new().expired()).unwrap().len(), 0);
+}
+
+#[test]
+fn init_makes_the_schema_and_says_it() {
+    let store = Store::new();
+    let text = ok(run(&mut store.leasehold(&["init"])));
+    assert!(text.contains("the table `locks` is there"), "{text}");
+    let text = ok(run(&mut store.leasehold(&["init", "--print"])));
+    assert!(text.contains("CREATE TABLE IF NOT EXISTS locks"), "{text}");
+}
+
+#[test]
+fn the_doctor_says_what_is_wrong() {
+    let store = Store::new();
+    let text = ok(run(&mut store.leasehold(&["doctor"])));
+    assert_eq!(text.matches("allowed").count(), 6, "{text}");
+    let well = json(run(&mut store.leasehold(&["doctor", "--json"])));
+    assert_eq!((&well["well"], &well["reached"]), (&true.into(), &true.into()));
+    assert!(store.client().list(&Filter::new()).unwrap().is_empty());
+
+    // Whoever holds the write lock of the file stops everybody.
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let ran = run(&mut store.leasehold(&["doctor"]));
+    assert_eq!(ran.code, Some(69), "{}{}", ran.stdout, ran.stderr);
+    drop(db);
+
+    let ran = run(store.leasehold(&["doctor"]).env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db"));
+    assert!(ran.code == Some(78) || ran.code == Some(69), "{ran:?}");
+    assert!(ran.stdout.contains("NO") && ran.stderr.contains("/no/such/folder"), "{ran:?}");
+}
+
+#[test]
+fn leases_are_claimed_extended_and_ended() {
+    let store = Store::new();
+    let lease = |args: &[&str]| run(store.leasehold(&["lease"]).args(args));
+    assert_eq!(ok(lease(&["list"])), "no leases\n");
+    let text = ok(lease(&["claim", "app", "app/0", "--for", "1s"]));
+    assert!(text.starts_with("claimed: \"app\" for \"app/0\" for at least "), "{text}");
+    let ran = lease(&["claim", "app", "app/1"]);
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    let ran = lease(&["expire", "app"]);
+    assert_eq!(ran.code, Some(75), "its time is not over: {}", ran.stderr);
+    let leases = store.client().leases("default");
+    leases.wait_until_expired("app", &leasehold::CancelToken::new()).unwrap();
+    let listed = json(lease(&["list", "--json"]));
+    assert_eq!((&listed[0]["holder"], &listed[0]["expired"]), (&"app/0".into(), &true.into()));
+    let extended = json(lease(&["extend", "app", "app/0", "--for", "1h", "--json"]));
+    assert!(extended["remaining_ms"].as_u64().unwrap() > 3_000_000, "{extended}");
+    let text = ok(lease(&["list"]));
+    assert!(text.contains("app   app/0   runs"), "{text}");
+    assert_eq!(lease(&["revoke", "app", "app/1"]).code, Some(75));
+    assert_eq!(ok(lease(&["revoke", "app", "app/0"])), "revoked: \"app\"\n");
+    assert_eq!(leases.expire("app").unwrap_err().kind(), ErrorKind::InvalidLease);
+    ok(lease(&["claim", "app", "b", "--namespace", "other", "--for", "100ms"]));
+    let other = store.client().leases("other");
+    other.wait_until_expired("app", &leasehold::CancelToken::new()).unwrap();
+    assert_eq!(ok(lease(&["expire", "app", "--namespace", "other"])), "expired: \"app\"\n");
+    assert!(other.list().unwrap().is_empty());
+}

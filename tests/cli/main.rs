@@ -1,0 +1,15 @@
+//! The command `leasehold`, with real children.
+#![cfg(unix)]
+
+#[path = "../common/servers/mod.rs"]
+mod servers;
+
+mod exits;
+mod locks;
+mod loss;
+mod processes;
+mod secrets;
+mod signals;
+mod snapshots;
+mod support;
+mod terminal;

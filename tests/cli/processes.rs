@@ -1,0 +1,67 @@
+//! Many processes at once, on each store that processes can share.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::{Running, Store, leasehold};
+
+const PROCESSES: u32 = 6;
+const ROUNDS: u32 = 4;
+
+/// A store, and what its clients need in their environment.
+struct Shared {
+    url: String,
+    env: Vec<(&'static str, &'static str)>,
+}
+
+/// Each adds one to a file, again and again: read, wait a moment, write. It comes out right only if nobody is in
+/// between. Each also writes down its token.
+#[track_caller]
+fn counts_right(shared: &Shared, folder: &Path) {
+    let count = folder.join("count");
+    fs::write(&count, "0\n").unwrap();
+    let script = "read n < count; sleep 0.01; echo $((n + 1)) > count; echo $LEASEHOLD_TOKEN >> tokens";
+    let command = |n: u32| {
+        let binary = env!("CARGO_BIN_EXE_leasehold");
+        let rounds =
+            format!("for i in $(seq {ROUNDS}); do {binary} run count --owner p{n} -- sh -c '{script}' || exit; done");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &rounds]).current_dir(folder).env("LEASEHOLD_STORE", &shared.url);
+        command.envs(shared.env.iter().copied());
+        command
+    };
+    let all: Vec<Running> = (0..PROCESSES).map(|n| Running::start(&mut command(n))).collect();
+    for running in all {
+        let ran = running.end();
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    }
+    assert_eq!(fs::read_to_string(&count).unwrap(), format!("{}\n", PROCESSES * ROUNDS));
+    let tokens = fs::read_to_string(folder.join("tokens")).unwrap();
+    let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
+    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens rise: {tokens:?}");
+    let mut status = leasehold(&["status", "--json"]);
+    let ran = crate::support::run(status.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.iter().copied()));
+    assert_eq!(ran.stdout, "[]\n", "{}", ran.stderr);
+}
+
+#[test]
+fn on_sqlite() {
+    let store = Store::new();
+    counts_right(&Shared { url: store.url.clone(), env: Vec::new() }, store.folder.path());
+}
+
+#[test]
+#[cfg(feature = "dynamodb")]
+fn on_dynamodb() {
+    let Some(endpoint) = crate::servers::dynamodb_local() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().file_name().unwrap().to_string_lossy().replace('.', "t");
+    let shared = Shared {
+        url: format!("dynamodb://cli-{table}?region=us-east-1&endpoint={endpoint}"),
+        env: vec![("AWS_ACCESS_KEY_ID", "any"), ("AWS_SECRET_ACCESS_KEY", "any")],
+    };
+    let mut init = leasehold(&["init"]);
+    let ran = crate::support::run(init.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.iter().copied()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    counts_right(&shared, folder.path());
+}

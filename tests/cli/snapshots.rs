@@ -1,0 +1,111 @@
+//! Help, errors and manual pages as they were accepted. `LEASEHOLD_TEST_ACCEPT=1` writes them anew: look at the
+//! difference before it is committed.
+
+use std::path::Path;
+
+use crate::support::{Store, leasehold, run};
+
+#[track_caller]
+fn assert_accepted(path: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    if std::env::var_os("LEASEHOLD_TEST_ACCEPT").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let accepted = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(accepted == text, "{} is not what is said now (LEASEHOLD_TEST_ACCEPT=1 accepts):\n{text}", path.display());
+}
+
+/// Numbers differ from run to run.
+fn redacted(text: &str, store: &Store) -> String {
+    let text = text.replace(&store.folder.path().display().to_string(), "[FOLDER]");
+    let mut redacted = String::new();
+    for c in text.chars() {
+        match c {
+            '0'..='9' if redacted.ends_with('#') => {}
+            '0'..='9' => redacted.push('#'),
+            _ => redacted.push(c),
+        }
+    }
+    redacted
+}
+
+const COMMANDS: [&str; 15] = [
+    "run",
+    "status",
+    "release",
+    "renew",
+    "unlock",
+    "purge",
+    "init",
+    "doctor",
+    "lease",
+    "lease claim",
+    "lease extend",
+    "lease expire",
+    "lease revoke",
+    "lease list",
+    "completions",
+];
+
+#[test]
+fn help() {
+    assert_accepted("tests/cli/snapshots/leasehold.txt", &run(&mut leasehold(&["--help"])).stdout);
+    for command in COMMANDS {
+        let args: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let ran = run(&mut leasehold(&args));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+        assert_accepted(&format!("tests/cli/snapshots/{}.txt", command.replace(' ', "-")), &ran.stdout);
+    }
+}
+
+#[test]
+fn manual_pages() {
+    let pages = COMMANDS.iter().filter(|name| !name.contains(' ') && **name != "completions");
+    assert_accepted("src/cli/man/leasehold.1", &run(&mut leasehold(&["man"])).stdout);
+    for name in pages {
+        let ran = run(&mut leasehold(&["man", name]));
+        assert_accepted(&format!("src/cli/man/leasehold-{name}.1"), &ran.stdout);
+    }
+    assert_eq!(run(&mut leasehold(&["man", "fly"])).code, Some(64));
+}
+
+#[test]
+fn completions_are_for_the_known_shells() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let ran = run(&mut leasehold(&["completions", shell]));
+        assert!(ran.code == Some(0) && ran.stdout.contains("leasehold"), "{shell}");
+    }
+    assert_eq!(run(&mut leasehold(&["completions", "cobol"])).code, Some(64));
+}
+
+#[test]
+fn errors() {
+    let store = Store::new();
+    let _guard = store.client().request("k").owner("ann").comment("why").lock().unwrap();
+    let cases: [&[&str]; 17] = [
+        &[],
+        &["fly"],
+        &["run"],
+        &["run", "k"],
+        &["run", "k", "true"],
+        &["run", "k", "--try", "--", "true"],
+        &["run", "k", "--wait", "100ms", "--", "true"],
+        &["run", "k", "--lease", "soon", "--", "true"],
+        &["run", "k", "--kill-after", "1h", "--", "true"],
+        &["run", "k", "--on-loss", "panic", "--", "true"],
+        &["run", "k", "--on-loss", "signal:TREM", "--", "true"],
+        &["run", "a\nb", "--", "true"],
+        &["run", "free", "--", "no-such-command"],
+        &["--store", "sqlite::memory:", "status"],
+        &["release", "k"],
+        &["release", "k", "--lock-id", "unknown"],
+        &["renew", "unknown"],
+    ];
+    let mut said = String::new();
+    for args in cases {
+        let ran = run(&mut store.leasehold(args));
+        let text = format!("$ leasehold {}\n{}{}", args.join(" "), ran.stdout, ran.stderr);
+        said += &format!("{}[{}]\n\n", redacted(&text, &store), ran.code.unwrap());
+    }
+    assert_accepted("tests/cli/snapshots/errors.txt", &said);
+}

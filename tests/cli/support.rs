@@ -1,0 +1,210 @@
+//! A store in a folder of its own, and the command on it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::LockClient;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+/// Longer than anything takes here on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An SQLite store.
+pub struct Store {
+    pub folder: TempDir,
+    pub url: String,
+}
+
+impl Store {
+    pub fn new() -> Store {
+        let folder = tempfile::tempdir().expect("a folder");
+        let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+        Store { folder, url }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn client(&self) -> LockClient {
+        LockClient::connect(&self.url).expect("the store")
+    }
+
+    /// The command on this store.
+    pub fn leasehold(&self, args: &[&str]) -> Command {
+        let mut command = leasehold(args);
+        command.env("LEASEHOLD_STORE", &self.url).env("XDG_STATE_HOME", self.folder.path());
+        command
+    }
+
+    /// `run k` with these options and a script.
+    pub fn script(&self, options: &[&str], script: &str) -> Command {
+        let mut command = self.leasehold(&["run", "k"]);
+        command.args(options).args(["--", "sh", "-c", script]);
+        command
+    }
+
+    /// The same, where the script may `read` from `Running::stdin`. A shell that waits so, and not for a child that
+    /// it just started, misses no signal: dash forgets those that come while it starts one.
+    pub fn reading(&self, options: &[&str], script: &str) -> Command {
+        let mut command = self.script(options, script);
+        command.stdin(Stdio::piped());
+        command
+    }
+}
+
+/// The command without a store, and without what the environment of the tests says.
+pub fn leasehold(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    command.args(args).env_remove("LEASEHOLD_STORE").env_remove("LEASEHOLD_LOCK_ID").stdin(Stdio::null());
+    command.env("NO_COLOR", "1").env("XDG_STATE_HOME", "/nowhere/at/all");
+    command
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs it to its end.
+#[track_caller]
+pub fn run(command: &mut Command) -> Ran {
+    Running::start(command).end()
+}
+
+/// A command that runs. Killed when dropped.
+pub struct Running {
+    pub child: Child,
+    pub stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    seen: String,
+    stderr: Receiver<String>,
+    said: String,
+}
+
+impl Running {
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Running {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+        let lines = lines_of(child.stdout.take().expect("a pipe"));
+        let stderr = lines_of(child.stderr.take().expect("a pipe"));
+        let stdin = child.stdin.take();
+        Running { child, stdin, lines, seen: String::new(), stderr, said: String::new() }
+    }
+
+    /// Waits for a line on standard output.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|why| panic!("no line: {why:?}"));
+        self.seen += &format!("{line}\n");
+        line
+    }
+
+    #[track_caller]
+    pub fn expect(&mut self, line: &str) {
+        assert_eq!(self.line(), line);
+    }
+
+    /// Waits until every process that has its standard output is gone.
+    #[track_caller]
+    pub fn output_ends(&mut self) {
+        let started = Instant::now();
+        loop {
+            match self.lines.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
+                Ok(line) => self.seen += &format!("{line}\n"),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("somebody still has the standard output; it said {}", self.seen)
+                }
+            }
+        }
+    }
+
+    /// Waits until standard error has a line with this.
+    #[track_caller]
+    pub fn says(&mut self, text: &str) {
+        loop {
+            let line = self.stderr.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|why| panic!("{text:?} does not come ({why}): {}", self.said));
+            self.said += &format!("{line}\n");
+            if line.contains(text) {
+                return;
+            }
+        }
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.stdin.as_mut().expect("a pipe"), "{line}").expect("somebody reads");
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(pid(&self.child), signal).expect("it runs");
+    }
+
+    #[track_caller]
+    pub fn status(&mut self) -> ExitStatus {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.child.try_wait().expect("our child") {
+                Some(status) => return status,
+                None if Instant::now() > until => panic!("it does not end; it said {}", self.seen),
+                None => thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    /// Waits for its end, and for the end of all that it started.
+    #[track_caller]
+    pub fn end(mut self) -> Ran {
+        drop(self.stdin.take());
+        let status = self.status();
+        self.output_ends();
+        let mut stderr = std::mem::take(&mut self.said);
+        while let Ok(line) = self.stderr.recv_timeout(PATIENCE) {
+            stderr += &format!("{line}\n");
+        }
+        Ran { code: status.code(), stdout: std::mem::take(&mut self.seen), stderr }
+    }
+}
+
+fn lines_of(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, lines) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    lines
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn pid(child: &Child) -> Pid {
+    Pid::from_raw(i32::try_from(child.id()).expect("a process id"))
+}
+
+/// Waits until `done`; there is nothing that would tell.
+#[track_caller]
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < until, "not within {PATIENCE:?}: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

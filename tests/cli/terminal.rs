@@ -1,0 +1,247 @@
+//! On a terminal: Ctrl-C, Ctrl-Z and `fg` under a shell with job control, and the waiting line.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Instant;
+
+use nix::pty::{Winsize, openpty};
+
+use crate::support::{PATIENCE, Store};
+
+/// A shell on a terminal of its own.
+struct Terminal {
+    shell: Child,
+    keys: File,
+    screen: Receiver<String>,
+    /// What came and was not yet waited for.
+    text: String,
+}
+
+impl Terminal {
+    /// `bash -i`, or another program, as the leader of the terminal's session.
+    fn start(store: &Store, program: &[&str]) -> Terminal {
+        let size = Winsize { ws_row: 24, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(&size, None).expect("a terminal");
+        let end = || File::from(pty.slave.try_clone().expect("a descriptor"));
+        // The only way to a controlling terminal without unsafe code.
+        let mut shell = Command::new("setsid");
+        shell.args(["--ctty"]).args(program).stdin(end()).stdout(end()).stderr(end());
+        let path = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().expect("a folder");
+        let path = format!("{}:{}", path.display(), std::env::var("PATH").unwrap_or_default());
+        shell.env("PATH", path).env("LEASEHOLD_STORE", &store.url).env("PS1", "PROMPT> ").env("TERM", "dumb");
+        let shell = shell.spawn().expect("setsid, of util-linux");
+        let keys = File::from(pty.master);
+        let mut reader = keys.try_clone().expect("a descriptor");
+        let (sender, screen) = channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = reader.read(&mut bytes) {
+                if sender.send(String::from_utf8_lossy(&bytes[..n]).into_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        Terminal { shell, keys, screen, text: String::new() }
+    }
+
+    fn shell(store: &Store) -> Terminal {
+        let mut terminal = Terminal::start(store, &["bash", "--norc", "--noprofile", "-i"]);
+        terminal.sees("PROMPT> ");
+        terminal
+    }
+
+    fn types(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// Waits until this is on the screen, behind what was waited for before.
+    #[track_caller]
+    fn sees(&mut self, wanted: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.text.find(wanted) {
+                let rest = self.text.split_off(at + wanted.len());
+                return std::mem::replace(&mut self.text, rest);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            match self.screen.recv_timeout(left) {
+                Ok(more) => self.text += &more,
+                Err(why) => panic!("{wanted:?} does not come ({why}): {:?}", self.text),
+            }
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+/// The quotes keep what is typed apart from what is said.
+const READS: &str = "leasehold run k -- sh -c 'echo in; while read line; do echo got-$line; done'\n";
+
+#[test]
+fn ctrl_c_ends_the_command_and_the_lock_is_free() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold run k -- sh -c 'echo i\"\"n; read line'; echo code=$?\n");
+    terminal.sees("in\r\n");
+    assert!(store.client().try_lock("k").unwrap().is_none());
+    terminal.types("\x03");
+    terminal.sees("code=130");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+    // The shell has its terminal back.
+    terminal.types("echo a\"\"b\n");
+    terminal.sees("ab\r\n");
+}
+
+#[test]
+fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types(READS);
+    terminal.sees("in\r\n");
+    terminal.types("one\n");
+    terminal.sees("got-one\r\n");
+    terminal.types("\x1a");
+    terminal.sees("Stopped");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo shell-$?-\"\"again\n");
+    terminal.sees("-again\r\n");
+    assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
+    terminal.types("fg\n");
+    terminal.types("two\n");
+    terminal.sees("got-two\r\n");
+    // In the background it may not read: it is stopped for that.
+    terminal.types("\x1a");
+    terminal.sees("Stopped");
+    terminal.sees("PROMPT> ");
+    terminal.types("bg\n");
+    terminal.sees("PROMPT> ");
+    terminal.types("wait %1; jobs\n");
+    terminal.sees("Stopped");
+    terminal.types("fg\n");
+    terminal.types("three\n");
+    terminal.sees("got-three\r\n");
+    terminal.types("\x04");
+    terminal.sees("PROMPT> ");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn what_stopped_for_longer_than_the_lease_does_not_go_on() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    let script = "echo i\"\"n; read line; echo went-\"\"on";
+    terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh -c '{script}'\n"));
+    terminal.sees("in\r\n");
+    terminal.types("\x1a");
+    terminal.sees("Stopped");
+    terminal.sees("PROMPT> ");
+    // Waits for the end of the lease.
+    let rival = store.client().lock("k").unwrap();
+    terminal.types("fg; echo code=$?\n");
+    let said = terminal.sees("code=76");
+    assert!(said.contains("was lost") && said.contains("the command is killed"), "{said:?}");
+    assert!(!said.contains("went-on"), "{said:?}");
+    assert!(rival.is_held());
+}
+
+#[test]
+fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("sh -c 'leasehold run k -- sh -c \"echo i\"\"n; read line\"; echo not-\"\"reached'\n");
+    terminal.sees("in\r\n");
+    terminal.types("\x1a");
+    terminal.sees("Stopped");
+    terminal.sees("PROMPT> ");
+    terminal.types("fg\n");
+    // The shell says what it continues; Ctrl-C ends it also where it is still stopped.
+    terminal.sees("read line");
+    terminal.sees("\r\n");
+    terminal.types("\x03");
+    terminal.sees("^C");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$?\n");
+    let said = terminal.sees("code=130");
+    assert!(!said.contains("not-reached"), "{said:?}");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn where_nobody_could_continue_it_ctrl_z_stops_nothing() {
+    let store = Store::new();
+    // No shell with job control around it.
+    let script = "while read line; do echo got-$line; done";
+    let mut terminal = Terminal::start(&store, &["leasehold", "run", "k", "--", "sh", "-c", script]);
+    terminal.types("one\n");
+    terminal.sees("got-one\r\n");
+    terminal.types("\x1a");
+    terminal.types("two\n");
+    terminal.sees("got-two\r\n");
+    terminal.types("\x04");
+    assert!(terminal.shell.wait().unwrap().success());
+}
+
+#[test]
+fn while_it_waits_a_line_says_who_holds_the_lock() {
+    let store = Store::new();
+    let guard = store.client().request("k").owner("ann").lock().unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold run --wait 10m k -- echo in\"\"side\n");
+    let said = terminal.sees("leasehold: waiting for \"k\" for ") + &terminal.sees("held by \"ann\"");
+    assert!(said.contains(" of 10 min: "), "{said:?}");
+    terminal.sees("leasehold: waiting for \"k\" for 1 s");
+    drop(guard);
+    let said = terminal.sees("inside\r\n");
+    assert!(said.trim_end_matches("inside\r\n").ends_with("\r\x1b[K\x1b[?7l\x1b[?7h"), "the line is gone: {said:?}");
+
+    let _guard = store.client().lock("k").unwrap();
+    terminal.types("leasehold run --quiet --wait 1500ms k -- true; echo code=$?\n");
+    let said = terminal.sees("code=75");
+    assert!(!said.contains("waiting"), "{said:?}");
+    terminal.types("leasehold run k -- true; echo code=$?\n");
+    terminal.sees("leasehold: waiting");
+    terminal.types("\x03");
+    terminal.sees("code=130");
+}
+
+#[test]
+fn a_forced_release_shows_the_holder_and_asks() {
+    let store = Store::new();
+    let guard = store.client().request("k").owner("ann").lock().unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold release k --force; echo code=$?\n");
+    terminal.sees("\"k\" is held by \"ann\" (exclusive");
+    terminal.sees("Release it? [y/N] ");
+    terminal.types("n\n");
+    terminal.sees("\"k\" was left as it is");
+    terminal.sees("code=75");
+    assert!(store.client().try_lock("k").unwrap().is_none());
+    terminal.types("leasehold release k --force; echo code=$?\n");
+    terminal.sees("[y/N] ");
+    terminal.types("y\n");
+    terminal.sees("released \"k\": \"ann\"");
+    terminal.sees("code=0");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+    drop(guard);
+}
+
+#[test]
+fn a_status_that_is_watched_is_drawn_anew() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold status --watch\n");
+    terminal.sees("\x1b[H\x1b[2Jno locks\r\n");
+    let _guard = store.client().request("k").owner("ann").lock().unwrap();
+    terminal.sees("\x1b[H\x1b[2J");
+    terminal.sees("ann");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+}

@@ -1,0 +1,46 @@
+//! Short ways to call a store and to insist on its answer.
+
+use std::time::Duration;
+
+use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen};
+use leasehold::internals::lease::{Ask, Holder, Labels, Lease, Mode};
+
+use super::stores::soon;
+
+pub const LEASE: Duration = Duration::from_secs(60);
+
+pub fn attempt(form: GrantForm, key: &str, mode: Mode) -> Attempt {
+    let grant = form.fresh();
+    let ask = Ask {
+        lock_id: format!("id {}", grant.as_str()),
+        labels: Labels { owner: format!("owner {}", grant.as_str()), host: None, comment: None },
+        grant,
+        mode,
+        lease: LEASE,
+        max_holders: None,
+        replace_same_owner: false,
+        instead_of: None,
+    };
+    Attempt::new(key, ask)
+}
+
+/// The holder, and whether it stood before.
+#[track_caller]
+pub fn acquired(store: &dyn Backend, attempt: &mut Attempt) -> (Holder, bool) {
+    match store.acquire(attempt, &soon()) {
+        Ok(Acquired::Granted { holder, repeated, .. }) => (holder, repeated),
+        other => panic!("{:?} was not granted: {other:?}", attempt.key),
+    }
+}
+
+#[track_caller]
+pub fn refused(store: &dyn Backend, attempt: &mut Attempt) -> Seen {
+    match store.acquire(attempt, &soon()) {
+        Ok(Acquired::Refused(seen)) => seen,
+        other => panic!("{:?} was not refused: {other:?}", attempt.key),
+    }
+}
+
+pub fn renewal(lease: Lease) -> Renewal {
+    Renewal { lease, may_end_endless: false }
+}
