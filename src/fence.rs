@@ -111,8 +111,6 @@ pub(crate) mod sealed {
     }
 
     /// What is asserted, and on which store.
-    // Only the stores whose transactions can assert something read it.
-    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
     #[derive(Clone, Copy)]
     // Not every store has asserts.
     #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]

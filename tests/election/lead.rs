@@ -273,7 +273,7 @@ fn a_leadership_outlives_the_handle_that_it_came_from() {
 fn a_resignation_that_is_not_answered_says_so_and_is_tried_again() {
     on_every_store(|store| {
         let (client, faults) = store.faulty();
-        let client = client.drop_timeout(ms(100)).connect().unwrap();
+        let client = client.drop_timeout(SECOND).connect().unwrap();
         let leadership = client.election("job").build().unwrap().campaign().unwrap();
         faults.always(Call::Release, Fault::FailBefore);
         let error = leadership.resign().unwrap_err();

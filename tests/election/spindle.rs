@@ -149,7 +149,8 @@ fn the_next_takes_over_when_the_leader_is_cut_off() {
         assert!(old == token && end.starts_with("lost: expired"), "{end}");
         assert!(won(&b_tells) > token);
         faults.heal();
-        b.stop().unwrap();
+        // A server's rows age before the clients' clock is moved: what was won in between is lost again.
+        let _ = b.stop();
         assert!(won(&a_tells) > token, "it stands again by itself");
     });
 }
