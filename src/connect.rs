@@ -14,6 +14,8 @@ use crate::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
 use crate::backend::memory::Memory;
 #[cfg(feature = "mongodb")]
 use crate::backend::mongodb::{Mongodb, MongodbOptions, Settings as MongodbSettings};
+#[cfg(feature = "spanner")]
+use crate::backend::spanner::{Settings as SpannerSettings, Spanner, SpannerOptions};
 #[cfg(feature = "sqlite")]
 use crate::backend::sqlite::{Sqlite, SqliteOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -47,14 +49,18 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
             Err(config("this build has no mongodb: store; turn on the feature `mongodb` of leasehold"))
         }
         "memory" => memory(StoreUrl::parse("memory", rest)?),
+        #[cfg(feature = "spanner")]
+        "spanner" => spanner(StoreUrl::parse("spanner", rest)?),
+        #[cfg(not(feature = "spanner"))]
+        "spanner" => Err(config("this build has no spanner: store; turn on the feature `spanner` of leasehold")),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(config("this build has no sqlite: store; turn on the feature `sqlite` of leasehold")),
         // Only the scheme is shown: the rest may hold a password.
         other => {
-            let hint = near(other, &["sqlite", "memory", "dynamodb", "mongodb", "mongodb+srv"]);
-            let known = "it knows sqlite:, memory:, dynamodb: and mongodb:";
+            let hint = near(other, &["sqlite", "memory", "dynamodb", "mongodb", "mongodb+srv", "spanner"]);
+            let known = "it knows sqlite:, memory:, dynamodb:, mongodb: and spanner:";
             Err(config(&format!("{other:?} is no store that this version knows{hint}; {known}")))
         }
     }
@@ -187,7 +193,31 @@ pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Open
     Ok(Opener { min_lease: Mongodb::MIN_LEASE, open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))) })
 }
 
-#[cfg(feature = "dynamodb")]
+#[cfg(feature = "spanner")]
+fn spanner(url: StoreUrl) -> Result<Opener> {
+    url.only(&["table", "spindle_duration"])?;
+    let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
+        let right = "spanner:projects/P/instances/I/databases/D?table=locks";
+        return Err(config(&format!("spanner: needs the name of a table, like {right}")));
+    };
+    let mut options = SpannerOptions::new(url.path.as_ref(), table, SpannerSettings::Environment);
+    if let Some(duration_of_spindle) = url.option("spindle_duration") {
+        options.spindle_duration = duration("spindle_duration", duration_of_spindle)?;
+    }
+    spanner_table(options)
+}
+
+/// The store in a table of Cloud Spanner.
+#[cfg(feature = "spanner")]
+pub(crate) fn spanner_table(options: SpannerOptions) -> Result<Opener> {
+    options.validate()?;
+    Ok(Opener {
+        min_lease: Spanner::MIN_LEASE,
+        open: Box::new(move |clock, by| Ok(Arc::new(Spanner::open(options, clock, by)?))),
+    })
+}
+
+#[cfg(any(feature = "dynamodb", feature = "spanner"))]
 fn duration(name: &str, text: &str) -> Result<Duration> {
     let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());
     let wrong = || config(&format!("the option {name} is {text:?}, but must be a duration like 1s or 500ms"));
@@ -247,7 +277,7 @@ impl<'a> StoreUrl<'a> {
         }
     }
 
-    #[cfg(any(feature = "sqlite", feature = "dynamodb"))]
+    #[cfg(any(feature = "sqlite", feature = "dynamodb", feature = "spanner"))]
     fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_ref())
     }

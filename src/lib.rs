@@ -35,6 +35,7 @@
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
 //! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
 //! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
+//! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
 //! # Features
@@ -43,6 +44,7 @@
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
 //! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
+//! | `spanner` | Cloud Spanner; brings Google's client, which lives on one thread of ours |
 //! | `cli` | the command `leasehold`; of no use to the library |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //!
@@ -120,6 +122,8 @@ mod request_any;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod rt;
 mod settle;
+#[cfg(feature = "spanner")]
+pub mod spanner;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod testing;

@@ -13,6 +13,12 @@ mod counts;
 mod documents;
 #[path = "mongodb/errors.rs"]
 mod errors;
+#[path = "mongodb/faults.rs"]
+mod faults;
+#[path = "mongodb/rights.rs"]
+mod rights;
+#[path = "mongodb/waking.rs"]
+mod waking;
 
 use leasehold::internals::backend::mongodb::Mongodb;
 use leasehold::internals::backend::{Attempt, Backend, Seen, Which};

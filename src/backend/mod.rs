@@ -42,6 +42,8 @@ pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 pub mod observed;
+#[cfg(feature = "spanner")]
+pub mod spanner;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod transactional;

@@ -11,12 +11,14 @@ pub trait Transactional {
     /// Reads the record of `key` (a missing one where there is no row), applies `transition` and
     /// writes its record if it gives one, all in one transaction. `issues_token`: what is written
     /// must be on disk before this returns.
-    fn transact<A>(
+    ///
+    /// A store may stamp what it writes with the time of its commit; then what stands says it.
+    fn transact<A: Send + 'static>(
         &self,
         key: &str,
         issues_token: bool,
         by: &Deadline,
-        transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
+        transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>>;
 }
 
@@ -31,14 +33,17 @@ pub enum Transacted<A> {
 
 /// [`Backend::acquire`](super::Backend::acquire)
 pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
-    let (answer, seen) = match store
-        .transact(&attempt.key, true, by, |record, times| transition::acquire(record, &attempt.ask, times))?
-    {
+    let ask = attempt.ask.clone();
+    let transition = move |record: &LockRecord, times: &Times| transition::acquire(record, &ask, times);
+    let (answer, seen) = match store.transact(&attempt.key, true, by, transition)? {
         Transacted::Done(answer, seen) => (answer, seen),
         Transacted::Unknown(error) => return Ok(Acquired::Unknown(error)),
     };
     match answer {
-        AcquireAnswer::Granted { holder, repeated } => Ok(Acquired::Granted { holder, repeated, now: seen.now }),
+        AcquireAnswer::Granted { holder, repeated } => {
+            let holder = seen.record.standing(attempt.grant()).map_or(holder, |(_, stands)| stands.clone());
+            Ok(Acquired::Granted { holder, repeated, now: seen.now })
+        }
         AcquireAnswer::Refused(Refusal::NewerFormat) => Err(newer_format(&seen.record)),
         AcquireAnswer::Refused(_) => Ok(Acquired::Refused(seen)),
     }
@@ -47,11 +52,15 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
 /// [`Backend::renew`](super::Backend::renew)
 pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
     let Renewal { lease, may_end_endless } = renewal;
-    let transacted = store.transact(&attempt.key, false, by, |record, times| {
-        transition::renew(record, attempt.grant(), lease, may_end_endless, times)
+    let grant = attempt.grant().clone();
+    let transacted = store.transact(&attempt.key, false, by, move |record, times| {
+        transition::renew(record, &grant, lease, may_end_endless, times)
     })?;
     Ok(match transacted {
-        Transacted::Done(RenewAnswer::Until(until), seen) => Renewed::Until { until, now: seen.now },
+        Transacted::Done(RenewAnswer::Until(until), seen) => {
+            let until = seen.record.standing(attempt.grant()).map_or(until, |(_, stands)| stands.until);
+            Renewed::Until { until, now: seen.now }
+        }
         Transacted::Done(RenewAnswer::Lost, seen) => Renewed::Lost(seen),
         Transacted::Unknown(error) => Renewed::Unknown(error),
     })
@@ -60,7 +69,8 @@ pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by
 /// [`Backend::release`](super::Backend::release)
 pub fn release(store: &impl Transactional, attempt: &Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
     let how = if give_up { transition::give_up } else { transition::release };
-    let transacted = store.transact(&attempt.key, false, by, |record, times| how(record, attempt.grant(), times))?;
+    let grant = attempt.grant().clone();
+    let transacted = store.transact(&attempt.key, false, by, move |record, times| how(record, &grant, times))?;
     Ok(match transacted {
         Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
         Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,

@@ -2,14 +2,27 @@
 
 use std::time::{Duration, SystemTime};
 
+use leasehold::internals::backend::Swapped;
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, Mode};
 
+use crate::common::stores::{Opened, soon};
 use crate::{MINUTE, on_every_store};
 
 fn found(client: &LockClient, filter: Filter) -> Vec<String> {
     let found = client.list(&filter).unwrap();
     assert!(found.is_sorted_by(|a, b| a.fencing_token() > b.fencing_token()), "newest first");
     found.iter().map(|status| status.key().to_owned()).collect()
+}
+
+/// Lets the key have been granted so much earlier, where only ends grow older.
+fn predate(store: &Opened, key: &str, by: Duration) {
+    let seen = store.get(key);
+    let mut record = seen.record.clone();
+    let holder = record.exclusive.as_mut().unwrap();
+    holder.created = holder.created.minus(by);
+    holder.token -= u64::try_from(by.as_micros()).unwrap();
+    record.token = holder.token;
+    assert!(matches!(store.store.swap(&seen, Some(&record), &soon()), Ok(Swapped::Done)));
 }
 
 #[test]
@@ -19,6 +32,10 @@ fn each_filter_finds_its_locks_newest_first() {
         assert!(found(&client, Filter::new()).is_empty());
         client.request("t/old").owner("ann").lock_id("g").lease(MINUTE).acquire().unwrap();
         store.advance(10 * MINUTE);
+        let created = store.record("t/old").exclusive.unwrap().created;
+        if store.get("t/old").now.since(created) < 10 * MINUTE {
+            predate(store, "t/old", 10 * MINUTE);
+        }
         client.request("t/short").owner("bob").lock_id("g").lease(MINUTE).acquire().unwrap();
         client.request("t/shared").shared().owner("ann").lock_id("g").lease(5 * MINUTE).acquire().unwrap();
         client.request("t/shared").shared().owner("bob").lease(5 * MINUTE).acquire().unwrap();

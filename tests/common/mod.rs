@@ -7,10 +7,14 @@ pub mod between;
 pub mod calls;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "spanner")]
+pub mod grpc;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 pub mod proxy;
 pub mod servers;
+#[cfg(feature = "spanner")]
+pub mod spanner;
 pub mod steps;
 pub mod stores;
 pub mod urls;

@@ -119,3 +119,11 @@ pub fn with_database(uri: &str, options: &str) -> String {
     let options = [query, options].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join("&");
     format!("{hosts}/{DATABASE}?{options}")
 }
+
+/// The first host of a URL, with its port.
+pub fn host(uri: &str) -> String {
+    let rest = uri.split_once("://").map_or(uri, |(_, rest)| rest);
+    let hosts = rest.split(['/', '?']).next().unwrap_or_default();
+    let hosts = hosts.rsplit('@').next().unwrap_or_default();
+    hosts.split(',').next().unwrap_or_default().to_owned()
+}

@@ -16,6 +16,10 @@ pub struct Store {
     pub module: &'static str,
     /// It has a set of who gave up. A store that never leaves a copy of a request on its way needs none.
     pub remembers_who_gave_up: bool,
+    /// Without a set of them: giving up writes the row, also a free or a missing one, which stops what is on its way.
+    pub gives_up_by_writing: bool,
+    /// When its rows are made older, their ends are, and nothing else: a token tells when it was granted.
+    pub only_ends_age: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
     /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
@@ -30,6 +34,8 @@ pub fn stores() -> Vec<Store> {
         Store {
             module: "memory",
             remembers_who_gave_up: true,
+            gives_up_by_writing: false,
+            only_ends_age: false,
             rows_have_format: true,
             swaps_give_up: false,
             open: memory,
@@ -38,6 +44,8 @@ pub fn stores() -> Vec<Store> {
         Store {
             module: "sqlite",
             remembers_who_gave_up: false,
+            gives_up_by_writing: false,
+            only_ends_age: false,
             rows_have_format: false,
             swaps_give_up: false,
             open: sqlite,
@@ -55,6 +63,8 @@ fn servers() -> impl Iterator<Item = Store> {
         super::servers::dynamodb_local().map(|_| Store {
             module: "dynamodb",
             remembers_who_gave_up: true,
+            gives_up_by_writing: false,
+            only_ends_age: false,
             rows_have_format: true,
             swaps_give_up: true,
             open: dynamodb,
@@ -64,9 +74,21 @@ fn servers() -> impl Iterator<Item = Store> {
         super::servers::mongod().map(|_| Store {
             module: "mongodb",
             remembers_who_gave_up: false,
+            gives_up_by_writing: false,
+            only_ends_age: false,
             rows_have_format: true,
             swaps_give_up: false,
             open: mongodb,
+        }),
+        #[cfg(feature = "spanner")]
+        super::servers::spanner_emulator().map(|_| Store {
+            module: "spanner",
+            remembers_who_gave_up: false,
+            gives_up_by_writing: true,
+            only_ends_age: true,
+            rows_have_format: true,
+            swaps_give_up: false,
+            open: spanner,
         }),
     ];
     all.into_iter().flatten()
@@ -79,7 +101,7 @@ pub struct Opened {
     pub clock: Arc<Clock>,
     /// What the store's time may fall behind when it learns more about it.
     pub slack: Duration,
-    /// For a server whose clock is its own: moves all its rows so far into the past.
+    /// For a server whose clock is its own: lets all leases end so much earlier.
     pub age: Option<Box<dyn Fn(Duration) + Send + Sync>>,
     /// What goes with the test.
     _room: Option<Box<dyn std::any::Any + Send + Sync>>,
@@ -200,6 +222,24 @@ fn mongodb() -> Opened {
         slack: Duration::ZERO,
         age: Some(Box::new(move |by| aged.age(by))),
         _room: Some(Box::new(rows.clone())),
+    }
+}
+
+/// The emulator's clock is its own, so time passes on the clients' clock, and the rows grow older.
+#[cfg(feature = "spanner")]
+fn spanner() -> Opened {
+    use super::spanner::Database;
+    use leasehold::internals::backend::spanner::Spanner;
+    let (database, clock) = (Database::fresh(), Clock::system());
+    let open = || Arc::new(Spanner::open(database.options(), clock.clone(), &soon()).unwrap());
+    let raw = database.raw();
+    Opened {
+        store: open(),
+        second: open(),
+        clock: clock.clone(),
+        slack: Duration::ZERO,
+        age: Some(Box::new(move |by| raw.age(by))),
+        _room: None,
     }
 }
 

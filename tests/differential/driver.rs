@@ -20,6 +20,8 @@ const LEASES: [u64; 4] = [150, 1_000, 5_000, 60_000];
 pub struct Driver {
     at: Opened,
     remembers_who_gave_up: bool,
+    gives_up_by_writing: bool,
+    only_ends_age: bool,
     swaps_give_up: bool,
     rng: fastrand::Rng,
     grace: Duration,
@@ -40,6 +42,8 @@ impl Driver {
             grace: at.store.info().grace,
             at,
             remembers_who_gave_up: store.remembers_who_gave_up,
+            gives_up_by_writing: store.gives_up_by_writing,
+            only_ends_age: store.only_ends_age,
             swaps_give_up: store.swaps_give_up,
             rng: fastrand::Rng::with_seed(seed),
             model: BTreeMap::new(),
@@ -101,8 +105,10 @@ impl Driver {
         }
         for record in self.model.values_mut() {
             for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
-                holder.created = holder.created.minus(by);
-                holder.renewed = holder.renewed.map(|at| at.minus(by));
+                if !self.only_ends_age {
+                    holder.created = holder.created.minus(by);
+                    holder.renewed = holder.renewed.map(|at| at.minus(by));
+                }
                 if let End::At(at) = holder.until {
                     holder.until = End::At(at.minus(by));
                 }
@@ -279,8 +285,12 @@ impl Driver {
             Released::HeldByOther(_) => ReleaseAnswer::HeldByOther,
             Released::Unknown(error) => panic!("unanswered: {error:?}"),
         };
-        let how = if give_up && self.remembers_who_gave_up { transition::give_up } else { transition::release };
+        let writes = self.remembers_who_gave_up || self.gives_up_by_writing;
+        let how = if give_up && writes { transition::give_up } else { transition::release };
         self.model(key, &at, &what, |record, times| how(record, &ask.grant, times), |answer| *answer == right);
+        if let Some(record) = self.model.get_mut(key).filter(|_| !self.remembers_who_gave_up) {
+            record.given_up.clear();
+        }
         if let Released::HeldByOther(seen) = &answer {
             self.check_seen(seen);
         }

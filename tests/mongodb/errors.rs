@@ -8,7 +8,7 @@ use leasehold::{Error, ErrorKind, LockClient};
 use crate::common::mongodb::{Rows, settings};
 use crate::*;
 
-fn text(error: &Error) -> String {
+pub fn text(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut next = error.source();
     while let Some(source) = next {

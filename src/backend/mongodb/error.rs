@@ -47,6 +47,9 @@ pub(super) enum MongodbError {
     #[error("no answer came; check the hosts and the network, or repeat the call")]
     Unread { cause: Cause },
 
+    #[error("the server has no change streams")]
+    NoStreams { cause: Cause },
+
     #[error("an earlier copy of this request was given up, and this one came too late")]
     GivenUp { cause: Cause },
 
@@ -97,7 +100,8 @@ impl fmt::Debug for Cause {
 impl StdError for Cause {}
 
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
-const INTERRUPTED: [i32; 9] = [24, 50, 91, 189, 262, 11600, 11601, 11602, 100];
+/// 217: it was done, but its answer is not known any more.
+const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11602];
 /// These come before anything is written.
 const NOT_DONE: [i32; 10] = [6, 7, 89, 112, 133, 134, 246, 9001, 10107, 13435];
 /// A stale or recovering node, sharding that moves, too many requests.
@@ -107,6 +111,7 @@ const CREDENTIALS: [i32; 3] = [11, 18, 334];
 const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
 const TOO_OLD: i32 = 225;
 const NO_NAMESPACE: i32 = 26;
+const NO_STREAMS: i32 = 40573;
 const NO_COLLECTION: &str = "the collection does not exist; create_schema() makes it";
 
 impl MongodbError {
@@ -131,12 +136,23 @@ impl MongodbError {
         matches!(self, MongodbError::Collection(text) if text == NO_COLLECTION)
     }
 
+    /// Whether it says that there are no change streams, or none for this user.
+    pub fn is_deaf(&self) -> bool {
+        matches!(self, MongodbError::Denied { .. } | MongodbError::NoStreams { .. })
+    }
+
     /// A read that was not answered is no more than that.
     pub fn of_read(self) -> Self {
         match self {
             MongodbError::Unanswered { cause } => MongodbError::Unread { cause },
             other => other,
         }
+    }
+
+    /// Of a write of which an earlier copy was done.
+    pub fn of_write(self) -> Self {
+        let cause = Cause(self.to_string());
+        MongodbError::Unanswered { cause: self.cause().cloned().unwrap_or(cause) }
     }
 
     fn kind(&self) -> (ErrorKind, bool) {
@@ -151,7 +167,9 @@ impl MongodbError {
             | MongodbError::GivenUp { .. }
             | MongodbError::Conflict { .. } => (ErrorKind::Store, true),
             MongodbError::Unanswered { .. } | MongodbError::Panicked => (ErrorKind::Ambiguous, true),
-            MongodbError::Other { .. } | MongodbError::Ended => (ErrorKind::Store, false),
+            MongodbError::Other { .. } | MongodbError::NoStreams { .. } | MongodbError::Ended => {
+                (ErrorKind::Store, false)
+            }
             MongodbError::NotRead | MongodbError::Invalid(_) => (ErrorKind::InvalidInput, false),
             MongodbError::Config(_) => (ErrorKind::Config, false),
         }
@@ -166,6 +184,7 @@ impl MongodbError {
             | MongodbError::Unanswered { cause }
             | MongodbError::Unread { cause }
             | MongodbError::GivenUp { cause }
+            | MongodbError::NoStreams { cause }
             | MongodbError::Other { cause } => Some(cause),
             _ => None,
         }
@@ -218,6 +237,7 @@ fn is_authentication(message: &str) -> bool {
 fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
     match code {
         TOO_OLD => (Fate::NotDone, MongodbError::GivenUp { cause }),
+        NO_STREAMS => (Fate::Refused, MongodbError::NoStreams { cause }),
         NO_NAMESPACE => (Fate::Refused, MongodbError::Collection(NO_COLLECTION.to_owned())),
         _ if INTERRUPTED.contains(&code) => (Fate::Unknown, MongodbError::Unanswered { cause }),
         _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Conflict { cause }),

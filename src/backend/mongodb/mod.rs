@@ -37,6 +37,7 @@ mod send;
 mod session;
 mod steps;
 mod swap;
+mod wake;
 
 use error::MongodbError;
 use open::Place;
@@ -49,6 +50,8 @@ pub struct Mongodb {
     place: Place,
     /// The collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
+    /// It was said that waiters are not told.
+    said_deaf: AtomicBool,
     register: Arc<session::Register>,
     driver: Driver<send::Owned>,
 }
@@ -82,8 +85,8 @@ impl Mongodb {
         let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
         let patience = by.remaining();
         let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
-        let (is_unique, place) = (AtomicBool::new(false), Place::Replicated);
-        let mut store = Mongodb { info, collection, place, is_unique, register, driver };
+        let (is_unique, said_deaf, place) = (AtomicBool::new(false), AtomicBool::new(false), Place::Replicated);
+        let mut store = Mongodb { info, collection, place, is_unique, said_deaf, register, driver };
         let answer =
             store.send(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) });
         let (hello, build) = answer.map_err(|(_, error)| error.of_read())?;
@@ -170,7 +173,7 @@ impl Backend for Mongodb {
         self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
     }
 
-    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
-        Ok(false)
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        self.tell(keys, to, by).map_err(|error| Error::from(error).with_store(&self.info.label))
     }
 }

@@ -12,6 +12,7 @@ use super::document::time;
 use super::error::MongodbError;
 use super::send::{Owned, counting_handler, majority};
 use super::session::{Register, Sessions};
+use super::wake::Waking;
 use crate::error::Result;
 use crate::lease::StoreTime;
 
@@ -118,7 +119,7 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
     let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, 0).1)?;
     let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
-    Ok(Owned { client, locks, sessions: Sessions::new(register) })
+    Ok(Owned { client, locks, sessions: Sessions::new(register), waking: Waking::default() })
 }
 
 /// What a lock cannot do without, whatever the user's settings say. Tells what it had to change.

@@ -193,7 +193,27 @@ pub(super) fn renew(mode: Mode, grant: ObjectId, lease: Lease, may_end_endless: 
             entry,
         ] }
     };
-    one(mode, grant, |entry, is_it| of(entry, is_it))
+    let mut update = one(mode, grant, |entry, is_it| of(entry, is_it));
+    if may_end_endless && lease != Lease::Forever {
+        update.insert(0, mark_end(mode, grant));
+    }
+    update
+}
+
+/// A lease without end is given one: waiters must hear of it, and it would look like a heartbeat.
+fn mark_end(mode: Mode, grant: ObjectId) -> Document {
+    let is_endless = |entry: &str| -> Document {
+        let has_none = doc! { "$eq": [{ "$ifNull": [format!("{entry}.expiresAt"), null] }, null] };
+        doc! { "$and": [{ "$eq": [format!("{entry}._id"), grant] }, has_none] }
+    };
+    let any = match mode {
+        Mode::Exclusive => doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, is_endless("$exclusive")] },
+        Mode::Shared => {
+            doc! { "$anyElementTrue": [{ "$map": { "input": locks(), "as": "l", "in": is_endless("$$l") } }] }
+        }
+    };
+    let marked = doc! { "$mergeObjects": [ROOT, { "ended": NOW }] };
+    doc! { "$replaceWith": where_sane(doc! { "$cond": [any, marked, ROOT] }) }
 }
 
 /// A step that changes the entry of one grant.

@@ -27,6 +27,7 @@ pub(super) struct Owned {
     pub client: Client,
     pub locks: Collection<Document>,
     pub sessions: Sessions,
+    pub waking: super::wake::Waking,
 }
 
 /// How long a caller whose time is over waits to hear whether its request had left.
@@ -148,10 +149,28 @@ impl Mongodb {
     }
 
     /// Does one `findAndModify`.
+    ///
+    /// Where the driver repeated one that was written, the server tells its answer again, as it was and without the
+    /// time. That settles a release. The others are asked once more: they find what they wrote.
     pub(super) fn update(&self, update: Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
+        let first = self.find_and_modify(&update, by)?;
+        let is_old = |row: &Document| update.after && !has_time(row);
+        match &first {
+            Wrote::Answered(Some(row)) if is_old(row) => {}
+            _ => return Ok(first),
+        }
+        match self.find_and_modify(&update, by) {
+            Ok(Wrote::Answered(Some(row))) if is_old(&row) => Ok(Wrote::Unknown(MongodbError::overdue(Duration::ZERO))),
+            Ok(answer) => Ok(answer),
+            // The first one was written.
+            Err(error) => Ok(Wrote::Unknown(error.of_write())),
+        }
+    }
+
+    fn find_and_modify(&self, update: &Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
         let limit = limit(by);
         loop {
-            let Update { key, pipeline, upsert, after, session } = &update;
+            let Update { key, pipeline, upsert, after, session } = update;
             let (key, pipeline, upsert, after, session) = (key.clone(), pipeline.clone(), *upsert, *after, *session);
             let answer = self.send(by, move |owned| async move {
                 let session = owned.sessions.get(&owned.client, session).await?;
@@ -168,6 +187,10 @@ impl Mongodb {
             }
         }
     }
+}
+
+pub(super) fn has_time(row: &Document) -> bool {
+    row.contains_key("now")
 }
 
 /// A write whose fate is unknown is an answer; an error says that nothing was written.

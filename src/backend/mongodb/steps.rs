@@ -6,7 +6,7 @@ use mongodb::bson::oid::ObjectId;
 use super::document::{object_id, token};
 use super::error::MongodbError;
 use super::pipeline::{self, Grant};
-use super::send::{Update, Wrote};
+use super::send::{Update, Wrote, has_time};
 use super::{Found, Mongodb};
 use crate::backend::{Acquired, Attempt, Released, Renewal, Renewed};
 use crate::lease::GrantId;
@@ -84,6 +84,8 @@ impl Mongodb {
             Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
             // No document: nobody holds it.
             Wrote::Answered(None) => return Ok(Released::Free),
+            // What is told again was written: it stood.
+            Wrote::Answered(Some(row)) if !has_time(&row) => return Ok(Released::Done),
             Wrote::Answered(row) => row,
         };
         let found = self.found(&attempt.key, row, by)?;

@@ -5,12 +5,20 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::message::{Message, Peer};
+use super::message::{Message, Peer, Wire};
 use super::{Answer, Inner, KEPT, Mode, Request, reset_on_close};
 
 pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
-    let mut client = Peer::new(client);
-    let mut server = Server { inner, client: Some(id), peer: None };
+    serve_as(Wire::Http, inner, id, client)
+}
+
+pub fn serve_mongodb(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
+    serve_as(Wire::Mongodb, inner, id, client)
+}
+
+fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
+    let mut client = Peer::new(client, wire);
+    let mut server = Server { inner, wire, client: Some(id), peer: None };
     let mut is_mute = false;
     while let Some(request) = client.request()? {
         let (number, mode, mut shift) = inner.arrived(&request);
@@ -41,9 +49,9 @@ pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<
                 return reset_on_close(&client.stream);
             }
             Mode::DropAnswer => drop(server.ask(&request, number)?),
-            Mode::Late(time) => deliver_late(inner, request, number, time),
+            Mode::Late(time) => deliver_late(inner, wire, request, number, time),
             Mode::CutLate(time) => {
-                deliver_late(inner, request, number, time);
+                deliver_late(inner, wire, request, number, time);
                 return Ok(());
             }
             Mode::Twice(which) => {
@@ -67,11 +75,11 @@ pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<
 }
 
 /// On a connection of its own, which no fault of the client's ends.
-fn deliver_late(inner: &Arc<Inner>, request: Message, number: u64, time: Duration) {
+fn deliver_late(inner: &Arc<Inner>, wire: Wire, request: Message, number: u64, time: Duration) {
     inner.thread("late", move |inner| {
         if inner.wait_late(time) {
             // Nobody waits for the outcome.
-            let _ = Server { inner, client: None, peer: None }.ask(&request, number);
+            let _ = Server { inner, wire, client: None, peer: None }.ask(&request, number);
         }
     });
 }
@@ -79,6 +87,7 @@ fn deliver_late(inner: &Arc<Inner>, request: Message, number: u64, time: Duratio
 /// The way to the server, which stays open from one request to the next.
 struct Server<'a> {
     inner: &'a Inner,
+    wire: Wire,
     client: Option<u64>,
     peer: Option<(u64, Peer)>,
 }
@@ -90,7 +99,7 @@ impl Server<'_> {
         }
         if self.peer.is_none() {
             let (id, stream) = self.inner.connect(self.client)?;
-            self.peer = Some((id, Peer::new(stream)));
+            self.peer = Some((id, Peer::new(stream, self.wire)));
         }
         let Some((_, peer)) = &mut self.peer else { unreachable!("it was just made") };
         peer.write(request)?;

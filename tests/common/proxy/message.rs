@@ -1,13 +1,21 @@
-//! Requests and answers of HTTP/1.1, and where they end.
+//! Requests and answers of HTTP/1.1 or of MongoDB, and where they end.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
+/// Whose messages.
+#[derive(Debug, Clone, Copy)]
+pub enum Wire {
+    Http,
+    /// Each begins with its length, and a request has one answer.
+    Mongodb,
+}
+
 /// A request or an answer, as its bytes were.
 #[derive(Debug, Clone)]
 pub struct Message {
-    /// With the empty line.
+    /// With the empty line. None in MongoDB's.
     pub head: String,
     /// With the frames of its chunks, if it has such.
     pub body: Vec<u8>,
@@ -44,13 +52,14 @@ impl Message {
 /// One side of a connection.
 pub struct Peer {
     pub stream: Arc<TcpStream>,
+    wire: Wire,
     /// What was read beyond the last message.
     ahead: Vec<u8>,
 }
 
 impl Peer {
-    pub fn new(stream: Arc<TcpStream>) -> Peer {
-        Peer { stream, ahead: Vec::new() }
+    pub fn new(stream: Arc<TcpStream>, wire: Wire) -> Peer {
+        Peer { stream, wire, ahead: Vec::new() }
     }
 
     pub fn write(&self, message: &Message) -> io::Result<()> {
@@ -74,6 +83,24 @@ impl Peer {
     }
 
     fn message(&mut self, is_answer: bool) -> io::Result<Option<Message>> {
+        match self.wire {
+            Wire::Http => self.http_message(is_answer),
+            Wire::Mongodb => self.mongodb_message(),
+        }
+    }
+
+    fn mongodb_message(&mut self) -> io::Result<Option<Message>> {
+        while self.ahead.len() < 4 {
+            if self.more()? == 0 {
+                return if self.ahead.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+            }
+        }
+        let length = i32::from_le_bytes([self.ahead[0], self.ahead[1], self.ahead[2], self.ahead[3]]);
+        let length = usize::try_from(length).map_err(|_| invalid("the message's length is no length"))?;
+        Ok(Some(Message { head: String::new(), body: self.take(length)?, is_last: false }))
+    }
+
+    fn http_message(&mut self, is_answer: bool) -> io::Result<Option<Message>> {
         let end = loop {
             if let Some(at) = find(&self.ahead, b"\r\n\r\n") {
                 break at + 4;

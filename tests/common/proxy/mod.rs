@@ -1,5 +1,5 @@
 //! A TCP proxy that makes the faults of a network, in front of any server. [`Proxy::http`] knows where a request of
-//! HTTP/1.1 ends, and so faults single requests by their text; [`Proxy::raw`] knows only bytes and their direction.
+//! HTTP/1.1 ends, [`Proxy::mongodb`] one of MongoDB's, and so they fault single requests by their text; [`Proxy::raw`] knows only bytes and their direction.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 mod http;
@@ -147,6 +147,12 @@ impl Proxy {
     /// For HTTP/1.1, in front of `host:port` or `http://host:port`.
     pub fn http(upstream: &str) -> Proxy {
         Proxy::start(upstream, http::serve)
+    }
+
+    /// For MongoDB, in front of `host:port`. Its clients must not have the server speak unasked
+    /// (`serverMonitoringMode=poll`), nor find another way to it (`directConnection=true`).
+    pub fn mongodb(upstream: &str) -> Proxy {
+        Proxy::start(upstream, http::serve_mongodb)
     }
 
     /// For any protocol.

@@ -8,6 +8,7 @@
 
 pub mod dynamodb;
 pub mod mongod;
+pub mod spanner;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -51,6 +52,13 @@ pub fn dynamodb_local() -> Option<String> {
     shared(&dynamodb::SERVER, &SHARED)
 }
 
+/// A server in no replica set, which asks for credentials. Whoever comes first makes the first user.
+#[track_caller]
+pub fn mongod_alone() -> Option<String> {
+    static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
+    shared_as(&mongod::ALONE, "mongod-alone", &SHARED)
+}
+
 /// The URI of a MongoDB that may be written, without a database. None where there is none to be had, after a line on
 /// standard error.
 #[track_caller]
@@ -59,12 +67,25 @@ pub fn mongod() -> Option<String> {
     shared(&mongod::SERVER, &SHARED)
 }
 
+/// Where the emulator of Cloud Spanner serves gRPC, like `127.0.0.1:9010`. None where there is none to be had, after
+/// a line on standard error.
+#[track_caller]
+pub fn spanner_emulator() -> Option<String> {
+    static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
+    shared(&spanner::SERVER, &SHARED)
+}
+
 #[track_caller]
 fn shared(server: &Server, cell: &'static OnceLock<Result<Running, String>>) -> Option<String> {
+    shared_as(server, server.name, cell)
+}
+
+#[track_caller]
+fn shared_as(server: &Server, room: &str, cell: &'static OnceLock<Result<Running, String>>) -> Option<String> {
     let outcome = cell.get_or_init(|| match std::env::var(server.env) {
         Ok(url) if (server.ready)(&url) => Ok(Running { url, _user: None }),
         Ok(url) => Err(format!("{} names {url}, but no such server answers there", server.env)),
-        Err(_) => run(server, &servers().join("running").join(server.name)),
+        Err(_) => run(server, &servers().join("running").join(room)),
     });
     match outcome {
         Ok(running) => Some(running.url.clone()),

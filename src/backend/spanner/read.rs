@@ -1,0 +1,140 @@
+//! To read one row or many, each with the service's time: one request for a page.
+
+use google_cloud_spanner::result::ResultSet;
+use google_cloud_spanner::statement::Statement;
+
+use super::error::SpannerError;
+use super::row::{COLUMNS, Row, micros};
+use super::{Place, Spanner};
+use crate::backend::{Page, Seen, Which};
+use crate::lease::{LockRecord, StoreTime};
+use crate::rt::deadline::Deadline;
+
+/// How many rows a page holds.
+const PAGE: usize = 100;
+
+/// A row and the record in it, at this time.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub now: StoreTime,
+    pub row: Option<Row>,
+    pub record: LockRecord,
+}
+
+/// The native part of what was read: the row, which a swap compares.
+#[derive(Debug)]
+pub(super) struct Native(pub Option<Row>);
+
+impl Read {
+    pub fn seen(self) -> Seen {
+        let stamp = self.stamp();
+        Seen { record: self.record, now: self.now, stamp, native: Some(Box::new(Native(self.row))) }
+    }
+
+    pub fn stamp(&self) -> u64 {
+        micros(self.now)
+    }
+}
+
+impl Place {
+    pub fn record(&self, key: &str, row: Option<&Row>) -> Result<LockRecord, SpannerError> {
+        match row {
+            Some(row) => row.decode(key, self.foreign_lease).map_err(SpannerError::Damaged),
+            None => Ok(LockRecord::missing(key)),
+        }
+    }
+
+    /// Always one row, so that a missing lock tells the time, too.
+    pub fn query_key(&self, key: &str) -> Statement {
+        let columns = columns();
+        let sql = format!(
+            "SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns} FROM (SELECT 1) LEFT JOIN `{}` AS t ON t.name = @name",
+            self.table
+        );
+        Statement::builder(sql).add_param("name", key).build()
+    }
+
+    fn query(&self, which: &Which, from: &str) -> Statement {
+        let (condition, value) = match which {
+            Which::Key(key) => ("t.name = @value", key),
+            Which::Prefix(prefix) => ("STARTS_WITH(t.name, @value)", prefix),
+            // Whose shared holders are meant is seen when they are read.
+            Which::LockId(id) => ("(t.lock_id = @value OR t.holders IS NOT NULL)", id),
+        };
+        let columns = columns();
+        let sql = format!(
+            "SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns} FROM `{}` AS t \
+             WHERE t.name > @from AND {condition} ORDER BY t.name LIMIT {PAGE}",
+            self.table
+        );
+        Statement::builder(sql).add_param("from", from).add_param("value", value).build()
+    }
+}
+
+fn columns() -> String {
+    COLUMNS.map(|column| format!("t.{column}")).join(", ")
+}
+
+/// The one row of `Place::query_key`. Two kinds of errors: of the request, and of what it read.
+pub(super) async fn of_key(
+    place: &Place,
+    key: &str,
+    mut rows: ResultSet,
+) -> google_cloud_spanner::Result<Result<Read, SpannerError>> {
+    let mut found = None;
+    while let Some(row) = rows.next().await {
+        found = Some(row?);
+    }
+    Ok(match found.as_ref().map(Row::read) {
+        None => Err(SpannerError::Damaged("the query of it has no answer".to_owned())),
+        Some(Err(wrong)) => Err(SpannerError::Damaged(wrong)),
+        Some(Ok((now, row))) => {
+            let row = row.map(|(_, row)| row);
+            place.record(key, row.as_ref()).map(|record| Read { now, row, record })
+        }
+    })
+}
+
+impl Spanner {
+    pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page, SpannerError> {
+        let (place, which) = (self.place.clone(), which.clone());
+        self.ask(by, move |handles, limit| async move {
+            let told = |error| SpannerError::classify(&error, false, &place.database, &place.table).1;
+            let read = async {
+                let single = handles.database.single_use().build();
+                if let Which::Key(key) = &which {
+                    let rows = single.execute_query(place.query_key(key)).await.map_err(told)?;
+                    let read = of_key(&place, key, rows).await.map_err(told)??;
+                    return Ok(Page { records: vec![read.seen()], next: None });
+                }
+                let statement = place.query(&which, from.as_deref().unwrap_or_default());
+                let mut rows = single.execute_query(statement).await.map_err(told)?;
+                let (mut page, mut seen, mut last) = (Vec::new(), 0, None);
+                while let Some(row) = rows.next().await {
+                    let (now, found) = Row::read(&row.map_err(told)?).map_err(SpannerError::Damaged)?;
+                    let Some((name, row)) = found else { continue };
+                    match place.record(&name, Some(&row)) {
+                        Ok(record) if matches(&which, &record) => {
+                            page.push(Read { now, row: Some(row), record }.seen());
+                        }
+                        Ok(_) => {}
+                        Err(error) if matches!(which, Which::LockId(_)) => {
+                            log::warn!(target: "leasehold::spanner", key:? = name; "a damaged row is passed over: {error}");
+                        }
+                        Err(error) => return Err(error),
+                    }
+                    (seen, last) = (seen + 1, Some(name));
+                }
+                Ok(Page { records: page, next: last.filter(|_| seen == PAGE) })
+            };
+            tokio::time::timeout(limit, read).await.unwrap_or(Err(SpannerError::NotSent))
+        })
+    }
+}
+
+fn matches(which: &Which, record: &LockRecord) -> bool {
+    match which {
+        Which::Key(_) | Which::Prefix(_) => true,
+        Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
+    }
+}

@@ -1,0 +1,384 @@
+//! A row as the record that the pure rules see, and back.
+
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use google_cloud_spanner::mutation::Mutation;
+use google_cloud_spanner::result::Row as Answer;
+use google_cloud_spanner::value::{FromValue, Timestamp, Value};
+use serde_json::{Map, Value as Json, json};
+
+use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
+
+/// The columns beside the key, in the order in which they are read.
+pub(super) const COLUMNS: [&str; 14] = [
+    "heartbeat",
+    "token",
+    "writer",
+    "grant_id",
+    "lock_id",
+    "lease_ms",
+    "owner",
+    "host",
+    "comment",
+    "holders",
+    "kind",
+    "pins",
+    "format",
+    "given_up",
+];
+
+/// What the commit puts its own timestamp for.
+const COMMIT_TIMESTAMP: &str = "spanner.commit_timestamp()";
+const NANOS: i64 = 1_000_000_000;
+const MICRO: Duration = Duration::from_micros(1);
+
+/// A time in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    Time(StoreTime),
+    /// That of the commit which writes it.
+    Commit,
+}
+
+/// The columns of a row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Row {
+    /// Null: nobody holds it.
+    pub heartbeat: Option<At>,
+    pub token: Option<At>,
+    /// Who wrote it last, as spindle sees it.
+    pub writer: Option<String>,
+    /// Ours, like all that follow: they count only while this is the writer.
+    pub grant_id: Option<String>,
+    pub lock_id: Option<String>,
+    /// Null: it never ends.
+    pub lease_ms: Option<i64>,
+    pub owner: Option<String>,
+    pub host: Option<String>,
+    pub comment: Option<String>,
+    /// The shared holders.
+    pub holders: Option<Json>,
+    pub kind: Option<String>,
+    pub pins: Option<Vec<String>>,
+    pub format: Option<String>,
+    /// The last acquisition that was given up. Written, so that older reads of it break; nothing is decided by it.
+    pub given_up: Option<String>,
+}
+
+impl Row {
+    /// From an answer whose columns begin with the time and the key; `None` where there is no row.
+    pub fn read(answer: &Answer) -> Result<(StoreTime, Option<(String, Row)>), String> {
+        let now: Timestamp = get(answer, 0)?.ok_or("it has no time")?;
+        let Some(name) = get(answer, 1)? else { return Ok((floor(time(&now)), None)) };
+        let at = |column| Ok::<_, String>(get(answer, column)?.map(|at| At::Time(time(&at))));
+        let row = Row {
+            heartbeat: at(2)?,
+            token: at(3)?,
+            writer: get(answer, 4)?,
+            grant_id: get(answer, 5)?,
+            lock_id: get(answer, 6)?,
+            lease_ms: get(answer, 7)?,
+            owner: get(answer, 8)?,
+            host: get(answer, 9)?,
+            comment: get(answer, 10)?,
+            holders: get(answer, 11)?,
+            kind: get(answer, 12)?,
+            pins: get(answer, 13)?,
+            format: get(answer, 14)?,
+            given_up: get(answer, 15)?,
+        };
+        // What is committed is past: the time is later, by whichever of the service's clocks.
+        let stamps = [row.heartbeat, row.token].into_iter().flatten().map(At::time);
+        let now = stamps.map(|at| floor(at).plus(MICRO)).fold(floor(time(&now)), StoreTime::max);
+        Ok((now, Some((name, row))))
+    }
+
+    /// The row as it stands once it was committed.
+    pub fn committed(mut self, at: StoreTime) -> Row {
+        for stamp in [&mut self.heartbeat, &mut self.token].into_iter().flatten() {
+            *stamp = At::Time(stamp.or(at));
+        }
+        self
+    }
+
+    /// Whether our columns count.
+    fn is_ours(&self) -> bool {
+        self.heartbeat.is_some() && self.grant_id.is_some() && self.grant_id == self.writer
+    }
+
+    /// The record in it. `foreign_lease`: how long after its heartbeat a row of spindle is respected.
+    pub fn decode(&self, key: &str, foreign_lease: Duration) -> Result<LockRecord, String> {
+        let (mut exclusive, mut shared) = (None, Vec::new());
+        match &self.holders {
+            _ if !self.is_ours() => exclusive = self.foreign(foreign_lease),
+            Some(holders) => {
+                let holders = holders.as_array().ok_or("its holders are no list")?;
+                for holder in holders {
+                    shared.push(shared_holder(holder).ok_or("an entry of its holders can't be read")?);
+                }
+            }
+            None => exclusive = Some(self.exclusive()?),
+        }
+        Ok(LockRecord {
+            key: key.to_owned(),
+            kind: match self.kind.as_deref() {
+                None | Some("lock") => Kind::Lock,
+                Some("lease") => Kind::Lease,
+                Some(other) => return Err(format!("its kind is {other:?}")),
+            },
+            token: self.token.map_or(0, |at| micros(at.time())),
+            exclusive,
+            shared,
+            pins: self.pins.iter().flatten().cloned().collect(),
+            given_up: BTreeSet::new(),
+            version: self.version(),
+            format: self.format.as_deref().map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
+        })
+    }
+
+    /// No column counts the writes, so that two rows with the same columns are the same to a swap.
+    fn version(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        format!("{self:?}").hash(&mut hasher);
+        (hasher.finish() >> 1).max(1)
+    }
+
+    fn exclusive(&self) -> Result<Holder, String> {
+        let missing = |column| format!("it has a holder, but no {column}");
+        let heartbeat = self.heartbeat.ok_or_else(|| missing("heartbeat"))?.time();
+        let token = self.token.ok_or_else(|| missing("token"))?.time();
+        let until = |ms: i64| End::At(shifted(heartbeat, ms.saturating_mul(1_000_000)));
+        Ok(Holder {
+            grant: GrantId::from_text(self.grant_id.clone().ok_or_else(|| missing("grant_id"))?),
+            lock_id: self.lock_id.clone().ok_or_else(|| missing("lock_id"))?,
+            labels: Labels {
+                owner: self.owner.clone().unwrap_or_default(),
+                host: self.host.clone(),
+                comment: self.comment.clone(),
+            },
+            token: micros(token),
+            created: token,
+            renewed: Some(heartbeat).filter(|at| *at > token),
+            until: self.lease_ms.map_or(End::Never, until),
+        })
+    }
+
+    /// The holder that spindle wrote.
+    fn foreign(&self, lease: Duration) -> Option<Holder> {
+        let heartbeat = self.heartbeat?.time();
+        let token = self.token.map_or(heartbeat, At::time);
+        Some(Holder {
+            grant: GrantId::from_text(""),
+            lock_id: String::new(),
+            labels: Labels { owner: self.writer.clone().unwrap_or_default(), host: None, comment: None },
+            token: micros(token),
+            created: token,
+            renewed: Some(heartbeat).filter(|at| *at > token),
+            until: End::At(heartbeat.plus(lease)),
+        })
+    }
+
+    /// This row with `new` in it, which was `old`. `stamped`: by the commit, where `new` has another grant or a
+    /// later end; else with the times that `new` has.
+    pub fn next(&self, old: &LockRecord, new: &LockRecord, stamped: bool) -> Row {
+        let mut row = self.clone();
+        let stamp = |at: StoreTime| Some(if stamped { At::Commit } else { At::Time(at) });
+        row.kind = Some(kind(new.kind).to_owned());
+        row.format = Some(format!("{}.{}", new.format.0, new.format.1));
+        row.pins = (!new.pins.is_empty()).then(|| new.pins.iter().cloned().collect());
+        // Only a grant raises it.
+        let is_granted = new.token != old.token;
+        if is_granted {
+            row.token = Some(At::Time(of_micros(new.token)));
+        }
+        if let Some(grant) = new.given_up.difference(&old.given_up).last() {
+            row.given_up = Some(grant.as_str().to_owned());
+        }
+        if new.exclusive == old.exclusive && new.shared == old.shared {
+            return row;
+        }
+        if let Some(holder) = &new.exclusive {
+            let from = holder.renewed.unwrap_or(holder.created);
+            if is_granted {
+                row.token = stamp(of_micros(holder.token));
+            }
+            row.heartbeat = stamp(from);
+            (row.writer, row.grant_id) =
+                (Some(holder.grant.as_str().to_owned()), Some(holder.grant.as_str().to_owned()));
+            row.lock_id = Some(holder.lock_id.clone());
+            row.lease_ms = lease_ms(from, holder.until);
+            row.owner = Some(holder.labels.owner.clone());
+            (row.host, row.comment) = (holder.labels.host.clone(), holder.labels.comment.clone());
+            row.holders = None;
+            return row;
+        }
+        (row.lock_id, row.owner, row.host, row.comment) = (None, None, None, None);
+        if new.shared.is_empty() {
+            (row.heartbeat, row.grant_id, row.holders) = (None, None, None);
+            return row;
+        }
+        let latest = |holder: &Holder| holder.renewed.unwrap_or(holder.created);
+        row.heartbeat = new.shared.iter().map(latest).max().and_then(stamp);
+        if let Some(joined) = new.shared.last().filter(|_| is_granted) {
+            row.writer = Some(joined.grant.as_str().to_owned());
+        }
+        row.grant_id = row.writer.clone();
+        row.lease_ms = Some(0);
+        row.holders = Some(new.shared.iter().map(entry).collect());
+        row
+    }
+
+    /// What makes this row of `old`; none where they are the same.
+    pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
+        let mut builder = Mutation::new_insert_or_update_builder(table).set("name").to(key);
+        let (new, old) = (self.values(), old.map(Row::values).unwrap_or_else(|| Row::default().values()));
+        for ((column, new), old) in COLUMNS.into_iter().zip(new).zip(old) {
+            // What the commit stamps is another time, though it looks the same.
+            if new != old || new.as_str() == Some(COMMIT_TIMESTAMP) {
+                builder = builder.set(column).to(new);
+            }
+        }
+        builder.build()
+    }
+
+    /// In the order of `COLUMNS`.
+    fn values(&self) -> [Value; 14] {
+        let at = |at: Option<At>| Value::from(at.map(At::value));
+        [
+            at(self.heartbeat),
+            at(self.token),
+            Value::from(self.writer.clone()),
+            Value::from(self.grant_id.clone()),
+            Value::from(self.lock_id.clone()),
+            Value::from(self.lease_ms),
+            Value::from(self.owner.clone()),
+            Value::from(self.host.clone()),
+            Value::from(self.comment.clone()),
+            Value::from(self.holders.as_ref().map(Json::to_string)),
+            Value::from(self.kind.clone()),
+            Value::from(self.pins.clone()),
+            Value::from(self.format.clone()),
+            Value::from(self.given_up.clone()),
+        ]
+    }
+}
+
+impl At {
+    fn time(self) -> StoreTime {
+        self.or(StoreTime::from_nanos(0))
+    }
+
+    fn or(self, commit: StoreTime) -> StoreTime {
+        match self {
+            At::Time(at) => at,
+            At::Commit => commit,
+        }
+    }
+
+    fn value(self) -> Value {
+        match self {
+            At::Commit => Value::from(COMMIT_TIMESTAMP),
+            At::Time(at) => {
+                let (seconds, nanos) = (at.as_nanos().div_euclid(NANOS), at.as_nanos().rem_euclid(NANOS));
+                Value::from(Timestamp::clamp(seconds, i32::try_from(nanos).unwrap_or(0)))
+            }
+        }
+    }
+}
+
+fn get<T: FromValue>(answer: &Answer, column: usize) -> Result<Option<T>, String> {
+    answer.get(column).map_err(|error| error.to_string())
+}
+
+/// In nanoseconds since 1970.
+pub(super) fn time(at: &Timestamp) -> StoreTime {
+    StoreTime::from_nanos(at.seconds().saturating_mul(NANOS).saturating_add(i64::from(at.nanos())))
+}
+
+/// To the microsecond, in which tokens are.
+fn floor(at: StoreTime) -> StoreTime {
+    StoreTime::from_nanos(at.as_nanos().div_euclid(1_000) * 1_000)
+}
+
+pub(super) fn micros(at: StoreTime) -> u64 {
+    u64::try_from(at.as_nanos().div_euclid(1_000)).unwrap_or(0)
+}
+
+fn of_micros(micros: u64) -> StoreTime {
+    StoreTime::from_nanos(i64::try_from(micros).unwrap_or(i64::MAX).saturating_mul(1_000))
+}
+
+fn shifted(at: StoreTime, nanos: i64) -> StoreTime {
+    StoreTime::from_nanos(at.as_nanos().saturating_add(nanos))
+}
+
+/// What is between them, in whole milliseconds, no less; it may be negative.
+fn lease_ms(from: StoreTime, until: End) -> Option<i64> {
+    const MILLI: i64 = 1_000_000;
+    match until {
+        End::Never => None,
+        End::At(until) => {
+            let nanos = until.as_nanos().saturating_sub(from.as_nanos());
+            Some(nanos.div_euclid(MILLI) + i64::from(nanos.rem_euclid(MILLI) > 0))
+        }
+    }
+}
+
+/// A shared holder, its times in microseconds since 1970.
+fn entry(holder: &Holder) -> Json {
+    let at = |at: StoreTime| at.as_nanos().div_euclid(1_000);
+    let mut entry = json!({
+        "grant_id": holder.grant.as_str(),
+        "lock_id": holder.lock_id,
+        "owner": holder.labels.owner,
+        "token": holder.token,
+        "created": at(holder.created),
+    });
+    let mut put = |name: &str, value: Option<Json>| entry[name] = value.unwrap_or(Json::Null);
+    put("host", holder.labels.host.clone().map(Json::from));
+    put("comment", holder.labels.comment.clone().map(Json::from));
+    put("renewed", holder.renewed.map(|renewed| at(renewed).into()));
+    put(
+        "until",
+        match holder.until {
+            // Never less than was promised.
+            End::At(until) => Some(at(shifted(until, 999)).into()),
+            End::Never => None,
+        },
+    );
+    entry
+}
+
+fn shared_holder(entry: &Json) -> Option<Holder> {
+    let entry: &Map<String, Json> = entry.as_object()?;
+    let text = |name: &str| Some(entry.get(name)?.as_str()?.to_owned());
+    let at = |value: &Json| Some(StoreTime::from_nanos(value.as_i64()?.checked_mul(1_000)?));
+    let time = |name: &str| match entry.get(name) {
+        None | Some(Json::Null) => Some(None),
+        Some(value) => Some(Some(at(value)?)),
+    };
+    Some(Holder {
+        grant: GrantId::from_text(text("grant_id")?),
+        lock_id: text("lock_id")?,
+        labels: Labels { owner: text("owner")?, host: text("host"), comment: text("comment") },
+        token: entry.get("token")?.as_u64()?,
+        created: time("created")??,
+        renewed: time("renewed")?,
+        until: time("until")?.map_or(End::Never, End::At),
+    })
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Lock => "lock",
+        Kind::Lease => "lease",
+    }
+}
+
+fn parse_format(text: &str) -> Result<(u32, u32), String> {
+    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    parts.ok_or_else(|| format!("its format is {text:?}"))
+}

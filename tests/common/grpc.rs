@@ -1,0 +1,283 @@
+//! A proxy of gRPC that numbers the requests and makes the faults of a network for single ones. It speaks HTTP/2 to
+//! both sides and changes nothing that it lets through.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use http::{HeaderMap, Request, Response};
+use parking_lot::{Condvar, Mutex};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// How long anything may take that only a broken test or library would not do at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It does not reach the server, and the connection ends.
+    CutBefore,
+    /// The server has answered, but the client gets the connection's end instead.
+    CutAfter,
+    /// It does not reach the server, and the client waits.
+    Lost,
+    /// The server has answered, but the client waits on.
+    AnswerLost,
+    /// It reaches the server so much later; the client sees the connection's end at once.
+    CutLate(Duration),
+    /// It reaches the server so much later, and the client gets no answer: it waits on.
+    Late(Duration),
+}
+
+/// A request that has arrived here.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The last part of its path: `Commit`.
+    pub method: String,
+    /// The server has answered it, however late.
+    pub answered: bool,
+}
+
+/// Ends with all its connections when dropped.
+pub struct Grpc {
+    /// `127.0.0.1:PORT`
+    pub host: String,
+    inner: Arc<Inner>,
+    _runtime: Option<tokio::runtime::Runtime>,
+}
+
+struct Inner {
+    upstream: String,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Raised to end all connections that are open.
+    cuts: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    calls: Vec<Call>,
+    /// Which request of this method, from the next one on, gets what.
+    rules: VecDeque<(String, usize, Fault)>,
+}
+
+impl Grpc {
+    pub fn new(upstream: &str) -> Grpc {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let inner = Arc::new(Inner {
+            upstream: upstream.to_owned(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            cuts: watch::Sender::new(0),
+        });
+        let own = inner.clone();
+        runtime.spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let own = own.clone();
+                tokio::spawn(async move {
+                    let mut cuts = own.cuts.subscribe();
+                    tokio::select! {
+                        _ = serve(own, client) => {}
+                        _ = cuts.changed() => {}
+                    }
+                });
+            }
+        });
+        Grpc { host, inner, _runtime: Some(runtime) }
+    }
+
+    /// The request of this method (any: "") that comes after so many more gets this fault.
+    pub fn fault(&self, method: &str, after: usize, fault: Fault) {
+        self.inner.state.lock().rules.push_back((method.to_owned(), after, fault));
+    }
+
+    /// Forgets the faults that were not made yet; tells how many.
+    pub fn clear(&self) -> usize {
+        std::mem::take(&mut self.inner.state.lock().rules).len()
+    }
+
+    /// Forgets the requests so far.
+    pub fn restart(&self) {
+        self.inner.state.lock().calls.clear();
+    }
+
+    /// The methods of the requests so far.
+    pub fn methods(&self) -> Vec<String> {
+        self.inner.state.lock().calls.iter().map(|call| call.method.clone()).collect()
+    }
+
+    /// Waits until this is true of the requests so far.
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, cond: impl Fn(&[Call]) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.inner.state.lock();
+        while !cond(&state.calls) {
+            assert!(Instant::now() < until, "it never came to be: {what}; the requests: {:?}", state.calls);
+            self.inner.changed.wait_until(&mut state, until);
+        }
+    }
+}
+
+impl Drop for Grpc {
+    fn drop(&mut self) {
+        if let Some(runtime) = self._runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// One client's connection, and one of its own to the server.
+async fn serve(inner: Arc<Inner>, client: TcpStream) -> Option<()> {
+    client.set_nodelay(true).ok()?;
+    let mut client = h2::server::handshake(client).await.ok()?;
+    let server = connect(&inner.upstream).await?;
+    let mut tasks = tokio::task::JoinSet::new();
+    while let Some(Ok((request, respond))) = client.accept().await {
+        // They end with the connection, but for what is late.
+        tasks.spawn(forward(inner.clone(), server.clone(), request, respond));
+    }
+    Some(())
+}
+
+async fn connect(upstream: &str) -> Option<h2::client::SendRequest<Bytes>> {
+    let stream = TcpStream::connect(upstream).await.ok()?;
+    stream.set_nodelay(true).ok()?;
+    let (server, connection) = h2::client::handshake(stream).await.ok()?;
+    tokio::spawn(connection);
+    Some(server)
+}
+
+/// An answer of the server, whole.
+struct Answer {
+    head: Response<()>,
+    body: Vec<Bytes>,
+    trailers: Option<HeaderMap>,
+}
+
+async fn forward(
+    inner: Arc<Inner>,
+    server: h2::client::SendRequest<Bytes>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> Option<()> {
+    let (head, mut stream) = request.into_parts();
+    let mut body = Vec::new();
+    while let Some(part) = stream.data().await {
+        let part = part.ok()?;
+        let _ = stream.flow_control().release_capacity(part.len());
+        body.push(part);
+    }
+    let (number, fault) = inner.arrived(head.uri.path());
+    let request = Request::from_parts(head, ());
+    match fault {
+        None => {
+            let answer = ask(server, request, body).await?;
+            inner.answered(number);
+            return reply(&mut respond, answer);
+        }
+        Some(Fault::CutBefore) => inner.cut(),
+        Some(Fault::CutAfter) => {
+            ask(server, request, body).await?;
+            inner.answered(number);
+            inner.cut();
+        }
+        Some(Fault::Lost) => {}
+        Some(Fault::AnswerLost) => {
+            ask(server, request, body).await?;
+            inner.answered(number);
+        }
+        Some(Fault::CutLate(time) | Fault::Late(time)) => {
+            let own = inner.clone();
+            // On a connection of its own, which the cut leaves.
+            tokio::spawn(async move {
+                tokio::time::sleep(time).await;
+                let server = connect(&own.upstream).await?;
+                let _ = ask(server, request, body).await;
+                own.answered(number);
+                Some(())
+            });
+            if matches!(fault, Some(Fault::CutLate(_))) {
+                inner.cut();
+            }
+        }
+    }
+    // The client waits until it gives up.
+    std::future::poll_fn(|context| respond.poll_reset(context)).await.ok()?;
+    Some(())
+}
+
+async fn ask(server: h2::client::SendRequest<Bytes>, request: Request<()>, body: Vec<Bytes>) -> Option<Answer> {
+    let mut server = server.ready().await.ok()?;
+    let (response, mut up) = server.send_request(request, false).ok()?;
+    for part in body {
+        up.send_data(part, false).ok()?;
+    }
+    up.send_data(Bytes::new(), true).ok()?;
+    let (head, mut stream) = response.await.ok()?.into_parts();
+    let mut body = Vec::new();
+    while let Some(part) = stream.data().await {
+        let part = part.ok()?;
+        let _ = stream.flow_control().release_capacity(part.len());
+        body.push(part);
+    }
+    let trailers = stream.trailers().await.ok()?;
+    Some(Answer { head: Response::from_parts(head, ()), body, trailers })
+}
+
+fn reply(respond: &mut SendResponse<Bytes>, answer: Answer) -> Option<()> {
+    let is_head_only = answer.body.is_empty() && answer.trailers.is_none();
+    let mut down: SendStream<Bytes> = respond.send_response(answer.head, is_head_only).ok()?;
+    let parts = answer.body.len();
+    for (i, part) in answer.body.into_iter().enumerate() {
+        down.send_data(part, i + 1 == parts && answer.trailers.is_none()).ok()?;
+    }
+    if let Some(trailers) = answer.trailers {
+        down.send_trailers(trailers).ok()?;
+    }
+    Some(())
+}
+
+impl Inner {
+    fn arrived(&self, path: &str) -> (usize, Option<Fault>) {
+        let method = path.rsplit('/').next().unwrap_or_default().to_owned();
+        let mut state = self.state.lock();
+        let mut fault = None;
+        let mut at = 0;
+        while at < state.rules.len() {
+            let (of, left, what) = &mut state.rules[at];
+            if !of.is_empty() && *of != method {
+                at += 1;
+                continue;
+            }
+            if *left == 0 && fault.is_none() {
+                fault = Some(*what);
+                let _ = state.rules.remove(at);
+                continue;
+            }
+            *left = left.saturating_sub(1);
+            at += 1;
+        }
+        state.calls.push(Call { method, answered: false });
+        self.changed.notify_all();
+        (state.calls.len() - 1, fault)
+    }
+
+    fn answered(&self, number: usize) {
+        // None: the requests were forgotten.
+        if let Some(call) = self.state.lock().calls.get_mut(number) {
+            call.answered = true;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Ends all connections that are open.
+    fn cut(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+}

@@ -1,0 +1,76 @@
+//! What only the Cloud Spanner store has to keep, on the real emulator: rows, the table, errors.
+
+mod common;
+
+#[path = "spanner/counts.rs"]
+mod counts;
+#[path = "spanner/errors.rs"]
+mod errors;
+#[path = "spanner/rows.rs"]
+mod rows;
+#[path = "spanner/table.rs"]
+mod table;
+
+use std::time::Duration;
+
+use leasehold::internals::backend::spanner::Spanner;
+use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::lease::{Ask, Holder, Labels, Lease, Mode};
+
+use common::stores::soon;
+
+/// A test that needs the server.
+macro_rules! needs_server {
+    () => {
+        if $crate::common::servers::spanner_emulator().is_none() {
+            return;
+        }
+    };
+}
+pub(crate) use needs_server;
+
+const LEASE: Duration = Duration::from_secs(60);
+const RENEWAL: Renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
+
+fn attempt(key: &str, mode: Mode) -> Attempt {
+    let grant = GrantForm::Uuid.fresh();
+    let ask = Ask {
+        lock_id: format!("id {}", grant.as_str()),
+        labels: Labels { owner: format!("owner {}", grant.as_str()), host: None, comment: None },
+        grant,
+        mode,
+        lease: LEASE,
+        max_holders: None,
+        replace_same_owner: false,
+        instead_of: None,
+    };
+    Attempt::new(key, ask)
+}
+
+fn exclusive(key: &str) -> Attempt {
+    attempt(key, Mode::Exclusive)
+}
+
+fn shared(key: &str) -> Attempt {
+    attempt(key, Mode::Shared)
+}
+
+#[track_caller]
+fn granted(store: &Spanner, attempt: &mut Attempt) -> Holder {
+    match store.acquire(attempt, &soon()) {
+        Ok(Acquired::Granted { holder, .. }) => holder,
+        other => panic!("{:?} was not granted: {other:?}", attempt.key),
+    }
+}
+
+#[track_caller]
+fn refused(store: &Spanner, attempt: &mut Attempt) -> Seen {
+    match store.acquire(attempt, &soon()) {
+        Ok(Acquired::Refused(seen)) => seen,
+        other => panic!("{:?} was not refused: {other:?}", attempt.key),
+    }
+}
+
+fn get(store: &Spanner, key: &str) -> Seen {
+    store.read(&Which::Key(key.to_owned()), None, true, &soon()).unwrap().records.remove(0)
+}

@@ -1,0 +1,115 @@
+//! Bad input and a service that is not there: told within the deadline, and nothing is written.
+
+use std::error::Error as _;
+use std::process::Command;
+use std::time::Instant;
+
+use leasehold::{Error, ErrorKind, LockClient};
+
+use crate::common::spanner::{Database, settings};
+use crate::*;
+
+fn text(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(&format!(" {source} {source:?}"));
+        next = source.source();
+    }
+    text
+}
+
+const PATH: &str = "projects/p1/instances/i1/databases/d1";
+
+#[test]
+fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
+    for (url, says) in [
+        ("spanner:".to_owned(), "name of a table"),
+        (format!("spanner:{PATH}"), "name of a table"),
+        (format!("spanner:{PATH}?table="), "name of a table"),
+        ("spanner:locks?table=locks".to_owned(), "projects/P/instances/I/databases/D"),
+        (format!("spanner:/{PATH}?table=locks"), "projects/P/instances/I/databases/D"),
+        (format!("spanner:{PATH}/more?table=locks"), "projects/P/instances/I/databases/D"),
+        ("spanner:projects/p1/instances/i1/databases/?table=locks".to_owned(), "projects/P/instances/I/databases/D"),
+        ("spanner:projects/p1/instances/i%201/databases/d1?table=locks".to_owned(), "2 to 64"),
+        (format!("spanner:{PATH}?table=1st"), "table name"),
+        (format!("spanner:{PATH}?table=a.b"), "table name"),
+        (format!("spanner:{PATH}?table=locks%60;DROP"), "table name"),
+        (format!("spanner:{PATH}?table={}", "x".repeat(121)), "table name"),
+        (format!("spanner:{PATH}?tabel=locks"), "\"table\""),
+        (format!("spanner:{PATH}?table=locks&spindle_duration=soon"), "spindle_duration"),
+        (format!("spanner:{PATH}?table=locks&spindle_duration=25h"), "a day"),
+        ("spaner:x".to_owned(), "spanner"),
+    ] {
+        let error = LockClient::connect(&url).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+        assert!(text(&error).contains(says), "{url}: {error}");
+    }
+}
+
+#[test]
+fn a_missing_instance_or_database_is_named() {
+    needs_server!();
+    let database = Database::empty();
+    let other = database.path.replace("databases/locks", "databases/other");
+    for path in [PATH, other.as_str()] {
+        let error = leasehold::spanner::builder(settings(&database.host), path, "locks").connect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+        assert!(error.to_string().contains(path), "{}", text(&error));
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
+    // Nobody listens; nobody answers; somebody accepts and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    for host in [closed.as_str(), "192.0.2.1:9010", silent.as_str(), "nowhere.invalid:9010"] {
+        let started = Instant::now();
+        let builder = leasehold::spanner::builder(settings(host), PATH, "locks");
+        let error = builder.request_timeout(Duration::from_secs(1)).connect().unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(3), "{host}: {:?}", started.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Store, "{host}: {}", text(&error));
+        assert!(error.is_retryable() && error.to_string().contains("network"), "{host}: {}", text(&error));
+        assert_eq!(error.store(), Some("spanner:projects/p1/instances/i1/databases/d1?table=locks"));
+    }
+}
+
+#[test]
+fn no_credentials_are_said() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "errors::connects_without_credentials", "--nocapture"])
+        .env("LEASEHOLD_TEST_URL", format!("spanner:{PATH}?table=locks"))
+        .env("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent/credentials.json")
+        .env_remove("SPANNER_EMULATOR_HOST")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn connects_without_credentials() {
+    // Only as the other process of no_credentials_are_said.
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
+    let started = Instant::now();
+    let error = LockClient::connect(&url).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+    assert!(error.to_string().contains("GOOGLE_APPLICATION_CREDENTIALS"), "{}", text(&error));
+    assert!(started.elapsed() < Duration::from_secs(6));
+}
+
+#[test]
+fn a_client_works_and_is_dropped_inside_async_tasks() {
+    needs_server!();
+    let database = Database::fresh();
+    let work = || {
+        let client = leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        assert!(guard.is_held());
+        drop((guard, client));
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async { work() });
+    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    many.block_on(async { work() });
+}
