@@ -19,3 +19,4 @@ pub mod servers;
 pub mod spanner;
 pub mod steps;
 pub mod stores;
+pub mod urls;
