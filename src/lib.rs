@@ -47,6 +47,7 @@
 //! | `spanner` | Cloud Spanner; brings Google's client, which lives on one thread of ours |
 //! | `cli` | the command `leasehold`; of no use to the library |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
+//! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
 //! # Coming from other libraries
 //! | from | there | here |
@@ -84,17 +85,22 @@
 //! | | `PinLease`, `UnpinLease` | [`Leases::pin`], [`Leases::unpin`], [`Leases::pinned_by`] |
 //! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
-//! Why it is built as it is: [`design`].
+//! Why it is built as it is: [`design`]. The command of the feature `cli`: [`command`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
-#![forbid(unsafe_code)]
+// Only the C API, which is off by default, has any.
+#![cfg_attr(not(feature = "capi"), forbid(unsafe_code))]
+#![cfg_attr(feature = "capi", deny(unsafe_code))]
 
 // The trait fits stores that are still to come, and the fault switch serves the tests.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod backend;
 mod builder;
 mod cancel;
+#[cfg(feature = "capi")]
+#[allow(unsafe_code)]
+mod capi;
 mod client;
 mod connect;
 mod diagnosis;
@@ -148,6 +154,9 @@ pub use waiting::Waiting;
 
 #[doc = include_str!("design.md")]
 pub mod design {}
+
+#[doc = include_str!("cli/guide.md")]
+pub mod command {}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
