@@ -27,7 +27,7 @@ fn signals_are_passed_on() {
 fn signals_reach_grandchildren() {
     let store = Store::new();
     let deep = "trap \"echo deep; exit\" TERM; echo ready; while :; do read never; done";
-    let script = format!("exec 3<&0; sh -c '{deep}' <&3 & trap : TERM; wait; wait");
+    let script = format!("exec 3<&0; trap : TERM; sh -c '{deep}' <&3 & wait; wait");
     let mut running = Running::start(&mut store.reading(&[], &script));
     running.expect("ready");
     running.signal(Signal::SIGTERM);
