@@ -16,6 +16,8 @@ use crate::words::words;
 pub fn wait(request: LockRequest, signals: &Receiver<Signal>, draws: bool) -> Outcome<LockGuard> {
     let cancel = CancelToken::new();
     let (told, waits) = unbounded();
+    // The channel stays open when the request is over: a closed one is always ready.
+    let _open = told.clone();
     let request = request.cancel(&cancel).on_wait(move |waiting| drop(told.send((Instant::now(), waiting.clone()))));
     let (done, outcome) = bounded(1);
     let waiter = thread::Builder::new().name("leasehold-wait".to_owned());

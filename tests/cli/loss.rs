@@ -1,14 +1,14 @@
 //! A lock that is lost while the command runs.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::SystemTime;
 
 use leasehold::LockClient;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::support::{Running, Store, run};
+use crate::support::{PATIENCE, Running, Store, lines_of, run};
 
 /// Takes the lock away, as an operator does.
 fn take_away(client: &LockClient) {
@@ -52,16 +52,15 @@ fn who_ignores_term_is_killed_before_the_lease_ends() {
         "exec >$FIFO; trap '' TERM; sh -c 'while :; do sleep 0.05; done' & echo ready; while :; do sleep 0.05; done";
     let mut command = store.script(&["--lease", "6s", "--kill-after", "1s"], script);
     let running = Running::start(command.env("FIFO", &fifo));
-    let mut output = BufReader::new(File::open(&fifo).unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line, "ready\n");
+    let output = lines_of(File::open(&fifo).unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
     let client = store.client();
     // Heartbeats can't be written any more.
     let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
     db.execute_batch("BEGIN IMMEDIATE").unwrap();
     let end = client.get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
-    assert_eq!(output.read_line(&mut line).unwrap(), 0, "nobody has it any more");
+    let end_of_it = output.recv_timeout(PATIENCE).unwrap_err();
+    assert_eq!(end_of_it, RecvTimeoutError::Disconnected, "nobody has it any more");
     let now = SystemTime::now();
     assert!(now < end, "it ran on for {:?}", now.duration_since(end));
     drop(db);

@@ -1,6 +1,7 @@
 //! Signals to leasehold, and its end by one.
 
 use std::process::Command;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
@@ -26,7 +27,7 @@ fn signals_are_passed_on() {
 fn signals_reach_grandchildren() {
     let store = Store::new();
     let deep = "trap \"echo deep; exit\" TERM; echo ready; while :; do read never; done";
-    let script = format!("exec 3<&0; sh -c '{deep}' <&3 & trap : TERM; wait; wait");
+    let script = format!("exec 3<&0; trap : TERM; sh -c '{deep}' <&3 & wait; wait");
     let mut running = Running::start(&mut store.reading(&[], &script));
     running.expect("ready");
     running.signal(Signal::SIGTERM);
@@ -88,19 +89,21 @@ fn a_killed_leasehold_takes_its_command_along() {
 #[test]
 fn the_command_has_the_signal_masks_of_any_other() {
     let store = Store::new();
-    let masks = "grep -E '^Sig(Blk|Ign)' /proc/self/status";
-    let plain = run(Command::new("sh").args(["-c", masks]));
-    assert_eq!(run(&mut store.script(&[], masks)).stdout, plain.stdout);
+    // Not by a shell, which may change them.
+    let args = ["-E", "^Sig(Blk|Ign)", "/proc/self/status"];
+    let plain = run(Command::new("grep").args(args));
+    assert_eq!(run(store.leasehold(&["run", "k", "--", "grep"]).args(args)).stdout, plain.stdout);
 }
 
 #[test]
 fn the_lock_is_kept_until_all_of_the_group_is_gone() {
     let store = Store::new();
-    // The shell is gone, what it started is not.
-    let script = "sh -c 'echo ready; read go; exit 9' <&3 3<&- & exit 5";
-    let mut running = Running::start(&mut store.reading(&[], &format!("exec 3<&0; {script}")));
+    // The shell is gone and was waited for, what it started is not.
+    let stays = "while kill -0 $0 2>/dev/null; do sleep 0.01; done; echo ready; read go; exit 9";
+    let script = format!("exec 3<&0; sh -c '{stays}' $$ <&3 3<&- & exit 5");
+    let mut running = Running::start(&mut store.reading(&[], &script));
     running.expect("ready");
-    assert!(store.client().try_lock("k").unwrap().is_none());
+    assert!(store.client().try_lock_for("k", Duration::from_secs(1)).unwrap().is_none());
     running.tell("go");
     assert_eq!(running.end().code, Some(5), "the command's own code");
     assert!(store.client().try_lock("k").unwrap().is_some());

@@ -242,7 +242,8 @@ impl Running {
     }
 }
 
-fn lines_of(pipe: impl Read + Send + 'static) -> Receiver<String> {
+/// The lines of it, as they come.
+pub fn lines_of(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, lines) = channel();
     thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
