@@ -6,6 +6,7 @@
 //! cargo bench --bench stores -- --only calls          # or: waits, many, hop
 //! cargo bench --bench stores -- --many 10000 --seconds 60
 //! cargo bench --bench stores --features dynamodb -- --store dynamodb
+//! cargo bench --bench stores --features spanner -- --store spanner
 //! cargo bench --bench stores --features dynamodb,_internals -- --only hop
 //! ```
 //!
@@ -19,9 +20,11 @@ mod many;
 mod proxy;
 #[cfg(feature = "dynamodb")]
 mod raw_dynamodb;
+#[cfg(feature = "spanner")]
+mod raw_spanner;
 #[cfg(feature = "sqlite")]
 mod raw_sqlite;
-#[cfg(feature = "dynamodb")]
+#[cfg(any(feature = "dynamodb", feature = "spanner"))]
 #[path = "../../tests/common/servers/mod.rs"]
 mod servers;
 mod store;

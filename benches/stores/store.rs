@@ -61,6 +61,10 @@ pub fn stores(folder: &Path, only: Option<&str>) -> Vec<Store> {
     if wanted("dynamodb") {
         stores.extend(super::raw_dynamodb::store());
     }
+    #[cfg(feature = "spanner")]
+    if wanted("spanner") {
+        stores.extend(super::raw_spanner::store());
+    }
     let _ = folder;
     stores
 }
@@ -70,6 +74,10 @@ pub fn builder(url: &str) -> ClientBuilder {
     #[cfg(feature = "dynamodb")]
     if url.starts_with(super::raw_dynamodb::SCHEME) {
         return super::raw_dynamodb::builder(url);
+    }
+    #[cfg(feature = "spanner")]
+    if url.starts_with(super::raw_spanner::SCHEME) {
+        return super::raw_spanner::builder(url);
     }
     LockClient::builder(url)
 }
