@@ -280,8 +280,7 @@ impl LockRequest {
     /// The outer error is one; the inner one says that others hold it.
     fn guard(self, patience: Patience) -> Result<Result<LockGuard, Refused>> {
         let _call = self.family.obtaining()?;
-        // A transfer and a replacement are for the holder itself, whoever waits.
-        let stands_back = self.instead_of.is_none() && self.same_owner == SameOwner::Respect;
+        let stands_back = self.stands_back();
         match self.obtain(patience, stands_back)? {
             Ok(Obtaining { family, granted, terms, callbacks }) => {
                 let hold = family.hold(granted, terms, callbacks)?;
@@ -317,6 +316,12 @@ impl LockRequest {
         }
     }
 
+    /// Whether asking once is in vain while others of this process wait. A transfer and a replacement are for the
+    /// holder itself, whoever waits.
+    pub(crate) fn stands_back(&self) -> bool {
+        self.instead_of.is_none() && self.same_owner == SameOwner::Respect
+    }
+
     /// What is asked for, once it is checked.
     pub(crate) fn want(self, terms: Terms, stands_back: bool) -> (Want, Callbacks) {
         let family = self.family;
@@ -338,7 +343,7 @@ impl LockRequest {
         (want, self.callbacks.into_inner())
     }
 
-    fn check(&mut self) -> Result<Terms> {
+    pub(crate) fn check(&mut self) -> Result<Terms> {
         // A key that is out of bounds is not repeated at the head of the message.
         check_key(&self.key)?;
         self.check_rest().map_err(|error| error.with_key(&self.key))
