@@ -4,13 +4,35 @@
 //! spindle what it lacks; [`schema`](crate::LockClient::schema) prints the DDL. Rows that spindle wrote are read and
 //! respected. The service's clock decides, and the token of a grant is the timestamp of its commit in microseconds.
 //!
+//! # The table
+//! ```sql
+//! CREATE TABLE `locks` (
+//!   name STRING(MAX) NOT NULL,
+//!   heartbeat TIMESTAMP OPTIONS (allow_commit_timestamp = true),
+//!   token TIMESTAMP OPTIONS (allow_commit_timestamp = true),
+//!   writer STRING(MAX),
+//!   grant_id STRING(MAX),
+//!   lock_id STRING(MAX),
+//!   lease_ms INT64,
+//!   owner STRING(MAX),
+//!   host STRING(MAX),
+//!   comment STRING(MAX),
+//!   holders JSON,
+//!   kind STRING(MAX),
+//!   pins ARRAY<STRING(MAX)>,
+//!   format STRING(MAX),
+//!   given_up STRING(MAX)
+//! ) PRIMARY KEY (name);
+//! CREATE NULL_FILTERED INDEX `locks_lock_id` ON `locks`(lock_id);
+//! ```
+//!
 //! # Cost
 //! Acquire, heartbeat, release and refusal are one read-write transaction of two requests each; a look of a waiter
 //! is one request. So a lock of 20 s that is held for a minute costs about a dozen transactions. All transactions on
 //! one key write one row, and the service commits those one after the other: across regions, where a commit takes
 //! some ten milliseconds, that is at most about a hundred a second for one key. Keys do not slow down each other.
 //!
-//! Reading by lock id finds exclusive holders by the index, and reads all rows with shared holders.
+//! Reading by lock id reads the whole table, since the lock ids of shared holders stand in `holders`.
 //!
 //! # Roles
 //! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use servers::dynamodb::SERVER;
-use servers::{LINGER, Server, dynamodb_local, home, mongod};
+use servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
 use tempfile::TempDir;
 
 /// Longer than a start on a busy machine.
@@ -270,4 +270,24 @@ fn mongod_serves_as_a_replica_set_and_goes_with_its_last_user() {
     assert!((mongod::SERVER.ready)(&again.url));
     drop(again);
     eventually("it is gone", || servers::mongod::ask(&host, &servers::mongod::hello()).is_none());
+}
+
+#[test]
+fn the_emulator_of_spanner_serves_both_sides_and_goes_with_its_last_user() {
+    let Some(shared) = spanner_emulator() else { return };
+    assert!((spanner::SERVER.ready)(&shared));
+    if std::env::var_os(spanner::SERVER.env).is_some() {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let running = servers::run(&spanner::SERVER, room.path()).unwrap();
+    assert_ne!(running.url, shared);
+    let again = servers::run(&spanner::SERVER, room.path()).unwrap();
+    assert_eq!(again.url, running.url);
+    let url = running.url.clone();
+    drop(running);
+    assert!((spanner::SERVER.ready)(&again.url), "it went while it had a user");
+    drop(again);
+    // Both the gateway, which serves REST, and the emulator behind it.
+    eventually("nobody serves there", || std::net::TcpStream::connect(&url).is_err() && !(spanner::SERVER.ready)(&url));
 }

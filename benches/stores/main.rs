@@ -6,6 +6,7 @@
 //! cargo bench --bench stores -- --only calls          # or: waits, many, hop
 //! cargo bench --bench stores -- --many 10000 --seconds 60
 //! cargo bench --bench stores --features dynamodb -- --store dynamodb
+//! cargo bench --bench stores --features spanner -- --store spanner
 //! cargo bench --bench stores --features dynamodb,_internals -- --only hop
 //! ```
 //!
@@ -21,9 +22,11 @@ mod proxy;
 mod raw_dynamodb;
 #[cfg(feature = "mongodb")]
 mod raw_mongodb;
+#[cfg(feature = "spanner")]
+mod raw_spanner;
 #[cfg(feature = "sqlite")]
 mod raw_sqlite;
-#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 #[path = "../../tests/common/servers/mod.rs"]
 mod servers;
 mod store;

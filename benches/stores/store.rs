@@ -65,6 +65,10 @@ pub fn stores(folder: &Path, only: Option<&str>) -> Vec<Store> {
     if wanted("mongodb") {
         stores.extend(super::raw_mongodb::store());
     }
+    #[cfg(feature = "spanner")]
+    if wanted("spanner") {
+        stores.extend(super::raw_spanner::store());
+    }
     let _ = folder;
     stores
 }
@@ -74,6 +78,10 @@ pub fn builder(url: &str) -> ClientBuilder {
     #[cfg(feature = "dynamodb")]
     if url.starts_with(super::raw_dynamodb::SCHEME) {
         return super::raw_dynamodb::builder(url);
+    }
+    #[cfg(feature = "spanner")]
+    if url.starts_with(super::raw_spanner::SCHEME) {
+        return super::raw_spanner::builder(url);
     }
     LockClient::builder(url)
 }

@@ -40,6 +40,11 @@ fn what_schema_prints_makes_the_table() {
     needs_server!();
     let database = Database::empty();
     let printed = connect(&database).unwrap().schema().unwrap();
+    let docs = include_str!("../../src/spanner.rs");
+    assert!(
+        printed.lines().all(|line| docs.contains(&format!("//! {line}\n"))),
+        "the docs say something else: {printed}"
+    );
     for statement in printed.trim_end().trim_end_matches(';').split(";\n") {
         database.ddl(statement);
     }

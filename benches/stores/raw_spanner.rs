@@ -1,0 +1,123 @@
+//! A read-write transaction of one read and one mutation by hand, with the same columns, through a client with the
+//! same settings on a current-thread runtime, on the caller's own thread.
+
+use std::time::Duration;
+
+use leasehold::spanner::google_cloud_spanner as sdk;
+use leasehold::{ClientBuilder, LockClient};
+use sdk::builder::{SpannerBuilder, SpannerBuilderExt};
+use sdk::channel_pool::StaticChannelPoolConfig;
+use sdk::client::{DatabaseClient, Spanner as Client};
+use sdk::model::transaction_options::IsolationLevel;
+use sdk::mutation::{Mutation, WriteBuilder};
+use sdk::statement::Statement;
+use sdk::transaction::ReadWriteTransaction;
+use tokio::runtime::Runtime;
+
+use super::servers::spanner::rest;
+use super::servers::spanner_emulator;
+use super::store::{Call, Raw, Store};
+
+pub const SCHEME: &str = "spanner:";
+const TABLE: &str = "locks";
+const GRANT: &str = "0d0a2f2c-3a69-4f3e-8d0f-5f1c8d3c2b1a";
+const COMMIT: &str = "spanner.commit_timestamp()";
+
+pub fn store() -> Option<Store> {
+    let host = spanner_emulator()?;
+    let instance = format!("bench-{}", std::process::id());
+    let made = |path: String, body: String| {
+        let answer = rest(&host, "POST", &path, &body).expect("the emulator");
+        assert_eq!(answer.0, 200, "{}", answer.1);
+    };
+    let instances = "/v1/projects/bench/instances";
+    let config = "\"config\": \"projects/bench/instanceConfigs/emulator-config\", \"displayName\": \"bench\"";
+    made(
+        instances.to_owned(),
+        format!("{{\"instanceId\": \"{instance}\", \"instance\": {{{config}, \"nodeCount\": 1}}}}"),
+    );
+    let create = "{\"createStatement\": \"CREATE DATABASE bench\"}".to_owned();
+    made(format!("{instances}/{instance}/databases"), create);
+    let path = format!("projects/bench/instances/{instance}/databases/bench");
+    let url = format!("{SCHEME}{path}@{host}");
+    let schema = builder(&url).connect().expect("the emulator").schema().expect("the statements");
+    let statements: Vec<&str> = schema.trim_end_matches(';').split(";\n").collect();
+    let body = serde_json::json!({ "statements": statements }).to_string();
+    let (status, answer) = rest(&host, "PATCH", &format!("/v1/{path}/ddl"), &body).expect("the emulator");
+    assert_eq!(status, 200, "{answer}");
+    let raw = RawSpanner::new(&host, &path);
+    Some(Store { name: "spanner", url, raw: Some(Box::new(raw)), shared: true, grace: Duration::ZERO, stalling: None })
+}
+
+fn settings(host: &str) -> SpannerBuilder {
+    Client::builder().with_endpoint(format!("http://{host}")).with_channel_pool(StaticChannelPoolConfig::new(1))
+}
+
+/// A client for one of our URLs.
+pub fn builder(url: &str) -> ClientBuilder {
+    match url.strip_prefix(SCHEME).and_then(|rest| rest.split_once('@')) {
+        Some((path, host)) => leasehold::spanner::builder(settings(host), path, TABLE),
+        None => LockClient::builder(url),
+    }
+}
+
+struct RawSpanner {
+    runtime: Runtime,
+    client: DatabaseClient,
+}
+
+impl RawSpanner {
+    fn new(host: &str, path: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let client = runtime.block_on(async {
+            let client = settings(host).build().await.expect("a client");
+            client.database_client(path).build().await.expect("a session")
+        });
+        RawSpanner { runtime, client }
+    }
+
+    fn transaction(&self, key: &str, columns: impl Fn(WriteBuilder) -> WriteBuilder) {
+        let read = format!(
+            "SELECT CURRENT_TIMESTAMP() AS now, t.name, t.heartbeat, t.token, t.writer, t.grant_id, t.lock_id, \
+             t.lease_ms, t.owner, t.host, t.comment, t.holders, t.kind, t.pins, t.format, t.given_up \
+             FROM (SELECT 1) LEFT JOIN `{TABLE}` AS t ON t.name = @name"
+        );
+        let runner = self.client.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
+        let done = runner.run(async |transaction: ReadWriteTransaction| {
+            let statement = Statement::builder(read.as_str()).add_param("name", key).build();
+            let mut rows = transaction.execute_query(statement).await?;
+            while let Some(row) = rows.next().await {
+                let _ = row?;
+            }
+            let row = Mutation::new_insert_or_update_builder(TABLE).set("name").to(key);
+            transaction.buffer([columns(row).build()])
+        });
+        self.runtime.block_on(done).expect("the raw transaction");
+    }
+
+    fn acquire(&self, key: &str) {
+        self.transaction(key, |row| {
+            let row = row.set("heartbeat").to(COMMIT).set("token").to(COMMIT).set("writer").to(GRANT);
+            let row = row.set("grant_id").to(GRANT).set("lock_id").to(GRANT).set("lease_ms").to(20_000_i64);
+            row.set("owner").to("bench:1").set("host").to("bench").set("kind").to("lock").set("format").to("1.0")
+        });
+    }
+}
+
+impl Raw for RawSpanner {
+    fn prepare(&mut self, _call: Call) {}
+
+    fn run(&mut self, call: Call) {
+        let none = None::<String>;
+        match call {
+            Call::Acquire => self.acquire("raw"),
+            Call::Renew => self.transaction("raw", |row| row.set("heartbeat").to(COMMIT)),
+            Call::Release => self.transaction("raw", |row| {
+                let row = row.set("heartbeat").to(&none).set("grant_id").to(&none).set("lock_id").to(&none);
+                row.set("owner").to(&none).set("host").to(&none)
+            }),
+            // It has no condition: what is compared is a transaction that writes.
+            Call::Refused => self.acquire("raw-held"),
+        }
+    }
+}
