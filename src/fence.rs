@@ -11,6 +11,14 @@
     feature = "dynamodb",
     doc = "- DynamoDB: [`ConditionCheck`](crate::dynamodb::ConditionCheck) for `TransactWriteItems`."
 )]
+#![cfg_attr(
+    feature = "mongodb",
+    doc = "- MongoDB: [`AssertIn`](crate::mongodb::AssertIn) for sessions, and [`run_fenced`](crate::mongodb::run_fenced), which repeats."
+)]
+#![cfg_attr(
+    feature = "spanner",
+    doc = "- Cloud Spanner: [`AssertIn`](crate::spanner::AssertIn) for a `ReadWriteTransaction`, and [`run_fenced`](crate::spanner::run_fenced)."
+)]
 //!
 //! What can be asserted there: see [`Fenced`].
 //!
@@ -56,19 +64,21 @@ use std::fmt;
 
 use crate::backend::Backend;
 use crate::client::LockClient;
+use crate::election::Leadership;
 use crate::error::Result;
 use crate::guard::LockGuard;
 use crate::leases::{LeaseKeeper, LeaseStatus, Leases};
 use crate::lock::Lock;
 
-/// What can be asserted in a transaction: a [`LockGuard`], a [`LeaseKeeper`], and a lock or a lease as data by its
-/// [`Fence`].
+/// What can be asserted in a transaction: a [`LockGuard`], a [`Leadership`], a [`LeaseKeeper`], and a lock or a lease
+/// as data by its [`Fence`].
 ///
 /// It stands for as long as nobody else was granted it and nobody released it: a lease that has run out, and that
 /// nobody took since, still stands, since no rival can have written.
 pub trait Fenced: sealed::Sealed {}
 
 impl Fenced for LockGuard {}
+impl Fenced for Leadership {}
 impl Fenced for LeaseKeeper {}
 impl Fenced for Fence<'_> {}
 
@@ -111,7 +121,10 @@ pub(crate) mod sealed {
     /// What is asserted, and on which store.
     #[derive(Clone, Copy)]
     // Not every store has asserts.
-    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
+    #[cfg_attr(
+        not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
+        allow(dead_code)
+    )]
     pub struct Standing<'a> {
         pub(crate) lock: &'a Lock,
         pub(crate) backend: &'a dyn Backend,
@@ -120,6 +133,12 @@ pub(crate) mod sealed {
     impl Sealed for LockGuard {
         fn standing(&self) -> Result<Standing<'_>> {
             LockGuard::standing(self)
+        }
+    }
+
+    impl Sealed for Leadership {
+        fn standing(&self) -> Result<Standing<'_>> {
+            self.guard().standing()
         }
     }
 

@@ -47,6 +47,7 @@
 //! | `spanner` | Cloud Spanner; brings Google's client, which lives on one thread of ours |
 //! | `cli` | the command `leasehold`; of no use to the library |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
+//! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
 //! # Coming from other libraries
 //! | from | there | here |
@@ -65,6 +66,15 @@
 //! | | locks without TTL | [`.lease_forever()`](LockRequest::lease_forever) |
 //! | | `Purge` | [`purge`](LockClient::purge): frees only what has expired, not all of its group |
 //! | | `CreateIndexes` | [`create_schema`](LockClient::create_schema) |
+//! | spindle | `New` with id, duration, logger | [`client.election(name)`](LockClient::election) with [`.id(..)`](ElectionBuilder::id), [`.lease(..)`](ElectionBuilder::lease); the crate `log` |
+//! | | `Run(ctx, done)` | [`run`](Election::run), or [`lead`](Election::lead) with the work itself; [`stop`](Election::stop) and [`wait`](Election::wait) where theirs has `ctx` and `done`. [`campaign`](Election::campaign) blocks |
+//! | | `HasLock` | [`is_leader`](Election::is_leader), [`fencing_token`](Election::fencing_token): no I/O, where theirs reads the table. Not running is just not leading; [`is_standing`](Election::is_standing) tells |
+//! | | `HasLock2`, `Leader` | [`leader`](Election::leader): id, token, since when; also from a node that does not stand |
+//! | | `Duration` | [`lease`](Election::lease): at least 1 s as theirs, by default the client's |
+//! | | `Iterations` | [`iterations`](Election::iterations); won terms: [`terms`](Election::terms) |
+//! | | `Client` | the [`LockClient`] that it was made from; clones are cheap |
+//! | | leader callback with "1" and "0" | [`on_won`](ElectionBuilder::on_won), [`on_lost`](ElectionBuilder::on_lost): in turns; [`on_leader`](ElectionBuilder::on_leader) tells of others |
+//! | | failover when the leader dies | the same; and at once when it resigns, which theirs never does |
 //! | juju state/lease | `ClaimLease` | [`Leases::claim`] of [`client.leases(namespace)`](LockClient::leases): refused while the lease stands, also to its holder, also expired; yours until at least the duration after the start of the call |
 //! | | `ExtendLease` | [`Leases::extend`]: the same promise, never shortens, races are harmless |
 //! | | `ExpireLease` | [`Leases::expire`]: only after its time by the store's clock; fails when free or pinned |
@@ -75,22 +85,28 @@
 //! | | `PinLease`, `UnpinLease` | [`Leases::pin`], [`Leases::unpin`], [`Leases::pinned_by`] |
 //! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
-//! Why it is built as it is: [`design`].
+//! Why it is built as it is: [`design`]. The command of the feature `cli`: [`command`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
-#![forbid(unsafe_code)]
+// Only the C API, which is off by default, has any.
+#![cfg_attr(not(feature = "capi"), forbid(unsafe_code))]
+#![cfg_attr(feature = "capi", deny(unsafe_code))]
 
 // The trait fits stores that are still to come, and the fault switch serves the tests.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod backend;
 mod builder;
 mod cancel;
+#[cfg(feature = "capi")]
+#[allow(unsafe_code)]
+mod capi;
 mod client;
 mod connect;
 mod diagnosis;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+mod election;
 mod error;
 pub mod fence;
 mod filter;
@@ -123,6 +139,7 @@ pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
 pub use diagnosis::{Diagnosis, Right};
+pub use election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
@@ -137,6 +154,9 @@ pub use waiting::Waiting;
 
 #[doc = include_str!("design.md")]
 pub mod design {}
+
+#[doc = include_str!("cli/guide.md")]
+pub mod command {}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

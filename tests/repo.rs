@@ -73,7 +73,13 @@ fn each_room_uses_only_what_stands_below_it() {
             ],
         ),
         ("src/backend", &["crate::client", "crate::guard", "crate::request", "crate::rt::family", "crate::rt::hold"]),
+        (
+            "src/election",
+            &["crate::backend", "crate::connect", "rt::hold", "rt::queue", "rt::waiters", "thread::sleep"],
+        ),
         ("src/rt", &["crate::client", "crate::guard", "crate::request", "crate::connect", "rusqlite", "thread::sleep"]),
+        // The C library is a user of the public API like any other.
+        ("src/capi", &["crate::rt", "crate::backend", "crate::connect", "crate::options"]),
         ("src", &["tokio", "todo!(", "unimplemented!(", "dbg!(", "unsafe {", "println!("]),
     ];
     for (folder, words) in forbidden {
@@ -84,9 +90,27 @@ fn each_room_uses_only_what_stands_below_it() {
                 || ["dynamodb", "mongodb", "spanner"]
                     .iter()
                     .any(|store| path.starts_with(format!("src/backend/{store}")));
-            for word in words.iter().filter(|word| **word != "tokio" || !is_async) {
+            let is_c = path.starts_with("src/capi");
+            let may = |word: &str| (word == "tokio" && is_async) || (word == "unsafe {" && is_c);
+            for word in words.iter().filter(|word| !may(word)) {
                 assert!(!code.contains(word), "{} has {word:?}", path.display());
             }
+        }
+    }
+}
+
+#[test]
+fn each_unsafe_block_says_why_it_is_sound() {
+    for path in files("src/capi", "rs") {
+        let text = text(&path);
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            let unsafe_code = line.contains("unsafe {") || line.trim_start().starts_with("unsafe impl");
+            let reason = lines[..at].iter().rev().take_while(|line| line.trim_start().starts_with("//"));
+            let said = || reason.clone().any(|line| line.contains("SAFETY: "));
+            // A chain may begin on the line before.
+            let above = || at > 1 && lines[at - 2].contains("SAFETY: ");
+            assert!(!unsafe_code || said() || above(), "{}:{}: no SAFETY comment", path.display(), at + 1);
         }
     }
 }
@@ -127,7 +151,10 @@ fn nothing_panics_on_purpose() {
 fn lib_rs_is_a_table_of_contents() {
     let code = code(Path::new("src/lib.rs"));
     assert!(!code.contains("impl ") && !code.contains("struct LockClient"), "src/lib.rs has code of its own");
-    assert!(code.contains("#![forbid(unsafe_code)]") && code.contains("#![deny(missing_docs)]"));
+    assert!(code.contains("#![deny(missing_docs)]"));
+    assert!(code.contains(r#"#![cfg_attr(not(feature = "capi"), forbid(unsafe_code))]"#));
+    assert!(code.contains(r#"#![cfg_attr(feature = "capi", deny(unsafe_code))]"#));
+    assert_eq!(code.matches("allow(unsafe_code)").count(), 1, "only the C library may");
 }
 
 #[test]
@@ -151,7 +178,7 @@ fn every_feature_is_explained() {
 
 #[test]
 fn setters_tell_their_default() {
-    for path in ["src/builder.rs", "src/filter.rs", "src/request.rs", "src/request_any.rs"] {
+    for path in ["src/builder.rs", "src/election/builder.rs", "src/filter.rs", "src/request.rs", "src/request_any.rs"] {
         let text = text(path);
         let mut docs = String::new();
         for line in text.lines() {

@@ -1,0 +1,40 @@
+//! Cancel tokens.
+
+use super::code::Code;
+use super::{call, handle, out_arg};
+use crate::cancel::CancelToken;
+
+/// A switch that ends waits.
+pub struct Cancel(pub CancelToken);
+
+/// A switch that ends the waits of requests it was given to. Free it with leasehold_cancel_free.
+pub type CancelHandle = u64;
+
+/// A token that is not cancelled yet.
+///
+/// # Safety
+/// `cancel` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_cancel_new(cancel: *mut CancelHandle) -> Code {
+    call(|| {
+        let cancel = out_arg!(cancel);
+        cancel.write(handle::insert(Cancel(CancelToken::new()))?);
+        Ok(())
+    })
+}
+
+/// Ends every wait that was started with the token, now and later, with LEASEHOLD_CODE_CANCELLED. Any thread may call
+/// it, but not a signal handler. Doing it again changes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_cancel_fire(cancel: CancelHandle) -> Code {
+    call(|| {
+        handle::get::<Cancel>(cancel)?.0.cancel();
+        Ok(())
+    })
+}
+
+/// Frees the handle. Requests that were given the token keep it, and can't be cancelled any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_cancel_free(cancel: CancelHandle) -> Code {
+    call(|| handle::remove::<Cancel>(cancel).map(drop))
+}

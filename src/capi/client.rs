@@ -1,0 +1,328 @@
+//! Connecting, and the short ways to a lock.
+
+use std::ffi::c_char;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::code::Code;
+use super::guard::GuardHandle;
+use super::request::Asked;
+use super::{Outcome, call, handle, millis, out_arg, text_arg};
+use crate::client::LockClient;
+use crate::error::Result;
+
+/// Options of a client. Can be used for several.
+pub struct Builder(Mutex<Options>);
+
+/// Options of a client. Free it with leasehold_builder_free.
+pub type BuilderHandle = u64;
+
+/// The way to every lock of one store.
+pub struct Client(pub LockClient);
+
+/// The way to every lock of one store; any number of threads may use it. Free it with leasehold_client_free.
+pub type ClientHandle = u64;
+
+struct Options {
+    url: String,
+    owner: Option<String>,
+    lease: Option<Duration>,
+    heartbeat: Option<Duration>,
+    margin: Option<Duration>,
+    poll: Option<(Duration, Duration)>,
+    request_timeout: Option<Duration>,
+    drop_timeout: Option<Duration>,
+}
+
+impl Options {
+    fn connect(&self) -> Result<LockClient> {
+        let mut builder = LockClient::builder(self.url.as_str());
+        if let Some(owner) = &self.owner {
+            builder = builder.owner(owner.as_str());
+        }
+        if let Some(lease) = self.lease {
+            builder = builder.lease(lease);
+        }
+        if let Some(heartbeat) = self.heartbeat {
+            builder = builder.heartbeat(heartbeat);
+        }
+        if let Some(margin) = self.margin {
+            builder = builder.margin(margin);
+        }
+        if let Some((from, to)) = self.poll {
+            builder = builder.poll(from..=to);
+        }
+        if let Some(timeout) = self.request_timeout {
+            builder = builder.request_timeout(timeout);
+        }
+        if let Some(timeout) = self.drop_timeout {
+            builder = builder.drop_timeout(timeout);
+        }
+        builder.connect()
+    }
+}
+
+fn set(builder: BuilderHandle, set: impl FnOnce(&mut Options)) -> Outcome {
+    set(&mut handle::get::<Builder>(builder)?.0.lock());
+    Ok(())
+}
+
+/// Options for a client of the store that `url` names, like "sqlite:locks.db".
+///
+/// # Safety
+/// `url` must have `url_len` readable bytes, and `builder` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_builder_new(
+    url: *const c_char,
+    url_len: usize,
+    builder: *mut BuilderHandle,
+) -> Code {
+    call(|| {
+        let url = text_arg!(url, url_len).to_owned();
+        let builder = out_arg!(builder);
+        let (poll, request_timeout, drop_timeout) = (None, None, None);
+        let options = Options {
+            url,
+            owner: None,
+            lease: None,
+            heartbeat: None,
+            margin: None,
+            poll,
+            request_timeout,
+            drop_timeout,
+        };
+        builder.write(handle::insert(Builder(Mutex::new(options)))?);
+        Ok(())
+    })
+}
+
+/// Who holds its locks, for people: 1 to 1,024 bytes. Defaults to host:pid.
+///
+/// # Safety
+/// `owner` must have `owner_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_builder_set_owner(
+    builder: BuilderHandle,
+    owner: *const c_char,
+    owner_len: usize,
+) -> Code {
+    call(|| {
+        let owner = text_arg!(owner, owner_len).to_owned();
+        set(builder, |options| options.owner = Some(owner))
+    })
+}
+
+/// For how long a lock is held without a renewal, in milliseconds: 1,000 (SQLite and memory: 100) to 30 days.
+/// Defaults to 20,000.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_lease(builder: BuilderHandle, ms: u64) -> Code {
+    call(|| set(builder, |options| options.lease = Some(millis(ms))))
+}
+
+/// The time between two renewals in milliseconds, at most half the lease. Defaults to a third of the lease.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_heartbeat(builder: BuilderHandle, ms: u64) -> Code {
+    call(|| set(builder, |options| options.heartbeat = Some(millis(ms))))
+}
+
+/// The end of a lease in which the holder counts itself as lost already, in milliseconds. Defaults to a tenth of the
+/// lease.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_margin(builder: BuilderHandle, ms: u64) -> Code {
+    call(|| set(builder, |options| options.margin = Some(millis(ms))))
+}
+
+/// How long a waiter waits between two looks at a lock, drawn at random, in milliseconds. Defaults to 150 to 350.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_poll(builder: BuilderHandle, from_ms: u64, to_ms: u64) -> Code {
+    call(|| set(builder, |options| options.poll = Some((millis(from_ms), millis(to_ms)))))
+}
+
+/// How long one request to the store may take, in milliseconds. Defaults to 5,000.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_request_timeout(builder: BuilderHandle, ms: u64) -> Code {
+    call(|| set(builder, |options| options.request_timeout = Some(millis(ms))))
+}
+
+/// How long freeing a guard that is still held, or closing the client, may take, in milliseconds. Defaults to 5,000.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_drop_timeout(builder: BuilderHandle, ms: u64) -> Code {
+    call(|| set(builder, |options| options.drop_timeout = Some(millis(ms))))
+}
+
+/// Opens the store and checks it once. The builder can be used again.
+///
+/// # Safety
+/// `client` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_builder_connect(builder: BuilderHandle, client: *mut ClientHandle) -> Code {
+    call(|| {
+        let client = out_arg!(client);
+        let builder = handle::get::<Builder>(builder)?;
+        let connected = builder.0.lock().connect()?;
+        client.write(handle::insert(Client(connected))?);
+        Ok(())
+    })
+}
+
+/// Frees the handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_free(builder: BuilderHandle) -> Code {
+    call(|| handle::remove::<Builder>(builder).map(drop))
+}
+
+/// Connects to the store that `url` names, like "sqlite:locks.db", with default options, and checks it once.
+///
+/// # Safety
+/// `url` must have `url_len` readable bytes, and `client` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_connect(
+    url: *const c_char,
+    url_len: usize,
+    client: *mut ClientHandle,
+) -> Code {
+    call(|| {
+        let url = text_arg!(url, url_len);
+        let client = out_arg!(client);
+        client.write(handle::insert(Client(LockClient::connect(url)?))?);
+        Ok(())
+    })
+}
+
+/// Connects to the store that the environment variable LEASEHOLD_STORE names.
+///
+/// # Safety
+/// `client` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_from_env(client: *mut ClientHandle) -> Code {
+    call(|| {
+        let client = out_arg!(client);
+        client.write(handle::insert(Client(LockClient::from_env()?))?);
+        Ok(())
+    })
+}
+
+/// Ends everything: wakes waiters with LEASEHOLD_CODE_CLOSED, releases every guard of this client, and joins its
+/// threads. Call it before exit(), which releases nothing. Handles still have to be freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_client_close(client: ClientHandle) -> Code {
+    call(|| Ok(handle::get::<Client>(client)?.0.close()?))
+}
+
+/// Frees the handle. Guards, requests and calls under way keep what they need of the client.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_client_free(client: ClientHandle) -> Code {
+    call(|| handle::remove::<Client>(client).map(drop))
+}
+
+/// Waits for the lock, without limit, and holds it until the guard is released or freed. It is renewed by a thread of
+/// its own.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.lock()?);
+        Ok(())
+    })
+}
+
+/// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_try_lock(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.try_lock()?);
+        Ok(())
+    })
+}
+
+/// Waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held it all the while.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock_for(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    wait_ms: u64,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.waiting(wait_ms).lock()?);
+        Ok(())
+    })
+}
+
+/// leasehold_client_lock, together with other shared holders.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock_shared(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.shared().lock()?);
+        Ok(())
+    })
+}
+
+/// leasehold_client_try_lock, together with other shared holders.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_try_lock_shared(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.shared().try_lock()?);
+        Ok(())
+    })
+}
+
+/// leasehold_client_lock_for, together with other shared holders.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock_shared_for(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    wait_ms: u64,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.shared().waiting(wait_ms).lock()?);
+        Ok(())
+    })
+}

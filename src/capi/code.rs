@@ -1,0 +1,127 @@
+//! The numbers that C programs compare. They never change.
+
+use std::ffi::c_char;
+
+use crate::error::ErrorKind;
+
+/// What a function answers. The numbers never change; later versions may add some.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// It is done.
+    Ok = 0,
+    /// Others hold the lock; leasehold_error_holders says who.
+    Held = 1,
+    /// This client holds the key already with the same lock id: it would wait for itself.
+    AlreadyHeld = 2,
+    /// The wait ended before the lock was free; leasehold_error_holders says who held it last.
+    TimedOut = 3,
+    /// The lock was held and is not any more.
+    Lost = 4,
+    /// The wait was cancelled.
+    Cancelled = 5,
+    /// The client was closed, or what is waited for can't come any more.
+    Closed = 6,
+    /// An argument is out of bounds. Nothing was written.
+    InvalidInput = 7,
+    /// The store URL or the client's options are wrong.
+    Config = 8,
+    /// The store denies it.
+    Permission = 9,
+    /// The table, the file or a row is not what this version can read.
+    Schema = 10,
+    /// The store can't be reached or failed; leasehold_error_is_retryable says whether a repeat may help.
+    Store = 11,
+    /// A write was sent, and no answer settled whether it happened.
+    Ambiguous = 12,
+    /// The clocks differ by more than the guarantees allow.
+    ClockSkew = 13,
+    /// A lease is not in the state that the call needs.
+    InvalidLease = 14,
+
+    /// A pointer is NULL that must not be.
+    NullPointer = 100,
+    /// A text is not UTF-8.
+    BadUtf8 = 101,
+    /// The number is no handle: zero, or never given out.
+    BadHandle = 102,
+    /// The handle was freed.
+    StaleHandle = 103,
+    /// The handle is one of another type.
+    WrongHandle = 104,
+    /// The handle belongs to the process that this one was forked from. Connect again here.
+    Forked = 105,
+    /// The buffer is too small; the length that is needed was written.
+    BufferTooSmall = 106,
+    /// There is none: nobody ever held the key, or no such entry.
+    NotFound = 107,
+    /// More handles than can be told apart.
+    TooManyHandles = 108,
+    /// A bug in the library, which was contained. The object may be of no more use.
+    Panic = 109,
+}
+
+/// All of them, with the names that the header gives them.
+const NAMES: [(Code, &std::ffi::CStr); 25] = [
+    (Code::Ok, c"LEASEHOLD_CODE_OK"),
+    (Code::Held, c"LEASEHOLD_CODE_HELD"),
+    (Code::AlreadyHeld, c"LEASEHOLD_CODE_ALREADY_HELD"),
+    (Code::TimedOut, c"LEASEHOLD_CODE_TIMED_OUT"),
+    (Code::Lost, c"LEASEHOLD_CODE_LOST"),
+    (Code::Cancelled, c"LEASEHOLD_CODE_CANCELLED"),
+    (Code::Closed, c"LEASEHOLD_CODE_CLOSED"),
+    (Code::InvalidInput, c"LEASEHOLD_CODE_INVALID_INPUT"),
+    (Code::Config, c"LEASEHOLD_CODE_CONFIG"),
+    (Code::Permission, c"LEASEHOLD_CODE_PERMISSION"),
+    (Code::Schema, c"LEASEHOLD_CODE_SCHEMA"),
+    (Code::Store, c"LEASEHOLD_CODE_STORE"),
+    (Code::Ambiguous, c"LEASEHOLD_CODE_AMBIGUOUS"),
+    (Code::ClockSkew, c"LEASEHOLD_CODE_CLOCK_SKEW"),
+    (Code::InvalidLease, c"LEASEHOLD_CODE_INVALID_LEASE"),
+    (Code::NullPointer, c"LEASEHOLD_CODE_NULL_POINTER"),
+    (Code::BadUtf8, c"LEASEHOLD_CODE_BAD_UTF8"),
+    (Code::BadHandle, c"LEASEHOLD_CODE_BAD_HANDLE"),
+    (Code::StaleHandle, c"LEASEHOLD_CODE_STALE_HANDLE"),
+    (Code::WrongHandle, c"LEASEHOLD_CODE_WRONG_HANDLE"),
+    (Code::Forked, c"LEASEHOLD_CODE_FORKED"),
+    (Code::BufferTooSmall, c"LEASEHOLD_CODE_BUFFER_TOO_SMALL"),
+    (Code::NotFound, c"LEASEHOLD_CODE_NOT_FOUND"),
+    (Code::TooManyHandles, c"LEASEHOLD_CODE_TOO_MANY_HANDLES"),
+    (Code::Panic, c"LEASEHOLD_CODE_PANIC"),
+];
+
+impl From<ErrorKind> for Code {
+    /// Whoever adds a kind gives it a number that was never used.
+    fn from(kind: ErrorKind) -> Code {
+        match kind {
+            ErrorKind::Held => Code::Held,
+            ErrorKind::AlreadyHeld => Code::AlreadyHeld,
+            ErrorKind::TimedOut => Code::TimedOut,
+            ErrorKind::Lost => Code::Lost,
+            ErrorKind::Cancelled => Code::Cancelled,
+            ErrorKind::Closed => Code::Closed,
+            ErrorKind::InvalidInput => Code::InvalidInput,
+            ErrorKind::Config => Code::Config,
+            ErrorKind::Permission => Code::Permission,
+            ErrorKind::Schema => Code::Schema,
+            ErrorKind::Store => Code::Store,
+            ErrorKind::Ambiguous => Code::Ambiguous,
+            ErrorKind::ClockSkew => Code::ClockSkew,
+            ErrorKind::InvalidLease => Code::InvalidLease,
+        }
+    }
+}
+
+/// The name of a code as it stands in this header, and "LEASEHOLD_CODE_?" for a number that is none. Static.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_code_name(code: i32) -> *const c_char {
+    let named = NAMES.iter().find(|(known, _)| *known as i32 == code);
+    named.map_or(c"LEASEHOLD_CODE_?", |(_, name)| name).as_ptr()
+}
+
+/// The version of the library, like "0.1.0". Static.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}

@@ -1,0 +1,164 @@
+//! Which locks a listing shall find.
+
+use std::ffi::c_char;
+
+use parking_lot::Mutex;
+
+use super::code::Code;
+use super::list::unix_time;
+use super::{Outcome, call, handle, millis, out_arg, text_arg};
+use crate::filter::Filter;
+use crate::lease::Mode;
+
+/// A filter; see the Rust API.
+pub struct FilterData(Mutex<Filter>);
+
+/// Which locks leasehold_client_list shall find: those that fit everything that is set. Free it with
+/// leasehold_filter_free.
+pub type FilterHandle = u64;
+
+impl FilterData {
+    pub fn copy(&self) -> Filter {
+        self.0.lock().clone()
+    }
+}
+
+fn set(filter: FilterHandle, set: impl FnOnce(Filter) -> Filter) -> Outcome {
+    let data = handle::get::<FilterData>(filter)?;
+    let mut filter = data.0.lock();
+    *filter = set(std::mem::take(&mut *filter));
+    Ok(())
+}
+
+/// A filter that fits every lock.
+///
+/// # Safety
+/// `filter` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_filter_new(filter: *mut FilterHandle) -> Code {
+    call(|| {
+        let filter = out_arg!(filter);
+        filter.write(handle::insert(FilterData(Mutex::new(Filter::new())))?);
+        Ok(())
+    })
+}
+
+/// Only this key.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_filter_set_key(filter: FilterHandle, key: *const c_char, key_len: usize) -> Code {
+    call(|| {
+        let key = text_arg!(key, key_len);
+        set(filter, |filter| filter.key(key))
+    })
+}
+
+/// Only keys that start with this text, byte by byte; the empty text fits all.
+///
+/// # Safety
+/// `prefix` must have `prefix_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_filter_set_key_prefix(
+    filter: FilterHandle,
+    prefix: *const c_char,
+    prefix_len: usize,
+) -> Code {
+    call(|| {
+        let prefix = text_arg!(prefix, prefix_len);
+        set(filter, |filter| filter.key_prefix(prefix))
+    })
+}
+
+/// Only locks of this group.
+///
+/// # Safety
+/// `lock_id` must have `lock_id_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_filter_set_lock_id(
+    filter: FilterHandle,
+    lock_id: *const c_char,
+    lock_id_len: usize,
+) -> Code {
+    call(|| {
+        let lock_id = text_arg!(lock_id, lock_id_len);
+        set(filter, |filter| filter.lock_id(lock_id))
+    })
+}
+
+/// Only locks whose holder has exactly this label.
+///
+/// # Safety
+/// `owner` must have `owner_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_filter_set_owner(
+    filter: FilterHandle,
+    owner: *const c_char,
+    owner_len: usize,
+) -> Code {
+    call(|| {
+        let owner = text_arg!(owner, owner_len);
+        set(filter, |filter| filter.owner(owner))
+    })
+}
+
+/// Only exclusive holders.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_exclusive(filter: FilterHandle) -> Code {
+    call(|| set(filter, |filter| filter.mode(Mode::Exclusive)))
+}
+
+/// Only shared holders.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_shared(filter: FilterHandle) -> Code {
+    call(|| set(filter, |filter| filter.mode(Mode::Shared)))
+}
+
+/// Only locks whose lease is running.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_live(filter: FilterHandle) -> Code {
+    call(|| set(filter, Filter::live))
+}
+
+/// Only locks whose lease has ended and that nobody has taken or purged since.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_expired(filter: FilterHandle) -> Code {
+    call(|| set(filter, Filter::expired))
+}
+
+/// Only locks that were granted before this time, in milliseconds since 1970.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_created_before(filter: FilterHandle, unix_ms: u64) -> Code {
+    call(|| {
+        let at = unix_time(unix_ms)?;
+        set(filter, |filter| filter.created_before(at))
+    })
+}
+
+/// Only locks that were granted at this time or later, in milliseconds since 1970.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_created_after(filter: FilterHandle, unix_ms: u64) -> Code {
+    call(|| {
+        let at = unix_time(unix_ms)?;
+        set(filter, |filter| filter.created_after(at))
+    })
+}
+
+/// Only locks with fewer milliseconds than this left of their lease, the expired ones included.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_remaining_below(filter: FilterHandle, ms: u64) -> Code {
+    call(|| set(filter, |filter| filter.remaining_below(millis(ms))))
+}
+
+/// Only locks with so many milliseconds or more left of their lease.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_set_remaining_at_least(filter: FilterHandle, ms: u64) -> Code {
+    call(|| set(filter, |filter| filter.remaining_at_least(millis(ms))))
+}
+
+/// Frees the filter.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_filter_free(filter: FilterHandle) -> Code {
+    call(|| handle::remove::<FilterData>(filter).map(drop))
+}

@@ -1,0 +1,290 @@
+//! Guards: locks that are held.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::code::Code;
+use super::failure::Failure;
+use super::lock::{LockData, LockHandle, ModeCode};
+use super::loss::{Reason, Watch};
+use super::{as_millis, call, handle, millis, out_arg, text};
+use crate::guard::LockGuard;
+use crate::lock::Lock;
+use crate::loss::LossWatch;
+
+/// A guard, which stays readable after it was released.
+pub struct Guard {
+    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more.
+    guard: RwLock<Option<LockGuard>>,
+    /// One at a time ends it.
+    ending: Mutex<()>,
+    granted: Lock,
+    loss: LossWatch,
+    watch: Arc<Watch>,
+}
+
+/// A lock that is held: its own thread renews it. Free it with leasehold_guard_free, which releases it.
+pub type GuardHandle = u64;
+
+impl Guard {
+    pub fn new(guard: LockGuard, watch: Arc<Watch>) -> Self {
+        let (granted, loss) = (guard.info(), guard.loss());
+        Guard { guard: RwLock::new(Some(guard)), ending: Mutex::new(()), granted, loss, watch }
+    }
+
+    /// What `ask` says; `None` when the lock was released. Waits for nobody.
+    fn ask<T>(&self, ask: impl FnOnce(&LockGuard) -> T) -> Option<T> {
+        self.guard.try_read().and_then(|guard| guard.as_ref().map(ask))
+    }
+
+    fn ended(&self) -> Failure {
+        Failure::new(Code::Lost, format!("lock {:?}: the guard was released already", self.granted.key()))
+    }
+}
+
+/// Whether the lock is held. No I/O and no waiting; false before a rival can be granted the lock, and once false it
+/// stays so.
+///
+/// # Safety
+/// `held` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut bool) -> Code {
+    call(|| {
+        let held = out_arg!(held);
+        held.write(handle::get::<Guard>(guard)?.ask(LockGuard::is_held).unwrap_or(false));
+        Ok(())
+    })
+}
+
+/// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST afterwards. For use right before each step that must
+/// not overlap.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
+    call(|| {
+        let guard = handle::get::<Guard>(guard)?;
+        Ok(guard.ask(LockGuard::ensure_held).ok_or_else(|| guard.ended())??)
+    })
+}
+
+/// Makes sure that the lock is held for at least so many milliseconds: renews it if less is left.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
+    call(|| {
+        let guard = handle::get::<Guard>(guard)?;
+        Ok(guard.ask(|guard| guard.ensure_held_for(millis(ms))).ok_or_else(|| guard.ended())??)
+    })
+}
+
+/// How many milliseconds are left until the guard counts itself as lost if no heartbeat succeeds: 0 when it is not
+/// held, UINT64_MAX when it has no end.
+///
+/// # Safety
+/// `ms` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut u64) -> Code {
+    call(|| {
+        let ms = out_arg!(ms);
+        ms.write(handle::get::<Guard>(guard)?.ask(LockGuard::remaining).map_or(0, as_millis));
+        Ok(())
+    })
+}
+
+/// The fencing token: greater than that of every earlier grant of the key, and the same for the whole hold. It fits
+/// into an int64_t.
+///
+/// # Safety
+/// `token` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u64) -> Code {
+    call(|| {
+        let token = out_arg!(token);
+        token.write(handle::get::<Guard>(guard)?.granted.fencing_token());
+        Ok(())
+    })
+}
+
+/// Exclusive or shared.
+///
+/// # Safety
+/// `mode` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_mode(guard: GuardHandle, mode: *mut ModeCode) -> Code {
+    call(|| {
+        let mode = out_arg!(mode);
+        mode.write(handle::get::<Guard>(guard)?.granted.mode().into());
+        Ok(())
+    })
+}
+
+/// The name of the lock.
+///
+/// # Safety
+/// `buffer` as for every text, see the top.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_key(
+    guard: GuardHandle,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let guard = handle::get::<Guard>(guard)?;
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(guard.granted.key(), buffer, capacity, len) }
+    })
+}
+
+/// The group that the lock belongs to.
+///
+/// # Safety
+/// `buffer` as for every text, see the top.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_lock_id(
+    guard: GuardHandle,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let guard = handle::get::<Guard>(guard)?;
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(guard.granted.lock_id(), buffer, capacity, len) }
+    })
+}
+
+/// A copy of the lock as data; the guard goes on. Free it with leasehold_lock_free.
+///
+/// # Safety
+/// `lock` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_info(guard: GuardHandle, lock: *mut LockHandle) -> Code {
+    call(|| {
+        let lock = out_arg!(lock);
+        let guard = handle::get::<Guard>(guard)?;
+        let info = guard.ask(LockGuard::info).unwrap_or_else(|| guard.granted.clone());
+        lock.write(handle::insert(LockData::new(info))?);
+        Ok(())
+    })
+}
+
+/// How the lock was lost: LEASEHOLD_REASON_NONE, and an empty text, when it was not.
+///
+/// # Safety
+/// `reason` must be writable, and `buffer` as for every text, see the top.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_loss(
+    guard: GuardHandle,
+    reason: *mut Reason,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let reason = out_arg!(reason);
+        let loss = handle::get::<Guard>(guard)?.loss.get();
+        let said = loss.as_ref().map(ToString::to_string).unwrap_or_default();
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(&said, buffer, capacity, len) }?;
+        reason.write(loss.map_or(Reason::None, |loss| Reason::from(&loss.reason)));
+        Ok(())
+    })
+}
+
+/// Waits until the lock is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
+/// LEASEHOLD_CODE_CLOSED once it was released or handed over instead.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code {
+    call(|| {
+        // A copy, so that the guard can be freed meanwhile.
+        let loss = handle::get::<Guard>(guard)?.loss.clone();
+        let start = Instant::now();
+        if loss.wait_timeout(millis(ms)).is_some() {
+            return Ok(());
+        }
+        Err(if start.elapsed() >= millis(ms) {
+            Failure::new(Code::TimedOut, "the lock was not lost within the wait")
+        } else {
+            Failure::new(Code::Closed, "the lock was released")
+        })
+    })
+}
+
+/// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and stays so; when the
+/// guard is released or freed instead, it is at its end without a byte (POLLHUP without POLLIN). It is the caller's:
+/// close() it, before or after the guard. Each call gives a new one.
+///
+/// # Safety
+/// `descriptor` must be writable.
+#[cfg(unix)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, descriptor: *mut i32) -> Code {
+    call(|| {
+        let descriptor = out_arg!(descriptor);
+        let guard = handle::get::<Guard>(guard)?;
+        let no_pipe = |error| Failure::new(Code::Store, format!("a pipe can't be made: {error}"));
+        descriptor.write(guard.watch.descriptor().map_err(no_pipe)?);
+        Ok(())
+    })
+}
+
+/// Stops the heartbeat and releases the lock. LEASEHOLD_CODE_LOST is final: it was not held any more. After any other
+/// error it can be called again. The guard has to be freed afterwards all the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
+    call(|| {
+        let guard = handle::get::<Guard>(guard)?;
+        let _ending = guard.ending.lock();
+        let held = guard.guard.write().take().ok_or_else(|| guard.ended())?;
+        if let Err(failed) = held.release() {
+            let error = failed.error().clone();
+            *guard.guard.write() = Some(failed.into_guard());
+            return Err(error.into());
+        }
+        guard.watch.end(false);
+        Ok(())
+    })
+}
+
+/// Stops the heartbeat and hands the lock over as data, without releasing it: whoever gets it takes it up with
+/// leasehold_client_adopt before its lease ends. The guard has to be freed afterwards all the same.
+///
+/// # Safety
+/// `lock` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mut LockHandle) -> Code {
+    call(|| {
+        let lock = out_arg!(lock);
+        let guard = handle::get::<Guard>(guard)?;
+        let _ending = guard.ending.lock();
+        // Else there would be nobody who could release it.
+        let data = handle::insert(LockData::new(guard.granted.clone()))?;
+        let held = match guard.guard.write().take() {
+            Some(held) => held,
+            None => {
+                drop(handle::remove::<LockData>(data));
+                return Err(guard.ended());
+            }
+        };
+        handle::get::<LockData>(data)?.set(held.into_lock());
+        guard.watch.end(false);
+        lock.write(data);
+        Ok(())
+    })
+}
+
+/// Frees the guard, and releases the lock if it is still held, within the client's drop timeout. A loss callback that
+/// runs is waited for, unless this is called by it.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
+    call(|| {
+        let guard = handle::remove::<Guard>(guard)?;
+        let _ending = guard.ending.lock();
+        let held = guard.guard.write().take();
+        drop(held);
+        guard.watch.end(true);
+        Ok(())
+    })
+}

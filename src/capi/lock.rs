@@ -1,0 +1,186 @@
+//! Locks as data: what is handed over, and what lives without a guard.
+
+use std::ffi::c_char;
+
+use parking_lot::Mutex;
+
+use super::client::{Client, ClientHandle};
+use super::code::Code;
+use super::failure::Failure;
+use super::guard::GuardHandle;
+use super::list::{Status, UNENDING, pick};
+use super::{call, handle, millis, out_arg, request, text};
+use crate::error::Error;
+use crate::lease::Mode;
+use crate::lock::Lock;
+
+/// A lock as data.
+pub struct LockData(Mutex<Lock>);
+
+/// A lock as data. To have it does not mean to hold the lock. Whoever has it can renew, release and adopt the lock, so
+/// treat it like a password. Free it with leasehold_lock_free, which releases nothing.
+pub type LockHandle = u64;
+
+/// How a lock is held.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModeCode {
+    /// Nobody else holds the key.
+    Exclusive = 0,
+    /// Others may hold the key in shared mode, nobody in exclusive mode.
+    Shared = 1,
+}
+
+impl From<Mode> for ModeCode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => ModeCode::Exclusive,
+            Mode::Shared => ModeCode::Shared,
+        }
+    }
+}
+
+impl LockData {
+    pub fn new(lock: Lock) -> Self {
+        LockData(Mutex::new(lock))
+    }
+
+    pub fn copy(&self) -> Lock {
+        self.0.lock().clone()
+    }
+
+    pub fn set(&self, lock: Lock) {
+        *self.0.lock() = lock;
+    }
+}
+
+/// The numbers of a lock: `remaining_ms` is counted by this host's wall clock.
+///
+/// # Safety
+/// `status` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_lock_status(lock: LockHandle, status: *mut Status) -> Code {
+    call(|| {
+        let status = out_arg!(status);
+        let lock = handle::get::<LockData>(lock)?.copy();
+        let left = |at: std::time::SystemTime| at.duration_since(std::time::SystemTime::now()).unwrap_or_default();
+        status.write(Status::new(
+            lock.fencing_token(),
+            lock.mode(),
+            lock.created(),
+            lock.renewed(),
+            lock.leased_until(),
+            lock.leased_until().map_or(UNENDING, left),
+        ));
+        Ok(())
+    })
+}
+
+/// A text of a lock; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
+///
+/// # Safety
+/// `buffer` as for every text, see the top.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_lock_text(
+    lock: LockHandle,
+    text: i32,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let lock = handle::get::<LockData>(lock)?.copy();
+        let part = pick(text, lock.key(), lock.lock_id(), lock.owner(), lock.host(), lock.comment())?;
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(part, buffer, capacity, len) }
+    })
+}
+
+/// The lock as bytes, for another process. `len` gets how many there are, also when they do not fit, which is an error
+/// unless `capacity` is 0.
+///
+/// # Safety
+/// `buffer` must have room for `capacity` bytes, or be NULL and `capacity` 0; `len` must be writable or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_lock_to_bytes(
+    lock: LockHandle,
+    buffer: *mut u8,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let lock = handle::get::<LockData>(lock)?.copy();
+        let not_written = |error| Failure::new(Code::Panic, format!("the lock can't be written: {error}"));
+        let bytes = serde_json::to_vec(&lock).map_err(not_written)?;
+        // SAFETY: passed on from the caller.
+        unsafe { text::write_bytes(&bytes, buffer, capacity, len) }
+    })
+}
+
+/// A lock that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
+///
+/// # Safety
+/// `bytes` must have `bytes_len` readable bytes, and `lock` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_lock_from_bytes(bytes: *const u8, bytes_len: usize, lock: *mut LockHandle) -> Code {
+    call(|| {
+        // SAFETY: the header asks the caller for `bytes_len` readable bytes; NULL is refused.
+        let bytes = unsafe { text::read_bytes("bytes", bytes, bytes_len) }?;
+        let lock = out_arg!(lock);
+        // The cause could show a part of them, and they are a secret.
+        let not_read = |_| {
+            let error = Error::invalid("bytes", "no lock", "what leasehold_lock_to_bytes wrote");
+            Failure::from(error)
+        };
+        let data: Lock = serde_json::from_slice(bytes).map_err(not_read)?;
+        lock.write(handle::insert(LockData::new(data))?);
+        Ok(())
+    })
+}
+
+/// Frees the data. The lock itself stays held until it is released or its lease ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_lock_free(lock: LockHandle) -> Code {
+    call(|| handle::remove::<LockData>(lock).map(drop))
+}
+
+/// Takes up a lock that was handed over, or acquired as data: without a gap, with a new fencing token.
+/// LEASEHOLD_CODE_LOST when it does not stand any more, or was adopted before. The data has to be freed all the same.
+///
+/// # Safety
+/// `guard` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_adopt(
+    client: ClientHandle,
+    lock: LockHandle,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let guard = out_arg!(guard);
+        guard.write(request::adopt(client, lock)?);
+        Ok(())
+    })
+}
+
+/// Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
+/// LEASEHOLD_CODE_LOST when it does not stand any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHandle, lease_ms: u64) -> Code {
+    call(|| {
+        let client = handle::get::<Client>(client)?;
+        let lock = handle::get::<LockData>(lock)?;
+        let renewed = client.0.heartbeat(&lock.copy(), millis(lease_ms))?;
+        lock.set(renewed);
+        Ok(())
+    })
+}
+
+/// Releases a lock that is held as data. Fine when nobody holds it; LEASEHOLD_CODE_HELD when others do.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {
+    call(|| {
+        let client = handle::get::<Client>(client)?;
+        let lock = handle::get::<LockData>(lock)?.copy();
+        Ok(client.0.release(&lock)?)
+    })
+}

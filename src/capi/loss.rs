@@ -1,0 +1,218 @@
+//! How C hears of a loss: a callback, and a file descriptor for event loops.
+
+use std::ffi::{c_char, c_void};
+#[cfg(unix)]
+use std::io::{PipeReader, PipeWriter, Write};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::as_millis;
+use crate::loss::{Loss, LossReason};
+
+/// How a lock was lost. The numbers never change; later versions may add some.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is not lost.
+    None = 0,
+    /// Somebody else was granted the lock since.
+    TakenOver = 1,
+    /// The lease came to its end without a renewal.
+    Expired = 2,
+    /// An operator or another process released it.
+    ReleasedByOther = 3,
+    /// It was held for as long as leasehold_request_set_max_hold allows.
+    MaxHold = 4,
+    /// The row, table or file is gone.
+    Gone = 5,
+    /// The heartbeat thread died.
+    HeartbeatDied = 6,
+}
+
+impl From<&LossReason> for Reason {
+    fn from(reason: &LossReason) -> Self {
+        match reason {
+            LossReason::TakenOver { .. } => Reason::TakenOver,
+            LossReason::Expired { .. } => Reason::Expired,
+            LossReason::ReleasedByOther => Reason::ReleasedByOther,
+            LossReason::MaxHold => Reason::MaxHold,
+            LossReason::Gone => Reason::Gone,
+            LossReason::HeartbeatDied => Reason::HeartbeatDied,
+        }
+    }
+}
+
+/// A lock that was held and is not any more. Its texts end in a NUL that their length leaves out, and are only there
+/// during the callback.
+#[repr(C)]
+pub struct LossInfo {
+    /// The fencing token that is out of date now.
+    pub token: u64,
+    /// How long it had been held, in milliseconds.
+    pub held_for_ms: u64,
+    /// The name of the lock.
+    pub key: *const c_char,
+    pub key_len: usize,
+    /// How it was lost, for people.
+    pub text: *const c_char,
+    pub text_len: usize,
+    /// How it was lost.
+    pub reason: Reason,
+}
+
+/// Called with the loss and what was given along.
+pub type OnLoss = Option<unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void)>;
+
+/// A function of C's, and what it wants to be called with.
+#[derive(Clone, Copy)]
+pub struct Callback {
+    function: unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void),
+    user: *mut c_void,
+}
+
+// SAFETY: whoever made it promised that any thread may call it.
+unsafe impl Send for Callback {}
+// SAFETY: nothing can be done with a shared one but to copy it.
+unsafe impl Sync for Callback {}
+
+impl Callback {
+    /// # Safety
+    /// Any thread may call `function` with `user` until each guard that got the callback is freed.
+    pub unsafe fn new(
+        function: unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void),
+        user: *mut c_void,
+    ) -> Self {
+        Callback { function, user }
+    }
+
+    fn call(self, loss: &Loss) {
+        let ended = |text: String| (text.len(), text + "\0");
+        let (key_len, key) = ended(loss.key.clone());
+        let (text_len, text) = ended(loss.to_string());
+        let info = LossInfo {
+            token: loss.fencing_token,
+            held_for_ms: as_millis(loss.held_for),
+            key: key.as_ptr().cast(),
+            key_len,
+            text: text.as_ptr().cast(),
+            text_len,
+            reason: Reason::from(&loss.reason),
+        };
+        // SAFETY: whoever made the callback promised that it may be called until the guard is freed, and freeing waits
+        // for it; the texts live until it returns.
+        unsafe { (self.function)(&info, self.user) }
+    }
+}
+
+/// What of a guard hears of its loss.
+pub struct Watch {
+    callback: Option<Callback>,
+    state: Mutex<State>,
+    called: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    #[cfg(unix)]
+    pipe: Option<Pipe>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Neither lost nor freed.
+    Waiting,
+    /// The callback runs on this thread.
+    Calling(ThreadId),
+    Lost,
+    /// Released or freed: nothing is called any more.
+    Over,
+}
+
+#[cfg(unix)]
+struct Pipe {
+    /// Kept open, so that the one byte can always be written.
+    reader: PipeReader,
+    /// Closed once nothing can be told any more.
+    writer: Option<PipeWriter>,
+}
+
+impl Watch {
+    pub fn new(callback: Option<Callback>) -> Arc<Self> {
+        let state = State {
+            phase: Phase::Waiting,
+            #[cfg(unix)]
+            pipe: None,
+        };
+        Arc::new(Watch { callback, state: Mutex::new(state), called: Condvar::new() })
+    }
+
+    /// Tells the loss. Runs on a thread of its own.
+    pub fn lost(&self, loss: &Loss) {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Waiting {
+            return;
+        }
+        state.phase = Phase::Lost;
+        #[cfg(unix)]
+        if let Some(pipe) = &mut state.pipe {
+            pipe.tell(true);
+        }
+        let Some(callback) = self.callback else { return };
+        state.phase = Phase::Calling(std::thread::current().id());
+        drop(state);
+        callback.call(loss);
+        self.state.lock().phase = Phase::Lost;
+        self.called.notify_all();
+    }
+
+    /// Nothing is told any more; with `wait`, a callback that runs on another thread is over.
+    pub fn end(&self, wait: bool) {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Waiting {
+            state.phase = Phase::Over;
+        }
+        #[cfg(unix)]
+        if let Some(pipe) = &mut state.pipe {
+            pipe.tell(false);
+        }
+        let other = |phase| matches!(phase, Phase::Calling(thread) if thread != std::thread::current().id());
+        while wait && other(state.phase) {
+            self.called.wait(&mut state);
+        }
+    }
+
+    /// A file descriptor of the caller's own.
+    #[cfg(unix)]
+    pub fn descriptor(&self) -> std::io::Result<std::os::fd::RawFd> {
+        use std::os::fd::IntoRawFd;
+
+        let mut state = self.state.lock();
+        let pipe = match &mut state.pipe {
+            Some(pipe) => pipe,
+            none => {
+                let (reader, writer) = std::io::pipe()?;
+                none.insert(Pipe { reader, writer: Some(writer) })
+            }
+        };
+        let own = pipe.reader.try_clone()?;
+        match state.phase {
+            Phase::Waiting => {}
+            phase => state.pipe.iter_mut().for_each(|pipe| pipe.tell(phase != Phase::Over)),
+        }
+        Ok(own.into_raw_fd())
+    }
+}
+
+#[cfg(unix)]
+impl Pipe {
+    fn tell(&mut self, lost: bool) {
+        if let Some(mut writer) = self.writer.take()
+            && lost
+        {
+            // An empty pipe takes a byte, and its reading end is open.
+            let _ = writer.write_all(b"!");
+        }
+    }
+}

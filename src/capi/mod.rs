@@ -1,0 +1,92 @@
+//! The C library: handles, numbered codes, and functions that no panic crosses.
+//!
+//! Its reference is the header `leasehold.h`, which is written from the comments in here: they are read by C
+//! programmers. Only the public API is used, and this is the only place with `unsafe`.
+
+mod cancel;
+mod client;
+mod code;
+mod failure;
+mod filter;
+mod guard;
+mod handle;
+mod list;
+mod lock;
+mod loss;
+mod request;
+mod text;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use code::Code;
+use failure::Failure;
+
+/// What the body of an exported function comes to.
+type Outcome = Result<(), Failure>;
+
+/// The body of every exported function that can fail: no panic leaves it, and a failure is kept for the
+/// `leasehold_error_` functions of this thread.
+fn call(body: impl FnOnce() -> Outcome) -> Code {
+    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return Code::Ok,
+        Ok(Err(failure)) => failure,
+        Err(panic) => Failure::panicked(panic),
+    };
+    failure::keep(failure)
+}
+
+/// An argument that C passes as pointer and length.
+macro_rules! text_arg {
+    ($text:ident, $len:ident) => {
+        // SAFETY: the header asks the caller for `len` readable bytes; NULL is refused.
+        unsafe { $crate::capi::text::read(stringify!($text), $text, $len) }?
+    };
+}
+
+/// A place of the caller's that gets a result.
+macro_rules! out_arg {
+    ($out:ident) => {
+        // SAFETY: the header asks the caller for a place that can be written to; NULL is refused.
+        unsafe { $crate::capi::text::Out::new(stringify!($out), $out) }?
+    };
+}
+
+use {out_arg, text_arg};
+
+/// In a header zero milliseconds and `UINT64_MAX` are numbers like any other; the latter is longer than any wait.
+fn millis(ms: u64) -> Duration {
+    if ms == u64::MAX { Duration::MAX } else { Duration::from_millis(ms) }
+}
+
+/// Rounded down; `UINT64_MAX` for what has no end.
+fn as_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_panic_leaves_a_call() {
+        assert_eq!(call(|| Ok(())), Code::Ok);
+        assert_eq!(call(|| panic!("as a test")), Code::Panic);
+        let text = failure::message();
+        assert!(text.contains("as a test") && text.contains("bug"), "{text}");
+        // A payload whose drop panics as well.
+        struct Worse;
+        impl Drop for Worse {
+            fn drop(&mut self) {
+                panic!("again");
+            }
+        }
+        assert_eq!(call(|| std::panic::panic_any(Worse)), Code::Panic);
+    }
+
+    #[test]
+    fn times_without_end_are_kept() {
+        assert_eq!(as_millis(millis(u64::MAX)), u64::MAX);
+        assert_eq!(as_millis(millis(1500)), 1500);
+    }
+}

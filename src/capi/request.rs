@@ -1,0 +1,488 @@
+//! Requests with everything that can be asked for.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+
+use super::cancel::{Cancel, CancelHandle};
+use super::client::{Client, ClientHandle};
+use super::code::Code;
+use super::failure::Failure;
+use super::guard::{Guard, GuardHandle};
+use super::lock::{LockData, LockHandle};
+use super::loss::{Callback, OnLoss, Watch};
+use super::{Outcome, call, handle, millis, out_arg, text_arg};
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind};
+use crate::guard::LockGuard;
+use crate::lock::Lock;
+use crate::loss::Loss;
+use crate::request::SameOwner;
+
+/// A request; unlike the one of the Rust API it can be used any number of times.
+pub struct Request(Mutex<Asked>);
+
+/// What is asked for: one lock, or the first of several that is free. It can be used any number of times, by any
+/// number of threads. Free it with leasehold_request_free.
+pub type RequestHandle = u64;
+
+/// See [`Request`].
+#[derive(Clone)]
+pub struct Asked {
+    client: Arc<Client>,
+    keys: Vec<String>,
+    /// The first of several.
+    any: bool,
+    in_order: bool,
+    shared: bool,
+    max_holders: Option<u32>,
+    owner: Option<String>,
+    comment: Option<String>,
+    lock_id: Option<String>,
+    lease: Option<AskedLease>,
+    replace: bool,
+    wait: Option<Wait>,
+    cancel: Option<CancelToken>,
+    max_hold: Option<Duration>,
+    on_loss: Option<Callback>,
+}
+
+#[derive(Clone, Copy)]
+enum AskedLease {
+    For(Duration),
+    Until(SystemTime),
+    Forever,
+}
+
+#[derive(Clone, Copy)]
+enum Wait {
+    For(Duration),
+    Until(Instant),
+}
+
+/// A request of the Rust API with everything that was asked for; both kinds have the same setters.
+macro_rules! request {
+    ($asked:expr, $start:expr, $watch:expr) => {{
+        let asked = $asked;
+        let mut request = $start;
+        if asked.shared {
+            request = request.shared();
+        }
+        if let Some(n) = asked.max_holders {
+            request = request.max_holders(n);
+        }
+        if let Some(owner) = &asked.owner {
+            request = request.owner(owner.as_str());
+        }
+        if let Some(comment) = &asked.comment {
+            request = request.comment(comment.as_str());
+        }
+        if let Some(lock_id) = &asked.lock_id {
+            request = request.lock_id(lock_id.as_str());
+        }
+        request = match asked.lease {
+            None => request,
+            Some(AskedLease::For(lease)) => request.lease(lease),
+            Some(AskedLease::Until(at)) => request.lease_until(at),
+            Some(AskedLease::Forever) => request.lease_forever(),
+        };
+        if asked.replace {
+            request = request.same_owner(SameOwner::Replace);
+        }
+        request = match asked.wait {
+            None => request,
+            Some(Wait::For(wait)) => request.wait(wait),
+            Some(Wait::Until(until)) => request.wait_until(until),
+        };
+        if let Some(cancel) = &asked.cancel {
+            request = request.cancel(cancel);
+        }
+        if let Some(max_hold) = asked.max_hold {
+            request = request.max_hold(max_hold);
+        }
+        match $watch {
+            Some(watch) => request.on_loss(move |loss: Loss| watch.lost(&loss)),
+            None => request,
+        }
+    }};
+}
+
+impl Asked {
+    fn new(client: ClientHandle) -> Result<Self, Failure> {
+        Ok(Asked {
+            client: handle::get(client)?,
+            keys: Vec::new(),
+            any: false,
+            in_order: false,
+            shared: false,
+            max_holders: None,
+            owner: None,
+            comment: None,
+            lock_id: None,
+            lease: None,
+            replace: false,
+            wait: None,
+            cancel: None,
+            max_hold: None,
+            on_loss: None,
+        })
+    }
+
+    /// A request for one lock.
+    pub fn one(client: ClientHandle, key: &str) -> Result<Self, Failure> {
+        Ok(Asked { keys: vec![key.to_owned()], ..Asked::new(client)? })
+    }
+
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    pub fn waiting(mut self, ms: u64) -> Self {
+        self.wait = Some(Wait::For(millis(ms)));
+        self
+    }
+
+    pub fn lock(&self) -> Result<GuardHandle, Failure> {
+        self.guard(|asked, watch| {
+            let (client, watch) = (&asked.client.0, Some(watch));
+            Ok(if asked.any {
+                let request = client.request_any(&asked.keys);
+                let request = if asked.in_order { request.in_order() } else { request };
+                request!(asked, request, watch).lock()?
+            } else {
+                request!(asked, client.request(asked.key()), watch).lock()?
+            })
+        })
+    }
+
+    /// One look, which unlike the `try_lock` of the Rust API tells who holds the lock.
+    pub fn try_lock(mut self) -> Result<GuardHandle, Failure> {
+        self.wait = Some(Wait::For(Duration::ZERO));
+        self.guard(|asked, watch| {
+            let (client, watch) = (&asked.client.0, Some(watch));
+            let locked = if asked.any {
+                let request = client.request_any(&asked.keys);
+                let request = if asked.in_order { request.in_order() } else { request };
+                request!(asked, request, watch).lock()
+            } else {
+                request!(asked, client.request(asked.key()), watch).lock()
+            };
+            locked.map_err(|error| match error.kind() {
+                ErrorKind::TimedOut => Failure::with_code(error, Code::Held),
+                _ => error.into(),
+            })
+        })
+    }
+
+    fn acquire(&self) -> Result<Lock, Error> {
+        let client = &self.client.0;
+        if self.any {
+            let request = client.request_any(&self.keys);
+            let request = if self.in_order { request.in_order() } else { request };
+            request!(self, request, None::<Arc<Watch>>).acquire()
+        } else {
+            request!(self, client.request(self.key()), None::<Arc<Watch>>).acquire()
+        }
+    }
+
+    fn adopt(&self, lock: Lock) -> Result<GuardHandle, Failure> {
+        if self.any {
+            return Err(Failure::new(Code::InvalidInput, "a lock is adopted by a request for one key"));
+        }
+        self.guard(|asked, watch| Ok(request!(asked, asked.client.0.request(asked.key()), Some(watch)).adopt(lock)?))
+    }
+
+    fn guard(
+        &self,
+        start: impl FnOnce(&Asked, Arc<Watch>) -> Result<LockGuard, Failure>,
+    ) -> Result<GuardHandle, Failure> {
+        let watch = Watch::new(self.on_loss);
+        let guard = start(self, watch.clone())?;
+        handle::insert(Guard::new(guard, watch))
+    }
+
+    fn key(&self) -> &str {
+        self.keys.first().map_or("", String::as_str)
+    }
+}
+
+/// Adopts a lock with nothing else asked for.
+pub fn adopt(client: ClientHandle, lock: LockHandle) -> Result<GuardHandle, Failure> {
+    let lock = handle::get::<LockData>(lock)?.copy();
+    Asked::one(client, lock.key())?.adopt(lock)
+}
+
+/// A copy, so that nothing is locked while a wait goes on.
+fn asked(request: RequestHandle) -> Result<Asked, Failure> {
+    Ok(handle::get::<Request>(request)?.0.lock().clone())
+}
+
+fn set(request: RequestHandle, set: impl FnOnce(&mut Asked)) -> Outcome {
+    set(&mut handle::get::<Request>(request)?.0.lock());
+    Ok(())
+}
+
+/// A request for one lock.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `request` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_new(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    request: *mut RequestHandle,
+) -> Code {
+    call(|| {
+        let (key, request) = (text_arg!(key, key_len), out_arg!(request));
+        request.write(handle::insert(Request(Mutex::new(Asked::one(client, key)?)))?);
+        Ok(())
+    })
+}
+
+/// A request for whichever of several locks is free first: leasehold_request_add_key names them, and
+/// leasehold_guard_key says which it was.
+///
+/// # Safety
+/// `request` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_new_any(client: ClientHandle, request: *mut RequestHandle) -> Code {
+    call(|| {
+        let request = out_arg!(request);
+        let asked = Asked { any: true, ..Asked::new(client)? };
+        request.write(handle::insert(Request(Mutex::new(asked)))?);
+        Ok(())
+    })
+}
+
+/// One more key for a request made by leasehold_request_new_any.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_add_key(request: RequestHandle, key: *const c_char, key_len: usize) -> Code {
+    call(|| {
+        let key = text_arg!(key, key_len).to_owned();
+        let request = handle::get::<Request>(request)?;
+        let mut asked = request.0.lock();
+        if !asked.any {
+            return Err(Failure::new(Code::InvalidInput, "the request is for one key"));
+        }
+        asked.keys.push(key);
+        Ok(())
+    })
+}
+
+/// Tries the keys as they were added, each time from the first one on. Defaults to random order.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_in_order(request: RequestHandle) -> Code {
+    call(|| set(request, |asked| asked.in_order = true))
+}
+
+/// Together with other shared holders. Defaults to exclusive.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_shared(request: RequestHandle) -> Code {
+    call(|| set(request, |asked| asked.shared = true))
+}
+
+/// Shared, and only while fewer than `n` hold the key. Defaults to no limit.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_max_holders(request: RequestHandle, n: u32) -> Code {
+    call(|| set(request, |asked| asked.max_holders = Some(n)))
+}
+
+/// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
+///
+/// # Safety
+/// `owner` must have `owner_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_set_owner(
+    request: RequestHandle,
+    owner: *const c_char,
+    owner_len: usize,
+) -> Code {
+    call(|| {
+        let owner = text_arg!(owner, owner_len).to_owned();
+        set(request, |asked| asked.owner = Some(owner))
+    })
+}
+
+/// Whatever others should read about this hold: 1 to 1,024 bytes. Defaults to none.
+///
+/// # Safety
+/// `comment` must have `comment_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_set_comment(
+    request: RequestHandle,
+    comment: *const c_char,
+    comment_len: usize,
+) -> Code {
+    call(|| {
+        let comment = text_arg!(comment, comment_len).to_owned();
+        set(request, |asked| asked.comment = Some(comment))
+    })
+}
+
+/// Puts the lock into a group: whoever knows the lock id can renew and release all of it. Defaults to a random one.
+///
+/// # Safety
+/// `lock_id` must have `lock_id_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_set_lock_id(
+    request: RequestHandle,
+    lock_id: *const c_char,
+    lock_id_len: usize,
+) -> Code {
+    call(|| {
+        let lock_id = text_arg!(lock_id, lock_id_len).to_owned();
+        set(request, |asked| asked.lock_id = Some(lock_id))
+    })
+}
+
+/// For how long the lock is held without a renewal, in milliseconds. Defaults to the client's lease.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_lease(request: RequestHandle, ms: u64) -> Code {
+    call(|| set(request, |asked| asked.lease = Some(AskedLease::For(millis(ms)))))
+}
+
+/// The lease ends at this time, in milliseconds since 1970, and is not renewed past it. Defaults to the client's lease.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_lease_until(request: RequestHandle, unix_ms: u64) -> Code {
+    call(|| {
+        let at = super::list::unix_time(unix_ms)?;
+        set(request, |asked| asked.lease = Some(AskedLease::Until(at)))
+    })
+}
+
+/// The lock is held until it is released: when the process dies, an operator has to do that. Defaults to the client's
+/// lease.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_lease_forever(request: RequestHandle) -> Code {
+    call(|| set(request, |asked| asked.lease = Some(AskedLease::Forever)))
+}
+
+/// A live exclusive holder with the same owner is replaced at once; it learns so at its next heartbeat. Needs an owner
+/// that was set. Defaults to respecting it like any other.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_replace_same_owner(request: RequestHandle) -> Code {
+    call(|| set(request, |asked| asked.replace = true))
+}
+
+/// For how many milliseconds leasehold_request_lock waits while others hold it; 0 asks once. Defaults to no limit.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) -> Code {
+    call(|| set(request, |asked| asked.wait = Some(Wait::For(millis(ms)))))
+}
+
+/// Until when leasehold_request_lock waits: so many milliseconds from this call on, whenever and however often it is
+/// used afterwards. So several waits can share one deadline. Defaults to no limit.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: u64) -> Code {
+    call(|| {
+        // Without end when it is further away than the clock can tell.
+        let until = Instant::now().checked_add(millis(ms)).map(Wait::Until);
+        set(request, |asked| asked.wait = until)
+    })
+}
+
+/// leasehold_cancel_fire ends the wait with LEASEHOLD_CODE_CANCELLED. Defaults to none.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: CancelHandle) -> Code {
+    call(|| {
+        let cancel = handle::get::<Cancel>(cancel)?.0.clone();
+        set(request, |asked| asked.cancel = Some(cancel))
+    })
+}
+
+/// The lock is lost after so many milliseconds, for a worker that hangs while its process lives. Defaults to no limit.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64) -> Code {
+    call(|| set(request, |asked| asked.max_hold = Some(millis(ms))))
+}
+
+/// Called once for each guard of the request whose lock is lost, with `user`, on a thread of its own; never after a
+/// release. It may call anything here, also free the guard. No exception may leave it. Once leasehold_guard_free has
+/// returned, the callback is over and is not called any more, unless it was the callback that freed the guard.
+/// NULL for none, which is the default.
+///
+/// # Safety
+/// Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_set_on_loss(
+    request: RequestHandle,
+    on_loss: OnLoss,
+    user: *mut c_void,
+) -> Code {
+    call(|| {
+        // SAFETY: what the header asks the caller for.
+        let callback = on_loss.map(|function| unsafe { Callback::new(function, user) });
+        set(request, |asked| asked.on_loss = callback)
+    })
+}
+
+/// Waits for the lock and holds it: LEASEHOLD_CODE_TIMED_OUT when the wait is over.
+///
+/// # Safety
+/// `guard` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *mut GuardHandle) -> Code {
+    call(|| {
+        let guard = out_arg!(guard);
+        guard.write(asked(request)?.lock()?);
+        Ok(())
+    })
+}
+
+/// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+///
+/// # Safety
+/// `guard` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guard: *mut GuardHandle) -> Code {
+    call(|| {
+        let guard = out_arg!(guard);
+        guard.write(asked(request)?.try_lock()?);
+        Ok(())
+    })
+}
+
+/// Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
+///
+/// # Safety
+/// `lock` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_acquire(request: RequestHandle, lock: *mut LockHandle) -> Code {
+    call(|| {
+        let lock = out_arg!(lock);
+        lock.write(handle::insert(LockData::new(asked(request)?.acquire()?))?);
+        Ok(())
+    })
+}
+
+/// leasehold_client_adopt with the owner, comment, lease and loss callback of the request, which must be for the same
+/// key.
+///
+/// # Safety
+/// `guard` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_adopt(
+    request: RequestHandle,
+    lock: LockHandle,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let guard = out_arg!(guard);
+        let lock = handle::get::<LockData>(lock)?.copy();
+        guard.write(asked(request)?.adopt(lock)?);
+        Ok(())
+    })
+}
+
+/// Frees the handle. Guards and waits that came from it go on.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_free(request: RequestHandle) -> Code {
+    call(|| handle::remove::<Request>(request).map(drop))
+}

@@ -1,0 +1,109 @@
+//! Texts and places that C passes as pointers.
+
+use std::ffi::c_char;
+
+use super::Outcome;
+use super::code::Code;
+use super::failure::Failure;
+
+/// A text of the caller's.
+///
+/// # Safety
+/// Unless it is NULL, `text` points to `len` bytes that nobody writes to during the call.
+pub unsafe fn read<'a>(name: &str, text: *const c_char, len: usize) -> Result<&'a str, Failure> {
+    // SAFETY: passed on from the caller.
+    let bytes = unsafe { read_bytes(name, text.cast(), len) }?;
+    std::str::from_utf8(bytes).map_err(|error| {
+        let message = format!("{name} is not UTF-8 from byte {} on", error.valid_up_to());
+        Failure::new(Code::BadUtf8, message)
+    })
+}
+
+/// Bytes of the caller's.
+///
+/// # Safety
+/// Unless it is NULL, `bytes` points to `len` bytes that nobody writes to during the call.
+pub unsafe fn read_bytes<'a>(name: &str, bytes: *const u8, len: usize) -> Result<&'a [u8], Failure> {
+    if bytes.is_null() {
+        return Err(null(name));
+    }
+    // A negative number that became a size.
+    if isize::try_from(len).is_err() {
+        return Err(Failure::new(Code::InvalidInput, format!("the length of {name} is {len}, more than can be")));
+    }
+    // SAFETY: not NULL, of a possible length, and readable as the caller promises.
+    Ok(unsafe { std::slice::from_raw_parts(bytes, len) })
+}
+
+/// Copies a text out: as much as fits, cut between characters, with a NUL behind it. `len` gets the length of the
+/// whole text without the NUL, also when it does not fit, which is an error unless `capacity` is 0.
+///
+/// # Safety
+/// `buffer` has room for `capacity` bytes, or is NULL and `capacity` 0; `len` can be written to or is NULL.
+pub unsafe fn write(text: &str, buffer: *mut c_char, capacity: usize, len: *mut usize) -> Outcome {
+    if buffer.is_null() && capacity > 0 {
+        return Err(null("buffer"));
+    }
+    if !len.is_null() {
+        // SAFETY: not NULL, and a place of the caller's.
+        unsafe { len.write_unaligned(text.len()) };
+    }
+    if capacity == 0 {
+        return Ok(());
+    }
+    let fits = text.floor_char_boundary(capacity - 1);
+    // SAFETY: `fits` < `capacity`, and nobody else has the caller's buffer.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), fits);
+        buffer.add(fits).write(0);
+    }
+    if fits < text.len() { Err(too_small(text.len() + 1, capacity)) } else { Ok(()) }
+}
+
+/// The same for bytes, which are copied as a whole or not at all.
+///
+/// # Safety
+/// As [`write`].
+pub unsafe fn write_bytes(bytes: &[u8], buffer: *mut u8, capacity: usize, len: *mut usize) -> Outcome {
+    if buffer.is_null() && capacity > 0 {
+        return Err(null("buffer"));
+    }
+    if !len.is_null() {
+        // SAFETY: not NULL, and a place of the caller's.
+        unsafe { len.write_unaligned(bytes.len()) };
+    }
+    if capacity == 0 {
+        return Ok(());
+    }
+    if capacity < bytes.len() {
+        return Err(too_small(bytes.len(), capacity));
+    }
+    // SAFETY: it fits, and nobody else has the caller's buffer.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
+    Ok(())
+}
+
+/// A place of the caller's, written to only on success.
+pub struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// # Safety
+    /// Unless it is NULL, `out` can be written to until the call is over.
+    pub unsafe fn new(name: &str, out: *mut T) -> Result<Self, Failure> {
+        if out.is_null() { Err(null(name)) } else { Ok(Out(out)) }
+    }
+
+    pub fn write(self, value: T) {
+        // SAFETY: whoever made it promised that; the alignment is not taken for granted.
+        unsafe { self.0.write_unaligned(value) }
+    }
+}
+
+pub fn null(name: &str) -> Failure {
+    Failure::new(Code::NullPointer, format!("{name} is NULL"))
+}
+
+fn too_small(needed: usize, capacity: usize) -> Failure {
+    let message = format!("the buffer has {capacity} bytes, but {needed} are needed");
+    Failure::new(Code::BufferTooSmall, message)
+}

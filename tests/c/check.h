@@ -1,0 +1,45 @@
+/* What the programs in this folder share: calls that have to succeed, and texts with their length. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "leasehold.h"
+
+/* A text as the two arguments that the library takes. */
+#define TEXT(text) (text), strlen(text)
+
+/* Ends the program, with the library's reason, unless `call` answers `wanted`. */
+#define EXPECT(wanted, call) expect((wanted), (call), #call, __FILE__, __LINE__)
+#define OK(call) EXPECT(LEASEHOLD_CODE_OK, call)
+#define CHECK(what) ((what) ? (void)0 : failed(#what, __FILE__, __LINE__))
+
+static inline void failed(const char *what, const char *file, int line) {
+  fprintf(stderr, "%s:%d: %s\n", file, line, what);
+  exit(1);
+}
+
+static inline void expect(leasehold_code wanted, leasehold_code code, const char *call, const char *file, int line) {
+  if (code != wanted) {
+    char message[1024];
+    leasehold_error_message(message, sizeof message, NULL);
+    fprintf(stderr, "%s:%d: %s gave %s: %s\n", file, line, call, leasehold_code_name(code), message);
+    exit(1);
+  }
+}
+
+/* A client that bears a slow disk. */
+static inline leasehold_client connected(const char *url) {
+  leasehold_builder builder = 0;
+  leasehold_client client = 0;
+  OK(leasehold_builder_new(TEXT(url), &builder));
+  OK(leasehold_builder_set_request_timeout(builder, 60000));
+  OK(leasehold_builder_set_drop_timeout(builder, 60000));
+  OK(leasehold_builder_connect(builder, &client));
+  OK(leasehold_builder_free(builder));
+  return client;
+}
+
+#endif

@@ -1,0 +1,54 @@
+/* After a fork() the parent's handles do nothing in the child; the child connects for itself. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  leasehold_client client = 0;
+  leasehold_request request = 0;
+  leasehold_guard guard = 0;
+  leasehold_lock lock = 0;
+  client = connected(argv[1]);
+  OK(leasehold_request_new(client, TEXT("other"), &request));
+  OK(leasehold_client_lock(client, TEXT("held"), &guard));
+  OK(leasehold_guard_info(guard, &lock));
+
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    leasehold_client own = 0;
+    leasehold_guard own_guard = 0, none = 0;
+    bool held = true;
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_lock(client, TEXT("other"), &none));
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_request_lock(request, &none));
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_is_held(guard, &held));
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_ensure_held(guard));
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_release(guard));
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_free(guard));
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_lock_free(lock));
+    /* Its own are new numbers, and the parent's stay what they are. */
+    own = connected(argv[1]);
+    CHECK(own != client);
+    EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_close(client));
+    EXPECT(LEASEHOLD_CODE_HELD, leasehold_client_try_lock(own, TEXT("held"), &none));
+    OK(leasehold_client_lock(own, TEXT("other"), &own_guard));
+    OK(leasehold_guard_free(own_guard));
+    OK(leasehold_client_free(own));
+    CHECK(none == 0);
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+
+  OK(leasehold_guard_ensure_held(guard));
+  OK(leasehold_guard_release(guard));
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_lock_free(lock));
+  OK(leasehold_request_free(request));
+  OK(leasehold_client_free(client));
+  printf("proof: dead in the child, alive in the parent\n");
+  return 0;
+}

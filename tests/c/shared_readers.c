@@ -1,0 +1,69 @@
+/* Three readers at once, and a writer that waits for them. */
+#include <pthread.h>
+
+#include "check.h"
+
+enum { READERS = 3 };
+static const char *KEY = "catalogue";
+
+struct writer {
+  leasehold_client client;
+  uint64_t token;
+};
+
+static void *write_once(void *data) {
+  struct writer *writer = (struct writer *)data;
+  leasehold_guard guard = 0;
+  OK(leasehold_client_lock(writer->client, TEXT(KEY), &guard));
+  OK(leasehold_guard_token(guard, &writer->token));
+  OK(leasehold_guard_free(guard));
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  leasehold_client client = 0;
+  client = connected(argv[1]);
+
+  leasehold_request reader = 0;
+  leasehold_guard readers[READERS], fourth = 0;
+  OK(leasehold_request_new(client, TEXT(KEY), &reader));
+  OK(leasehold_request_set_max_holders(reader, READERS));
+  OK(leasehold_request_set_owner(reader, TEXT("a reader")));
+  for (int i = 0; i < READERS; i++) {
+    leasehold_mode mode;
+    OK(leasehold_request_lock(reader, &readers[i]));
+    OK(leasehold_guard_mode(readers[i], &mode));
+    CHECK(mode == LEASEHOLD_MODE_SHARED);
+  }
+  EXPECT(LEASEHOLD_CODE_HELD, leasehold_request_try_lock(reader, &fourth));
+  CHECK(fourth == 0);
+  char holder[32];
+  OK(leasehold_error_holder(holder, sizeof holder, NULL));
+  CHECK(strcmp(holder, "a reader") == 0);
+  leasehold_list holders = 0;
+  size_t count = 0;
+  OK(leasehold_error_holders(&holders));
+  OK(leasehold_list_len(holders, &count));
+  CHECK(count == READERS);
+  OK(leasehold_list_free(holders));
+
+  struct writer writer = {client, 0};
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, write_once, &writer) == 0);
+  uint64_t last = 0;
+  for (int i = 0; i < READERS; i++) {
+    uint64_t token = 0;
+    OK(leasehold_guard_token(readers[i], &token));
+    CHECK(token > last);
+    last = token;
+    OK(leasehold_guard_free(readers[i]));
+  }
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(writer.token > last);
+
+  OK(leasehold_request_free(reader));
+  OK(leasehold_client_free(client));
+  printf("proof: %d readers at once, the next refused, and the writer after them\n", READERS);
+  return 0;
+}

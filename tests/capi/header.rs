@@ -1,0 +1,66 @@
+//! The committed header is what the code says.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+/// In the order in which a reader wants them.
+const FILES: [&str; 10] = ["code", "failure", "client", "request", "cancel", "guard", "loss", "lock", "list", "filter"];
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/capi")
+}
+
+/// The header's functions, without the `leasehold_` before them.
+pub fn functions() -> BTreeSet<String> {
+    let header = fs::read_to_string(folder().join("leasehold.h")).expect("it is committed");
+    let code: String =
+        header.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let code = code.split_once("*/").expect("it begins with a comment").1;
+    let words = code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '('));
+    words.filter_map(|word| word.strip_prefix("leasehold_")?.split_once('(')).map(|(name, _)| name.to_owned()).collect()
+}
+
+#[test]
+fn the_header_is_what_the_code_says() {
+    let mut builder = cbindgen::Builder::new()
+        .with_config(cbindgen::Config::from_file(folder().join("cbindgen.toml")).expect("a configuration"));
+    for file in FILES {
+        builder = builder.with_src(folder().join(file).with_extension("rs"));
+    }
+    let mut written = Vec::new();
+    builder.generate().expect("a header").write(&mut written);
+    let written = String::from_utf8(written).expect("UTF-8");
+    let path = folder().join("leasehold.h");
+    if std::env::var_os("LEASEHOLD_WRITE_HEADER").is_some() {
+        fs::write(&path, &written).expect("the header can be written");
+    }
+    let committed = fs::read_to_string(&path).unwrap_or_default();
+    let how = "LEASEHOLD_WRITE_HEADER=1 cargo test --features capi --test capi header";
+    assert!(written == committed, "src/capi/leasehold.h is not what the code says; `{how}` writes it");
+}
+
+#[test]
+fn every_exported_function_stands_in_the_header_with_its_meaning() {
+    let mut exported = BTreeSet::new();
+    for entry in fs::read_dir(folder()).expect("it is there") {
+        let path = entry.expect("a file").path();
+        if path.extension().is_none_or(|ending| ending != "rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("UTF-8");
+        for (at, _) in text.match_indices("#[unsafe(no_mangle)]") {
+            let (before, rest) = text.split_at(at);
+            let name = rest.split_once("fn leasehold_").expect("a name").1.split('(').next().expect("a name");
+            let before = before.strip_suffix("#[cfg(unix)]\n").unwrap_or(before);
+            assert!(before.lines().last().is_some_and(|line| line.starts_with("///")), "{name} has no comment");
+            // What can fail goes through the boundary, what can't is a plain look.
+            let body = rest.split_once(" {\n").expect("a body").1.split("\n}\n").next().expect("a body");
+            let answers_code = rest.split_once(" {\n").expect("a body").0.ends_with("-> Code");
+            let is_kept = body.contains("call(|") || name.starts_with("error_");
+            assert!(is_kept || !answers_code, "a panic could leave {name}");
+            exported.insert(name.to_owned());
+        }
+    }
+    assert_eq!(exported, functions());
+}

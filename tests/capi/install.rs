@@ -1,0 +1,61 @@
+//! The documented way from the sources to an installed library, and a program that knows only pkg-config.
+
+use std::process::Command;
+
+use crate::library::{Language, compiler, root, run, store, target};
+
+/// What pkg-config says about the library that is installed below `prefix`.
+fn pkg_config(prefix: &std::path::Path, args: &[&str]) -> Vec<String> {
+    let mut command = Command::new("pkg-config");
+    command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(args).arg("leasehold");
+    run(&mut command).split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_program_outside_uses_the_installed_library() {
+    let (folder, url) = store();
+    let prefix = folder.path().join("usr");
+    let mut make = Command::new("make");
+    make.arg("-C").arg(root().join("src/capi")).args(["install", "PROFILE=debug"]);
+    make.arg(format!("PREFIX={}", prefix.display())).arg(format!("TARGET={}", target("installed").display()));
+    make.arg(format!("CARGO={} --offline", env!("CARGO"))).env_remove("CARGO_TARGET_DIR").env_remove("MAKEFLAGS");
+    run(&mut make);
+
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(pkg_config(&prefix, &["--modversion"]), [version]);
+    let installed = |name: &str| prefix.join("lib").join(name);
+    for name in ["libleasehold.a".to_owned(), "libleasehold.so".to_owned(), format!("libleasehold.so.{version}")] {
+        assert!(installed(&name).is_file(), "{name}");
+    }
+
+    // Away from the repository, with what the README shows.
+    let elsewhere = folder.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).expect("a folder can be made");
+    std::fs::copy(root().join("tests/c/hello.c"), elsewhere.join("hello.c")).expect("it can be copied");
+    for (name, how) in [("shared", &["--cflags", "--libs"][..]), ("static", &["--cflags", "--static", "--libs"])] {
+        let mut cc = compiler(Language::C11);
+        cc.current_dir(&elsewhere).args(["hello.c", "-o", name]);
+        if name == "static" {
+            cc.arg("-Wl,-Bstatic");
+        }
+        let flags = pkg_config(&prefix, how);
+        let static_too = |flag: String| {
+            if name == "static" && flag == "-lleasehold" { vec![flag, "-Wl,-Bdynamic".to_owned()] } else { vec![flag] }
+        };
+        cc.args(flags.into_iter().flat_map(static_too));
+        run(&mut cc);
+        let needed =
+            String::from_utf8_lossy(&Command::new("ldd").arg(elsewhere.join(name)).output().expect("ldd runs").stdout)
+                .into_owned();
+        // By the name that changes with what programs rely on.
+        assert_eq!(needed.contains("libleasehold.so.0.1 "), name == "shared", "{needed}");
+        let mut program = Command::new(elsewhere.join(name));
+        program.current_dir(&elsewhere).env("LD_LIBRARY_PATH", prefix.join("lib")).arg(&url);
+        assert_eq!(run(&mut program), "proof: nightly-report is ours, with a token above 0\n");
+    }
+
+    let mut uninstall = Command::new("make");
+    uninstall.arg("-C").arg(root().join("src/capi")).args(["uninstall", &format!("PREFIX={}", prefix.display())]);
+    run(&mut uninstall);
+    assert!(!installed("libleasehold.so").exists() && !prefix.join("include/leasehold.h").exists());
+}

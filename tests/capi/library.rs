@@ -1,0 +1,126 @@
+//! The library as C gets it, and C programs that are compiled against it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// No program takes more than a few seconds; under valgrind, on a busy machine, a minute.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// The same warnings for every program, all of them errors.
+const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
+
+pub struct Library {
+    /// Where `libleasehold.a` and `libleasehold.so` are.
+    pub folder: PathBuf,
+    /// What a program that links the static one has to link, too.
+    pub system: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Language {
+    C11,
+    Cpp17,
+}
+
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Kept between runs, so that only the first one compiles everything.
+pub fn target(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// The one of the tests, built once.
+pub fn library() -> &'static Library {
+    static BUILT: OnceLock<Library> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let built = Command::new(env!("CARGO"))
+            .current_dir(root())
+            .args(["rustc", "--lib", "--features", "capi", "--crate-type", "staticlib,cdylib", "--offline"])
+            .arg("--target-dir")
+            .arg(target("capi"))
+            .args(["--", "--print", "native-static-libs"])
+            // Cargo tells its children about itself, and they would build again for it.
+            .env_remove("CARGO_TARGET_DIR")
+            .output()
+            .expect("cargo runs");
+        let said = String::from_utf8_lossy(&built.stderr);
+        assert!(built.status.success(), "{said}");
+        let system = said.split("native-static-libs: ").nth(1).and_then(|rest| rest.lines().next());
+        let system = system.map(|line| line.split_whitespace().map(str::to_owned).collect());
+        Library { folder: target("capi").join("debug"), system: system.expect("rustc names the libraries") }
+    })
+}
+
+/// The C or C++ compiler.
+pub fn compiler(language: Language) -> Command {
+    let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs");
+    let said = String::from_utf8_lossy(&rustc.stdout);
+    let host = said.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc names its host");
+    let mut build = cc::Build::new();
+    build.target(host).host(host).opt_level(1).cargo_metadata(false).cpp(language == Language::Cpp17);
+    build.get_compiler().to_command()
+}
+
+/// A program of tests/c with these extra flags, linked with the static library at `folder`.
+pub fn compile(program: &str, language: Language, flags: &[&str], library: &Library) -> PathBuf {
+    let standard = match language {
+        Language::C11 => "c11",
+        Language::Cpp17 => "c++17",
+    };
+    let output = target("c").join(format!("{program}-{standard}{}", flags.concat().replace(['=', ','], "")));
+    static COMPILED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if compiled.contains(&output) {
+        return output;
+    }
+    std::fs::create_dir_all(target("c")).expect("a folder can be made");
+    let mut command = compiler(language);
+    let source = root().join("tests/c").join(program).with_extension("c");
+    if language == Language::Cpp17 {
+        command.args(["-x", "c++"]);
+    }
+    command.arg(source).args(["-x", "none", "-g", &format!("-std={standard}"), "-D_POSIX_C_SOURCE=200809L"]);
+    command.args(WARNINGS).args(flags).arg("-I").arg(root().join("src/capi")).arg("-pthread");
+    command.arg(library.folder.join("libleasehold.a")).args(&library.system).arg("-o").arg(&output);
+    let answer = command.output().expect("the compiler runs");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(answer.status.success() && said.is_empty(), "{program} as {standard}: {said}");
+    compiled.insert(output.clone());
+    output
+}
+
+/// Runs it to its end; gives what it printed.
+#[track_caller]
+pub fn run(command: &mut Command) -> String {
+    let shown = format!("{command:?}");
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect(&shown);
+    let read = |pipe: Box<dyn std::io::Read + Send>| {
+        std::thread::spawn(move || std::io::read_to_string(pipe).unwrap_or_default())
+    };
+    let stdout = read(Box::new(child.stdout.take().expect("piped")));
+    let stderr = read(Box::new(child.stderr.take().expect("piped")));
+    let start = Instant::now();
+    while !(stdout.is_finished() && stderr.is_finished()) {
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            panic!("{shown} did not end within {PATIENCE:?}");
+        }
+        // Its output ends when it ends; there is nothing to wait on for two pipes with a bound.
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    let (stdout, stderr) = (stdout.join().expect("text"), stderr.join().expect("text"));
+    let status = child.wait().expect("it is our child");
+    assert!(status.success(), "{shown}: {status}\n{stdout}{stderr}");
+    stdout
+}
+
+/// A store of its own for each run.
+pub fn store() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    (folder, url)
+}

@@ -1,0 +1,8 @@
+//! The C library: its header, its programs as users compile them, and what tools find in them.
+#![cfg(unix)]
+
+mod header;
+mod install;
+mod library;
+mod programs;
+mod tools;

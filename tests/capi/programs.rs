@@ -1,0 +1,78 @@
+//! Every program in tests/c runs, ends well and prints its proof.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+
+use crate::library::{Language, compile, library, root, run, store};
+
+/// Whoever adds a program names it here, with its proof.
+pub const PROGRAMS: [(&str, &str); 8] = [
+    ("batch_job", "20 jobs, each done once by one of 4 processes"),
+    ("forked", "dead in the child, alive in the parent"),
+    ("hand_over", "handed over without a gap, adopted once"),
+    ("hello", "nightly-report is ours, with a token above 0"),
+    ("loss_callback", "called at each loss, once, with its reason, and never after a release"),
+    ("loss_poll", "poll() woke at the loss, and saw the end at the release"),
+    ("misuse", "every wrong handle, pointer and text was answered with its code"),
+    ("shared_readers", "3 readers at once, the next refused, and the writer after them"),
+];
+
+/// Runs a program that is compiled, maybe under a tool.
+#[track_caller]
+pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
+    let (folder, url) = store();
+    let mut command = match tool {
+        [] => Command::new(binary),
+        [tool, args @ ..] => {
+            let mut command = Command::new(tool);
+            command.args(args).arg(binary);
+            command
+        }
+    };
+    // The library's own mutexes are nothing that the thread sanitizer knows: it judges what the programs do.
+    command.arg(url).env("TSAN_OPTIONS", "ignore_interceptors_accesses=1");
+    if binary.file_name().is_some_and(|name| name.to_string_lossy().starts_with("batch_job")) {
+        command.arg(folder.path());
+    }
+    let printed = run(&mut command);
+    assert_eq!(printed.lines().last(), Some(format!("proof: {proof}").as_str()), "{printed}");
+}
+
+#[test]
+fn every_program_is_run() {
+    let found: BTreeSet<String> = fs::read_dir(root().join("tests/c"))
+        .expect("it is there")
+        .filter_map(|entry| entry.expect("a file").file_name().to_string_lossy().strip_suffix(".c").map(str::to_owned))
+        .collect();
+    assert_eq!(found, PROGRAMS.iter().map(|(name, _)| name.to_string()).collect());
+}
+
+#[test]
+fn every_program_proves_itself_in_c11() {
+    for (program, proof) in PROGRAMS {
+        prove(&[], &compile(program, Language::C11, &[], library()), proof);
+    }
+}
+
+#[test]
+fn every_program_proves_itself_in_cpp17() {
+    for (program, proof) in PROGRAMS {
+        prove(&[], &compile(program, Language::Cpp17, &[], library()), proof);
+    }
+}
+
+#[test]
+fn every_function_is_misused() {
+    let misuse = fs::read_to_string(root().join("tests/c/misuse.c")).expect("it is there");
+    for function in crate::header::functions() {
+        assert!(misuse.contains(&format!("leasehold_{function}(")), "misuse.c leaves out leasehold_{function}");
+    }
+}
+
+#[test]
+fn the_readme_shows_the_program_that_is_tested() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("it is there");
+    let shown = readme.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program in C");
+    assert_eq!(shown, fs::read_to_string(root().join("tests/c/hello.c")).expect("it is there"));
+}

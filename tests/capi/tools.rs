@@ -1,0 +1,78 @@
+//! What valgrind and the sanitizers say, and the library from Python.
+
+use std::process::{Command, Stdio};
+
+use crate::library::{Language, compile, compiler, library, root, run, store, target};
+use crate::programs::{PROGRAMS, prove};
+
+/// Whether a tool is there. A gate that asks for everything fails without it.
+fn there(tool: &str, found: bool) -> bool {
+    if !found {
+        assert!(std::env::var_os("LEASEHOLD_TEST_REQUIRE").is_none(), "{tool} is missing");
+        eprintln!("SKIPPED: {tool} is missing");
+    }
+    found
+}
+
+fn answers(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// Whether the C compiler can link with this sanitizer, and what it makes runs here.
+fn sanitizes(flag: &str) -> bool {
+    let probe = target("c").join(format!("probe{}", flag.replace(['=', ','], "")));
+    std::fs::create_dir_all(target("c")).expect("a folder can be made");
+    let source = probe.with_extension("c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("a file can be written");
+    answers(compiler(Language::C11).arg(flag).arg(&source).arg("-o").arg(&probe)) && answers(&mut Command::new(&probe))
+}
+
+#[test]
+fn valgrind_finds_no_error_and_no_leak() {
+    if !there("valgrind", answers(Command::new("valgrind").arg("--version"))) {
+        return;
+    }
+    let common = ["valgrind", "--quiet", "--error-exitcode=9", "--fair-sched=yes"];
+    let leaks =
+        ["--leak-check=full", "--errors-for-leak-kinds=definite,indirect", "--show-leak-kinds=definite,indirect"];
+    for (program, proof) in PROGRAMS {
+        // In a child that was forked beside running threads all that they held is lost, by nature.
+        let leaks = if program == "forked" { &[][..] } else { &leaks };
+        prove(&[&common, leaks].concat(), &compile(program, Language::C11, &[], library()), proof);
+    }
+}
+
+#[test]
+fn address_and_undefined_behaviour_sanitizers_find_nothing() {
+    let flag = "-fsanitize=address,undefined";
+    if !there(flag, sanitizes(flag)) {
+        return;
+    }
+    for (program, proof) in PROGRAMS {
+        prove(&[], &compile(program, Language::C11, &[flag, "-fno-sanitize-recover=all"], library()), proof);
+    }
+}
+
+#[test]
+fn the_thread_sanitizer_finds_nothing_in_the_programs() {
+    let flag = "-fsanitize=thread";
+    if !there(flag, sanitizes(flag)) {
+        return;
+    }
+    // It does not bear a fork beside threads.
+    for (program, proof) in PROGRAMS.iter().filter(|(program, _)| *program != "forked") {
+        prove(&[], &compile(program, Language::C11, &[flag], library()), proof);
+    }
+}
+
+#[test]
+fn a_lock_from_python() {
+    if !there("python3", answers(Command::new("python3").arg("--version"))) {
+        return;
+    }
+    let (_folder, url) = store();
+    let shared = library().folder.join("libleasehold.so");
+    let printed = run(Command::new("python3").arg(root().join("tests/c/with_lock.py")).arg(shared).arg(url));
+    let proof = "proof: held inside `with`, released after it, also by an exception";
+    assert_eq!(printed.lines().last(), Some(proof), "{printed}");
+}
