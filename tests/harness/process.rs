@@ -41,7 +41,7 @@ impl Worker {
     pub fn start_at(emulator: &str, url: &str, lease: Duration) -> Worker {
         let mut command = Command::new(binary());
         command.env("SPANNER_EMULATOR_HOST", emulator);
-        Worker::start_by(command, url, lease)
+        Worker::start_by(command, url, lease, Duration::from_millis(5))
     }
 
     /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.
