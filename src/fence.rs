@@ -56,19 +56,21 @@ use std::fmt;
 
 use crate::backend::Backend;
 use crate::client::LockClient;
+use crate::election::Leadership;
 use crate::error::Result;
 use crate::guard::LockGuard;
 use crate::leases::{LeaseKeeper, LeaseStatus, Leases};
 use crate::lock::Lock;
 
-/// What can be asserted in a transaction: a [`LockGuard`], a [`LeaseKeeper`], and a lock or a lease as data by its
-/// [`Fence`].
+/// What can be asserted in a transaction: a [`LockGuard`], a [`Leadership`], a [`LeaseKeeper`], and a lock or a lease
+/// as data by its [`Fence`].
 ///
 /// It stands for as long as nobody else was granted it and nobody released it: a lease that has run out, and that
 /// nobody took since, still stands, since no rival can have written.
 pub trait Fenced: sealed::Sealed {}
 
 impl Fenced for LockGuard {}
+impl Fenced for Leadership {}
 impl Fenced for LeaseKeeper {}
 impl Fenced for Fence<'_> {}
 
@@ -120,6 +122,12 @@ pub(crate) mod sealed {
     impl Sealed for LockGuard {
         fn standing(&self) -> Result<Standing<'_>> {
             LockGuard::standing(self)
+        }
+    }
+
+    impl Sealed for Leadership {
+        fn standing(&self) -> Result<Standing<'_>> {
+            self.guard().standing()
         }
     }
 

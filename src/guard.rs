@@ -139,12 +139,29 @@ impl LockGuard {
     /// Gives the guard back with the error, so that it can be tried again. An error of kind `Lost`
     /// is final: the lock was not held any more.
     pub fn release(self) -> Result<(), ReleaseError> {
-        let outcome = if self.is_own_process() {
-            self.hold.release(self.family.options.drop_timeout)
-        } else {
-            Err(self.not_held())
-        };
+        let outcome = self.release_within(self.family.options.drop_timeout);
         outcome.map_err(|error| ReleaseError { error, guard: self })
+    }
+
+    /// The same within `bound`, for whoever shares the guard; after an error it can be called again.
+    pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
+        if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
+    }
+
+    /// What a drop does: dropping it afterwards does nothing.
+    pub(crate) fn end_quietly(&self) {
+        if let Err(error) = self.hold.release(self.family.options.drop_timeout)
+            && error.kind() != ErrorKind::Lost
+        {
+            log::warn!(target: "leasehold::guard", key:? = self.key();
+                "the lock could not be released and ends with its lease: {error}");
+        }
+        self.hold.let_go();
+    }
+
+    /// Stops the heartbeat within `bound` and leaves the lock to its lease.
+    pub(crate) fn leave(&self, bound: Duration) {
+        self.hold.hand_over(bound);
     }
 
     /// Stops the heartbeat and hands the lock over as data, without releasing it. Whoever gets it
@@ -184,13 +201,7 @@ impl Drop for LockGuard {
             std::mem::forget((self.hold.clone(), self.family.clone()));
             return;
         }
-        if let Err(error) = self.hold.release(self.family.options.drop_timeout)
-            && error.kind() != ErrorKind::Lost
-        {
-            log::warn!(target: "leasehold::guard", key:? = self.key();
-                "the lock could not be released and ends with its lease: {error}");
-        }
-        self.hold.let_go();
+        self.end_quietly();
     }
 }
 

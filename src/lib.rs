@@ -66,6 +66,15 @@
 //! | | locks without TTL | [`.lease_forever()`](LockRequest::lease_forever) |
 //! | | `Purge` | [`purge`](LockClient::purge): frees only what has expired, not all of its group |
 //! | | `CreateIndexes` | [`create_schema`](LockClient::create_schema) |
+//! | spindle | `New` with id, duration, logger | [`client.election(name)`](LockClient::election) with [`.id(..)`](ElectionBuilder::id), [`.lease(..)`](ElectionBuilder::lease); the crate `log` |
+//! | | `Run(ctx, done)` | [`run`](Election::run), or [`lead`](Election::lead) with the work itself; [`stop`](Election::stop) and [`wait`](Election::wait) where theirs has `ctx` and `done`. [`campaign`](Election::campaign) blocks |
+//! | | `HasLock` | [`is_leader`](Election::is_leader), [`fencing_token`](Election::fencing_token): no I/O, where theirs reads the table. Not running is just not leading; [`is_standing`](Election::is_standing) tells |
+//! | | `HasLock2`, `Leader` | [`leader`](Election::leader): id, token, since when; also from a node that does not stand |
+//! | | `Duration` | [`lease`](Election::lease): at least 1 s as theirs, by default the client's |
+//! | | `Iterations` | [`iterations`](Election::iterations); won terms: [`terms`](Election::terms) |
+//! | | `Client` | the [`LockClient`] that it was made from; clones are cheap |
+//! | | leader callback with "1" and "0" | [`on_won`](ElectionBuilder::on_won), [`on_lost`](ElectionBuilder::on_lost): in turns; [`on_leader`](ElectionBuilder::on_leader) tells of others |
+//! | | failover when the leader dies | the same; and at once when it resigns, which theirs never does |
 //! | juju state/lease | `ClaimLease` | [`Leases::claim`] of [`client.leases(namespace)`](LockClient::leases): refused while the lease stands, also to its holder, also expired; yours until at least the duration after the start of the call |
 //! | | `ExtendLease` | [`Leases::extend`]: the same promise, never shortens, races are harmless |
 //! | | `ExpireLease` | [`Leases::expire`]: only after its time by the store's clock; fails when free or pinned |
@@ -97,6 +106,7 @@ mod connect;
 mod diagnosis;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+mod election;
 mod error;
 pub mod fence;
 mod filter;
@@ -129,6 +139,7 @@ pub use builder::ClientBuilder;
 pub use cancel::CancelToken;
 pub use client::LockClient;
 pub use diagnosis::{Diagnosis, Right};
+pub use election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};

@@ -338,7 +338,7 @@ impl LockRequest {
         (want, self.callbacks.into_inner())
     }
 
-    fn check(&mut self) -> Result<Terms> {
+    pub(crate) fn check(&mut self) -> Result<Terms> {
         // A key that is out of bounds is not repeated at the head of the message.
         check_key(&self.key)?;
         self.check_rest().map_err(|error| error.with_key(&self.key))

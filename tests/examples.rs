@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 /// Whoever adds an example names it here and runs it below.
-const EXAMPLES: [&str; 7] =
-    ["batch_job", "fenced_write", "hand_over", "hello", "lost_lock", "observer", "shared_readers"];
+const EXAMPLES: [&str; 8] =
+    ["batch_job", "election", "fenced_write", "hand_over", "hello", "lost_lock", "observer", "shared_readers"];
 /// No example takes more than a few seconds; one that hangs shall not hang the tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -103,6 +103,13 @@ fn observer() {
 #[cfg(all(unix, feature = "sqlite"))]
 fn lost_lock() {
     run("lost_lock", &[]).proves("the woken holder knew of its loss, and its late write was refused");
+}
+
+#[test]
+#[cfg(feature = "sqlite")]
+fn election() {
+    run("election", &[])
+        .proves("three terms of three nodes, over a kill and a resignation, and each token above the last");
 }
 
 #[test]

@@ -73,6 +73,10 @@ fn each_room_uses_only_what_stands_below_it() {
             ],
         ),
         ("src/backend", &["crate::client", "crate::guard", "crate::request", "crate::rt::family", "crate::rt::hold"]),
+        (
+            "src/election",
+            &["crate::backend", "crate::connect", "rt::hold", "rt::queue", "rt::waiters", "thread::sleep"],
+        ),
         ("src/rt", &["crate::client", "crate::guard", "crate::request", "crate::connect", "rusqlite", "thread::sleep"]),
         // The C library is a user of the public API like any other.
         ("src/capi", &["crate::rt", "crate::backend", "crate::connect", "crate::options"]),
@@ -174,7 +178,7 @@ fn every_feature_is_explained() {
 
 #[test]
 fn setters_tell_their_default() {
-    for path in ["src/builder.rs", "src/filter.rs", "src/request.rs", "src/request_any.rs"] {
+    for path in ["src/builder.rs", "src/election/builder.rs", "src/filter.rs", "src/request.rs", "src/request_any.rs"] {
         let text = text(path);
         let mut docs = String::new();
         for line in text.lines() {

@@ -1,6 +1,6 @@
 //! What all clones of a client share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,15 @@ pub struct Family {
     /// The threads that are about to obtain a lock.
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
+    ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+}
+
+/// What works with a lock, and has to end before `close` releases it.
+pub trait EndsFirst: Send + Sync {
+    /// Asks it to end by then, without waiting for that.
+    fn ask_to_end(&self, by: Instant);
+    /// Waits for its end until `by`.
+    fn wait_for_end(&self, by: Instant);
 }
 
 /// A call that may obtain a lock; `close` waits for it.
@@ -77,6 +86,7 @@ impl Family {
             background: Mutex::default(),
             obtaining: Mutex::default(),
             obtained: Condvar::new(),
+            ends_first: Mutex::default(),
         })
     }
 
@@ -105,6 +115,13 @@ impl Family {
         let call = Obtaining(self.clone());
         // `close` may have looked before.
         self.check_open().map(|()| call)
+    }
+
+    /// `close` ends this before it releases guards.
+    pub fn ends_first(&self, first: Weak<dyn EndsFirst>) {
+        let mut all = self.ends_first.lock();
+        all.retain(|first| first.strong_count() > 0);
+        all.push(first);
     }
 
     /// Owner, host and comment of a request.
@@ -201,6 +218,10 @@ impl Family {
         let by = far_from(now, bound);
         // What is asked to end here needs a moment to do so.
         let soon = by - by.saturating_duration_since(now) / 10;
+        let first: Vec<_> = { self.ends_first.lock().iter().filter_map(Weak::upgrade).collect() };
+        let half = by - by.saturating_duration_since(now) / 2;
+        first.iter().for_each(|first| first.ask_to_end(half));
+        first.iter().for_each(|first| first.wait_for_end(half));
         let released = self.release_all(soon, by);
         self.wait_for_obtaining(soon);
         let background = std::mem::take(&mut *self.background.lock());

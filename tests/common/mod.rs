@@ -17,3 +17,4 @@ pub mod servers;
 pub mod spanner;
 pub mod steps;
 pub mod stores;
+pub mod urls;

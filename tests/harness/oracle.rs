@@ -1,7 +1,8 @@
 //! The outside oracle of exclusion: it knows nothing of locks, only of files that the kernel creates
 //! exclusively.
 
-use std::fs::OpenOptions;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -68,4 +69,77 @@ impl Resource {
         self.0 = self.0.max(token);
         accepted
     }
+}
+
+/// The outside oracle of leaders, one per process: they write down when they say that they lead, by a clock that all
+/// processes share. Unlike a critical section it bears a leader that is stopped or killed at any point.
+#[derive(Debug)]
+pub struct Claims(File);
+
+impl Claims {
+    pub fn new(folder: &Path) -> Claims {
+        let file = folder.join(format!("{}.claims", std::process::id()));
+        Claims(OpenOptions::new().append(true).create(true).open(file).expect("a file for claims"))
+    }
+
+    /// Asks whether this process leads, and writes down that it said so between these two times.
+    pub fn claim(&mut self, token: u64, leads: impl FnOnce() -> bool) -> bool {
+        let before = now();
+        let leads = leads();
+        let after = now();
+        if leads {
+            // One write: a killed process leaves no half line.
+            self.0.write_all(format!("{token} {before} {after}\n").as_bytes()).expect("a line of claims");
+        }
+        leads
+    }
+}
+
+/// Nanoseconds since the boot of this host.
+fn now() -> u128 {
+    let now = nix::time::ClockId::CLOCK_BOOTTIME.now().expect("the clock that counts suspend");
+    std::time::Duration::from(now).as_nanos()
+}
+
+/// The tokens of all who claimed to lead, in their order. Nobody may claim it who began to ask after a later term
+/// had been claimed.
+#[track_caller]
+pub fn assert_one_leader_at_a_time(folder: &Path) -> Vec<u64> {
+    struct Term {
+        process: PathBuf,
+        last_asked: u128,
+        first_claimed: u128,
+    }
+    let mut terms: BTreeMap<u64, Term> = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).expect("the folder of claims") {
+        let process = entry.expect("a file").path();
+        if process.extension().is_none_or(|end| end != "claims") {
+            continue;
+        }
+        for line in std::fs::read_to_string(&process).expect("claims").lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [token, before, after] = words[..] else { panic!("{line}") };
+            let (before, after) = (before.parse().expect("a time"), after.parse().expect("a time"));
+            let term = terms.entry(token.parse().expect("a token")).or_insert_with(|| Term {
+                process: process.clone(),
+                last_asked: before,
+                first_claimed: after,
+            });
+            assert_eq!(term.process, process, "two processes have the token {token}");
+            term.last_asked = term.last_asked.max(before);
+            term.first_claimed = term.first_claimed.min(after);
+        }
+    }
+    let mut last: Option<(&u64, &Term)> = None;
+    for (token, term) in &terms {
+        if let Some((old, before)) = last {
+            let late = before.last_asked.saturating_sub(term.first_claimed);
+            assert_eq!(late, 0, "the leader with token {old} said so {late} ns after {token} had led");
+        }
+        // A leader that was paused may have claimed last of all.
+        if last.is_none_or(|(_, before)| before.last_asked < term.last_asked) {
+            last = Some((token, term));
+        }
+    }
+    terms.into_keys().collect()
 }

@@ -27,7 +27,12 @@ pub struct Worker {
 impl Worker {
     /// A process that is connected to `url`; the binary's test `worker` must call `worker::run`.
     pub fn start(url: &str, lease: Duration) -> Worker {
-        Worker::start_by(Command::new(binary()), url, lease)
+        Worker::polling(url, lease, Duration::from_millis(5))
+    }
+
+    /// The same, with this longest time between two looks of a waiter.
+    pub fn polling(url: &str, lease: Duration, poll: Duration) -> Worker {
+        Worker::start_by(Command::new(binary()), url, lease, poll)
     }
 
     /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.
@@ -40,10 +45,10 @@ impl Worker {
         // The clocks that nobody can set on a host stay as they are.
         command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME", format!("{seconds:+}s"));
-        Worker::start_by(command, url, lease)
+        Worker::start_by(command, url, lease, Duration::from_millis(5))
     }
 
-    fn start_by(mut command: Command, url: &str, lease: Duration) -> Worker {
+    fn start_by(mut command: Command, url: &str, lease: Duration, poll: Duration) -> Worker {
         let mut child = command
             .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
             .env(WORKER, "1")
@@ -67,13 +72,18 @@ impl Worker {
             }
         });
         let mut worker = Worker { child, commands, answers };
-        assert_eq!(worker.ask(&format!("connect {url} {}", lease.as_millis())), "connected");
+        assert_eq!(worker.ask(&format!("connect {url} {} {}", lease.as_millis(), poll.as_millis())), "connected");
         worker
     }
 
     /// Sends a command without waiting for its answer.
     pub fn tell(&mut self, command: &str) {
         writeln!(self.commands, "{command}").expect("the worker's input");
+    }
+
+    /// Where its answers come.
+    pub fn answers(&self) -> &Receiver<String> {
+        &self.answers
     }
 
     /// The next answer.

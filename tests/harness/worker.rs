@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{LockClient, LockGuard, Loss, LossReason};
+use leasehold::{Election, LockClient, LockGuard, Loss, LossReason};
 
-use super::oracle::Oracle;
+use super::oracle::{Claims, Oracle};
 use super::process::{ANSWER, WORKER};
 use super::{PATIENCE, eventually, millis};
 
@@ -21,8 +23,9 @@ pub fn run() {
         let line = line.expect("a command");
         let words: Vec<&str> = line.split(' ').collect();
         let answer = match (&words[..], &mut worker) {
-            (["connect", url, lease], _) => {
-                worker = Some(State::connect(url, millis(lease.parse().expect("milliseconds"))));
+            (["connect", url, lease, poll], _) => {
+                let of = |text: &str| millis(text.parse().expect("milliseconds"));
+                worker = Some(State::connect(url, of(lease), of(poll)));
                 "connected".to_owned()
             }
             (words, Some(worker)) => worker.follow(words),
@@ -40,12 +43,14 @@ fn say(answer: &str) {
 struct State {
     client: LockClient,
     guards: HashMap<String, LockGuard>,
+    node: Option<Election>,
+    resigns: Arc<AtomicU64>,
 }
 
 impl State {
-    fn connect(url: &str, lease: Duration) -> State {
-        let client = LockClient::builder(url).lease(lease).poll(millis(1)..=millis(5)).connect().expect("a client");
-        State { client, guards: HashMap::new() }
+    fn connect(url: &str, lease: Duration, poll: Duration) -> State {
+        let client = LockClient::builder(url).lease(lease).poll(poll / 5..=poll).connect().expect("a client");
+        State { client, guards: HashMap::new(), node: None, resigns: Arc::default() }
     }
 
     fn follow(&mut self, words: &[&str]) -> String {
@@ -80,6 +85,11 @@ impl State {
                 std::process::exit(0);
             }
             ["exclude", key, count, folder] => self.exclude(key, count.parse().expect("a number"), Path::new(folder)),
+            ["stand", name, folder] => self.stand(name, Path::new(folder)),
+            ["resign", token] => {
+                self.resigns.store(token.parse().expect("a token"), Ordering::SeqCst);
+                "resigns".to_owned()
+            }
             ["intrude", key, folder] => intrude(&Oracle::new(Path::new(folder), key)),
             _ => panic!("no such command: {words:?}"),
         }
@@ -95,6 +105,23 @@ impl State {
             Ok(None) => "none".to_owned(),
             Err(error) => format!("error {:?}: {error}", error.kind()),
         }
+    }
+
+    /// Stands in an election, says what its callbacks are told, and claims all the time that it leads.
+    fn stand(&mut self, name: &str, folder: &Path) -> String {
+        let node = self.client.election(name);
+        let node = node.on_won(|token| say(&format!("won {token}"))).on_lost(|token, _| say(&format!("lost {token}")));
+        let (node, mut claims) = (node.build().expect("a node"), Claims::new(folder));
+        let resigns = self.resigns.clone();
+        node.lead(move |leadership| {
+            let token = leadership.fencing_token();
+            while claims.claim(token, || leadership.is_leader()) && resigns.load(Ordering::SeqCst) != token {
+                leadership.loss().wait_timeout(millis(1));
+            }
+        })
+        .expect("it stands");
+        self.node = Some(node);
+        "stands".to_owned()
     }
 
     /// Enters the critical section so many times, under the lock.

@@ -1,0 +1,48 @@
+//! Stores that other processes can reach by a URL.
+
+use std::any::Any;
+use std::time::Duration;
+
+/// A new store.
+pub struct Shared {
+    pub module: &'static str,
+    pub url: String,
+    /// What a takeover may add to the lease.
+    pub grace: Duration,
+    /// What goes with the test.
+    _room: Box<dyn Any>,
+}
+
+/// One of each kind but memory, as far as its server is there.
+pub fn shared() -> Vec<Shared> {
+    let all: [Option<Shared>; _] = [
+        #[cfg(feature = "sqlite")]
+        Some(sqlite()),
+        #[cfg(feature = "dynamodb")]
+        super::servers::dynamodb_local().map(|endpoint| dynamodb(&endpoint)),
+        #[cfg(feature = "mongodb")]
+        super::servers::mongod().map(|_| mongodb()),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite() -> Shared {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    Shared { module: "sqlite", url, grace: Duration::ZERO, _room: Box::new(folder) }
+}
+
+/// The clients' estimates of the service's time differ by up to a second, beside the grace.
+#[cfg(feature = "dynamodb")]
+fn dynamodb(endpoint: &str) -> Shared {
+    let table = super::dynamodb::Table::fresh();
+    let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}", table.0);
+    Shared { module: "dynamodb", url, grace: Duration::from_secs(2), _room: Box::new(table) }
+}
+
+#[cfg(feature = "mongodb")]
+fn mongodb() -> Shared {
+    let rows = super::mongodb::Rows::fresh();
+    Shared { module: "mongodb", url: rows.url(), grace: Duration::ZERO, _room: Box::new(rows) }
+}

@@ -1,0 +1,275 @@
+//! How standing ends: by stop, close, fork, inside callbacks and inside async tasks.
+
+use crossbeam_channel::bounded;
+use leasehold::ErrorKind;
+use leasehold::internals::backend::fault::{Call, Fault};
+
+use crate::harness::SLACK;
+use crate::*;
+
+#[test]
+fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
+    on_every_store(|store| {
+        let client = store.client();
+        let election = client.election("job").build().unwrap();
+        let rival = store.client();
+        let held = rival.lock("job").unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| election.campaign().unwrap_err());
+            wait_until(|| election.iterations() > 1);
+            election.stop().unwrap();
+            let error = waiting.join().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+        });
+        drop(held);
+        let leadership = election.campaign().unwrap();
+        election.stop().unwrap();
+        assert!(!leadership.is_leader() && !election.is_leader());
+        assert!(rival.try_lock("job").unwrap().is_some(), "it resigned");
+        drop(leadership);
+    });
+}
+
+#[test]
+fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
+    on_every_store(|store| {
+        let client = store.client();
+        let (leads, l_tells) = node(&client, "leads");
+        let leads = leads.build().unwrap();
+        let follows = client.election("job").build().unwrap();
+        let (campaigns, c_tells) = node(&client, "campaigns");
+        let given = campaigns.build().unwrap();
+        let (begun, begins) = bounded(1);
+        let (ended, ends) = bounded(1);
+        leads
+            .lead(move |leadership| {
+                begun.send(()).unwrap();
+                leadership.loss().wait();
+                ended.send(leadership.guard().is_held()).unwrap();
+            })
+            .unwrap();
+        begins.recv_timeout(LONG).unwrap();
+        won(&l_tells);
+        follows.run().unwrap();
+        let other = client.election("other").build().unwrap();
+        let leadership = other.campaign().unwrap();
+        client.close().unwrap();
+        assert!(ends.recv_timeout(LONG).unwrap(), "it was released while the closure still ran");
+        assert_eq!(lost(&l_tells).1, "resigned");
+        assert!(!leadership.is_leader() && !other.is_leader());
+        for election in [&leads, &follows, &given, &other] {
+            election.wait();
+            assert!(!election.is_standing());
+            for error in [election.run().unwrap_err(), election.campaign().unwrap_err(), election.leader().unwrap_err()]
+            {
+                assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            }
+            election.stop().unwrap();
+        }
+        assert!(c_tells.try_recv().is_err(), "it never stood");
+        assert_eq!(client.election("job").build().unwrap_err().kind(), ErrorKind::Closed);
+        let rival = store.client();
+        assert!(rival.try_lock("job").unwrap().is_some() && rival.try_lock("other").unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_close_does_not_wait_for_ever_for_a_closure() {
+    on_every_store(|store| {
+        let client = store.builder().drop_timeout(SECOND).connect().unwrap();
+        let election = client.election("job").build().unwrap();
+        let ((begun, begins), (release, let_go)) = (bounded(1), bounded::<()>(0));
+        election
+            .lead(move |_| {
+                begun.send(()).unwrap();
+                let _ = let_go.recv();
+            })
+            .unwrap();
+        begins.recv_timeout(LONG).unwrap();
+        let other = client.lock("other").unwrap();
+        let _ = harness::within("the close", SECOND, || client.close());
+        let rival = store.client();
+        assert!(!other.is_held() && rival.try_lock("other").unwrap().is_some(), "all others are released");
+        assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
+        drop(release);
+        harness::within("the drop", SECOND, || drop(election));
+    });
+}
+
+#[test]
+fn callbacks_may_end_the_election_and_panic() {
+    on_every_store(|store| {
+        let client = store.client();
+        let slot = Arc::new(leasehold::Mutex::new(None::<leasehold::Election>));
+        let (own, (told, tells)) = (slot.clone(), bounded(1));
+        let election = client
+            .election("job")
+            .on_won(|_| panic!("a callback that panics harms nobody"))
+            .on_leader(move |_| {
+                let election = own.lock().take().expect("it is there before it runs");
+                election.stop().unwrap();
+                drop(election);
+                told.send(()).unwrap();
+            })
+            .build()
+            .unwrap();
+        let mut place = slot.lock();
+        election.run().unwrap();
+        *place = Some(election);
+        drop(place);
+        tells.recv_timeout(LONG).expect("it stopped itself");
+        assert!(client.try_lock("job").unwrap().is_some());
+    });
+}
+
+#[test]
+fn trouble_with_the_store_does_not_end_the_standing() {
+    on_every_store(|store| {
+        let (client, faults) = store.faulty();
+        let election = client.connect().unwrap().election("job").lease(SECOND).build().unwrap();
+        // A store that says no, one that is away, and a bug.
+        faults.next(Call::Acquire, Fault::Refuse);
+        faults.next(Call::Acquire, Fault::FailBefore);
+        faults.next(Call::Acquire, Fault::Panic);
+        election.run().unwrap();
+        wait_until(|| election.is_leader());
+        assert_eq!(faults.count(Call::Acquire), 4);
+        assert_eq!(election.terms(), 1);
+        // Who calls by himself is told.
+        drop(election);
+        let (client, faults) = store.faulty();
+        faults.next(Call::Acquire, Fault::Refuse);
+        let error = client.connect().unwrap().election("job").build().unwrap().campaign().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Permission);
+    });
+}
+
+#[test]
+fn all_of_it_works_inside_an_async_task() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    on_every_store(|store| {
+        let client = store.client();
+        runtime.block_on(async {
+            let (election, tells) = node(&client, "a");
+            let election = election.build().unwrap();
+            let leadership = election.campaign().unwrap();
+            assert_eq!(won(&tells), leadership.fencing_token());
+            drop(leadership);
+            election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
+            assert_eq!(lost(&tells).1, "resigned");
+            won(&tells);
+            assert!(election.leader().unwrap().is_some());
+            election.stop().unwrap();
+            drop(election);
+        });
+    });
+}
+
+#[test]
+fn a_name_that_no_lock_can_have_is_refused() {
+    on_every_store(|store| {
+        let client = store.client();
+        for name in ["", "a\u{1}b", &"x".repeat(1025)] {
+            let error = client.election(name).build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        }
+        let error = client.election("job").max_hold(Duration::ZERO).build().unwrap_err();
+        assert!(error.to_string().contains("max_hold is 0ns"), "{error}");
+        let client = store.builder().heartbeat(Duration::from_secs(5)).connect().unwrap();
+        let error = client.election("job").lease(SECOND).build().unwrap_err();
+        assert!(error.to_string().contains("heartbeat is 5s"), "{error}");
+    });
+}
+
+/// A plain lock of the same name stands in the way like a leader, and is shown as one.
+#[test]
+fn an_election_is_a_lock_of_its_name() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("job").owner("a lock").lock().unwrap();
+        let election = client.election("job").build().unwrap();
+        assert_eq!(election.leader().unwrap().unwrap().id(), "a lock");
+        election.run().unwrap();
+        wait_until(|| election.iterations() > 1);
+        assert!(!election.is_leader());
+        drop(guard);
+        wait_until(|| election.is_leader());
+        assert!(client.try_lock("job").unwrap().is_none());
+        election.stop().unwrap();
+        // Shared holders lead nothing.
+        let _shared = client.lock_shared("job").unwrap();
+        assert_eq!(election.leader().unwrap(), None);
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn nothing_is_left_when_it_is_over() {
+    harness::alone::alone("ends::nothing_is_left_when_it_is_over", || {
+        let store = harness::Store::memory();
+        let client = store.builder().connect().unwrap();
+        let (election, tells) = node(&client, "a");
+        let election = election.health_check(|| true).build().unwrap();
+        election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
+        won(&tells);
+        election.stop().unwrap();
+        let names = harness::threads::ours();
+        assert!(!names.iter().any(|name| name.starts_with("leasehold-lead")), "{names:?}");
+        drop(election);
+        let leadership = client.election("job").health_check(|| true).build().unwrap().campaign().unwrap();
+        drop(leadership);
+        client.close().unwrap();
+        drop(client);
+        harness::threads::none_soon();
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn in_a_forked_child_all_of_it_is_dead() {
+    harness::alone::alone("ends::in_a_forked_child_all_of_it_is_dead", || {
+        for store in harness::Store::all() {
+            let client = store.builder().connect().unwrap();
+            let (runs, tells) = node(&client, "runs");
+            let runs = runs.health_check(|| true).build().unwrap();
+            runs.lead(|leadership| drop(leadership.loss().wait())).unwrap();
+            let token = won(&tells);
+            let gives = client.election("other").build().unwrap();
+            let (kept, given) = (gives.campaign().unwrap(), client.election("third").build().unwrap());
+            let third = given.campaign().unwrap();
+            // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap usable over
+            // a fork. Locks that another thread may have held are what the test is about.
+            #[allow(unsafe_code)]
+            let forked = unsafe { nix::unistd::fork() }.unwrap();
+            match forked {
+                nix::unistd::ForkResult::Child => {
+                    let body = std::panic::AssertUnwindSafe(move || {
+                        let started = std::time::Instant::now();
+                        let closed = |kind: ErrorKind| assert_eq!(kind, ErrorKind::Closed);
+                        assert!(!runs.is_leader() && !runs.is_standing() && !kept.is_leader());
+                        assert_eq!((runs.fencing_token(), kept.remaining()), (None, Duration::ZERO));
+                        closed(runs.run().unwrap_err().kind());
+                        closed(gives.campaign().unwrap_err().kind());
+                        closed(runs.leader().unwrap_err().kind());
+                        closed(runs.stop().unwrap_err().kind());
+                        closed(kept.resign().unwrap_err().kind());
+                        assert_eq!(runs.terms(), 1);
+                        assert!(third.loss().wait().is_none());
+                        runs.wait();
+                        let _ = format!("{runs:?} {third:?}");
+                        drop((runs, gives, given, third, client));
+                        assert!(started.elapsed() < SLACK, "it waited for threads that are not here");
+                    });
+                    std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
+                }
+                nix::unistd::ForkResult::Parent { child } => {
+                    let status = nix::sys::wait::waitpid(child, None).unwrap();
+                    assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "{}: {status:?}", store.name);
+                    assert!(runs.fencing_token() == Some(token) && kept.is_leader() && third.is_leader());
+                    runs.stop().unwrap();
+                    kept.resign().unwrap();
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,102 @@
+//! What makes a leader resign: its health, and `max_hold`.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crossbeam_channel::bounded;
+
+use crate::*;
+
+const WELL: u8 = 0;
+const ILL: u8 = 1;
+const HANGS: u8 = 2;
+const PANICS: u8 = 3;
+
+#[test]
+fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
+    on_every_store(|store| {
+        let state = Arc::new(AtomicU8::new(ILL));
+        let (asked, (cure, cured)) = (state.clone(), crossbeam_channel::unbounded::<()>());
+        let check = move || match asked.load(Ordering::SeqCst) {
+            WELL => true,
+            HANGS => cured.recv().is_ok(),
+            PANICS => panic!("a check that panics says no"),
+            _ => false,
+        };
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.lease(SECOND).health_check(check).build().unwrap();
+        a.run().unwrap();
+        std::thread::sleep(ms(500));
+        assert_eq!((a.terms(), a.iterations()), (0, 0), "it stands while it is ill");
+        let mut last = 0;
+        for ill in [ILL, HANGS, PANICS] {
+            state.store(WELL, Ordering::SeqCst);
+            let token = won(&tells);
+            assert!(token > last);
+            last = token;
+            state.store(ill, Ordering::SeqCst);
+            assert_eq!(lost(&tells), (token, "resigned, as the node is not healthy".into()));
+            // Not a loss: others can have it at once.
+            let rival = store.client();
+            wait_until(|| rival.try_lock("job").unwrap().is_some());
+            assert!(!a.is_leader() && a.terms() == u64::from(ill));
+            if ill == HANGS {
+                cure.send(()).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
+    on_every_store(|store| {
+        let state = Arc::new(AtomicU8::new(WELL));
+        let asked = state.clone();
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.lease(SECOND).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
+        let leadership = a.campaign().unwrap();
+        state.store(ILL, Ordering::SeqCst);
+        assert!(leadership.loss().wait_timeout(LONG).is_none() && !leadership.is_leader());
+        assert_eq!(
+            (won(&tells), lost(&tells).1.as_str()),
+            (leadership.fencing_token(), "resigned, as the node is not healthy")
+        );
+        let rival = store.client();
+        wait_until(|| rival.try_lock("job").unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_leader_that_is_not_renewed_any_more_gives_others_their_turn() {
+    on_every_store(|store| {
+        // It lets others go first for as long as its own poll may take, four times over.
+        let (a, a_tells) = node(&store.builder().poll(ms(1)..=SECOND).connect().unwrap(), "a");
+        let (b, b_tells) = node(&store.client(), "b");
+        let a = a.max_hold(MINUTE / 2).build().unwrap();
+        let b = b.build().unwrap();
+        a.run().unwrap();
+        let token = won(&a_tells);
+        b.run().unwrap();
+        assert_eq!(next(&b_tells), Told::Leader("a".into(), token));
+        store.advance(MINUTE / 2);
+        let (old, end) = lost(&a_tells);
+        assert!(old == token && end.starts_with("lost: held for as long as max_hold allows"), "{end}");
+        assert!(won(&b_tells) > token, "it goes first");
+        assert_eq!(b.leader().unwrap().unwrap().id(), "b");
+    });
+}
+
+#[test]
+fn a_closure_hears_that_its_node_is_ill() {
+    on_every_store(|store| {
+        let state = Arc::new(AtomicU8::new(WELL));
+        let asked = state.clone();
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.lease(SECOND).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
+        let (told, hears) = bounded(1);
+        a.lead(move |leadership| told.send(leadership.loss().wait().is_none()).unwrap()).unwrap();
+        let token = won(&tells);
+        state.store(ILL, Ordering::SeqCst);
+        assert!(hears.recv_timeout(LONG).unwrap());
+        assert_eq!(lost(&tells).0, token);
+    });
+}

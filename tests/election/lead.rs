@@ -1,0 +1,290 @@
+//! The closure of `lead`, and what `campaign` gives.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::{ErrorKind, Leadership, LossReason};
+
+use crate::*;
+
+/// A closure that says when it begins, and goes on until it is let go; what it saw at its end.
+fn work(begun: Sender<u64>, let_go: Receiver<()>, ended: Sender<bool>) -> impl FnMut(&Leadership) + Send + 'static {
+    move |leadership| {
+        begun.send(leadership.fencing_token()).unwrap();
+        let _ = let_go.recv();
+        let _ = ended.send(leadership.is_leader());
+    }
+}
+
+#[test]
+fn the_closure_is_cancelled_at_a_loss_and_the_node_does_not_stand_while_it_runs() {
+    on_every_store(|store| {
+        let (client, faults) = store.faulty();
+        let (a, tells) = node(&client.connect().unwrap(), "a");
+        let a = a.build().unwrap();
+        let (begun, begins) = unbounded();
+        let (release, let_go) = unbounded();
+        let (told, losses) = unbounded();
+        a.lead(move |leadership| {
+            begun.send(leadership.fencing_token()).unwrap();
+            told.send(leadership.loss().wait()).unwrap();
+            assert!(!leadership.is_leader() && leadership.remaining().is_zero());
+            let _ = let_go.recv();
+        })
+        .unwrap();
+        let first = begins.recv_timeout(LONG).unwrap();
+        assert_eq!(won(&tells), first);
+        faults.always(Call::Renew, Fault::FailBefore);
+        store.outlast(MINUTE);
+        let loss = losses.recv_timeout(LONG).unwrap().expect("a loss");
+        assert!(matches!(loss.reason, LossReason::Expired { .. }));
+        assert_eq!(lost(&tells).0, first, "it is told while the closure still runs");
+        faults.heal();
+        // Nobody stands: others can have it at any time.
+        let (rival, before) = (store.client(), a.iterations());
+        for _ in 0..20 {
+            rival.try_lock("job").unwrap().expect("the node does not stand").release().unwrap();
+        }
+        assert_eq!((a.terms(), a.iterations()), (1, before));
+        release.send(()).unwrap();
+        let second = begins.recv_timeout(LONG).unwrap();
+        assert!(second > first && a.is_leader() && a.terms() == 2);
+        // It resigns, and is not told of a loss.
+        drop(release);
+        a.stop().unwrap();
+        assert!(losses.recv_timeout(LONG).unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_closure_that_returns_resigns_and_the_node_stands_again() {
+    on_every_store(|store| {
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.build().unwrap();
+        let tokens = Arc::new(Mutex::new(Vec::new()));
+        let seen = tokens.clone();
+        a.lead(move |leadership| {
+            assert!(leadership.is_leader() && leadership.guard().is_held() && leadership.name() == "job");
+            seen.lock().unwrap().push(leadership.fencing_token());
+        })
+        .unwrap();
+        let terms: Vec<u64> = (0..5)
+            .map(|_| {
+                let token = won(&tells);
+                assert_eq!(lost(&tells), (token, "resigned".into()));
+                token
+            })
+            .collect();
+        a.stop().unwrap();
+        let tokens = tokens.lock().unwrap();
+        assert_eq!(tokens[..5], terms);
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+        assert_eq!(a.terms(), tokens.len() as u64);
+    });
+}
+
+#[test]
+fn it_stands_only_once_when_told_so() {
+    on_every_store(|store| {
+        let a = store.client().election("job").stand_again(false).build().unwrap();
+        a.lead(|_| {}).unwrap();
+        a.wait();
+        assert_eq!((a.terms(), a.is_standing()), (1, false));
+        assert!(store.client().try_lock("job").unwrap().is_some(), "it resigned");
+        // Again by hand.
+        a.run().unwrap();
+        wait_until(|| a.is_leader());
+        assert_eq!(a.terms(), 2);
+    });
+}
+
+#[test]
+fn a_panic_resigns_and_the_node_stands_again() {
+    on_every_store(|store| {
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.build().unwrap();
+        let mut calls = 0;
+        a.lead(move |leadership| {
+            calls += 1;
+            assert!(calls > 1, "the first time it panics");
+            leadership.loss().wait();
+        })
+        .unwrap();
+        let first = won(&tells);
+        assert_eq!(lost(&tells), (first, "resigned, as the leader's closure panicked".into()));
+        assert!(won(&tells) > first);
+        a.stop().unwrap();
+        assert_eq!(lost(&tells).1, "resigned");
+    });
+}
+
+#[test]
+fn the_closure_is_joined_before_the_lock_is_released() {
+    on_every_store(|store| {
+        let a = store.client().election("job").build().unwrap();
+        let (begun, begins) = bounded(1);
+        let (saw, sees) = bounded(1);
+        let (release, let_go) = bounded::<()>(0);
+        a.lead(move |leadership| {
+            begun.send(()).unwrap();
+            let loss = leadership.loss().wait();
+            saw.send((loss.is_none(), leadership.is_leader(), leadership.guard().is_held())).unwrap();
+            let _ = let_go.recv();
+        })
+        .unwrap();
+        begins.recv_timeout(LONG).unwrap();
+        std::thread::scope(|scope| {
+            let stopping = scope.spawn(|| a.stop());
+            assert_eq!(sees.recv_timeout(LONG).unwrap(), (true, false, true), "told, not leading, still held");
+            assert!(!a.is_leader());
+            let rival = store.client();
+            assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
+            drop(release);
+            stopping.join().unwrap().unwrap();
+            assert!(rival.try_lock("job").unwrap().is_some(), "not released after the closure");
+        });
+    });
+}
+
+#[test]
+fn a_drop_that_reaches_its_bound_leaves_the_lock_to_its_lease() {
+    on_every_store(|store| {
+        for by_stop in [false, true] {
+            let client = store.builder().drop_timeout(SECOND).connect().unwrap();
+            let a = client.election("job").build().unwrap();
+            let ((begun, begins), (release, let_go), (ended, ends)) = (bounded(1), bounded::<()>(0), bounded(1));
+            a.lead(work(begun, let_go, ended)).unwrap();
+            let token = begins.recv_timeout(LONG).unwrap();
+            let rival = store.client();
+            let a = harness::within("the end", SECOND, || {
+                if !by_stop {
+                    drop(a);
+                    return None;
+                }
+                let error = a.stop().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+                Some(a)
+            });
+            assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
+            if let Some(a) = &a {
+                // A busy machine may take its thread a moment longer.
+                wait_until(|| !a.is_standing());
+                a.run().unwrap();
+            }
+            drop(release);
+            assert!(!ends.recv_timeout(LONG).unwrap(), "it was told");
+            if let Some(a) = a {
+                // Now that the closure is over it stands again, and waits for its own old lease.
+                wait_until(|| a.iterations() > 1);
+                store.outlast(MINUTE);
+                wait_until(|| a.is_leader());
+                assert!(a.fencing_token().unwrap() > token);
+                a.stop().unwrap();
+            } else {
+                assert!(rival.try_lock("job").unwrap().is_none(), "the lease runs out, nothing else");
+                store.outlast(MINUTE);
+                assert!(rival.try_lock("job").unwrap().unwrap().fencing_token() > token);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_closure_may_stop_the_election_itself() {
+    on_every_store(|store| {
+        let client = store.client();
+        let a = Arc::new(client.election("job").build().unwrap());
+        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
+        let (stopped, was_leader) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let (stops, leads) = (stopped.clone(), was_leader.clone());
+        a.lead(move |leadership| {
+            own.upgrade().unwrap().stop().unwrap();
+            stops.store(true, Ordering::SeqCst);
+            leadership.loss().wait();
+            leads.store(leadership.is_leader(), Ordering::SeqCst);
+            let _ = told.send(());
+        })
+        .unwrap();
+        tells.recv_timeout(LONG).unwrap();
+        a.wait();
+        assert!(stopped.load(Ordering::SeqCst) && !was_leader.load(Ordering::SeqCst));
+        assert_eq!((a.terms(), a.is_standing()), (1, false));
+        assert!(client.try_lock("job").unwrap().is_some());
+    });
+}
+
+#[test]
+fn campaign_blocks_until_elected_and_resigning_lets_the_next_in() {
+    on_every_store(|store| {
+        let (a, b) = (store.client().election("job").build().unwrap(), store.client().election("job").build().unwrap());
+        let leadership = a.campaign().unwrap();
+        assert!(leadership.is_leader() && a.is_leader() && a.is_standing());
+        assert_eq!(a.fencing_token(), Some(leadership.fencing_token()));
+        assert!(leadership.remaining() > MINUTE / 2);
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| b.campaign().unwrap());
+            wait_until(|| b.iterations() > 1);
+            assert!(!next.is_finished() && !b.is_leader() && b.is_standing());
+            let (watch, token) = (leadership.loss(), leadership.fencing_token());
+            leadership.resign().unwrap();
+            assert!(watch.get().is_none() && !a.is_leader());
+            assert!(next.join().unwrap().fencing_token() > token);
+        });
+        assert!(!b.is_leader() && b.leader().unwrap().is_none(), "the drop resigned");
+    });
+}
+
+#[test]
+fn one_election_stands_once() {
+    on_every_store(|store| {
+        let a = store.client().election("job").build().unwrap();
+        let refused = |error: leasehold::Error| {
+            assert_eq!(error.kind(), ErrorKind::AlreadyHeld, "{error}");
+            assert_eq!(error.key(), Some("job"));
+        };
+        let leadership = a.campaign().unwrap();
+        refused(a.campaign().unwrap_err());
+        refused(a.run().unwrap_err());
+        drop(leadership);
+        a.run().unwrap();
+        refused(a.run().unwrap_err());
+        refused(a.lead(|_| {}).unwrap_err());
+        refused(a.campaign().unwrap_err());
+        a.stop().unwrap();
+        drop(a.campaign().unwrap());
+    });
+}
+
+#[test]
+fn a_leadership_outlives_the_handle_that_it_came_from() {
+    on_every_store(|store| {
+        let client = store.client();
+        let leadership = client.election("job").build().unwrap().campaign().unwrap();
+        assert!(leadership.is_leader());
+        assert!(client.try_lock("job").unwrap().is_none());
+        leadership.resign().unwrap();
+        assert!(client.try_lock("job").unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_resignation_that_is_not_answered_says_so_and_is_tried_again() {
+    on_every_store(|store| {
+        let (client, faults) = store.faulty();
+        let client = client.drop_timeout(SECOND).connect().unwrap();
+        let leadership = client.election("job").build().unwrap().campaign().unwrap();
+        faults.always(Call::Release, Fault::FailBefore);
+        let error = leadership.resign().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+        faults.heal();
+        let rival = store.client();
+        wait_until(|| rival.try_lock("job").unwrap().is_some());
+        // What was lost before can't be given up.
+        let leadership = client.election("job").build().unwrap().campaign().unwrap();
+        store.outlast(MINUTE);
+        leadership.loss().wait_timeout(LONG).expect("a loss");
+        assert_eq!(leadership.resign().unwrap_err().kind(), ErrorKind::Lost);
+    });
+}

@@ -1,0 +1,126 @@
+//! Leader election, the same on every store, and among real processes.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod ends;
+mod health;
+mod lead;
+#[cfg(target_os = "linux")]
+mod processes;
+mod spindle;
+mod storm;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use common::bench::{LONG, wait_until};
+use common::stores::{Opened, stores};
+use leasehold::internals::backend::fault::{FaultPlan, Faulty};
+use leasehold::internals::builder_over;
+use leasehold::{ClientBuilder, ElectionBuilder, Leader, LockClient, TermEnd};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What a node's callbacks were told.
+#[derive(Debug, PartialEq)]
+enum Told {
+    Won(u64),
+    Lost(u64, String),
+    Leader(String, u64),
+}
+
+impl Opened {
+    /// A node's client: that of a process of its own.
+    fn builder(&self) -> ClientBuilder {
+        builder_over(self.second.clone(), self.clock.clone()).poll(ms(1)..=ms(10)).lease(MINUTE)
+    }
+
+    fn client(&self) -> LockClient {
+        self.builder().connect().unwrap()
+    }
+
+    /// A node's client whose requests meet faults.
+    fn faulty(&self) -> (ClientBuilder, FaultPlan) {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
+        (builder_over(faulty, self.clock.clone()).poll(ms(1)..=ms(10)).lease(MINUTE), faults)
+    }
+}
+
+/// Runs a case on an empty store of each kind.
+fn on_every_store(case: impl Fn(&Opened)) {
+    for store in stores() {
+        // A failure names the store.
+        println!("on {}", store.module);
+        case(&(store.open)());
+    }
+}
+
+/// A node that tells what it is told.
+fn node(client: &LockClient, id: &str) -> (ElectionBuilder, Receiver<Told>) {
+    let (told, tells) = channel();
+    let (won, lost, seen) = (told.clone(), told.clone(), told);
+    let node = client
+        .election("job")
+        .id(id)
+        .on_won(move |token| drop(won.send(Told::Won(token))))
+        .on_lost(move |token, end: &TermEnd| drop(lost.send(Told::Lost(token, end.to_string()))))
+        .on_leader(move |leader: &Leader| drop(seen.send(Told::Leader(leader.id().into(), leader.fencing_token()))));
+    (node, tells)
+}
+
+/// The next that was told.
+#[track_caller]
+fn next(tells: &Receiver<Told>) -> Told {
+    tells.recv_timeout(LONG).expect("it is told something")
+}
+
+/// The token of the next term that was won; what is told of other leaders is passed over.
+#[track_caller]
+fn won(tells: &Receiver<Told>) -> u64 {
+    loop {
+        match next(tells) {
+            Told::Won(token) => return token,
+            Told::Leader(..) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// How the next term ended.
+#[track_caller]
+fn lost(tells: &Receiver<Told>) -> (u64, String) {
+    loop {
+        match next(tells) {
+            Told::Lost(token, end) => return (token, end),
+            Told::Leader(..) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The workers of this binary begin here.
+#[cfg(target_os = "linux")]
+#[test]
+fn worker() {
+    harness::worker::run();
+}
+
+#[test]
+fn everything_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<leasehold::Election>();
+    shared::<ElectionBuilder>();
+    shared::<leasehold::Leadership>();
+    shared::<Leader>();
+    shared::<TermEnd>();
+}

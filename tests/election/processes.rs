@@ -1,0 +1,134 @@
+//! Five processes over 200 terms, killed, stopped and resigning, watched from outside.
+
+use std::time::Instant;
+
+use crossbeam_channel::Select;
+
+use crate::common::urls::shared;
+use crate::harness::oracle::assert_one_leader_at_a_time;
+use crate::harness::process::Worker;
+use crate::harness::{Folder, PATIENCE, SLACK};
+use crate::*;
+
+const NODES: usize = 5;
+const TERMS: usize = 200;
+
+/// Each store that processes can share is tried.
+#[test]
+fn every_store_has_its_url() {
+    let known: Vec<_> = shared().into_iter().map(|store| store.module).collect();
+    let all: Vec<_> = stores().into_iter().map(|store| store.module).filter(|module| *module != "memory").collect();
+    assert_eq!(known, all);
+}
+
+/// What happens to a leader.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Resigns,
+    IsKilled,
+    IsStopped,
+}
+
+/// The nodes, and what they have said.
+struct Nodes {
+    url: String,
+    poll: Duration,
+    folder: Folder,
+    workers: Vec<Worker>,
+    /// The term that each believes to lead.
+    terms: Vec<Option<u64>>,
+}
+
+impl Nodes {
+    fn start(url: &str, poll: Duration) -> Nodes {
+        let mut nodes =
+            Nodes { url: url.to_owned(), poll, folder: Folder::new(), workers: Vec::new(), terms: vec![None; NODES] };
+        nodes.workers = (0..NODES).map(|_| nodes.worker()).collect();
+        nodes
+    }
+
+    fn worker(&self) -> Worker {
+        let mut worker = Worker::polling(&self.url, SECOND, self.poll);
+        worker.tell(&format!("stand job {}", self.folder.path().display()));
+        worker
+    }
+
+    /// Who wins next, with which token.
+    fn next(&mut self) -> (usize, u64) {
+        let by = Instant::now() + PATIENCE;
+        loop {
+            let mut select = Select::new();
+            for worker in &self.workers {
+                select.recv(worker.answers());
+            }
+            let operation = select.select_deadline(by).expect("somebody wins");
+            let at = operation.index();
+            let said = operation.recv(self.workers[at].answers()).expect("the worker lives");
+            match said.split(' ').collect::<Vec<_>>()[..] {
+                ["won", token] => {
+                    let token = token.parse().unwrap();
+                    assert_eq!(self.terms[at].replace(token), None, "won, and not lost what was won before");
+                    return (at, token);
+                }
+                ["lost", token] => {
+                    let token = token.parse().unwrap();
+                    assert_eq!(self.terms[at].take(), Some(token), "lost what was not won");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// On the store at `url`, with waiters that look each `poll`.
+fn one_leads_at_a_time(module: &str, url: &str, poll: Duration, grace: Duration) {
+    let mut nodes = Nodes::start(url, poll);
+    let (mut takeovers, mut stopped) = (Vec::new(), None::<usize>);
+    let mut since: Option<(Fate, Instant)> = None;
+    for term in 0..TERMS {
+        let (at, token) = nodes.next();
+        if let Some((fate, since)) = since.take() {
+            takeovers.push((fate, since.elapsed()));
+        }
+        // Whoever was stopped wakes to a leader that is not itself.
+        stopped.take().into_iter().for_each(|at: usize| nodes.workers[at].go_on());
+        let fate = match term % 20 {
+            7 => Fate::IsKilled,
+            13 => Fate::IsStopped,
+            _ => Fate::Resigns,
+        };
+        since = Some((fate, Instant::now()));
+        match fate {
+            Fate::Resigns => nodes.workers[at].tell(&format!("resign {token}")),
+            Fate::IsStopped => {
+                nodes.workers[at].stop();
+                stopped = Some(at);
+            }
+            Fate::IsKilled => {
+                nodes.workers[at].kill();
+                nodes.workers[at] = nodes.worker();
+                nodes.terms[at] = None;
+            }
+        }
+    }
+    let tokens = assert_one_leader_at_a_time(nodes.folder.path());
+    assert!(tokens.len() > TERMS / 2, "only {} terms were claimed", tokens.len());
+    for fate in [Fate::Resigns, Fate::IsKilled, Fate::IsStopped] {
+        let mut took: Vec<Duration> = takeovers.iter().filter(|(f, _)| *f == fate).map(|(_, took)| *took).collect();
+        took.sort();
+        let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
+        println!("{module}: a leader that {fate:?} is followed after {median:.1?}, at most {most:.1?}");
+        let bound = if fate == Fate::Resigns { Duration::ZERO } else { SECOND + grace };
+        assert!(most <= bound + SLACK, "{module}: {fate:?} took {most:?}");
+    }
+}
+
+#[test]
+fn one_leads_at_a_time_over_200_terms() {
+    for store in shared() {
+        let poll = if store.module == "sqlite" { ms(5) } else { ms(50) };
+        let started = Instant::now();
+        one_leads_at_a_time(store.module, &store.url, poll, store.grace);
+        println!("{}: {TERMS} terms in {:.0?}", store.module, started.elapsed());
+    }
+}

@@ -1,0 +1,74 @@
+//! A storm of losses: callbacks stay balanced, and tokens rise.
+
+use leasehold::internals::backend::fault::{Call, Fault};
+
+use crate::*;
+
+const NODES: usize = 3;
+const LOSSES: usize = 40;
+
+#[test]
+fn callbacks_are_balanced_under_a_storm_of_losses() {
+    on_every_store(|store| {
+        let mut nodes = Vec::new();
+        for number in 0..NODES {
+            let (client, faults) = store.faulty();
+            let client = client.drop_timeout(ms(200)).request_timeout(ms(500)).connect().unwrap();
+            let (election, tells) = node(&client, &number.to_string());
+            let election = election.build().unwrap();
+            election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
+            nodes.push((election, tells, faults));
+        }
+        let operator = store.client();
+        for round in 0..LOSSES {
+            wait_until(|| nodes.iter().any(|(election, ..)| election.is_leader()));
+            for (_, _, faults) in &nodes {
+                let faulty = [Fault::FailBefore, Fault::ApplyThenFail, Fault::Twice, Fault::HangBefore];
+                faults.next(Call::Renew, faulty[round % 4].clone());
+                faults.next(Call::Acquire, faulty[round % 3].clone());
+                faults.next(Call::Release, faulty[(round + 1) % 3].clone());
+            }
+            match round % 3 {
+                // The time of everybody's lease passes at once.
+                0 => store.outlast(MINUTE),
+                // Somebody takes it away.
+                1 => {
+                    if let Some(holder) = operator.get("job").unwrap().and_then(|key| key.holders().first().cloned()) {
+                        let _ = operator.unlock(holder.lock_id()).unwrap();
+                    }
+                    store.advance(SECOND);
+                }
+                // The node is stopped, and begins again.
+                _ => {
+                    let leads = nodes.iter().find(|(election, ..)| election.is_leader());
+                    if let Some((election, ..)) = leads {
+                        let _ = election.stop();
+                        // A release that hangs may outlast the bound.
+                        wait_until(|| !election.is_standing());
+                        election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
+                    }
+                }
+            }
+        }
+        let mut all = Vec::new();
+        for (election, tells, faults) in nodes {
+            faults.heal();
+            let terms = election.terms();
+            drop(election);
+            let told: Vec<Told> = tells.try_iter().filter(|told| !matches!(told, Told::Leader(..))).collect();
+            for pair in told.chunks(2) {
+                match pair {
+                    [Told::Won(won), Told::Lost(lost, _)] if won == lost => all.push(*won),
+                    other => panic!("not balanced: {other:?}"),
+                }
+            }
+            assert!(told.len() as u64 / 2 >= terms, "{terms} terms, but {told:?}");
+        }
+        assert!(all.len() > LOSSES / 2, "it was no storm: {} terms", all.len());
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count, "two terms with one token");
+        println!("{count} terms");
+    });
+}
