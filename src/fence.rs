@@ -11,6 +11,14 @@
     feature = "dynamodb",
     doc = "- DynamoDB: [`ConditionCheck`](crate::dynamodb::ConditionCheck) for `TransactWriteItems`."
 )]
+#![cfg_attr(
+    feature = "mongodb",
+    doc = "- MongoDB: [`AssertIn`](crate::mongodb::AssertIn) for sessions, and [`run_fenced`](crate::mongodb::run_fenced), which repeats."
+)]
+#![cfg_attr(
+    feature = "spanner",
+    doc = "- Cloud Spanner: [`AssertIn`](crate::spanner::AssertIn) for a `ReadWriteTransaction`, and [`run_fenced`](crate::spanner::run_fenced)."
+)]
 //!
 //! What can be asserted there: see [`Fenced`].
 //!
@@ -113,7 +121,10 @@ pub(crate) mod sealed {
     /// What is asserted, and on which store.
     #[derive(Clone, Copy)]
     // Not every store has asserts.
-    #[cfg_attr(not(any(feature = "dynamodb", feature = "sqlite")), allow(dead_code))]
+    #[cfg_attr(
+        not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
+        allow(dead_code)
+    )]
     pub struct Standing<'a> {
         pub(crate) lock: &'a Lock,
         pub(crate) backend: &'a dyn Backend,

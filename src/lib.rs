@@ -85,7 +85,7 @@
 //! | | `PinLease`, `UnpinLease` | [`Leases::pin`], [`Leases::unpin`], [`Leases::pinned_by`] |
 //! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
-//! Why it is built as it is: [`design`].
+//! Why it is built as it is: [`design`]. The command of the feature `cli`: [`command`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
@@ -154,6 +154,9 @@ pub use waiting::Waiting;
 
 #[doc = include_str!("design.md")]
 pub mod design {}
+
+#[doc = include_str!("cli/guide.md")]
+pub mod command {}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

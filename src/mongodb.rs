@@ -8,11 +8,15 @@
 //! primary, whatever the settings say.
 
 pub use mongodb as driver;
+use mongodb::error::Result as DriverResult;
 use mongodb::options::ClientOptions;
 
+use crate::backend::mongodb::fence::{Assertion, told};
 use crate::backend::mongodb::{MongodbOptions, Settings};
 use crate::builder::ClientBuilder;
 use crate::connect::mongodb_collection;
+use crate::error::Result;
+use crate::fence::Fenced;
 use crate::rt::clock::Clock;
 
 /// A client of the locks in the collection `locks` of the default database of `options`.
@@ -49,4 +53,105 @@ fn given(options: ClientOptions) -> Settings {
 
 fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
     ClientBuilder::with_opener(mongodb_collection(options), Clock::system())
+}
+
+/// Lets a user's own transaction be committed only while a lock or lease is held.
+///
+/// The assertion writes into the document of the lock, so that a takeover and the transaction meet: whichever comes
+/// second fails. It should be the last thing before the commit, since the guard's own heartbeat waits for the
+/// transaction from then on, and a heartbeat that came between the transaction's start and the assertion makes it
+/// fail with a conflict: then the whole transaction has to be tried again. [`run_fenced`] does all of that.
+pub trait AssertIn: Fenced {
+    /// Asserts in the transaction of a session of the driver's blocking API.
+    ///
+    /// # Errors
+    /// `Lost` when it is not held any more: abort the transaction. A retryable error of kind `Store` when the
+    /// transaction has to be tried again as a whole; its source is the driver's error, with the driver's labels.
+    /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
+    fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()>;
+
+    /// The same in the transaction of a session of the driver's async API.
+    ///
+    /// # Errors
+    /// As [`assert_in`](AssertIn::assert_in).
+    fn assert_in_async(&self, session: &mut driver::ClientSession) -> impl Future<Output = Result<()>>;
+}
+
+impl<T: Fenced> AssertIn for T {
+    fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()> {
+        let standing = self.standing()?;
+        assert_sync(Assertion::of(standing)?, session).map_err(|error| told(error, standing))
+    }
+
+    async fn assert_in_async(&self, session: &mut driver::ClientSession) -> Result<()> {
+        let standing = self.standing()?;
+        assert_async(Assertion::of(standing)?, session).await.map_err(|error| told(error, standing))
+    }
+}
+
+/// Runs `work` in a transaction, asserts that the lock or lease is held, and commits; again from the start where the
+/// server says that the transaction may be tried again, for up to two minutes. So `work` may run several times.
+///
+/// # Errors
+/// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`; else as
+/// [`AssertIn::assert_in`]. Nothing was committed, but for an error of the commit itself that the driver could not
+/// settle.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::mongodb::{driver, run_fenced};
+/// use driver::bson::doc;
+///
+/// # fn publish(client: driver::sync::Client, guard: leasehold::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
+/// let reports = client.database("app").collection::<driver::bson::Document>("reports");
+/// let mut session = client.start_session().run()?;
+/// run_fenced(&guard, &mut session, |session| {
+///     reports.update_one(doc! { "_id": 1 }, doc! { "$set": { "text": "new" } }).session(session).run()
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn run_fenced<T>(
+    fenced: &impl Fenced,
+    session: &mut driver::sync::ClientSession,
+    mut work: impl FnMut(&mut driver::sync::ClientSession) -> DriverResult<T>,
+) -> Result<T> {
+    let standing = fenced.standing()?;
+    let run = session.start_transaction().and_run(|session| {
+        let done = work(session)?;
+        let assertion = Assertion::of(standing).map_err(driver::error::Error::custom)?;
+        assert_sync(assertion, session)?;
+        Ok(done)
+    });
+    run.map_err(|error| told(error, standing))
+}
+
+/// [`run_fenced`] for a session of the driver's async API.
+///
+/// # Errors
+/// As [`run_fenced`].
+pub async fn run_fenced_async<T, W>(fenced: &impl Fenced, session: &mut driver::ClientSession, mut work: W) -> Result<T>
+where
+    W: for<'a> AsyncFnMut(&'a mut driver::ClientSession) -> DriverResult<T>,
+{
+    let standing = fenced.standing()?;
+    let run = session.start_transaction().and_run2(async |session| {
+        let done = work(session).await?;
+        let assertion = Assertion::of(standing).map_err(driver::error::Error::custom)?;
+        assert_async(assertion, session).await?;
+        Ok(done)
+    });
+    run.await.map_err(|error| told(error, standing))
+}
+
+fn assert_sync(assertion: Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {
+    let locks = assertion.sync_collection(&session.client());
+    let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).run();
+    assertion.judge(sent.map(|update| update.matched_count))
+}
+
+async fn assert_async(assertion: Assertion, session: &mut driver::ClientSession) -> DriverResult<()> {
+    let locks = assertion.collection(&session.client());
+    let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).await;
+    assertion.judge(sent.map(|update| update.matched_count))
 }

@@ -280,8 +280,7 @@ impl LockRequest {
     /// The outer error is one; the inner one says that others hold it.
     fn guard(self, patience: Patience) -> Result<Result<LockGuard, Refused>> {
         let _call = self.family.obtaining()?;
-        // A transfer and a replacement are for the holder itself, whoever waits.
-        let stands_back = self.instead_of.is_none() && self.same_owner == SameOwner::Respect;
+        let stands_back = self.stands_back();
         match self.obtain(patience, stands_back)? {
             Ok(Obtaining { family, granted, terms, callbacks }) => {
                 let hold = family.hold(granted, terms, callbacks)?;
@@ -315,6 +314,12 @@ impl LockRequest {
             Some(until) if until <= Instant::now() => Patience::Once,
             Some(until) => Patience::Until(until),
         }
+    }
+
+    /// Whether asking once is in vain while others of this process wait. A transfer and a replacement are for the
+    /// holder itself, whoever waits.
+    pub(crate) fn stands_back(&self) -> bool {
+        self.instead_of.is_none() && self.same_owner == SameOwner::Respect
     }
 
     /// What is asked for, once it is checked.

@@ -194,7 +194,7 @@ impl LockAnyRequest {
     /// [`try_lock`](LockAnyRequest::try_lock).
     pub fn acquire(self) -> Result<Lock> {
         let _call = self.request.family.obtaining()?;
-        let (family, _, _, obtained) = self.obtain(Patience::Once)?;
+        let (family, _, _, obtained) = self.obtain(Patience::Once, false)?;
         match obtained {
             AnyObtained::Granted(Granted { attempt, holder, now, .. }) => {
                 Ok(Lock::new(&attempt.key, attempt.ask.mode, &holder, now))
@@ -206,7 +206,8 @@ impl LockAnyRequest {
     /// The outer error is one; the inner one says that others hold all.
     fn guard(self, patience: Patience) -> Result<Result<LockGuard, Refused>> {
         let _call = self.request.family.obtaining()?;
-        let (family, terms, callbacks, obtained) = self.obtain(patience)?;
+        let stands_back = self.request.stands_back();
+        let (family, terms, callbacks, obtained) = self.obtain(patience, stands_back)?;
         match obtained {
             AnyObtained::Granted(granted) => {
                 let hold = family.hold(granted, terms, callbacks)?;
@@ -217,13 +218,13 @@ impl LockAnyRequest {
     }
 
     /// Checks everything, then asks.
-    fn obtain(mut self, patience: Patience) -> Result<(Arc<Family>, Terms, Callbacks, AnyObtained)> {
+    fn obtain(mut self, patience: Patience, stands_back: bool) -> Result<(Arc<Family>, Terms, Callbacks, AnyObtained)> {
         let family = self.request.family.clone();
         family.check_open()?;
         let in_context = |error: Error| error.with_store(&family.backend.info().label);
         check_keys(&self.keys).map_err(in_context)?;
         let terms = self.request.check_rest().map_err(in_context)?;
-        let (want, callbacks) = self.request.want(terms, false);
+        let (want, callbacks) = self.request.want(terms, stands_back);
         let on_wait = self.on_wait.into_inner().map(|on_wait| Arc::new(Mutex::new(on_wait)));
         let told = || -> Option<OnWait> {
             let on_wait = on_wait.clone()?;

@@ -21,10 +21,16 @@
 
 pub use google_cloud_spanner;
 use google_cloud_spanner::builder::SpannerBuilder;
+use google_cloud_spanner::client::DatabaseClient;
+use google_cloud_spanner::model::transaction_options::IsolationLevel;
+use google_cloud_spanner::transaction::ReadWriteTransaction;
 
+use crate::backend::spanner::fence::{assertion, told};
 use crate::backend::spanner::{Settings, SpannerOptions};
 use crate::builder::ClientBuilder;
 use crate::connect::spanner_table;
+use crate::error::Result;
+use crate::fence::Fenced;
 use crate::rt::clock::Clock;
 
 /// A client of the locks in this table of the database `projects/P/instances/I/databases/D`, with the endpoint,
@@ -43,4 +49,63 @@ use crate::rt::clock::Clock;
 pub fn builder(settings: SpannerBuilder, database: impl Into<String>, table: impl Into<String>) -> ClientBuilder {
     let options = SpannerOptions::new(database, table, Settings::Given(Box::new(settings)));
     ClientBuilder::with_opener(spanner_table(options), Clock::system())
+}
+
+/// Lets a user's own read-write transaction be committed only while a lock or lease is held.
+pub trait AssertIn: Fenced {
+    /// Asserts in `transaction`, which must be serializable. A rival's takeover and the transaction exclude each other
+    /// from then on.
+    ///
+    /// **Pass the error on** out of the closure of the SDK's runner, so that it rolls back: a commit after an error
+    /// that was dropped would go through. [`run_fenced`] leaves no way to forget that.
+    ///
+    /// # Errors
+    /// The SDK's own, with the code `OUT_OF_RANGE`, when it is not held any more; for a lock of another store, and in a
+    /// forked child, an error without a code.
+    fn assert_in(
+        &self,
+        transaction: &ReadWriteTransaction,
+    ) -> impl Future<Output = Result<(), google_cloud_spanner::Error>>;
+}
+
+impl<T: Fenced> AssertIn for T {
+    async fn assert_in(&self, transaction: &ReadWriteTransaction) -> Result<(), google_cloud_spanner::Error> {
+        let statement = self.standing().and_then(assertion).map_err(google_cloud_spanner::Error::ser)?;
+        let mut rows = transaction.execute_query(statement).await?;
+        // The answer to a query comes with its rows.
+        while rows.next().await.transpose()?.is_some() {}
+        Ok(())
+    }
+}
+
+/// Runs `work` in a serializable read-write transaction, asserts that the lock or lease is held, and commits; again
+/// from the start where the service aborts it. So `work` may run several times.
+///
+/// # Errors
+/// `Lost` when it is not held any more: nothing was committed. Else an error of kind `Store` whose source is what the
+/// SDK or `work` gave; `InvalidInput` for a lock of another store; `Closed` in a forked child.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::spanner::{google_cloud_spanner as sdk, run_fenced};
+///
+/// # async fn publish(database: sdk::client::DatabaseClient, guard: leasehold::LockGuard) -> leasehold::Result<()> {
+/// let update = sdk::statement::Statement::builder("UPDATE report SET text = 'new' WHERE id = 1").build();
+/// run_fenced(&guard, &database, async |transaction| transaction.execute_update(update.clone()).await).await?;
+/// # Ok(())
+/// # }
+/// ```
+pub async fn run_fenced<T, W>(fenced: &impl Fenced, database: &DatabaseClient, mut work: W) -> Result<T>
+where
+    W: AsyncFnMut(ReadWriteTransaction) -> Result<T, google_cloud_spanner::Error>,
+{
+    let standing = fenced.standing()?;
+    assertion(standing)?;
+    let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
+    let run = runner.run(async |transaction| {
+        let done = work(transaction.clone()).await?;
+        fenced.assert_in(&transaction).await?;
+        Ok(done)
+    });
+    run.await.map(|result| result.into_inner()).map_err(|error| told(error, standing))
 }

@@ -101,6 +101,28 @@ fn a_released_lock_goes_to_the_waiter_at_once() {
 }
 
 #[test]
+fn two_processes_get_their_fair_share() {
+    const TOTAL: usize = 1000;
+    let folder = Folder::new();
+    let mut workers = [Worker::start(&folder.url(), LONG), Worker::start(&folder.url(), LONG)];
+    // Neither is ahead: it begins when both wait.
+    let held = bystander(&folder.url()).lock("job").expect("a lock");
+    for worker in &mut workers {
+        worker.tell(&format!("share job 8 {TOTAL} {}", folder.path().display()));
+        assert_eq!(worker.answer_by(Instant::now() + millis(200)), None, "two hold it");
+    }
+    drop(held);
+    let by = Instant::now() + 3 * PATIENCE;
+    let granted = workers.map(|worker| {
+        let answer = worker.answer_by(by).expect("all grants are made");
+        answer.strip_prefix("granted ").and_then(|count| count.parse::<usize>().ok()).expect("a number")
+    });
+    println!("{granted:?} of {TOTAL}");
+    assert_eq!(granted.iter().sum::<usize>(), TOTAL);
+    assert!(granted.iter().all(|count| (TOTAL * 3 / 10..=TOTAL * 7 / 10).contains(count)), "{granted:?}");
+}
+
+#[test]
 fn an_abandoned_lock_is_taken_over_at_the_end_of_its_lease() {
     let folder = Folder::new();
     let mut holder = Worker::start(&folder.url(), LEASE);

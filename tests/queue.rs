@@ -215,6 +215,28 @@ fn a_waiter_that_goes_while_it_is_handed_the_lock_leaves_it_free() {
 }
 
 #[test]
+fn a_waiter_that_panics_while_it_is_handed_the_lock_releases_it() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = client.lock("k").unwrap();
+    let (unblock, blocked) = crossbeam_channel::bounded(0);
+    bench.faults.next(Call::Read, Fault::PanicLater(blocked));
+    let cancel = CancelToken::new();
+    let token = cancel.clone();
+    let gone = waiter(&client, 0, move |request| request.cancel(&token));
+    let first = waiter(&client, 1, |request| request);
+    // Its turn comes, and it hangs in its look.
+    cancel.cancel();
+    assert!(gone.join().unwrap().is_err());
+    bench.wait_for_call(Call::Read, 0);
+    let second = waiter(&client, 1, |request| request);
+    drop(held);
+    drop(unblock);
+    assert!(first.join().is_err(), "it did not panic");
+    assert!(second.join().unwrap().unwrap().is_held());
+}
+
+#[test]
 fn a_hand_over_that_is_not_answered_is_given_up_and_the_lock_released() {
     for fault in [Fault::ApplyThenFail, Fault::HangBefore, Fault::ApplyThenHang, Fault::FailBefore] {
         let bench = Bench::new();

@@ -6,6 +6,10 @@ mod common;
 mod counts;
 #[path = "spanner/errors.rs"]
 mod errors;
+#[path = "spanner/faults.rs"]
+mod faults;
+#[path = "spanner/fence.rs"]
+mod fence;
 #[path = "spanner/rows.rs"]
 mod rows;
 #[path = "spanner/table.rs"]

@@ -53,6 +53,8 @@ pub enum Fault {
     Twice,
     /// The caller panics.
     Panic,
+    /// It hangs until the other end of the channel is dropped; then the caller panics.
+    PanicLater(Receiver<()>),
 }
 
 /// Which faults come next, and which calls were made. Clones share both.
@@ -166,6 +168,10 @@ impl Faulty {
             Fault::Twice => {
                 apply()?;
                 apply()
+            }
+            Fault::PanicLater(at) => {
+                while at.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {}
+                panic!("injected panic in {call:?}")
             }
             Fault::Panic => panic!("injected panic in {call:?}"),
         }

@@ -13,6 +13,7 @@ Exit codes:
   N     `run`, `elect`: what the command ended with
   64    wrong usage
   69    the store is out of reach
+  70    a fault of leasehold itself
   74    the output could not be written
   75    the lock was not obtained in time; who holds it stands on standard error
   76    the lock was lost while the command ran
@@ -24,9 +25,12 @@ Exit codes:
 
 const STORES: &str = "\
 The store, one of
-  sqlite:PATH                                     the processes of one host
-  dynamodb://TABLE?region=..                      a DynamoDB table
-and others that are compiled in; the documentation of the library has their options. A URL with a password \
+  sqlite:PATH                            a file that the processes of one host share
+  dynamodb://TABLE?region=..             a DynamoDB table
+  mongodb://HOST/DATABASE?collection=..  a MongoDB collection
+  spanner:projects/P/instances/I/databases/D?table=..
+                                         a table of Cloud Spanner
+as far as they are compiled in; the documentation of the library has their options. A URL with a password \
 is better given in the environment.
 
 [default: an SQLite file, $XDG_STATE_HOME/leasehold/locks.db or ~/.local/state/leasehold/locks.db]";
@@ -61,6 +65,7 @@ pub struct Global {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     Run(Box<Run>),
+    Elect(Box<Elect>),
     Status(Status),
     Release(Release),
     Renew(Renew),
@@ -93,6 +98,12 @@ pub struct Run {
     pub key: String,
     #[command(flatten)]
     pub ask: Ask,
+    /// What is done to the command when the lock is lost
+    ///
+    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
+    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
+    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
+    pub on_loss: OnLoss,
     /// Together with other shared holders
     #[arg(long)]
     pub shared: bool,
@@ -105,12 +116,26 @@ pub struct Run {
     /// Do not wait
     #[arg(long = "try", conflicts_with = "wait")]
     pub once: bool,
-    /// The lock counts as lost after so long, for a command that hangs
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub max_hold: Option<Duration>,
-    /// The exit code when the lock was not obtained in time
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said then
     #[arg(long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
     pub conflict_exit_code: u8,
+    /// The command with its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+}
+
+/// Runs a command while this node leads an election.
+///
+/// Waits until it leads, runs the command as `run` does, and ends it when the leadership is lost: then it stands again.
+/// When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
+/// name of the election is the key of the leader's lock.
+#[derive(clap::Args, Debug)]
+#[command(after_long_help = AFTER)]
+pub struct Elect {
+    /// The name of the election
+    pub name: String,
+    #[command(flatten)]
+    pub ask: Ask,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
@@ -128,18 +153,15 @@ pub struct Ask {
     /// Whatever others should read about this hold
     #[arg(long, value_name = "TEXT")]
     pub comment: Option<String>,
-    /// What is done to the command when the lock is lost
-    ///
-    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
-    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
-    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
-    pub on_loss: OnLoss,
     /// The time between TERM and KILL; with a second on top at most a third of the lease
     ///
     /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more,
     /// before its lease ends.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = crate::words::duration_or_zero)]
     pub kill_after: Duration,
+    /// The lock counts as lost after so long, for a command that hangs
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub max_hold: Option<Duration>,
 }
 
 /// Shows who holds what, live and expired, newest first.

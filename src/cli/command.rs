@@ -25,8 +25,12 @@ pub fn main() -> ExitCode {
 fn perform(args: &Args) -> Outcome {
     let global = &args.global;
     store::log(global.verbose);
+    if global.json {
+        show::speak_json();
+    }
     match &args.command {
         Command::Run(args) => run::run(global, args),
+        Command::Elect(args) => run::elect(global, args),
         Command::Status(args) => locks::status(global, args),
         Command::Release(args) => locks::release(global, args),
         Command::Renew(args) => locks::renew(global, args),

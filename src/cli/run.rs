@@ -4,16 +4,16 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, at, never, select};
-use leasehold::{ErrorKind, LockGuard, Loss};
+use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest, Loss};
 use nix::sys::signal::Signal;
 use nix::unistd::getpid;
 
-use crate::args::{Ask, Global, OnLoss, Run};
+use crate::args::{Ask, Elect, Global, OnLoss, Run};
 use crate::exec::prepared;
 use crate::failure::{Failure, Outcome, code};
 use crate::job::Job;
 use crate::show::{is_stderr_a_terminal, say};
-use crate::signals::{self, PASSED_ON, spare_us_ttou};
+use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
 use crate::store;
 use crate::terminal::Terminal;
 use crate::wait::wait;
@@ -29,56 +29,121 @@ const LEFT_BEHIND: Duration = Duration::from_millis(100);
 const TOLD: Duration = Duration::from_secs(2);
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
-    // Before any thread is started, which inherits it.
-    spare_us_ttou().map_err(internal)?;
-    let client = store::holding(global, &args.ask)?;
-    let signals = signals::watch().map_err(internal)?;
-    let mut request = client.request(&args.key);
-    if let Some(comment) = &args.ask.comment {
-        request = request.comment(comment);
-    }
+    let session = Session::start(global, &args.ask, args.on_loss)?;
+    let mut request = session.request(&args.key);
     if args.shared {
         request = request.shared();
     }
     if let Some(n) = args.max_holders {
         request = request.max_holders(n);
     }
-    if let Some(d) = args.max_hold {
-        request = request.max_hold(d);
-    }
     if let Some(d) = args.wait.or(args.once.then_some(Duration::ZERO)) {
         request = request.wait(d);
     }
-    let guard = match wait(request, &signals, !global.quiet && !global.json && is_stderr_a_terminal()) {
+    let guard = match session.wait(request) {
         Err(Failure::Library(error)) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => {
-            return Err(Failure::Conflict(args.conflict_exit_code, error));
+            // Not worth a mail of cron's.
+            let is_silent = global.quiet && args.conflict_exit_code == 0;
+            return if is_silent { Ok(0) } else { Err(Failure::Conflict(args.conflict_exit_code, error)) };
         }
         outcome => outcome?,
     };
-    let outcome = hold(&args.ask, &args.command, guard, &signals);
-    // What is released in the background shall be done before this process ends.
-    let _ = client.close();
-    outcome
+    match session.hold(&args.command, guard)? {
+        End::Command(code) => Ok(code),
+        End::Lost(_) => Err(Failure::Silent(code::LOST)),
+    }
 }
 
-/// Runs the command while `guard` holds, then releases it.
-pub fn hold(ask: &Ask, command: &[OsString], guard: LockGuard, signals: &Receiver<Signal>) -> Outcome {
-    let terminal = Terminal::open();
-    let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-    let mut prepared = prepared(getpid(), foreground, command);
-    prepared.env("LEASEHOLD_KEY", guard.key());
-    prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
-    prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
-    prepared.env("LEASEHOLD_OWNER", guard.info().owner());
-    // It may hold a password.
-    prepared.env_remove("LEASEHOLD_STORE");
-    let job = Job::start(prepared, terminal).map_err(|error| {
-        let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
-        Failure::Own(code::CANNOT_RUN, message)
-    })?;
-    let mut holding = Holding { ask, guard, job, lost: None, kill_at: never(), resume_at: never() };
-    holding.go_on(signals);
-    holding.end()
+/// `elect`: a leadership is a lock whose key is the election's name.
+pub fn elect(global: &Global, args: &Elect) -> Outcome {
+    let session = Session::start(global, &args.ask, OnLoss::Kill)?;
+    loop {
+        let guard = session.wait(session.request(&args.name))?;
+        match session.hold(&args.command, guard)? {
+            End::Command(code) => return Ok(code),
+            End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
+            End::Lost(None) => {}
+        }
+    }
+}
+
+/// How a hold ended.
+enum End {
+    /// The command ended with this code, and the lock was held all the while.
+    Command(u8),
+    /// The lock was lost. The signal by which this process was told to end, if it was.
+    Lost(Option<Signal>),
+}
+
+/// A client, and what this process is told, while it waits and holds.
+struct Session<'a> {
+    ask: &'a Ask,
+    on_loss: OnLoss,
+    draws: bool,
+    client: LockClient,
+    signals: Receiver<Signal>,
+}
+
+impl Drop for Session<'_> {
+    /// What is released in the background shall be done before this process ends.
+    fn drop(&mut self) {
+        let _ = self.client.close();
+    }
+}
+
+impl<'a> Session<'a> {
+    fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss) -> Outcome<Session<'a>> {
+        // Before any thread is started, which inherits it.
+        spare_us_ttou().map_err(internal)?;
+        let client = store::holding(global, ask, on_loss)?;
+        let signals = signals::watch().map_err(internal)?;
+        let draws = !global.quiet && !global.json && is_stderr_a_terminal();
+        Ok(Session { ask, on_loss, draws, client, signals })
+    }
+
+    fn request(&self, key: &str) -> LockRequest {
+        let mut request = self.client.request(key);
+        if let Some(comment) = &self.ask.comment {
+            request = request.comment(comment);
+        }
+        if let Some(d) = self.ask.max_hold {
+            request = request.max_hold(d);
+        }
+        request
+    }
+
+    fn wait(&self, request: LockRequest) -> Outcome<LockGuard> {
+        wait(request, &self.signals, self.draws)
+    }
+
+    /// Runs the command while `guard` holds, then releases it.
+    fn hold(&self, command: &[OsString], guard: LockGuard) -> Outcome<End> {
+        let terminal = Terminal::open();
+        let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
+        let mut prepared = prepared(getpid(), foreground, command);
+        prepared.env("LEASEHOLD_KEY", guard.key());
+        prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
+        prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
+        prepared.env("LEASEHOLD_OWNER", guard.info().owner());
+        // It may hold a password.
+        prepared.env_remove("LEASEHOLD_STORE");
+        let job = Job::start(prepared, terminal).map_err(|error| {
+            let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
+            Failure::Own(code::CANNOT_RUN, message)
+        })?;
+        let mut holding = Holding {
+            kill_after: self.ask.kill_after,
+            on_loss: self.on_loss,
+            guard,
+            job,
+            lost: None,
+            told_to_end: None,
+            kill_at: never(),
+            resume_at: never(),
+        };
+        holding.go_on(&self.signals);
+        holding.end()
+    }
 }
 
 fn internal(error: impl std::fmt::Display) -> Failure {
@@ -86,16 +151,18 @@ fn internal(error: impl std::fmt::Display) -> Failure {
 }
 
 /// A command that runs while a lock is held.
-struct Holding<'a> {
-    ask: &'a Ask,
+struct Holding {
+    kill_after: Duration,
+    on_loss: OnLoss,
     guard: LockGuard,
     job: Job,
     lost: Option<Loss>,
+    told_to_end: Option<Signal>,
     kill_at: Receiver<Instant>,
     resume_at: Receiver<Instant>,
 }
 
-impl Holding<'_> {
+impl Holding {
     /// Until nothing of the command is left.
     fn go_on(&mut self, signals: &Receiver<Signal>) {
         let mut losses = self.guard.loss().receiver();
@@ -110,7 +177,10 @@ impl Holding<'_> {
             select! {
                 recv(signals) -> signal => match signal {
                     Ok(Signal::SIGCONT) => self.resume(),
-                    Ok(signal) if PASSED_ON.contains(&signal) => self.job.signal(signal),
+                    Ok(signal) if PASSED_ON.contains(&signal) => {
+                        self.told_to_end = self.told_to_end.or(Some(signal).filter(|s| ENDING.contains(s)));
+                        self.job.signal(signal);
+                    }
                     _ => {}
                 },
                 recv(losses) -> loss => {
@@ -141,7 +211,7 @@ impl Holding<'_> {
         if self.lost.is_some() {
             return;
         }
-        let end = match self.ask.on_loss {
+        let end = match self.on_loss {
             OnLoss::Kill => self.end_command(),
             OnLoss::Signal(signal) => {
                 self.job.signal(signal);
@@ -162,7 +232,7 @@ impl Holding<'_> {
         let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(BEFORE_THE_END));
         // Nothing is left when we were stopped or suspended for longer than the lease.
         let left = end.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
-        let kill_after = left.map_or(self.ask.kill_after, |left| left.min(self.ask.kill_after));
+        let kill_after = left.map_or(self.kill_after, |left| left.min(self.kill_after));
         if self.job.is_stopped() || kill_after.is_zero() {
             self.job.signal(Signal::SIGKILL);
             return "the command is killed".to_owned();
@@ -173,20 +243,23 @@ impl Holding<'_> {
     }
 
     /// Nothing of the command is left: the lock is released.
-    fn end(self) -> Outcome {
-        let Holding { guard, job, lost, .. } = self;
+    fn end(self) -> Outcome<End> {
+        let Holding { guard, job, lost, told_to_end, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
         let lost = lost.or_else(|| guard.loss().get());
         let key = guard.key().to_owned();
         let released = guard.release();
         job.finish();
         match (lost, released) {
-            (Some(_), _) => Err(Failure::Silent(code::LOST)),
-            (None, Ok(())) => Ok(ended),
-            (None, Err(failed)) if failed.error().kind() == ErrorKind::Lost => Err(failed.error().clone().into()),
+            (Some(_), _) => Ok(End::Lost(told_to_end)),
+            (None, Ok(())) => Ok(End::Command(ended)),
+            (None, Err(failed)) if failed.error().kind() == ErrorKind::Lost => {
+                say(&failed.error().to_string());
+                Ok(End::Lost(told_to_end))
+            }
             (None, Err(failed)) => {
                 say(&format!("the lock {key:?} could not be released and ends with its lease: {}", failed.error()));
-                Ok(ended)
+                Ok(End::Command(ended))
             }
         }
     }

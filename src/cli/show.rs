@@ -1,6 +1,7 @@
 //! What people and machines are shown: on standard output the answer, on standard error everything else.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold::{LockStatus, Mutex};
 use serde_json::{Value, json};
@@ -10,8 +11,19 @@ use crate::words::{ago, clock_time, timestamp, words};
 /// Whether the waiting line stands on the terminal.
 static LINE: Mutex<bool> = Mutex::new(false);
 
+/// Whether standard error is for machines.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on each line on standard error is a JSON object.
+pub fn speak_json() {
+    JSON.store(true, Ordering::Relaxed);
+}
+
 /// A line on standard error. When it can't be written nobody reads it.
 pub fn say(text: &str) {
+    if JSON.load(Ordering::Relaxed) {
+        return say_json(&json!({ "message": text }));
+    }
     let mut line = LINE.lock();
     let clear = if std::mem::take(&mut *line) { "\r\x1b[K" } else { "" };
     let _ = writeln!(io::stderr().lock(), "{clear}leasehold: {text}");

@@ -31,9 +31,9 @@ const AFTER_KILL: Duration = Duration::from_secs(1);
 
 /// A client for whoever runs a command while it holds: so much of each lease is kept back that the command is
 /// ended in it.
-pub fn holding(global: &Global, ask: &Ask) -> Outcome<LockClient> {
+pub fn holding(global: &Global, ask: &Ask, on_loss: OnLoss) -> Outcome<LockClient> {
     let mut builder = builder(global)?.lease(ask.lease);
-    if ask.on_loss == OnLoss::Kill {
+    if on_loss == OnLoss::Kill {
         let margin = ask.kill_after + AFTER_KILL;
         if margin > ask.lease / 3 {
             let (kill, lease, least) = (words(ask.kill_after), words(ask.lease), words(margin * 3));

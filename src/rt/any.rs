@@ -1,15 +1,16 @@
-//! How the first free one of several locks is obtained: the waits for its keys, taken in turns.
+//! How the first free one of several locks is obtained: a place in the line of each of its keys.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
-use super::deadline::Deadline;
+use super::deadline::{Deadline, far_from};
 use super::family::Family;
-use super::waiters::{Round, Wait};
+use super::looking::FIRST_WARNING;
+use super::queue::{May, Ticket};
+use super::waiters::{Round, Turn, Wait};
 use super::want::{Granted, Obtained, OnWait, Patience, Want, Wanted};
 use crate::backend::Seen;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::backoff;
 
 /// How a wait for several keys ended without an error.
 pub enum AnyObtained {
@@ -50,27 +51,55 @@ struct AnyWait<'a> {
 impl AnyWait<'_> {
     fn run(&mut self) -> Result<AnyObtained> {
         let mut overall = self.overall();
-        let mut first = true;
-        loop {
+        let outcome = self.go_on(&mut overall);
+        self.leave(outcome, &overall)
+    }
+
+    fn go_on(&mut self, overall: &mut Deadline) -> Result<AnyObtained> {
+        if !self.in_order {
+            fastrand::shuffle(&mut self.waits);
+        }
+        if let Some(granted) = self.ask_each(overall)? {
+            return Ok(AnyObtained::Granted(granted));
+        }
+        if matches!(self.patience, Patience::Once) {
+            return self.ended();
+        }
+        self.waits.iter_mut().for_each(Wait::enter);
+        let mut is_new = true;
+        while self.pause(overall, std::mem::take(&mut is_new)) {
+            self.family.check_open()?;
             if !self.in_order {
                 fastrand::shuffle(&mut self.waits);
             }
-            if let Some(granted) = self.ask_each(&mut overall, first)? {
+            if let Some(granted) = self.look_at_each(overall)? {
                 return Ok(AnyObtained::Granted(granted));
             }
-            first = false;
-            if matches!(self.patience, Patience::Once) || !self.pause(&overall) {
-                return self.ended();
+        }
+        self.ended()
+    }
+
+    /// Leaves all lines. What was handed over at the last moment is taken if nothing else was, else given back.
+    fn leave(&mut self, mut outcome: Result<AnyObtained>, overall: &Deadline) -> Result<AnyObtained> {
+        for wait in &mut self.waits {
+            let is_it = |granted: &Granted| granted.attempt.key == wait.want.wanted.key;
+            let with_lock = matches!(&outcome, Ok(AnyObtained::Granted(granted)) if is_it(granted));
+            let Some(handed) = wait.ticket.take().and_then(|ticket| ticket.leave(with_lock)) else { continue };
+            if !matches!(outcome, Ok(AnyObtained::Refused(_))) {
+                wait.give_back(handed, overall);
+            } else if let Round::Done(Obtained::Granted(granted)) = wait.act(Turn::Given(*handed), overall)? {
+                outcome = Ok(AnyObtained::Granted(granted));
             }
         }
+        outcome
     }
 
     fn overall(&self) -> Deadline {
         self.waits.first().map_or_else(|| self.family.request_deadline(), Wait::overall)
     }
 
-    /// Asks for one key after the other: at `first` for all, then for those that look free.
-    fn ask_each(&mut self, overall: &mut Deadline, first: bool) -> Result<Option<Granted>> {
+    /// Asks for one key after the other, but for those that others of this process wait for.
+    fn ask_each(&mut self, overall: &mut Deadline) -> Result<Option<Granted>> {
         let mut own = 0;
         let all = self.waits.len();
         for at in 0..all {
@@ -78,7 +107,9 @@ impl AnyWait<'_> {
                 break;
             }
             let wait = &mut self.waits[at];
-            if !first && !wait.look(overall) {
+            let in_line = wait.want.stands_back || !matches!(self.patience, Patience::Once);
+            if in_line && self.family.queues.len(&wait.want.wanted.key) > 0 {
+                wait.stood_back = true;
                 continue;
             }
             match ask(wait, self.patience, overall) {
@@ -87,7 +118,7 @@ impl AnyWait<'_> {
                 // Another one may be free; but to wait for one's own locks only would be in vain.
                 Err(error) if error.kind() == ErrorKind::AlreadyHeld => {
                     own += 1;
-                    if first && own == all {
+                    if own == all {
                         return Err(in_context(wait, error));
                     }
                 }
@@ -101,14 +132,52 @@ impl AnyWait<'_> {
         Ok(None)
     }
 
-    /// Waits until it is time to look at all keys again; false when the call's time is over.
-    fn pause(&mut self, overall: &Deadline) -> bool {
+    /// Takes what was handed over, or else looks at the keys that were told, or at all when it is time to, and asks
+    /// for those that look free. Each only at the head of its line.
+    fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
+        let mut told: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
+        if !told.contains(&true) {
+            told.fill(true);
+        }
+        for (wait, is_told) in self.waits.iter_mut().zip(told) {
+            let Some(ticket) = wait.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
+            let is_idle = ticket.place() > 0 || !is_told || ticket.stands_back().is_some() || ticket.is_held();
+            if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
+                continue;
+            }
+            let turn = match wait.ticket.as_ref().map(Ticket::may) {
+                None | Some(May::Wait) => continue,
+                Some(May::Ask) => Turn::Ask,
+                Some(May::Take(granted)) => Turn::Given(*granted),
+            };
+            match wait.act(turn, overall) {
+                Ok(Round::Done(Obtained::Granted(granted))) => return Ok(Some(granted)),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyHeld => {}
+                Err(error) => return Err(in_context(wait, error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until it is time to look at all keys again, or something is told; false when the call's time is over.
+    fn pause(&mut self, overall: &Deadline, is_new: bool) -> bool {
         self.waits.iter_mut().for_each(Wait::tell);
-        // What was just refused is not asked for again at once, however free it looks.
-        let known = self.waits.iter().filter(|wait| wait.last_error.is_none());
-        let soonest = known.filter_map(Wait::free_in).filter(|free| !free.is_zero()).min();
-        let waited = self.waits.first().map_or(Duration::ZERO, |wait| wait.started.elapsed());
-        overall.wait_for(backoff::poll_delay(&self.family.options.poll, waited, soonest, fastrand::f64()))
+        let at_head = self.waits.iter().filter(|wait| wait.ticket.as_ref().is_some_and(|t| t.place() == 0));
+        let delay = at_head.map(|wait| wait.look_at_head_after(is_new)).min().unwrap_or(FIRST_WARNING);
+        let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(delay);
+        let until = far_from(Instant::now(), delay);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let nudges = || self.waits.iter().filter_map(|wait| wait.ticket.as_ref()).map(Ticket::nudged);
+            if !overall.wait_for_any(left.min(tell_after), nudges()) {
+                return false;
+            }
+            if left <= tell_after || nudges().any(|nudge| !nudge.is_empty()) {
+                return true;
+            }
+            self.waits.iter_mut().for_each(Wait::tell);
+        }
     }
 
     /// Why the call ended without a lock. It says that others hold them only where that is known of all.

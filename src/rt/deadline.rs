@@ -94,6 +94,18 @@ impl Deadline {
         }
     }
 
+    /// Waits until one of `events` is ready, without taking anything, or until `limit` has passed.
+    pub fn wait_for_any<'a>(&'a self, limit: Duration, events: impl Iterator<Item = &'a Receiver<()>>) -> bool {
+        let until = self.at.min(far_from(Instant::now(), limit));
+        let mut select = crossbeam_channel::Select::new();
+        events.for_each(|event| {
+            select.recv(event);
+        });
+        self.also_wait(&mut select);
+        let _ = select.ready_deadline(until);
+        !self.is_over()
+    }
+
     /// Lets `select` become ready when this is cancelled.
     pub fn also_wait<'a>(&'a self, select: &mut crossbeam_channel::Select<'a>) {
         for cancel in &self.cancels {

@@ -189,7 +189,7 @@ impl Family {
 
     /// Gives up an acquisition that was not answered, in the background, for as long as it could stand.
     pub fn abandon(self: &Arc<Self>, mut attempt: Attempt) {
-        let (backend, stop) = (self.backend.clone(), self.stop.clone());
+        let (backend, queues, stop) = (self.backend.clone(), self.queues.clone(), self.stop.clone());
         let request_timeout = self.options.request_timeout;
         let key = attempt.key.clone();
         let spawned = Thread::spawn("leasehold-undo", move || {
@@ -198,6 +198,8 @@ impl Family {
                 log::warn!(target: "leasehold::client", key:? = attempt.key;
                     "an unanswered acquire could not be given up; if it was granted, it expires within a minute: {error}");
             }
+            // Whoever waits in this process need not wait for its next look.
+            queues.nudge(&attempt.key);
         });
         match spawned {
             Ok(thread) => {

@@ -63,7 +63,9 @@ impl Hold {
                     // The waiter went away: what it would have got is released.
                     Err(granted) => {
                         *self.handed.lock() = Some(granted.attempt);
-                        PassedOn::Yes(self.give_up_hand_over(&Deadline::at(by)))
+                        let given_up = self.give_up_hand_over(&Deadline::at(by));
+                        setup.queues.nudge(self.granted.key());
+                        PassedOn::Yes(given_up)
                     }
                 }
             }

@@ -33,8 +33,7 @@ impl Wait<'_> {
     pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
         // What was just refused is not asked for again at once, however free it looks.
         let mut looked_free = true;
-        // The store tells what comes after the last look: until then that look holds.
-        let mut is_told = false;
+        self.is_told = false;
         loop {
             let Some(ticket) = &self.ticket else { return true };
             if ticket.place() > 0 || ticket.is_handed() {
@@ -48,7 +47,7 @@ impl Wait<'_> {
                 let free_in = known.filter(|free| !(looked_free && free.is_zero()));
                 looked_free = false;
                 let is_new = begun == Begin::Refused && !known.is_some_and(|free| free.is_zero());
-                let delay = self.look_after(is_new, is_told, free_in);
+                let delay = self.look_after(is_new, free_in);
                 if !self.sleep(overall, delay) {
                     return false;
                 }
@@ -56,30 +55,47 @@ impl Wait<'_> {
                     return true;
                 }
             }
-            let tells = self.family.hub.tells(&self.want.wanted.key);
-            let is_free = self.look(overall);
-            is_told = tells && self.last_error.is_none();
-            if is_free {
+            if self.look(overall) {
                 return true;
             }
         }
     }
 
     /// When to look next if nothing is told.
-    fn look_after(&self, is_new: bool, is_told: bool, free_in: Option<Duration>) -> Duration {
+    ///
+    /// `is_new`: what was seen last was seen before the place in the line was taken.
+    pub(super) fn look_after(&self, is_new: bool, free_in: Option<Duration>) -> Duration {
         let poll = &self.family.options.poll;
         match self.family.hub.tells(&self.want.wanted.key) {
             true if is_new => Duration::ZERO,
-            true if is_told => backoff::told_delay(poll, free_in, fastrand::f64()),
+            true if self.is_told => backoff::told_delay(poll, free_in, fastrand::f64()),
             _ => backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64()),
         }
+    }
+
+    /// The same for one of several keys.
+    pub(super) fn look_at_head_after(&self, is_new: bool) -> Duration {
+        let free_in = self.free_in().filter(|_| self.last_error.is_none());
+        let is_free = free_in.is_some_and(|free| free.is_zero());
+        let delay = self.look_after(is_new && self.refusal.is_some() && !is_free, free_in.filter(|_| !is_free));
+        let others_turn = self.ticket.as_ref().and_then(Ticket::stands_back);
+        others_turn.map_or(delay, |until| delay.min(until.saturating_duration_since(Instant::now())))
+    }
+
+    /// Whether something was told; takes it.
+    pub(super) fn take_nudge(&self) -> bool {
+        self.ticket.as_ref().is_some_and(|ticket| ticket.nudged().try_recv().is_ok())
+    }
+
+    /// Whoever wants to hear of the wait does so after this time, however seldom it looks.
+    pub(super) fn tell_after(&self) -> Duration {
+        if self.want.on_wait.is_some() { *self.family.options.poll.end() } else { FIRST_WARNING }
     }
 
     /// Waits for so long or until it is worth looking; false when the call's time is over.
     fn sleep(&mut self, overall: &Deadline, delay: Duration) -> bool {
         let until = far_from(Instant::now(), delay);
-        // Whoever wants to hear of the wait does so all the same.
-        let tell_after = if self.want.on_wait.is_some() { *self.family.options.poll.end() } else { FIRST_WARNING };
+        let tell_after = self.tell_after();
         loop {
             let Some(ticket) = &self.ticket else { return true };
             let left = until.saturating_duration_since(Instant::now());
@@ -104,6 +120,13 @@ impl Wait<'_> {
 
     /// Reads the lock; whether it is worth asking for.
     pub(super) fn look(&mut self, overall: &Deadline) -> bool {
+        let tells = self.family.hub.tells(&self.want.wanted.key);
+        let is_free = self.read(overall);
+        self.is_told = tells && self.last_error.is_none();
+        is_free
+    }
+
+    fn read(&mut self, overall: &Deadline) -> bool {
         self.attempts += 1;
         let by = overall.clone().within(self.family.options.request_timeout);
         let which = Which::Key(self.want.wanted.key.clone());

@@ -35,13 +35,28 @@ pub(super) struct Wait<'a> {
     pub(super) ticket: Option<Ticket>,
     /// It came to the head of the line, and somebody may hold the lock.
     look_first: bool,
+    /// The store tells what has come since the last look: until then that look holds.
+    pub(super) is_told: bool,
+    /// Others of this process wait, and it did not ask.
+    pub(super) stood_back: bool,
     pub(super) refusal: Option<Seen>,
     pub(super) last_error: Option<Error>,
     pub(super) warn_after: Duration,
 }
 
+impl Drop for Wait<'_> {
+    /// After a panic: what was handed over meanwhile is released, and the next in line has its turn.
+    fn drop(&mut self) {
+        if let Some(granted) = self.ticket.take().and_then(|ticket| ticket.leave(false)) {
+            log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
+                "a waiter panicked while a lock was handed over to it; the lock is released");
+            self.family.abandon(granted.attempt);
+        }
+    }
+}
+
 /// What a waiter may do next.
-enum Turn {
+pub(super) enum Turn {
     Ask,
     Given(Granted),
     /// The call's time is over.
@@ -78,6 +93,8 @@ impl<'a> Wait<'a> {
             voids: 0,
             ticket: None,
             look_first: false,
+            is_told: false,
+            stood_back: false,
             refusal: None,
             last_error: None,
             warn_after: FIRST_WARNING,
@@ -106,26 +123,41 @@ impl<'a> Wait<'a> {
                 Settled::Refused(_) | Settled::Void | Settled::GivenUp(_) => Ok(refused),
             },
             (Err(error), Some(granted)) => {
-                self.undo(granted.attempt, &overall);
+                self.give_back(granted, &overall);
                 Err(error)
             }
         }
+    }
+
+    /// Releases what was handed over in vain; the next in line hears of it.
+    pub(super) fn give_back(&self, granted: Box<Granted>, overall: &Deadline) {
+        self.undo(granted.attempt, overall);
+        self.family.queues.nudge(&self.want.wanted.key);
+    }
+
+    /// Asks, or takes what was given, and settles that.
+    pub(super) fn act(&mut self, turn: Turn, overall: &Deadline) -> Result<Round> {
+        let settled = match turn {
+            Turn::Over => return Ok(Round::Trouble),
+            Turn::Ask => {
+                let settled = self.attempt(overall);
+                self.ticket.iter().for_each(Ticket::asked);
+                settled
+            }
+            Turn::Given(granted) => self.in_time(granted, overall),
+        };
+        self.settle(settled, overall)
     }
 
     fn go_on(&mut self, overall: &Deadline, asks_once: bool) -> Result<Obtained> {
         loop {
             self.family.check_open()?;
             self.check_cancelled()?;
-            let settled = match self.turn(overall) {
-                Turn::Over => break,
-                Turn::Ask => {
-                    let settled = self.attempt(overall);
-                    self.ticket.iter().for_each(Ticket::asked);
-                    settled
-                }
-                Turn::Given(granted) => self.in_time(granted, overall),
-            };
-            match self.settle(settled, overall)? {
+            let turn = self.turn(overall);
+            if matches!(turn, Turn::Over) {
+                break;
+            }
+            match self.act(turn, overall)? {
                 Round::Done(obtained) => return Ok(obtained),
                 Round::Refused if asks_once => break,
                 Round::Refused => {
@@ -144,7 +176,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Stands in the line of this process from now on.
-    fn enter(&mut self) {
+    pub(super) fn enter(&mut self) {
         if self.ticket.is_none() {
             self.ticket = Some(self.family.queues.enter(self.want.wanted.clone()));
         }
@@ -192,8 +224,7 @@ impl<'a> Wait<'a> {
     pub(super) fn round(&mut self, overall: &Deadline) -> Result<Round> {
         self.family.check_open()?;
         self.check_cancelled()?;
-        let settled = self.attempt(overall);
-        self.settle(settled, overall)
+        self.act(Turn::Ask, overall)
     }
 
     /// What follows from the end of one attempt.
@@ -257,7 +288,7 @@ impl<'a> Wait<'a> {
             (Some(seen), _) => Ok(Obtained::Refused(Some(seen))),
             (None, Some(error)) => Err(error),
             // It never came to the head of the line.
-            (None, None) if self.ticket.is_some() => Ok(Obtained::Refused(None)),
+            (None, None) if self.ticket.is_some() || self.stood_back => Ok(Obtained::Refused(None)),
             (None, None) => Err(Error::new(ErrorKind::TimedOut, "the time was over before the store was asked")),
         }
     }

@@ -193,7 +193,7 @@ fn unlock_reaches_groups_of_many_pages() {
     on_every_store(|store| {
         let client = store.client();
         for n in 0..250 {
-            client.request(&format!("k-{n}")).lock_id("g").acquire().unwrap();
+            client.request(&format!("k-{n}")).lock_id("g").lease(MINUTE).acquire().unwrap();
         }
         let renewed = client.renew("g", MINUTE).unwrap();
         let freed = client.unlock("g").unwrap();

@@ -87,6 +87,9 @@ fn a_held_lock_is_told_with_its_holder() {
     assert_eq!((&holder["owner"], &holder["token"], &holder["expired"]), (&"ann".into(), &token.into(), &false.into()));
     assert!(!ran.stderr.contains(guard.lock_id()), "whoever reads it could release the lock");
 
+    let ran = run(&mut store.script(&["--try", "--quiet", "--conflict-exit-code", "0"], "echo never"));
+    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(0), "", ""));
+
     drop(guard);
     assert_eq!(run(&mut store.script(&["--try"], "true")).code, Some(0));
 }

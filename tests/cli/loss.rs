@@ -97,6 +97,15 @@ fn the_command_may_be_told_or_left_alone() {
 }
 
 #[test]
+fn machines_are_told_as_json() {
+    let store = Store::new();
+    let options = ["--json", "-v", "--lease", "3s", "--kill-after", "0s", "--max-hold", "300ms"];
+    let ran = run(&mut store.script(&options, "exec sleep 1000"));
+    let lines = ran.stderr.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect(line));
+    assert!(lines.count() >= 2 && ran.code == Some(76), "{}", ran.stderr);
+}
+
+#[test]
 fn a_command_that_hangs_is_ended_by_max_hold() {
     let store = Store::new();
     let options = ["--lease", "3s", "--kill-after", "0s", "--max-hold", "300ms"];

@@ -4,10 +4,12 @@
 #[path = "../common/servers/mod.rs"]
 mod servers;
 
+mod elect;
 mod exits;
 mod locks;
 mod loss;
 mod processes;
+mod readme;
 mod secrets;
 mod signals;
 mod snapshots;

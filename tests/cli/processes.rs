@@ -3,16 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{Running, Store, leasehold};
+use crate::support::{Running, Shared, Store, leasehold};
 
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 4;
-
-/// A store, and what its clients need in their environment.
-struct Shared {
-    url: String,
-    env: Vec<(&'static str, &'static str)>,
-}
 
 /// Each adds one to a file, again and again: read, wait a moment, write. It comes out right only if nobody is in
 /// between. Each also writes down its token.
@@ -27,7 +21,7 @@ fn counts_right(shared: &Shared, folder: &Path) {
             format!("for i in $(seq {ROUNDS}); do {binary} run count --owner p{n} -- sh -c '{script}' || exit; done");
         let mut command = std::process::Command::new("sh");
         command.args(["-c", &rounds]).current_dir(folder).env("LEASEHOLD_STORE", &shared.url);
-        command.envs(shared.env.iter().copied());
+        command.envs(shared.env.clone());
         command
     };
     let all: Vec<Running> = (0..PROCESSES).map(|n| Running::start(&mut command(n))).collect();
@@ -40,7 +34,7 @@ fn counts_right(shared: &Shared, folder: &Path) {
     let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
     assert!(tokens.is_sorted_by(|a, b| a < b), "tokens rise: {tokens:?}");
     let mut status = leasehold(&["status", "--json"]);
-    let ran = crate::support::run(status.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.iter().copied()));
+    let ran = crate::support::run(status.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone()));
     assert_eq!(ran.stdout, "[]\n", "{}", ran.stderr);
 }
 
@@ -50,18 +44,30 @@ fn on_sqlite() {
     counts_right(&Shared { url: store.url.clone(), env: Vec::new() }, store.folder.path());
 }
 
+#[track_caller]
+#[allow(dead_code)] // Where no server is compiled in.
+fn on_server(shared: Option<Shared>) {
+    if let Some(shared) = shared {
+        let folder = tempfile::tempdir().unwrap();
+        shared.init();
+        counts_right(&shared, folder.path());
+    }
+}
+
 #[test]
 #[cfg(feature = "dynamodb")]
 fn on_dynamodb() {
-    let Some(endpoint) = crate::servers::dynamodb_local() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let table = folder.path().file_name().unwrap().to_string_lossy().replace('.', "t");
-    let shared = Shared {
-        url: format!("dynamodb://cli-{table}?region=us-east-1&endpoint={endpoint}"),
-        env: vec![("AWS_ACCESS_KEY_ID", "any"), ("AWS_SECRET_ACCESS_KEY", "any")],
-    };
-    let mut init = leasehold(&["init"]);
-    let ran = crate::support::run(init.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.iter().copied()));
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    counts_right(&shared, folder.path());
+    on_server(crate::support::dynamodb("counts"));
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn on_mongodb() {
+    on_server(crate::support::mongodb("counts"));
+}
+
+#[test]
+#[cfg(feature = "spanner")]
+fn on_spanner() {
+    on_server(crate::support::spanner("counts"));
 }

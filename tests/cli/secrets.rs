@@ -1,8 +1,11 @@
 //! No secret of a store URL in any output, in the title of the process, or in the environment of the command.
 
-use crate::support::{leasehold, run};
+use std::process::Stdio;
 
-const CANARY: &str = "s3cr3t-canary";
+use crate::support::{Running, Shared, leasehold, run, until};
+
+/// Also part of a name wherever it can be one.
+const CANARY: &str = "s3cr3t";
 
 fn url() -> String {
     // Nothing listens there; the parts are those of every store with a password.
@@ -47,29 +50,21 @@ fn no_help_shows_it() {
     }
 }
 
-#[test]
-#[cfg(feature = "dynamodb")]
-fn the_title_of_the_process_and_the_environment_of_the_command_do_not_show_it() {
-    use crate::servers::dynamodb_local;
-    use crate::support::{Running, until};
-    use std::process::Stdio;
-    let Some(endpoint) = dynamodb_local() else { return };
-    // The URL of this store has no password; what stands for one is in a name that nobody looks at.
-    let table = format!("{CANARY}-{}", std::process::id());
-    let url = format!("dynamodb://{table}?region=us-east-1&endpoint={endpoint}");
-    let keys = |command: &mut std::process::Command| {
-        command.env("AWS_ACCESS_KEY_ID", "any").env("AWS_SECRET_ACCESS_KEY", "any");
-    };
-    let mut init = leasehold(&["--store", &url, "init"]);
-    keys(&mut init);
-    let ran = run(&mut init);
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let mut command = leasehold(&["run", "k", "--store", &url, "--", "sh", "-c", "env; echo ready; read go"]);
-    keys(&mut command);
-    let mut running = Running::start(command.stdin(Stdio::piped()));
+/// The URLs of the servers of the tests have no password; what stands for one is in a name that the command is not
+/// told either.
+#[track_caller]
+#[allow(dead_code)] // Where no server is compiled in.
+fn shows_it_to_nobody(shared: Option<Shared>) {
+    let Some(shared) = shared else { return };
+    shared.init();
+    let script = "env; echo ready; read go";
+    let mut command = leasehold(&["run", "k", "--store", &shared.url, "--", "sh", "-c", script]);
+    let mut running = Running::start(command.envs(shared.env.clone()).stdin(Stdio::piped()));
     let title = format!("/proc/{}/cmdline", running.child.id());
+    let own = env!("CARGO_BIN_EXE_leasehold");
+    let expected = [own, "run", "k", "--", "sh", "-c", script].map(|arg| format!("{arg}\0")).concat();
     // Empty while it begins anew.
-    until("the URL is hidden", || std::fs::read_to_string(&title).unwrap() == expected_title());
+    until("the URL is hidden", || std::fs::read_to_string(&title).unwrap() == expected);
     loop {
         let line = running.line();
         assert!(!line.contains(CANARY), "{line}");
@@ -81,8 +76,20 @@ fn the_title_of_the_process_and_the_environment_of_the_command_do_not_show_it() 
     assert_eq!(running.end().code, Some(0));
 }
 
+#[test]
 #[cfg(feature = "dynamodb")]
-fn expected_title() -> String {
-    let own = env!("CARGO_BIN_EXE_leasehold");
-    [own, "run", "k", "--", "sh", "-c", "env; echo ready; read go"].map(|arg| format!("{arg}\0")).concat()
+fn neither_title_nor_environment_show_the_url_of_a_dynamodb() {
+    shows_it_to_nobody(crate::support::dynamodb(CANARY));
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn neither_title_nor_environment_show_the_url_of_a_mongodb() {
+    shows_it_to_nobody(crate::support::mongodb(CANARY));
+}
+
+#[test]
+#[cfg(feature = "spanner")]
+fn neither_title_nor_environment_show_the_url_of_a_spanner() {
+    shows_it_to_nobody(crate::support::spanner(CANARY));
 }

@@ -29,8 +29,9 @@ fn redacted(text: &str, store: &Store) -> String {
     redacted
 }
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "run",
+    "elect",
     "status",
     "release",
     "renew",

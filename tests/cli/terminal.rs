@@ -175,6 +175,16 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
 }
 
 #[test]
+fn the_script_around_it_reads_the_terminal_again() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("sh -c 'leasehold run k -- true; echo ne\"\"xt; read line; echo got-$line'\n");
+    terminal.sees("next\r\n");
+    terminal.types("one\n");
+    terminal.sees("got-one\r\n");
+}
+
+#[test]
 fn where_nobody_could_continue_it_ctrl_z_stops_nothing() {
     let store = Store::new();
     // No shell with job control around it.

@@ -14,7 +14,7 @@ use leasehold::mongodb::driver::sync::{Client, Collection};
 use super::servers::mongod;
 use super::stores::unique;
 
-const DATABASE: &str = "leasehold";
+pub const DATABASE: &str = "leasehold";
 
 /// A collection that goes with its test.
 pub struct Rows(pub String);

@@ -9,6 +9,8 @@ pub struct Shared {
     pub url: String,
     /// What a takeover may add to the lease.
     pub grace: Duration,
+    /// What the environment has to say for it.
+    pub env: Option<(&'static str, String)>,
     /// What goes with the test.
     _room: Box<dyn Any>,
 }
@@ -22,6 +24,8 @@ pub fn shared() -> Vec<Shared> {
         super::servers::dynamodb_local().map(|endpoint| dynamodb(&endpoint)),
         #[cfg(feature = "mongodb")]
         super::servers::mongod().map(|_| mongodb()),
+        #[cfg(feature = "spanner")]
+        super::servers::spanner_emulator().map(|_| spanner()),
     ];
     all.into_iter().flatten().collect()
 }
@@ -30,7 +34,7 @@ pub fn shared() -> Vec<Shared> {
 fn sqlite() -> Shared {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-    Shared { module: "sqlite", url, grace: Duration::ZERO, _room: Box::new(folder) }
+    Shared { module: "sqlite", url, grace: Duration::ZERO, env: None, _room: Box::new(folder) }
 }
 
 /// The clients' estimates of the service's time differ by up to a second, beside the grace.
@@ -38,11 +42,19 @@ fn sqlite() -> Shared {
 fn dynamodb(endpoint: &str) -> Shared {
     let table = super::dynamodb::Table::fresh();
     let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}", table.0);
-    Shared { module: "dynamodb", url, grace: Duration::from_secs(2), _room: Box::new(table) }
+    Shared { module: "dynamodb", url, grace: Duration::from_secs(2), env: None, _room: Box::new(table) }
 }
 
 #[cfg(feature = "mongodb")]
 fn mongodb() -> Shared {
     let rows = super::mongodb::Rows::fresh();
-    Shared { module: "mongodb", url: rows.url(), grace: Duration::ZERO, _room: Box::new(rows) }
+    Shared { module: "mongodb", url: rows.url(), grace: Duration::ZERO, env: None, _room: Box::new(rows) }
+}
+
+#[cfg(feature = "spanner")]
+fn spanner() -> Shared {
+    let database = super::spanner::Database::fresh();
+    let env = Some(("SPANNER_EMULATOR_HOST", database.host.clone()));
+    let url = format!("spanner:{}?table={}", database.path, super::spanner::TABLE);
+    Shared { module: "spanner", url, grace: Duration::ZERO, env, _room: Box::new(database) }
 }

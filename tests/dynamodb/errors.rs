@@ -107,15 +107,26 @@ fn connects_without_credentials() {
 fn a_client_works_and_is_dropped_inside_async_tasks() {
     needs_server!();
     let table = Table::fresh();
+    // The same settings that the program's own client uses on its own runtime.
+    let config = config();
     let work = || {
-        let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
+        let client = leasehold::dynamodb::builder(config.clone(), &table.0).connect().unwrap();
         let guard = client.lock("k").unwrap();
         assert!(guard.is_held());
         drop((guard, client));
     };
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async { work() });
+    let own = || async {
+        let client = sdk::Client::new(&config);
+        client.list_tables().send().await.unwrap();
+        work();
+        client.list_tables().send().await.unwrap();
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(own());
     let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    many.block_on(async { work() });
+    many.block_on(own());
+    let (config, name) = (config.clone(), table.0.clone());
+    let blocking = move || drop(leasehold::dynamodb::builder(config, name).connect().unwrap().lock("k").unwrap());
+    many.block_on(async move { tokio::task::spawn_blocking(blocking).await.unwrap() });
 }
 
 #[test]

@@ -123,6 +123,36 @@ fn another_key_schema_is_refused_at_connect() {
     }
 }
 
+/// DynamoDB Local has no replicas, so the proxy describes the table in its place.
+#[test]
+fn replicas_without_strong_consistency_are_refused() {
+    needs_server!();
+    macro_rules! described {
+        ($more:literal) => {
+            concat!(
+                r#"{"Table":{"TableStatus":"ACTIVE","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"#,
+                r#""AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}],"#,
+                r#""Replicas":[{"RegionName":"eu-west-1","ReplicaStatus":"ACTIVE"}]"#,
+                $more,
+                "}}"
+            )
+        };
+    }
+    let at = Behind::new();
+    let connect = || leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect();
+    for json in [described!(""), described!(r#","MultiRegionConsistency":"EVENTUAL""#)] {
+        at.proxy.clear();
+        at.proxy.add(Rule::always(Network::Say(200, json)).on("DescribeTable"));
+        let error = connect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains("replicas") && error.to_string().contains(&at.table.0), "{error}");
+    }
+    at.proxy.clear();
+    let strong = described!(r#","MultiRegionConsistency":"STRONG""#);
+    at.proxy.add(Rule::always(Network::Say(200, strong)).on("DescribeTable"));
+    drop(connect().unwrap().lock("k").unwrap());
+}
+
 #[test]
 fn another_name_of_the_partition_key_is_used() {
     needs_server!();

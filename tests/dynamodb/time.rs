@@ -1,13 +1,12 @@
 //! Two clients with an estimate each, services whose time is off, and hosts whose clock is.
 
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Instant;
 
 use leasehold::LockClient;
 use leasehold::internals::backend::dynamodb::Estimate;
 use leasehold::internals::builder_over;
 
-use crate::common::dynamodb::{Table, options, set_date};
+use crate::common::dynamodb::{Table, options};
 use crate::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use crate::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
 use crate::sdk::error::BoxError;
@@ -35,34 +34,20 @@ fn a_takeover_waits_for_the_grace_and_not_longer_by_much() {
     assert!(took >= lease && took < lease + Duration::from_millis(2_700), "{took:?}");
 }
 
-/// A service whose clock is off, or was set.
-#[derive(Clone, Debug, Default)]
-struct Off(Arc<AtomicI64>);
-
-impl Intercept for Off {
-    fn name(&self) -> &'static str {
-        "off"
-    }
-
-    fn modify_before_deserialization(
-        &self,
-        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
-        _components: &RuntimeComponents,
-        _config: &mut ConfigBag,
-    ) -> Result<(), BoxError> {
-        let now = jiff::Timestamp::now().as_second();
-        set_date(context, now + self.0.load(Ordering::SeqCst))
-    }
+/// A store that reaches the server by way of this proxy, which moves the `Date` of the answers.
+fn by_way_of(proxy: &Proxy, table: &Table) -> DynamodbOptions {
+    let settings = Settings::Given(Box::new(config_at(&proxy.url())));
+    DynamodbOptions::new(&table.0, settings)
 }
 
 #[test]
 fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
     needs_server!();
-    let table = Table::fresh();
+    let at = Behind::new();
     // To these two the service tells a time an hour ahead of this host's wall clock.
-    let off = Off(Arc::new(AtomicI64::new(3_600)));
-    let with_off = |all: &mut DynamodbOptions| all.interceptors = vec![SharedInterceptor::new(off.clone())];
-    let (a, b) = (blocking(&table, with_off), blocking(&table, with_off));
+    at.proxy.shift_dates(3_600);
+    let connect = || leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
+    let (a, b) = (connect(), connect());
     let held = a.lock("k").unwrap();
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
     assert!(held.fencing_token() > wall + 3_500_000_000, "the token is made from the service's time");
@@ -73,14 +58,11 @@ fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
 #[test]
 fn a_step_of_the_services_clock_is_followed() {
     needs_server!();
-    let table = Table::fresh();
+    let at = Behind::new();
     let clock = Clock::system();
-    let off = Off::default();
-    let mut all = options(&table.0, &clock);
-    all.interceptors = vec![SharedInterceptor::new(off.clone())];
-    let store = open(all, &clock);
+    let store = open(by_way_of(&at.proxy, &at.table), &clock);
     let before = get(&store, "k").now;
-    off.0.store(-600, Ordering::SeqCst);
+    at.proxy.shift_dates(-600);
     let after = get(&store, "k").now;
     let back = before.since(after);
     assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605), "{back:?}");

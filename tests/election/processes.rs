@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Select;
 
-use crate::common::urls::shared;
+use crate::common::urls::{Shared, shared};
 use crate::harness::oracle::assert_one_leader_at_a_time;
 use crate::harness::process::Worker;
 use crate::harness::{Folder, PATIENCE, SLACK};
@@ -30,8 +30,8 @@ enum Fate {
 }
 
 /// The nodes, and what they have said.
-struct Nodes {
-    url: String,
+struct Nodes<'a> {
+    store: &'a Shared,
     poll: Duration,
     folder: Folder,
     workers: Vec<Worker>,
@@ -39,16 +39,15 @@ struct Nodes {
     terms: Vec<Option<u64>>,
 }
 
-impl Nodes {
-    fn start(url: &str, poll: Duration) -> Nodes {
-        let mut nodes =
-            Nodes { url: url.to_owned(), poll, folder: Folder::new(), workers: Vec::new(), terms: vec![None; NODES] };
+impl Nodes<'_> {
+    fn start(store: &Shared, poll: Duration) -> Nodes<'_> {
+        let mut nodes = Nodes { store, poll, folder: Folder::new(), workers: Vec::new(), terms: vec![None; NODES] };
         nodes.workers = (0..NODES).map(|_| nodes.worker()).collect();
         nodes
     }
 
     fn worker(&self) -> Worker {
-        let mut worker = Worker::polling(&self.url, SECOND, self.poll);
+        let mut worker = Worker::polling(&self.store.url, SECOND, self.poll, self.store.env.as_ref());
         worker.tell(&format!("stand job {}", self.folder.path().display()));
         worker
     }
@@ -80,9 +79,10 @@ impl Nodes {
     }
 }
 
-/// On the store at `url`, with waiters that look each `poll`.
-fn one_leads_at_a_time(module: &str, url: &str, poll: Duration, grace: Duration) {
-    let mut nodes = Nodes::start(url, poll);
+/// On this store, with waiters that look each `poll`.
+fn one_leads_at_a_time(store: &Shared, poll: Duration) {
+    let Shared { module, grace, .. } = store;
+    let mut nodes = Nodes::start(store, poll);
     let (mut takeovers, mut stopped) = (Vec::new(), None::<usize>);
     let mut since: Option<(Fate, Instant)> = None;
     for term in 0..TERMS {
@@ -118,7 +118,7 @@ fn one_leads_at_a_time(module: &str, url: &str, poll: Duration, grace: Duration)
         took.sort();
         let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
         println!("{module}: a leader that {fate:?} is followed after {median:.1?}, at most {most:.1?}");
-        let bound = if fate == Fate::Resigns { Duration::ZERO } else { SECOND + grace };
+        let bound = if fate == Fate::Resigns { Duration::ZERO } else { SECOND + *grace };
         assert!(most <= bound + SLACK, "{module}: {fate:?} took {most:?}");
     }
 }
@@ -128,7 +128,7 @@ fn one_leads_at_a_time_over_200_terms() {
     for store in shared() {
         let poll = if store.module == "sqlite" { ms(5) } else { ms(50) };
         let started = Instant::now();
-        one_leads_at_a_time(store.module, &store.url, poll, store.grace);
+        one_leads_at_a_time(&store, poll);
         println!("{}: {TERMS} terms in {:.0?}", store.module, started.elapsed());
     }
 }

@@ -21,7 +21,6 @@ use leasehold::internals::backend::memory::Memory;
 #[cfg(feature = "sqlite")]
 use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
 use leasehold::internals::rt::clock::Clock;
-#[cfg(feature = "sqlite")]
 use leasehold::internals::rt::deadline::Deadline;
 
 /// How long anything may take that only a broken test or library would not do at once.

@@ -27,12 +27,21 @@ pub struct Worker {
 impl Worker {
     /// A process that is connected to `url`; the binary's test `worker` must call `worker::run`.
     pub fn start(url: &str, lease: Duration) -> Worker {
-        Worker::polling(url, lease, Duration::from_millis(5))
+        Worker::polling(url, lease, Duration::from_millis(5), None)
     }
 
-    /// The same, with this longest time between two looks of a waiter.
-    pub fn polling(url: &str, lease: Duration, poll: Duration) -> Worker {
-        Worker::start_by(Command::new(binary()), url, lease, poll)
+    /// The same, with this longest time between two looks of a waiter, and this in its environment.
+    pub fn polling(url: &str, lease: Duration, poll: Duration, env: Option<&(&str, String)>) -> Worker {
+        let mut command = Command::new(binary());
+        command.envs(env.map(|(name, value)| (name, value)));
+        Worker::start_by(command, url, lease, poll)
+    }
+
+    /// The same, with this emulator of Cloud Spanner.
+    pub fn start_at(emulator: &str, url: &str, lease: Duration) -> Worker {
+        let mut command = Command::new(binary());
+        command.env("SPANNER_EMULATOR_HOST", emulator);
+        Worker::start_by(command, url, lease)
     }
 
     /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.

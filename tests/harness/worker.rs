@@ -85,6 +85,10 @@ impl State {
                 std::process::exit(0);
             }
             ["exclude", key, count, folder] => self.exclude(key, count.parse().expect("a number"), Path::new(folder)),
+            ["share", key, threads, total, folder] => {
+                let (threads, total) = (threads.parse().expect("a number"), total.parse().expect("a number"));
+                self.share(key, threads, total, Path::new(folder))
+            }
             ["stand", name, folder] => self.stand(name, Path::new(folder)),
             ["resign", token] => {
                 self.resigns.store(token.parse().expect("a token"), Ordering::SeqCst);
@@ -136,6 +140,32 @@ impl State {
             guard.release().expect("a release");
         }
         format!("overlaps {overlaps}")
+    }
+}
+
+impl State {
+    /// Takes the lock with so many threads until it was granted so often to all processes together; how often to this
+    /// one. The count is in a file that the lock guards.
+    fn share(&self, key: &str, threads: usize, total: usize, folder: &Path) -> String {
+        let count = folder.join("count");
+        let work = || {
+            let mut mine = 0;
+            loop {
+                let guard = self.client.lock(key).expect("the lock");
+                let so_far = std::fs::read_to_string(&count).map_or(0, |text| text.parse().expect("a number"));
+                if so_far >= total {
+                    return mine;
+                }
+                std::fs::write(&count, (so_far + 1).to_string()).expect("the count");
+                mine += 1;
+                guard.release().expect("a release");
+            }
+        };
+        let granted: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
+        });
+        format!("granted {granted}")
     }
 }
 

@@ -29,6 +29,7 @@ use crate::rt::driver::Driver;
 
 mod document;
 mod error;
+pub mod fence;
 mod open;
 mod pipeline;
 mod read;
@@ -46,6 +47,7 @@ pub use open::{MongodbOptions, Settings};
 /// See the module.
 pub struct Mongodb {
     info: StoreInfo,
+    database: String,
     collection: String,
     place: Place,
     /// The collection was seen to have no two documents of one key.
@@ -80,13 +82,13 @@ impl Mongodb {
             min_lease: Mongodb::MIN_LEASE,
             grant_form: GrantForm::ObjectId,
         };
-        let (collection, hosts) = (options.collection.clone(), options.hosts());
+        let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();
         let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
         let patience = by.remaining();
         let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
         let (is_unique, said_deaf, place) = (AtomicBool::new(false), AtomicBool::new(false), Place::Replicated);
-        let mut store = Mongodb { info, collection, place, is_unique, said_deaf, register, driver };
+        let mut store = Mongodb { info, database, collection, place, is_unique, said_deaf, register, driver };
         let answer =
             store.send(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) });
         let (hello, build) = answer.map_err(|(_, error)| error.of_read())?;

@@ -26,6 +26,7 @@ use crate::rt::deadline::Deadline;
 use crate::rt::driver::Driver;
 
 mod error;
+pub mod fence;
 mod open;
 mod read;
 mod row;

@@ -34,6 +34,7 @@ mod error;
 pub mod fence;
 mod file;
 mod holders;
+mod notice;
 mod read;
 mod row;
 mod schema;

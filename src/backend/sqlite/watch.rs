@@ -1,4 +1,5 @@
-//! Telling waiters that a row has changed: a thread that looks whether the file has.
+//! Telling waiters that a row has changed: a thread that looks whether the file has, when the system says that it is
+//! written to, or else from time to time.
 //!
 //! `PRAGMA data_version` on a connection of its own changes with every commit of another one. A change says
 //! nothing about whose row it was, and every heartbeat is one, so the rows that somebody waits for are read again,
@@ -10,11 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use rusqlite::Connection;
 
 use super::conn::{self, Durability};
 use super::error::SqliteError;
+use super::notice::{Bell, Notice};
 use super::row::Row;
 use super::{Place, Sqlite, Which};
 use crate::error::{Error, Result};
@@ -22,12 +24,18 @@ use crate::lease::{LockRecord, transition};
 use crate::rt::deadline::{Deadline, far_from};
 use crate::rt::thread::Thread;
 
-/// The time between two looks. A look takes some 5 us, and a waiter waits half of this in the mean.
+/// The time between two looks, where writes are not noticed, or come without a pause.
 const PAUSE: Duration = Duration::from_millis(5);
 /// At most this part of the time goes into looking, however many rows are watched.
 const SHARE: u32 = 20;
-/// Every so many looks it also looks whether the file is still at its place.
-const PLACE: u32 = 25;
+/// The time between two looks where writes are noticed and none comes; also for the file's place.
+const IDLE: Duration = Duration::from_millis(100);
+/// From the write of a commit that needs no sync until it is to be seen.
+const COMMIT: Duration = Duration::from_millis(1);
+/// Looks go on for so long after a write: there may be another commit beside the one that was seen.
+const CLOSE: Duration = Duration::from_millis(20);
+/// The same while no commit was seen: its sync may take long.
+const SYNC: Duration = Duration::from_secs(1);
 /// How long the store's end waits for the thread.
 const END: Duration = Duration::from_secs(1);
 
@@ -36,15 +44,9 @@ const LOOK: &str = "look whether the database has changed";
 /// The watching of one client.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    shared: Arc<Shared>,
-    thread: Mutex<Option<Thread>>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
     /// `None`: the thread ends, or is not there.
-    watched: Mutex<Option<Watched>>,
-    changed: Condvar,
+    shared: Arc<Mutex<Option<Watched>>>,
+    thread: Mutex<Option<Thread>>,
 }
 
 /// What is watched, and whom to tell.
@@ -53,6 +55,8 @@ struct Watched {
     /// As each was seen last.
     rows: HashMap<String, LockRecord>,
     to: Sender<String>,
+    /// Ends the thread's sleep.
+    bell: Bell,
 }
 
 /// The thread's view of the file.
@@ -61,7 +65,8 @@ struct Eye {
     conn: Connection,
     /// As it was seen last.
     version: i64,
-    shared: Arc<Shared>,
+    notice: Notice,
+    shared: Arc<Mutex<Option<Watched>>>,
 }
 
 /// Which state of the file a connection sees: another number after every commit of another connection.
@@ -79,7 +84,7 @@ impl Sqlite {
         }
         let mut thread = self.watch.thread.lock();
         let shared = &self.watch.shared;
-        let known: Option<HashSet<String>> = shared.watched.lock().as_ref().map(|w| w.rows.keys().cloned().collect());
+        let known: Option<HashSet<String>> = shared.lock().as_ref().map(|w| w.rows.keys().cloned().collect());
         // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
         let eye = match known {
             Some(_) => None,
@@ -92,7 +97,7 @@ impl Sqlite {
             fresh.extend(page.records.into_iter().map(|seen| (key.clone(), seen.record)));
         }
         let keys: HashSet<&String> = keys.iter().collect();
-        let mut watched = shared.watched.lock();
+        let mut watched = shared.lock();
         match (&mut *watched, eye) {
             (Some(watched), _) => {
                 watched.rows.retain(|key, _| keys.contains(key));
@@ -102,8 +107,9 @@ impl Sqlite {
                 watched.to = to;
             }
             (None, Some(eye)) => {
+                let bell = eye.notice.bell();
                 *thread = Some(Thread::spawn("leasehold-file", move || eye.run())?);
-                *watched = Some(Watched { rows: fresh, to });
+                *watched = Some(Watched { rows: fresh, to, bell });
             }
             (None, None) => return Err(SqliteError::Moved { path: self.place.path.clone() }.into()),
         }
@@ -116,48 +122,61 @@ impl Sqlite {
         // The one that was opened.
         self.place.check()?;
         let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
-        Ok(Eye { place: self.place.clone(), conn, version, shared: self.watch.shared.clone() })
+        let doing = "watch the file";
+        let path = &self.place.path;
+        let notice = Notice::new(path).map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
+        Ok(Eye { place: self.place.clone(), conn, version, notice, shared: self.watch.shared.clone() })
     }
 }
 
 impl Eye {
     fn run(mut self) {
-        let (mut pause, mut looks) = (PAUSE, 0_u32);
+        let mut spent = Duration::ZERO;
+        let mut place_at = Instant::now() + IDLE;
+        // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
+        let mut written: Option<(Instant, bool)> = None;
         loop {
-            {
-                let mut watched = self.shared.watched.lock();
-                if watched.is_some() {
-                    self.shared.changed.wait_for(&mut watched, pause);
-                }
-                if watched.is_none() {
-                    return;
-                }
+            if written.is_some() || !self.notice.is_told() {
+                self.notice.wait(PAUSE.max(spent * SHARE));
+            } else if self.notice.wait_for_write(IDLE) {
+                written = Some((Instant::now(), false));
+                self.notice.wait(COMMIT);
+            }
+            if self.shared.lock().is_none() {
+                return;
             }
             let started = Instant::now();
-            looks = looks.wrapping_add(1);
-            match self.look(looks.is_multiple_of(PLACE)) {
+            let also_place = started >= place_at;
+            if also_place {
+                place_at = started + IDLE;
+            }
+            match self.look(also_place) {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
                     log::debug!(target: "leasehold::sqlite", "waiters are not told any more: {}", Error::from(error));
-                    self.shared.watched.lock().take();
+                    self.shared.lock().take();
                     return;
                 }
-                Ok(()) => {}
+                Ok(is_changed) => {
+                    let seen = written.map(|(at, seen)| (at, seen || is_changed));
+                    written = seen.filter(|(at, seen)| at.elapsed() < if *seen { CLOSE } else { SYNC });
+                }
             }
-            pause = PAUSE.max(started.elapsed() * SHARE);
+            spent = started.elapsed();
         }
     }
 
-    fn look(&mut self, also_place: bool) -> Result<(), SqliteError> {
+    /// Whether the file has changed since the last look; tells whose row did.
+    fn look(&mut self, also_place: bool) -> Result<bool, SqliteError> {
         if also_place {
             self.place.check()?;
         }
         let version = version(&self.conn, &self.place.path)?;
         if version == self.version {
-            return Ok(());
+            return Ok(false);
         }
-        let mut watched = self.shared.watched.lock();
-        let Some(Watched { rows, to }) = &mut *watched else { return Ok(()) };
+        let mut watched = self.shared.lock();
+        let Some(Watched { rows, to, .. }) = &mut *watched else { return Ok(false) };
         for (key, seen) in rows {
             let now = match Row::read(&self.conn, &self.place.path, key) {
                 Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
@@ -173,7 +192,7 @@ impl Eye {
         }
         // Not before: what is busy now is looked at again.
         self.version = version;
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -186,8 +205,9 @@ fn has_come_and_gone(before: &LockRecord, now: &LockRecord) -> bool {
 impl Watch {
     /// Ends the thread, and waits for it until `by`.
     fn end(&self, by: Instant) {
-        self.shared.watched.lock().take();
-        self.shared.changed.notify_all();
+        if let Some(watched) = self.shared.lock().take() {
+            watched.bell.ring();
+        }
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             thread.join_by(by);

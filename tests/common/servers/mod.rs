@@ -72,7 +72,8 @@ pub fn mongod() -> Option<String> {
 #[track_caller]
 pub fn spanner_emulator() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
-    shared(&spanner::SERVER, &SHARED)
+    let server = if spanner::aborts_at_random() { &spanner::FAULTY } else { &spanner::SERVER };
+    shared(server, &SHARED)
 }
 
 #[track_caller]

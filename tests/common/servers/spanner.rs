@@ -31,6 +31,11 @@ pub const FAULTY: Server = Server {
     ..SERVER
 };
 
+/// Whether the tests shall run on `FAULTY`: so many requests more are then right.
+pub fn aborts_at_random() -> bool {
+    std::env::var_os("LEASEHOLD_TEST_SPANNER_ABORTS").is_some()
+}
+
 /// The gateway starts the emulator and would leave it behind if it were killed.
 const EMULATOR: &str = r#"#!/bin/sh
 here=$(dirname "$0")

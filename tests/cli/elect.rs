@@ -1,0 +1,69 @@
+//! `elect`: the command runs on the node that leads.
+
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+
+use crate::support::{Running, Store};
+
+fn node(store: &Store, name: &str, script: &str) -> Command {
+    let mut command = store.leasehold(&["elect", "-v", "boss", "--lease", "3s", "--kill-after", "0s", "--owner", name]);
+    command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
+    command
+}
+
+/// Says that it leads, and reads until it is ended.
+const LEADS: &str = "echo $LEASEHOLD_OWNER leads; while :; do read never; done";
+
+#[test]
+fn one_leads_and_another_takes_over_when_it_ends() {
+    let store = Store::new();
+    let mut first = Running::start(&mut node(&store, "ann", LEADS));
+    first.expect("ann leads");
+    let mut second = Running::start(&mut node(&store, "bob", LEADS));
+    assert_eq!(store.client().get("boss").unwrap().unwrap().holders()[0].owner(), "ann");
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.end().code, Some(143));
+    second.expect("bob leads");
+    second.signal(Signal::SIGKILL);
+    second.output_ends();
+    // Its lease runs out.
+    let mut third = Running::start(&mut node(&store, "eve", LEADS));
+    third.expect("eve leads");
+    third.signal(Signal::SIGINT);
+    assert_eq!(third.end().code, Some(130));
+}
+
+#[test]
+fn who_is_deposed_stands_again() {
+    let store = Store::new();
+    let script = "echo $LEASEHOLD_TOKEN; while :; do read never; done";
+    let mut running = Running::start(&mut node(&store, "ann", script));
+    let first: u64 = running.line().parse().unwrap();
+    store.client().force_release("boss").unwrap();
+    let second: u64 = running.line().parse().unwrap();
+    assert!(second > first);
+    running.signal(Signal::SIGTERM);
+    let ran = running.end();
+    assert_eq!(ran.code, Some(143));
+    assert!(ran.stderr.contains("was lost: released by another"), "{}", ran.stderr);
+    assert!(store.client().get("boss").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn a_command_that_ends_resigns() {
+    let store = Store::new();
+    let running = Running::start(&mut node(&store, "ann", "exit 4"));
+    assert_eq!(running.end().code, Some(4));
+    assert!(store.client().get("boss").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn a_signal_ends_whoever_does_not_lead() {
+    let store = Store::new();
+    let _leader = store.client().lock("boss").unwrap();
+    let mut running = Running::start(&mut node(&store, "ann", LEADS));
+    running.says("refused: \"boss\"");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.end().code, Some(143));
+}

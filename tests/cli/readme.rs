@@ -1,0 +1,59 @@
+//! What the README and the guide tell to paste works.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::{Store, run};
+
+/// The shell blocks behind this heading, up to the next heading of its rank.
+fn blocks(file: &str, heading: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let section = text.split(heading).nth(1).unwrap_or_else(|| panic!("{file} has no {heading:?}"));
+    let section = section.split("\n## ").next().unwrap();
+    section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+}
+
+#[track_caller]
+fn pasted(store: &Store, block: &str) -> String {
+    let binary = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap();
+    let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
+    // Built already, and by another target folder perhaps.
+    let block = block.replace("cargo run --features cli -- ", "leasehold ");
+    let mut shell = Command::new("bash");
+    shell.args(["-euc", &block]).current_dir(store.folder.path()).env("PATH", path).env("HOME", store.folder.path());
+    let ran = run(shell.env_remove("LEASEHOLD_STORE").env_remove("XDG_STATE_HOME"));
+    assert_eq!(ran.code, Some(0), "{block}{}{}", ran.stdout, ran.stderr);
+    ran.stdout
+}
+
+#[test]
+fn from_nothing_to_a_held_lock() {
+    let blocks = blocks("README.md", "## From a shell\n");
+    let [first, more] = &blocks[..] else { panic!("{blocks:?}") };
+    assert!(first.starts_with("cargo run --features cli -- run "), "{first}");
+    let store = Store::new();
+    assert!(pasted(&store, first).starts_with("held with token 1"));
+    let said = pasted(&store, more);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].starts_with("KEY ") && lines[1].starts_with("nightly-report  live   exclusive "), "{said}");
+    assert_eq!(lines[2..], ["taken, exit code 75", "now it is mine"]);
+}
+
+#[test]
+fn the_guides_files_are_well_formed() {
+    let guide = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli/guide.md")).unwrap();
+    // Its command lines are those of this version.
+    let store = Store::new();
+    let cron = guide.lines().find_map(|line| line.strip_prefix("0 3 * * *  ")).unwrap();
+    let unit = guide.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/")).unwrap();
+    let job = guide.lines().find_map(|line| line.trim_start().strip_prefix("command: ")).unwrap();
+    let job: Vec<String> = serde_json::from_str(job).unwrap();
+    for line in [cron.to_owned(), unit.to_owned(), job.join(" ")] {
+        let (line, _) = line.split_once(" -- ").unwrap();
+        pasted(&store, &format!("{line} -- true"));
+    }
+    let completions = &blocks("src/cli/guide.md", "## Looking after a store\n")[0];
+    std::fs::create_dir_all(store.path(".local/share/bash-completion/completions")).unwrap();
+    pasted(&store, completions.lines().next().unwrap());
+}

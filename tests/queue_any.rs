@@ -1,0 +1,147 @@
+//! A wait for any of several keys stands in the line of each.
+
+mod common;
+
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use common::bench::{Bench, LONG, wait_until};
+use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+/// A client that looks only when somebody of its own process tells it something.
+fn patient(bench: &Bench) -> LockClient {
+    bench.faults.never_wakes();
+    bench.builder().poll(HOUR..=HOUR).connect().unwrap()
+}
+
+/// Waits for any of the keys on a thread of its own; returns once it stands in all lines, at these places.
+fn any(client: &LockClient, places: [usize; 3], cancel: &CancelToken) -> JoinHandle<Result<LockGuard, Error>> {
+    let (told, tells) = mpsc::channel();
+    let request = client.request_any(KEYS).in_order().cancel(cancel);
+    let request = request.on_wait(move |waiting| told.send((waiting.key.clone(), waiting.place)).unwrap_or_default());
+    let thread = std::thread::spawn(move || request.lock());
+    for (key, place) in KEYS.into_iter().zip(places) {
+        assert_eq!(tells.recv_timeout(LONG).unwrap(), (key.to_owned(), place));
+    }
+    thread
+}
+
+/// Waits for one key behind all others.
+fn one(client: &LockClient, key: &str) -> JoinHandle<Result<LockGuard, Error>> {
+    let (told, tells) = mpsc::channel();
+    let request = client.request(key).on_wait(move |_| told.send(()).unwrap_or_default());
+    let thread = std::thread::spawn(move || request.lock());
+    tells.recv_timeout(LONG).unwrap();
+    thread
+}
+
+#[test]
+fn it_is_served_in_its_turn_and_by_a_hand_over() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let mut held: Vec<_> = KEYS.iter().map(|key| client.lock(key).unwrap()).collect();
+    let early = one(&client, "a");
+    let any = any(&client, [1, 0, 0], &CancelToken::new());
+    let late = one(&client, "b");
+    let before = bench.faults.calls().len();
+    let first = held.remove(0);
+    let token = first.fencing_token();
+    drop(first);
+    // Not its turn.
+    let early = early.join().unwrap().unwrap();
+    assert!(early.fencing_token() > token && !any.is_finished());
+    drop(held.remove(0));
+    let guard = any.join().unwrap().unwrap();
+    assert_eq!(guard.key(), "b");
+    assert_eq!(bench.faults.calls()[before..], [Call::Acquire, Call::Acquire], "one transfer each");
+    assert!(!late.is_finished());
+    // It has left the other lines.
+    drop((early, held));
+    assert!(["a", "c"].iter().all(|key| client.try_lock(key).unwrap().is_some()));
+    drop(guard);
+    assert_eq!(late.join().unwrap().unwrap().key(), "b");
+}
+
+#[test]
+fn of_what_is_handed_over_at_once_it_keeps_one() {
+    for round in 0..30 {
+        let bench = Bench::new();
+        let client = patient(&bench);
+        let held = KEYS.map(|key| client.lock(key).unwrap());
+        let any = any(&client, [0; 3], &CancelToken::new());
+        let late = KEYS.map(|key| one(&client, key));
+        if round % 3 == 0 {
+            bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_millis(round)));
+        }
+        let releasing = held.map(|guard| std::thread::spawn(move || drop(guard)));
+        let guard = any.join().unwrap().unwrap();
+        assert!(guard.is_held());
+        releasing.into_iter().for_each(|thread| thread.join().unwrap());
+        let kept = guard.key().to_owned();
+        for (key, late) in KEYS.into_iter().zip(late) {
+            if key == kept {
+                assert!(!late.is_finished(), "two hold {key:?} in round {round}");
+            } else {
+                assert_eq!(late.join().unwrap().unwrap().key(), key);
+                continue;
+            }
+            drop(late);
+        }
+        drop(guard);
+        wait_until(|| KEYS.iter().all(|key| bench.rival().get(key).unwrap().unwrap().is_free()));
+    }
+}
+
+#[test]
+fn a_wait_that_ends_leaves_all_lines() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let cancel = CancelToken::new();
+    let any = any(&client, [0; 3], &cancel);
+    let late = one(&client, "b");
+    drop(held);
+    cancel.cancel();
+    assert_eq!(any.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    // Its turn came, so it looked.
+    assert_eq!(late.join().unwrap().unwrap().key(), "b");
+    assert!(KEYS.iter().all(|key| client.try_lock(key).unwrap().is_some()));
+}
+
+#[test]
+fn asking_once_does_not_overtake_who_waits() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = bench.rival().lock("a").unwrap();
+    let waiting = one(&client, "a");
+    drop(held);
+    let asked = bench.faults.count(Call::Acquire);
+    assert!(client.try_lock_any(["a"]).unwrap().is_none());
+    assert_eq!(bench.faults.count(Call::Acquire), asked, "the store was asked");
+    assert_eq!(client.try_lock_any(["a", "b"]).unwrap().unwrap().key(), "b");
+    client.close().unwrap();
+    assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+}
+
+/// The store tells: no polls, and the first that is released is taken.
+#[test]
+fn a_told_wait_makes_one_look_at_each_key() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
+    let mut held: Vec<_> = KEYS.iter().map(|key| bench.rival().lock(key).unwrap()).collect();
+    let any = any(&client, [0; 3], &CancelToken::new());
+    wait_until(|| bench.faults.count(Call::Read) >= 3);
+    std::thread::sleep(Duration::from_millis(100));
+    // One each, or one more where two keys were told one after the other.
+    let reads = bench.faults.count(Call::Read);
+    assert!(reads <= 6, "{reads} reads");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(bench.faults.count(Call::Read), reads, "an idle wait asks");
+    drop(held.remove(2));
+    assert_eq!(any.join().unwrap().unwrap().key(), "c");
+}
