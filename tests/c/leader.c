@@ -91,7 +91,9 @@ int main(int argc, char **argv) {
   OK(leasehold_leadership_free(term));
   OK(leasehold_election_free(second));
   OK(leasehold_election_free(first)); /* no callback runs after it */
+  pthread_mutex_lock(&node.mutex);
   CHECK(node.lost == node.won);
+  pthread_mutex_unlock(&node.mutex);
   CHECK(pthread_mutex_destroy(&node.mutex) == 0 && pthread_cond_destroy(&node.changed) == 0);
   OK(leasehold_client_free(client));
   OK(leasehold_client_free(other));
