@@ -10,7 +10,7 @@ use super::code::Code;
 use super::failure::Failure;
 use super::lock::{LockData, LockHandle, ModeCode};
 use super::loss::{Reason, Watch};
-use super::{as_millis, call, handle, millis, out_arg, text};
+use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
 use crate::guard::LockGuard;
 use crate::lock::Lock;
 use crate::loss::LossWatch;
@@ -200,15 +200,20 @@ pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code
     call(|| {
         // A copy, so that the guard can be freed meanwhile.
         let loss = handle::get::<Guard>(guard)?.loss.clone();
-        let start = Instant::now();
-        if loss.wait_timeout(millis(ms)).is_some() {
-            return Ok(());
-        }
-        Err(if start.elapsed() >= millis(ms) {
-            Failure::new(Code::TimedOut, "the lock was not lost within the wait")
-        } else {
-            Failure::new(Code::Closed, "the lock was released")
-        })
+        wait_loss(&loss, ms)
+    })
+}
+
+/// See `leasehold_guard_wait_loss`.
+pub fn wait_loss(loss: &LossWatch, ms: u64) -> Outcome {
+    let start = Instant::now();
+    if loss.wait_timeout(millis(ms)).is_some() {
+        return Ok(());
+    }
+    Err(if start.elapsed() >= millis(ms) {
+        Failure::new(Code::TimedOut, "the lock was not lost within the wait")
+    } else {
+        Failure::new(Code::Closed, "the lock was released")
     })
 }
 

@@ -224,6 +224,20 @@ typedef struct {
 // leasehold_filter_free.
 typedef uint64_t leasehold_filter;
 
+// A node that can stand for an election: of all nodes that do, one leads at a time. Free it with
+// leasehold_election_free.
+typedef uint64_t leasehold_election;
+
+// Called with the fencing token of a term that was won, and what was given along.
+typedef void (*leasehold_on_won)(uint64_t token, void *user);
+
+// Called with the fencing token of a term that is over, how it ended, for people, and what was given along. The text
+// ends in a NUL that its length leaves out, and is only there during the callback.
+typedef void (*leasehold_on_lost)(uint64_t token, const char *text, size_t text_len, void *user);
+
+// A term as the leader. Free it with leasehold_leadership_free, which resigns.
+typedef uint64_t leasehold_leadership;
+
 
 
 #ifdef __cplusplus
@@ -815,6 +829,132 @@ leasehold_code leasehold_filter_set_remaining_at_least(leasehold_filter filter, 
 
 // Frees the filter.
 leasehold_code leasehold_filter_free(leasehold_filter filter);
+
+// A node for the election of this name, which is also the key of the leader's lock. What is set has to be set before
+// it is first used for anything else.
+//
+// # Safety
+// `name` must have `name_len` readable bytes, and `election` be writable.
+leasehold_code leasehold_election_new(leasehold_client client,
+                                      const char *name,
+                                      size_t name_len,
+                                      leasehold_election *election);
+
+// By what name others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
+//
+// # Safety
+// `id` must have `id_len` readable bytes.
+leasehold_code leasehold_election_set_id(leasehold_election election, const char *id, size_t id_len);
+
+// For how many milliseconds a leader leads without a heartbeat, at least 1,000: this long after a leader died another
+// can win. Defaults to the client's lease.
+leasehold_code leasehold_election_set_lease(leasehold_election election,
+                                            uint64_t ms);
+
+// A term ends after so many milliseconds, so that others get their turn. Defaults to no limit.
+leasehold_code leasehold_election_set_max_hold(leasehold_election election, uint64_t ms);
+
+// leasehold_election_run ends after one term. Defaults to standing again after each.
+leasehold_code leasehold_election_set_once(leasehold_election election);
+
+// Called when this node has won a term, with its fencing token. The callbacks of an election run on one thread of the
+// library's, one after the other, and each "won" is followed by one "lost" before the next. They may call anything
+// here, and no exception may leave them. Once leasehold_election_free has returned none runs and none is called any
+// more, unless it was the callback that freed it. NULL for none, which is the default.
+//
+// # Safety
+// Any thread must be able to call `on_won` with `user` until the election is freed.
+leasehold_code leasehold_election_set_on_won(leasehold_election election,
+                                             leasehold_on_won on_won,
+                                             void *user);
+
+// Called when a term that this node had won is over. See leasehold_election_set_on_won.
+//
+// # Safety
+// Any thread must be able to call `on_lost` with `user` until the election is freed.
+leasehold_code leasehold_election_set_on_lost(leasehold_election election,
+                                              leasehold_on_lost on_lost,
+                                              void *user);
+
+// Starts a thread that stands at once, and again after each term, until leasehold_election_stop. Trouble with the
+// store does not end it.
+leasehold_code leasehold_election_run(leasehold_election election);
+
+// Whether this node leads. No I/O and no waiting: false before a rival can win.
+//
+// # Safety
+// `leader` must be writable.
+leasehold_code leasehold_election_is_leader(leasehold_election election, bool *leader);
+
+// The fencing token of the term while this node leads, else LEASEHOLD_CODE_LOST. No I/O.
+//
+// # Safety
+// `token` must be writable.
+leasehold_code leasehold_election_token(leasehold_election election, uint64_t *token);
+
+// Who leads, by a read of the store: its name, and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND when nobody
+// does.
+//
+// # Safety
+// `token` must be writable, and `buffer` as for every text, see the top.
+leasehold_code leasehold_election_leader(leasehold_election election,
+                                         uint64_t *token,
+                                         char *buffer,
+                                         size_t capacity,
+                                         size_t *len);
+
+// Waits until what leasehold_election_run started is over: after leasehold_election_stop or leasehold_client_close, or
+// after one term with leasehold_election_set_once.
+leasehold_code leasehold_election_wait(leasehold_election election);
+
+// Ends the standing, and resigns if this node leads, so that the next one takes over at once. It can stand again
+// later.
+leasehold_code leasehold_election_stop(leasehold_election election);
+
+// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout. A callback that
+// runs is waited for, unless this is called by it.
+leasehold_code leasehold_election_free(leasehold_election election);
+
+// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop of another thread ends the
+// wait with LEASEHOLD_CODE_CANCELLED.
+//
+// # Safety
+// `leadership` must be writable.
+leasehold_code leasehold_election_campaign(leasehold_election election,
+                                           leasehold_leadership *leadership);
+
+// Whether this node still leads. No I/O and no waiting: false before a rival can win, and once false it stays so.
+//
+// # Safety
+// `leader` must be writable.
+leasehold_code leasehold_leadership_is_leader(leasehold_leadership leadership,
+                                              bool *leader);
+
+// The fencing token of the term: greater than that of every earlier term of the election.
+//
+// # Safety
+// `token` must be writable.
+leasehold_code leasehold_leadership_token(leasehold_leadership leadership, uint64_t *token);
+
+// How many milliseconds are left until the node counts itself as deposed if no heartbeat succeeds; 0 when it does not
+// lead.
+//
+// # Safety
+// `ms` must be writable.
+leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership,
+                                              uint64_t *ms);
+
+// Waits until the leadership is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
+// LEASEHOLD_CODE_CLOSED once it was resigned instead.
+leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
+                                              uint64_t ms);
+
+// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over before.
+// It has to be freed afterwards all the same.
+leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
+
+// Frees the leadership, and resigns if this node still leads, within the client's drop timeout.
+leasehold_code leasehold_leadership_free(leasehold_leadership leadership);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -216,3 +216,59 @@ impl Pipe {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crossbeam_channel::{Receiver, Sender, bounded};
+
+    use super::*;
+
+    struct Talk {
+        entered: Sender<()>,
+        leave: Receiver<()>,
+    }
+
+    unsafe extern "C" fn talk(_: *const LossInfo, user: *mut c_void) {
+        // SAFETY: the test keeps it until the callback is over.
+        let talk = unsafe { &*user.cast::<Talk>() };
+        let _ = talk.entered.send(());
+        let _ = talk.leave.recv();
+    }
+
+    fn loss() -> Loss {
+        Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: Duration::ZERO }
+    }
+
+    #[test]
+    fn freeing_waits_for_a_callback_that_runs() {
+        let (entered, enters) = bounded(1);
+        let (leaves, leave) = bounded(1);
+        let talking = Talk { entered, leave };
+        let user = (&raw const talking).cast_mut().cast();
+        // SAFETY: `talking` outlives the scope below.
+        let watch = Watch::new(Some(unsafe { Callback::new(talk, user) }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| watch.lost(&loss()));
+            assert_eq!(enters.recv(), Ok(()));
+            let (ended, ends) = bounded::<()>(1);
+            scope.spawn(|| {
+                watch.end(true);
+                drop(ended);
+            });
+            let waited = ends.recv_timeout(Duration::from_millis(200));
+            assert_eq!(waited, Err(crossbeam_channel::RecvTimeoutError::Timeout), "it did not wait");
+            assert!(leaves.send(()).is_ok());
+            assert!(ends.recv().is_err());
+        });
+        // It tells once, and nothing after the end.
+        watch.lost(&loss());
+        assert!(enters.is_empty());
+        // SAFETY: as above.
+        let ended = Watch::new(Some(unsafe { Callback::new(talk, user) }));
+        ended.end(true);
+        ended.lost(&loss());
+        assert!(enters.is_empty());
+    }
+}

@@ -6,6 +6,7 @@
 mod cancel;
 mod client;
 mod code;
+mod election;
 mod failure;
 mod filter;
 mod guard;

@@ -1,7 +1,7 @@
 /* Every function, called wrongly: always a code, never harm, and nothing is written. */
 #include "check.h"
 
-enum { BUILDER, CLIENT, REQUEST, GUARD, LOCK, LIST, FILTER, CANCEL, TYPES };
+enum { BUILDER, CLIENT, REQUEST, GUARD, LOCK, LIST, FILTER, CANCEL, ELECTION, LEADERSHIP, TYPES };
 
 static uint64_t live[TYPES];
 static uint64_t freed[TYPES];
@@ -180,6 +180,28 @@ static void handles(void) {
   WITH_BAD_HANDLES(CANCEL, leasehold_cancel_fire(h));
   WITH_BAD_HANDLES(CANCEL, leasehold_cancel_free(h));
 
+  WITH_BAD_HANDLES(CLIENT, leasehold_election_new(h, TEXT("e"), &h2));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_set_id(h, TEXT("me")));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_set_lease(h, 1000));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_set_max_hold(h, 1000));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_set_once(h));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_set_on_won(h, NULL, NULL));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_set_on_lost(h, NULL, NULL));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_run(h));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_is_leader(h, &held));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_token(h, &n));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_leader(h, &n, b, sizeof b, &len));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_wait(h));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_stop(h));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_campaign(h, &h2));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_free(h));
+  WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_is_leader(h, &held));
+  WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_token(h, &n));
+  WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_remaining(h, &n));
+  WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_wait_loss(h, 1));
+  WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_resign(h));
+  WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_free(h));
+
   CHECK(h2 == 77 && n == 77 && held && fd == 77 && len == 77 && strcmp(b, "untouched") == 0);
   CHECK(mode == LEASEHOLD_MODE_SHARED && reason == LEASEHOLD_REASON_GONE);
 }
@@ -204,6 +226,8 @@ static void texts(void) {
   WITH_BAD_TEXTS(leasehold_request_set_owner(live[REQUEST], t, n));
   WITH_BAD_TEXTS(leasehold_request_set_comment(live[REQUEST], t, n));
   WITH_BAD_TEXTS(leasehold_request_set_lock_id(live[REQUEST], t, n));
+  WITH_BAD_TEXTS(leasehold_election_new(live[CLIENT], t, n, &h2));
+  WITH_BAD_TEXTS(leasehold_election_set_id(live[ELECTION], t, n));
   WITH_BAD_TEXTS(leasehold_filter_set_key(live[FILTER], t, n));
   WITH_BAD_TEXTS(leasehold_filter_set_key_prefix(live[FILTER], t, n));
   WITH_BAD_TEXTS(leasehold_filter_set_lock_id(live[FILTER], t, n));
@@ -272,6 +296,14 @@ static void pointers(void) {
   NULL_POINTER(leasehold_filter_new(NULL));
   NULL_POINTER(leasehold_cancel_new(NULL));
   NULL_POINTER(leasehold_error_holders(NULL));
+  NULL_POINTER(leasehold_election_new(live[CLIENT], TEXT("e"), NULL));
+  NULL_POINTER(leasehold_election_is_leader(live[ELECTION], NULL));
+  NULL_POINTER(leasehold_election_token(live[ELECTION], NULL));
+  NULL_POINTER(leasehold_election_leader(live[ELECTION], NULL, NULL, 0, NULL));
+  NULL_POINTER(leasehold_election_campaign(live[ELECTION], NULL));
+  NULL_POINTER(leasehold_leadership_is_leader(live[LEADERSHIP], NULL));
+  NULL_POINTER(leasehold_leadership_token(live[LEADERSHIP], NULL));
+  NULL_POINTER(leasehold_leadership_remaining(live[LEADERSHIP], NULL));
   CHECK(n == 77);
 
   /* None of these has ended the lock. */
@@ -385,6 +417,8 @@ static void make(const char *url, const char *key, uint64_t *made) {
   OK(leasehold_client_list(made[CLIENT], 0, &made[LIST]));
   OK(leasehold_filter_new(&made[FILTER]));
   OK(leasehold_cancel_new(&made[CANCEL]));
+  OK(leasehold_election_new(made[CLIENT], TEXT("elected"), &made[ELECTION]));
+  OK(leasehold_election_campaign(made[ELECTION], &made[LEADERSHIP]));
 }
 
 static void free_all(uint64_t *made) {
@@ -395,6 +429,9 @@ static void free_all(uint64_t *made) {
   OK(leasehold_list_free(made[LIST]));
   OK(leasehold_filter_free(made[FILTER]));
   OK(leasehold_cancel_free(made[CANCEL]));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_election_set_lease(made[ELECTION], 5000)); /* too late */
+  OK(leasehold_leadership_free(made[LEADERSHIP]));
+  OK(leasehold_election_free(made[ELECTION]));
   OK(leasehold_client_close(made[CLIENT]));
   OK(leasehold_client_close(made[CLIENT]));
   uint64_t n = 0;

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 
 /// In the order in which a reader wants them.
-const FILES: [&str; 10] = ["code", "failure", "client", "request", "cancel", "guard", "loss", "lock", "list", "filter"];
+const FILES: [&str; 11] =
+    ["code", "failure", "client", "request", "cancel", "guard", "loss", "lock", "list", "filter", "election"];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/capi")

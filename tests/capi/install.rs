@@ -16,7 +16,7 @@ fn a_program_outside_uses_the_installed_library() {
     let (folder, url) = store();
     let prefix = folder.path().join("usr");
     let mut make = Command::new("make");
-    make.arg("-C").arg(root().join("src/capi")).args(["install", "PROFILE=debug"]);
+    make.arg("-C").arg(root().join("src/capi")).args(["all", "install", "PROFILE=debug"]);
     make.arg(format!("PREFIX={}", prefix.display())).arg(format!("TARGET={}", target("installed").display()));
     make.arg(format!("CARGO={} --offline", env!("CARGO"))).env_remove("CARGO_TARGET_DIR").env_remove("MAKEFLAGS");
     run(&mut make);

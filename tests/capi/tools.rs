@@ -66,6 +66,20 @@ fn the_thread_sanitizer_finds_nothing_in_the_programs() {
 }
 
 #[test]
+fn the_shared_library_shows_nothing_but_its_functions() {
+    if !there("nm", answers(Command::new("nm").arg("--version"))) {
+        return;
+    }
+    let shared = library().folder.join("libleasehold.so");
+    let shown = run(Command::new("nm").args(["-D", "--defined-only", "--format=just-symbols"]).arg(shared));
+    let mut names: Vec<&str> = shown.lines().filter_map(|name| name.strip_prefix("leasehold_")).collect();
+    names.sort_unstable();
+    // Among them would be those of SQLite, which a program may have for itself.
+    assert_eq!(shown.lines().count(), names.len(), "{shown}");
+    assert_eq!(names, crate::header::functions().iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_lock_from_python() {
     if !there("python3", answers(Command::new("python3").arg("--version"))) {
         return;

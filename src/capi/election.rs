@@ -1,0 +1,439 @@
+//! Leader election.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use super::client::{Client, ClientHandle};
+use super::code::Code;
+use super::failure::Failure;
+use super::{Outcome, as_millis, call, handle, millis, out_arg, text, text_arg};
+use crate::election::{Election, Leadership, TermEnd};
+use crate::loss::LossWatch;
+
+/// An election, which is built when it is first used.
+pub struct ElectionData {
+    options: Mutex<Options>,
+    built: Mutex<Option<Arc<Election>>>,
+    gate: Arc<Gate>,
+}
+
+/// A node that can stand for an election: of all nodes that do, one leads at a time. Free it with
+/// leasehold_election_free.
+pub type ElectionHandle = u64;
+
+struct Options {
+    client: Arc<Client>,
+    name: String,
+    id: Option<String>,
+    lease: Option<Duration>,
+    max_hold: Option<Duration>,
+    once: bool,
+    on_won: Option<Callback<WonFn>>,
+    on_lost: Option<Callback<LostFn>>,
+}
+
+type WonFn = unsafe extern "C" fn(token: u64, user: *mut c_void);
+type LostFn = unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void);
+
+/// Called with the fencing token of a term that was won, and what was given along.
+pub type OnWon = Option<unsafe extern "C" fn(token: u64, user: *mut c_void)>;
+
+/// Called with the fencing token of a term that is over, how it ended, for people, and what was given along. The text
+/// ends in a NUL that its length leaves out, and is only there during the callback.
+pub type OnLost = Option<unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void)>;
+
+/// A function of C's, and what it wants to be called with.
+#[derive(Clone, Copy)]
+struct Callback<F> {
+    function: F,
+    user: *mut c_void,
+}
+
+// SAFETY: whoever made it promised that any thread may call it.
+unsafe impl<F: Send> Send for Callback<F> {}
+// SAFETY: nothing can be done with a shared one but to copy it.
+unsafe impl<F: Sync> Sync for Callback<F> {}
+
+/// Keeps callbacks from running once the election was freed.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    closed: bool,
+    inside: Option<ThreadId>,
+}
+
+impl Gate {
+    /// Runs a callback, unless the gate is closed. The library calls them one after the other.
+    fn pass(&self, callback: impl FnOnce()) {
+        {
+            let mut state = self.state.lock();
+            if state.closed {
+                return;
+            }
+            state.inside = Some(std::thread::current().id());
+        }
+        callback();
+        self.state.lock().inside = None;
+        self.left.notify_all();
+    }
+
+    /// No callback begins any more, and none runs on another thread.
+    fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        while state.inside.is_some_and(|thread| thread != std::thread::current().id()) {
+            self.left.wait(&mut state);
+        }
+    }
+}
+
+impl ElectionData {
+    fn set(&self, set: impl FnOnce(&mut Options)) -> Outcome {
+        if self.built.lock().is_some() {
+            return Err(Failure::new(Code::InvalidInput, "the election was used already"));
+        }
+        set(&mut self.options.lock());
+        Ok(())
+    }
+
+    /// What was built, now at the latest.
+    fn election(&self) -> Result<Arc<Election>, Failure> {
+        let mut built = self.built.lock();
+        if let Some(election) = &*built {
+            return Ok(election.clone());
+        }
+        let options = self.options.lock();
+        let mut builder = options.client.0.election(&options.name).stand_again(!options.once);
+        if let Some(id) = &options.id {
+            builder = builder.id(id.as_str());
+        }
+        if let Some(lease) = options.lease {
+            builder = builder.lease(lease);
+        }
+        if let Some(max_hold) = options.max_hold {
+            builder = builder.max_hold(max_hold);
+        }
+        if let Some(callback) = options.on_won {
+            let gate = self.gate.clone();
+            builder = builder.on_won(move |token| {
+                let Callback { function, user } = { callback };
+                // SAFETY: whoever set it promised that it may be called until the election is freed; freeing closes
+                // the gate.
+                gate.pass(|| unsafe { function(token, user) });
+            });
+        }
+        if let Some(callback) = options.on_lost {
+            let gate = self.gate.clone();
+            builder = builder.on_lost(move |token, end: &TermEnd| {
+                let Callback { function, user } = { callback };
+                let text = format!("{end}\0");
+                // SAFETY: as above; the text lives until it returns.
+                gate.pass(|| unsafe { function(token, text.as_ptr().cast(), text.len() - 1, user) });
+            });
+        }
+        let election = Arc::new(builder.build()?);
+        *built = Some(election.clone());
+        Ok(election)
+    }
+}
+
+fn find(election: ElectionHandle) -> Result<Arc<Election>, Failure> {
+    handle::get::<ElectionData>(election)?.election()
+}
+
+fn set(election: ElectionHandle, set: impl FnOnce(&mut Options)) -> Outcome {
+    handle::get::<ElectionData>(election)?.set(set)
+}
+
+/// A node for the election of this name, which is also the key of the leader's lock. What is set has to be set before
+/// it is first used for anything else.
+///
+/// # Safety
+/// `name` must have `name_len` readable bytes, and `election` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_new(
+    client: ClientHandle,
+    name: *const c_char,
+    name_len: usize,
+    election: *mut ElectionHandle,
+) -> Code {
+    call(|| {
+        let (name, election) = (text_arg!(name, name_len).to_owned(), out_arg!(election));
+        let client = handle::get::<Client>(client)?;
+        let (id, lease, max_hold, on_won, on_lost) = (None, None, None, None, None);
+        let options = Mutex::new(Options { client, name, id, lease, max_hold, once: false, on_won, on_lost });
+        let data = ElectionData { options, built: Mutex::default(), gate: Arc::default() };
+        election.write(handle::insert(data)?);
+        Ok(())
+    })
+}
+
+/// By what name others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
+///
+/// # Safety
+/// `id` must have `id_len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_set_id(election: ElectionHandle, id: *const c_char, id_len: usize) -> Code {
+    call(|| {
+        let id = text_arg!(id, id_len).to_owned();
+        set(election, |options| options.id = Some(id))
+    })
+}
+
+/// For how many milliseconds a leader leads without a heartbeat, at least 1,000: this long after a leader died another
+/// can win. Defaults to the client's lease.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_election_set_lease(election: ElectionHandle, ms: u64) -> Code {
+    call(|| set(election, |options| options.lease = Some(millis(ms))))
+}
+
+/// A term ends after so many milliseconds, so that others get their turn. Defaults to no limit.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_election_set_max_hold(election: ElectionHandle, ms: u64) -> Code {
+    call(|| set(election, |options| options.max_hold = Some(millis(ms))))
+}
+
+/// leasehold_election_run ends after one term. Defaults to standing again after each.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_election_set_once(election: ElectionHandle) -> Code {
+    call(|| set(election, |options| options.once = true))
+}
+
+/// Called when this node has won a term, with its fencing token. The callbacks of an election run on one thread of the
+/// library's, one after the other, and each "won" is followed by one "lost" before the next. They may call anything
+/// here, and no exception may leave them. Once leasehold_election_free has returned none runs and none is called any
+/// more, unless it was the callback that freed it. NULL for none, which is the default.
+///
+/// # Safety
+/// Any thread must be able to call `on_won` with `user` until the election is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_set_on_won(
+    election: ElectionHandle,
+    on_won: OnWon,
+    user: *mut c_void,
+) -> Code {
+    call(|| {
+        let callback = on_won.map(|function| Callback { function, user });
+        set(election, |options| options.on_won = callback)
+    })
+}
+
+/// Called when a term that this node had won is over. See leasehold_election_set_on_won.
+///
+/// # Safety
+/// Any thread must be able to call `on_lost` with `user` until the election is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_set_on_lost(
+    election: ElectionHandle,
+    on_lost: OnLost,
+    user: *mut c_void,
+) -> Code {
+    call(|| {
+        let callback = on_lost.map(|function| Callback { function, user });
+        set(election, |options| options.on_lost = callback)
+    })
+}
+
+/// Starts a thread that stands at once, and again after each term, until leasehold_election_stop. Trouble with the
+/// store does not end it.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
+    call(|| Ok(find(election)?.run()?))
+}
+
+/// Whether this node leads. No I/O and no waiting: false before a rival can win.
+///
+/// # Safety
+/// `leader` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, leader: *mut bool) -> Code {
+    call(|| {
+        let leader = out_arg!(leader);
+        leader.write(find(election)?.is_leader());
+        Ok(())
+    })
+}
+
+/// The fencing token of the term while this node leads, else LEASEHOLD_CODE_LOST. No I/O.
+///
+/// # Safety
+/// `token` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, token: *mut u64) -> Code {
+    call(|| {
+        let token = out_arg!(token);
+        let none = || Failure::new(Code::Lost, "this node does not lead");
+        token.write(find(election)?.fencing_token().ok_or_else(none)?);
+        Ok(())
+    })
+}
+
+/// Who leads, by a read of the store: its name, and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND when nobody
+/// does.
+///
+/// # Safety
+/// `token` must be writable, and `buffer` as for every text, see the top.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_leader(
+    election: ElectionHandle,
+    token: *mut u64,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let token = out_arg!(token);
+        let leader = find(election)?.leader()?.ok_or_else(|| Failure::new(Code::NotFound, "nobody leads"))?;
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(leader.id(), buffer, capacity, len) }?;
+        token.write(leader.fencing_token());
+        Ok(())
+    })
+}
+
+/// Waits until what leasehold_election_run started is over: after leasehold_election_stop or leasehold_client_close, or
+/// after one term with leasehold_election_set_once.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_election_wait(election: ElectionHandle) -> Code {
+    call(|| {
+        find(election)?.wait();
+        Ok(())
+    })
+}
+
+/// Ends the standing, and resigns if this node leads, so that the next one takes over at once. It can stand again
+/// later.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {
+    call(|| Ok(find(election)?.stop()?))
+}
+
+/// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout. A callback that
+/// runs is waited for, unless this is called by it.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_election_free(election: ElectionHandle) -> Code {
+    call(|| {
+        let election = handle::remove::<ElectionData>(election)?;
+        let built = election.built.lock().take();
+        drop(built);
+        election.gate.close();
+        Ok(())
+    })
+}
+
+/// A term as the leader, which stays readable after it was resigned.
+pub struct LeadershipData {
+    leadership: RwLock<Option<Leadership>>,
+    token: u64,
+    loss: LossWatch,
+}
+
+/// A term as the leader. Free it with leasehold_leadership_free, which resigns.
+pub type LeadershipHandle = u64;
+
+impl LeadershipData {
+    fn ask<T>(&self, ask: impl FnOnce(&Leadership) -> T) -> Option<T> {
+        self.leadership.try_read().and_then(|leadership| leadership.as_ref().map(ask))
+    }
+}
+
+/// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop of another thread ends the
+/// wait with LEASEHOLD_CODE_CANCELLED.
+///
+/// # Safety
+/// `leadership` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_campaign(
+    election: ElectionHandle,
+    leadership: *mut LeadershipHandle,
+) -> Code {
+    call(|| {
+        let leadership = out_arg!(leadership);
+        let won = find(election)?.campaign()?;
+        let (token, loss) = (won.fencing_token(), won.loss());
+        leadership.write(handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })?);
+        Ok(())
+    })
+}
+
+/// Whether this node still leads. No I/O and no waiting: false before a rival can win, and once false it stays so.
+///
+/// # Safety
+/// `leader` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHandle, leader: *mut bool) -> Code {
+    call(|| {
+        let leader = out_arg!(leader);
+        let leadership = handle::get::<LeadershipData>(leadership)?;
+        leader.write(leadership.ask(Leadership::is_leader).unwrap_or(false));
+        Ok(())
+    })
+}
+
+/// The fencing token of the term: greater than that of every earlier term of the election.
+///
+/// # Safety
+/// `token` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle, token: *mut u64) -> Code {
+    call(|| {
+        let token = out_arg!(token);
+        token.write(handle::get::<LeadershipData>(leadership)?.token);
+        Ok(())
+    })
+}
+
+/// How many milliseconds are left until the node counts itself as deposed if no heartbeat succeeds; 0 when it does not
+/// lead.
+///
+/// # Safety
+/// `ms` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHandle, ms: *mut u64) -> Code {
+    call(|| {
+        let ms = out_arg!(ms);
+        ms.write(handle::get::<LeadershipData>(leadership)?.ask(Leadership::remaining).map_or(0, as_millis));
+        Ok(())
+    })
+}
+
+/// Waits until the leadership is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
+/// LEASEHOLD_CODE_CLOSED once it was resigned instead.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
+    call(|| {
+        let loss = handle::get::<LeadershipData>(leadership)?.loss.clone();
+        super::guard::wait_loss(&loss, ms)
+    })
+}
+
+/// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over before.
+/// It has to be freed afterwards all the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
+    call(|| {
+        let leadership = handle::get::<LeadershipData>(leadership)?;
+        let held = leadership.leadership.write().take();
+        Ok(held.ok_or_else(|| Failure::new(Code::Lost, "the leadership was resigned already"))?.resign()?)
+    })
+}
+
+/// Frees the leadership, and resigns if this node still leads, within the client's drop timeout.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_leadership_free(leadership: LeadershipHandle) -> Code {
+    call(|| {
+        let leadership = handle::remove::<LeadershipData>(leadership)?;
+        let held = leadership.leadership.write().take();
+        drop(held);
+        Ok(())
+    })
+}

@@ -1,0 +1,102 @@
+/* Two nodes stand for one election: one by callbacks, one by waiting for its term. */
+#include <pthread.h>
+
+#include "check.h"
+
+struct node {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  uint64_t won, lost; /* the tokens of the last term that began and of the last that ended */
+};
+
+static void on_won(uint64_t token, void *user) {
+  struct node *node = (struct node *)user;
+  pthread_mutex_lock(&node->mutex);
+  CHECK(node->won == node->lost && token > node->won); /* each term has an end before the next */
+  node->won = token;
+  pthread_cond_broadcast(&node->changed);
+  pthread_mutex_unlock(&node->mutex);
+}
+
+static void on_lost(uint64_t token, const char *text, size_t text_len, void *user) {
+  struct node *node = (struct node *)user;
+  pthread_mutex_lock(&node->mutex);
+  CHECK(token == node->won && strlen(text) == text_len && text_len > 0);
+  node->lost = token;
+  pthread_cond_broadcast(&node->changed);
+  pthread_mutex_unlock(&node->mutex);
+}
+
+static uint64_t wait_for(struct node *node, const uint64_t *token, uint64_t above) {
+  pthread_mutex_lock(&node->mutex);
+  while (*token <= above) {
+    pthread_cond_wait(&node->changed, &node->mutex);
+  }
+  uint64_t seen = *token;
+  pthread_mutex_unlock(&node->mutex);
+  return seen;
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  struct node node;
+  memset(&node, 0, sizeof node);
+  CHECK(pthread_mutex_init(&node.mutex, NULL) == 0 && pthread_cond_init(&node.changed, NULL) == 0);
+  leasehold_client client = 0, other = 0;
+  leasehold_election first = 0, second = 0;
+  leasehold_leadership term = 0;
+  uint64_t token = 0, seen = 0;
+  bool leader = false;
+  char id[32];
+  client = connected(argv[1]);
+  other = connected(argv[1]);
+
+  /* The first node stands by itself, again and again. */
+  OK(leasehold_election_new(client, TEXT("scheduler"), &first));
+  OK(leasehold_election_set_id(first, TEXT("node-1")));
+  OK(leasehold_election_set_on_won(first, on_won, &node));
+  OK(leasehold_election_set_on_lost(first, on_lost, &node));
+  EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_election_leader(first, &token, id, sizeof id, NULL));
+  OK(leasehold_election_run(first));
+  token = wait_for(&node, &node.won, 0);
+  OK(leasehold_election_is_leader(first, &leader));
+  OK(leasehold_election_token(first, &seen));
+  CHECK(leader && seen == token);
+
+  /* The second sees who leads, and waits for its own term. */
+  OK(leasehold_election_new(other, TEXT("scheduler"), &second));
+  OK(leasehold_election_set_id(second, TEXT("node-2")));
+  OK(leasehold_election_leader(second, &seen, id, sizeof id, NULL));
+  CHECK(seen == token && strcmp(id, "node-1") == 0);
+  EXPECT(LEASEHOLD_CODE_LOST, leasehold_election_token(second, &seen));
+  OK(leasehold_election_stop(first)); /* resigns */
+  CHECK(wait_for(&node, &node.lost, 0) == token);
+  OK(leasehold_election_campaign(second, &term));
+  OK(leasehold_leadership_token(term, &seen));
+  OK(leasehold_leadership_is_leader(term, &leader));
+  CHECK(leader && seen > token);
+  EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(second));
+  EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_leadership_wait_loss(term, 1));
+
+  /* The first stands again, and leads as soon as the second resigns. */
+  OK(leasehold_election_run(first));
+  OK(leasehold_leadership_resign(term));
+  OK(leasehold_leadership_is_leader(term, &leader));
+  CHECK(!leader);
+  EXPECT(LEASEHOLD_CODE_LOST, leasehold_leadership_resign(term));
+  OK(leasehold_leadership_remaining(term, &seen));
+  CHECK(seen == 0);
+  CHECK(wait_for(&node, &node.won, token) > token);
+
+  OK(leasehold_leadership_free(term));
+  OK(leasehold_election_free(second));
+  OK(leasehold_election_free(first)); /* no callback runs after it */
+  pthread_mutex_lock(&node.mutex);
+  CHECK(node.lost == node.won);
+  pthread_mutex_unlock(&node.mutex);
+  CHECK(pthread_mutex_destroy(&node.mutex) == 0 && pthread_cond_destroy(&node.changed) == 0);
+  OK(leasehold_client_free(client));
+  OK(leasehold_client_free(other));
+  printf("proof: each term had one leader, told when it began and when it ended\n");
+  return 0;
+}
