@@ -94,7 +94,7 @@ fn renew_is_refused_as_a_whole_when_one_lock_has_less_than_a_second_left() {
             assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("b")));
             assert_eq!(keys(error.holders()), ["b"]);
             assert!(error.store().is_some() && error.to_string().contains("less than a second"), "{error}");
-            assert!(left(&client, "a").unwrap() <= 2 * MINUTE, "nothing was written");
+            assert!(left(&client, "a").unwrap() < 3 * MINUTE, "nothing was written");
         }
     });
 }
