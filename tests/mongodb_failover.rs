@@ -118,14 +118,13 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
                         let held = acquired(store, &mut a).expect("nobody else asks for it");
                         assert!(held.token > last, "tokens rise over the election");
                         last = held.token;
-                        let released = settled(|by| {
+                        settled(|by| {
                             Ok(match store.release(&mut a, false, by)? {
                                 Released::Unknown(_) => None,
                                 Released::HeldByOther(seen) => panic!("{seen:?}"),
                                 Released::Done | Released::Free => Some(()),
                             })
                         });
-                        let () = released;
                         rounds += 1;
                     }
                     rounds
