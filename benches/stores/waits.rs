@@ -103,7 +103,7 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
     let beside = format!("{rate:.1} requests a second, {share:.2} % of a core, its beginning and end included");
     table.alone(store.name, "hand-over between two processes", &delays, beside);
     // What a wait costs while nothing happens.
-    let client = LockClient::connect(&store.url).expect("the store");
+    let client = store.connect();
     let guard = client.lock("hand-over").expect("nobody holds it");
     child.say("wait");
     let idle = IDLE * rounds.min(20) as u32;
