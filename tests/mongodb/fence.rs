@@ -147,6 +147,27 @@ fn a_rival_that_comes_in_between_makes_it_start_again() {
     assert_eq!(data.text(), "by hand");
 }
 
+/// Once it is asserted, no rival comes in before the commit, though the lease has run out.
+#[test]
+fn no_rival_comes_between_the_assertion_and_the_commit() {
+    needs_server!();
+    let data = Data::new(Duration::from_secs(1));
+    let lock = data.client.request("a").acquire().unwrap();
+    while !data.client.get("a").unwrap().unwrap().is_free() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let rival = LockClient::builder(data.rows.url()).request_timeout(Duration::from_millis(500)).connect().unwrap();
+    let mut session = data.session();
+    session.start_transaction().run().unwrap();
+    data.set(&mut session, "first").unwrap();
+    data.client.fence(&lock).assert_in(&mut session).unwrap();
+    let early = rival.request("a").wait(Duration::from_millis(500)).lock();
+    assert!(early.is_err(), "a rival was granted the lock while the transaction was open");
+    session.commit_transaction().run().unwrap();
+    assert!(rival.lock("a").unwrap().fencing_token() > lock.fencing_token());
+    assert_eq!(data.text(), "first");
+}
+
 #[test]
 fn it_works_in_the_async_api() {
     needs_server!();
