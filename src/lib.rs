@@ -93,7 +93,7 @@
 #![cfg_attr(not(feature = "capi"), forbid(unsafe_code))]
 #![cfg_attr(feature = "capi", deny(unsafe_code))]
 
-// The trait fits stores that are still to come, and the fault switch serves the tests.
+// The whole contract and the fault switch serve the tests; a build with few stores uses less of them.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod backend;
 mod builder;

@@ -20,7 +20,7 @@
 //! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call
 //!   that would change it, and stays as it is. Of a higher minor format it is used.
 //!
-//! How each planned store does each call stands in the crate's design page.
+//! How each store does each call stands in the crate's design page.
 //!
 //! [`swap`]: Backend::swap
 
