@@ -104,6 +104,8 @@ pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
     thread::sleep(S::GRACE);
     let race = |race: u64, key: &str, lock: &Lock| {
         let fence = client.fence(lock);
+        // It is not the first assertion in this row.
+        data.write(&fence, key, "before").unwrap();
         let takes_over = || {
             let guard = client.lock(key).unwrap();
             assert!(guard.fencing_token() > lock.fencing_token());
@@ -133,7 +135,10 @@ pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
         };
         match &wrote {
             Ok(()) => assert_eq!(seen.as_deref(), Some("late"), "race {race}: the rival came after the commit"),
-            Err(_) => assert_eq!((seen, data.text(key)), (None, None), "race {race}: the rival came before it"),
+            Err(_) => {
+                assert_eq!(seen.as_deref(), Some("before"), "race {race}: the rival came before it");
+                assert_eq!(data.text(key), seen, "race {race}: nothing is written after it");
+            }
         }
         guard.release().unwrap();
         wrote.map_err(|error| lost(Err::<(), _>(error))).is_ok()

@@ -93,7 +93,7 @@ fn holds(client: &LockClient, data: &impl Data) {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
             ["take", ref keys @ ..] => {
-                guards = keys.iter().map(|key| client.lock(*key).unwrap()).collect();
+                guards = keys.iter().map(|key| client.lock(key).unwrap()).collect();
                 let tokens: Vec<String> = guards.iter().map(|guard| guard.fencing_token().to_string()).collect();
                 say(&tokens.join(" "));
             }
