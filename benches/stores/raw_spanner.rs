@@ -17,7 +17,7 @@ use sdk::transaction::ReadWriteTransaction;
 
 use super::data::spanner as data;
 use super::hidden::{hidden, soon};
-use super::servers::spanner::rest;
+use super::servers::spanner::{make_database, rest};
 use super::servers::spanner_emulator;
 use super::store::{Call, Raw, Store};
 
@@ -29,19 +29,8 @@ const COMMIT: &str = "spanner.commit_timestamp()";
 pub fn store() -> Option<Store> {
     let host = spanner_emulator()?;
     let instance = format!("bench-{}", std::process::id());
-    let made = |path: String, body: String| {
-        let answer = rest(&host, "POST", &path, &body).expect("the emulator");
-        assert_eq!(answer.0, 200, "{}", answer.1);
-    };
-    let instances = "/v1/projects/bench/instances";
-    let config = "\"config\": \"projects/bench/instanceConfigs/emulator-config\", \"displayName\": \"bench\"";
-    made(
-        instances.to_owned(),
-        format!("{{\"instanceId\": \"{instance}\", \"instance\": {{{config}, \"nodeCount\": 1}}}}"),
-    );
-    let create = "{\"createStatement\": \"CREATE DATABASE bench\"}".to_owned();
-    made(format!("{instances}/{instance}/databases"), create);
-    let path = format!("projects/bench/instances/{instance}/databases/bench");
+    let create = "{\"createStatement\": \"CREATE DATABASE bench\"}";
+    let path = make_database(&host, "bench", &instance, "bench", create);
     let url = format!("{SCHEME}{path}@{host}");
     let schema = builder(&url).connect().expect("the emulator").schema().expect("the statements");
     let statements: Vec<&str> = schema.trim_end_matches(';').split(";\n").chain([data::SCHEMA]).collect();
