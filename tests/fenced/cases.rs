@@ -101,6 +101,7 @@ pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
     let (client, data) = (open.client(LONG), &open.data);
     let keys: Vec<String> = (0..RACES).map(|race| format!("race {race}")).collect();
     let locks = expired(&client, &keys);
+    // Nobody tells when the grace is over; during it the rivals would only come later.
     thread::sleep(S::GRACE);
     let race = |race: u64, key: &str, lock: &Lock| {
         let fence = client.fence(lock);
