@@ -227,10 +227,13 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
         doc! { "shared": 5 },
         doc! { "shared": { "count": 1, "locks": "none" } },
         doc! { "shared": { "count": 1, "locks": [1] } },
+        doc! { "shared": { "count": 1, "locks": { "_id": 1 } } },
         doc! { "shared": { "count": 1, "locks": [{ "lockId": "a", "expiresAt": 5, "acquired": true }] } },
+        doc! { "shared": { "count": 1, "locks": [{ "lockId": "a", "_id": 5, "acquired": true }] } },
         doc! { "fence": "seven" },
-        doc! { "fence": -1 },
+        doc! { "fence": 7.5 },
         doc! { "kind": "door" },
+        doc! { "kind": 5 },
         doc! { "pins": "all" },
         doc! { "format": 1 },
         doc! { "format": "1.x" },
@@ -256,6 +259,10 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
         }
         assert_eq!(rows.row(&key), Some(before), "{damage}");
     }
+    // What decides nothing is no damage.
+    let number = doc! { "resource": "below zero", "fence": -1 };
+    rows.raw().insert_one(number).run().unwrap();
+    assert!(granted(&store, &mut exclusive(&store, "below zero")).token > 0);
     // A group passes over it.
     let mut b = exclusive(&store, "good");
     b.ask.lock_id = "group".to_owned();
