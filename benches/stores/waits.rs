@@ -14,8 +14,10 @@ use super::many::cpu;
 use super::store::{Store, builder};
 use super::table::{Samples, Table};
 
-/// The waiter has settled by then.
-const HOLD: Duration = Duration::from_millis(400);
+/// The waiter has settled by then: it has looked several times, and nothing is left of the moment when it came.
+const HOLD: Duration = Duration::from_millis(1000);
+/// Holds differ by up to so much.
+const SPREAD: u64 = 1000;
 /// A wait in which nothing happens, for each round up to twenty.
 const IDLE: Duration = Duration::from_millis(1000);
 /// Of a holder that is killed.
@@ -23,13 +25,52 @@ const LEASE: Duration = Duration::from_secs(1);
 
 /// Counts the requests that waiters make; a holder only renews and releases meanwhile.
 #[derive(Default)]
-struct Requests(AtomicU64);
+struct Requests {
+    all: AtomicU64,
+    reads: AtomicU64,
+}
+
+impl Requests {
+    fn made(&self) -> Made {
+        Made { all: self.all.load(Ordering::Relaxed), reads: self.reads.load(Ordering::Relaxed) }
+    }
+}
 
 impl Observer for Requests {
     fn event(&self, event: &Event<'_>) {
-        if let Event::Request { operation: Operation::Acquire | Operation::Read | Operation::Swap, .. } = event {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
+        match event {
+            Event::Request { operation: Operation::Read, .. } => self.reads.fetch_add(1, Ordering::Relaxed),
+            Event::Request { operation: Operation::Acquire | Operation::Swap, .. } => 0,
+            _ => return,
+        };
+        self.all.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// So many requests, and how many of them were the reads of a poll.
+#[derive(Clone, Copy, Default)]
+struct Made {
+    all: u64,
+    reads: u64,
+}
+
+impl Made {
+    fn since(self, before: Made) -> Made {
+        Made { all: self.all - before.all, reads: self.reads - before.reads }
+    }
+
+    fn add(&mut self, more: Made) {
+        self.all += more.all;
+        self.reads += more.reads;
+    }
+
+    fn text(self, waits: usize, waited: Duration) -> String {
+        let waits = waits.max(1) as f64;
+        format!(
+            "{:.1} reads a second, {:.1} requests a wait",
+            self.reads as f64 / waited.as_secs_f64(),
+            self.all as f64 / waits
+        )
     }
 }
 
@@ -49,16 +90,16 @@ pub fn measure(store: &Store, rounds: usize, table: &mut Table) {
 
 /// Different in every round, so that no poll falls into step with it.
 fn hold_time(round: usize) -> Duration {
-    HOLD + Duration::from_millis((round * 37 % 100) as u64)
+    HOLD + Duration::from_millis(round as u64 * 370 % SPREAD)
 }
 
 fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
     let (client, requests) = client(&store.url);
     let mut delays = Samples::default();
-    let (mut made, mut waited) = (0, Duration::ZERO);
+    let (mut made, mut waited) = (Made::default(), Duration::ZERO);
     for round in 0..rounds {
         let guard = client.lock("hand-over").expect("nobody holds it");
-        let before = requests.0.load(Ordering::Relaxed);
+        let before = requests.made();
         let (granted, when) = mpsc::channel();
         let waiter = client.clone();
         let waiter = thread::spawn(move || {
@@ -72,19 +113,17 @@ fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
         let at = when.recv().expect("the waiter's time");
         delays.push(at - freed);
         waited += hold_time(round) + (at - freed);
-        made += requests.0.load(Ordering::Relaxed) - before;
+        made.add(requests.made().since(before));
         waiter.join().expect("the waiter");
     }
-    let rate = made as f64 / waited.as_secs_f64();
-    let beside = format!("{rate:.1} requests a second, {:.1} a wait", made as f64 / rounds as f64);
-    table.alone(store.name, "hand-over between two threads", &delays, beside);
+    table.alone(store.name, "hand-over between two threads", &delays, made.text(rounds, waited));
 }
 
 fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
     let (client, _) = client(&store.url);
     let mut child = Other::start("wait", &store.url);
     let mut delays = Samples::default();
-    let (mut made, mut waited, mut cpu) = (0.0, Duration::ZERO, 0.0);
+    let (mut made, mut waited, mut cpu) = (Made::default(), Duration::ZERO, 0.0);
     for round in 0..rounds {
         let guard = client.lock("hand-over").expect("nobody holds it");
         child.say("wait");
@@ -95,12 +134,12 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
         let delay = at(told[0]).duration_since(freed).unwrap_or_default();
         delays.push(delay);
         waited += hold_time(round) + delay;
-        made += told[1];
-        cpu += told[2];
+        made.add(Made { all: told[1] as u64, reads: told[2] as u64 });
+        cpu += told[3];
     }
-    let rate = made / waited.as_secs_f64();
     let share = cpu / waited.as_secs_f64() * 100.0;
-    let beside = format!("{rate:.1} requests a second, {share:.2} % of a core, its beginning and end included");
+    let made = made.text(rounds, waited);
+    let beside = format!("{made}, {share:.2} % of a core, its beginning and end included");
     table.alone(store.name, "hand-over between two processes", &delays, beside);
     // What a wait costs while nothing happens.
     let client = store.connect();
@@ -113,7 +152,7 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
     let told = child.hear();
     let mut delay = Samples::default();
     delay.push(at(told[0]).duration_since(freed).unwrap_or_default());
-    let (made, share) = (told[1], told[2] / idle.as_secs_f64() * 100.0);
+    let (made, share) = (told[1], told[3] / idle.as_secs_f64() * 100.0);
     let beside = format!("{made:.0} requests in {:.0} s, {share:.2} % of a core", idle.as_secs_f64());
     table.alone(store.name, "hand-over after a long wait", &delay, beside);
 }
@@ -121,13 +160,13 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
 fn takeover(store: &Store, rounds: usize, table: &mut Table) {
     let (client, requests) = client(&store.url);
     let (mut delays, mut late) = (Samples::default(), Samples::default());
-    let (mut made, mut waited) = (0, Duration::ZERO);
+    let (mut made, mut waited) = (Made::default(), Duration::ZERO);
     for _ in 0..rounds {
         let end = killed_holder(store, &client);
-        let (before, started) = (requests.0.load(Ordering::Relaxed), Instant::now());
+        let (before, started) = (requests.made(), Instant::now());
         let guard = client.lock("takeover").expect("it becomes free");
         delays.push(SystemTime::now().duration_since(end).unwrap_or_default());
-        made += requests.0.load(Ordering::Relaxed) - before;
+        made.add(requests.made().since(before));
         waited += started.elapsed();
         drop(guard);
 
@@ -138,9 +177,9 @@ fn takeover(store: &Store, rounds: usize, table: &mut Table) {
         comer.say("now");
         late.push(at(comer.hear()[0]).duration_since(end).unwrap_or_default());
     }
-    let rate = made as f64 / waited.as_secs_f64();
     let after = format!("after the lease's end, with a grace of {:?}", store.grace);
-    table.alone(store.name, "takeover from a killed process", &delays, format!("{after}; {rate:.1} requests a second"));
+    let beside = format!("{after}; {}", made.text(rounds, waited));
+    table.alone(store.name, "takeover from a killed process", &delays, beside);
     table.alone(store.name, "the same by one who comes late", &late, format!("{after}; it came at half the grace"));
 }
 
@@ -223,12 +262,12 @@ pub fn child(mut args: impl Iterator<Item = String>) {
             guard.release().expect("it is held");
             continue;
         }
-        let (before, cpu_before) = (requests.0.load(Ordering::Relaxed), cpu());
+        let (before, cpu_before) = (requests.made(), cpu());
         let guard = client.lock("hand-over").expect("it becomes free");
         let now = micros_now();
-        let made = requests.0.load(Ordering::Relaxed) - before;
+        let made = requests.made().since(before);
         let used = (cpu() - cpu_before).as_secs_f64();
         drop(guard);
-        println!("{now} {made} {used}");
+        println!("{now} {} {} {used}", made.all, made.reads);
     }
 }
