@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -325,4 +326,89 @@ fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
     assert!(granted >= 16 * 40 / 3, "{granted}");
     wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
     assert!(client.try_lock("k").unwrap().is_some(), "somebody is left in the line");
+}
+
+/// What a store or a user may do to a thread at any moment.
+fn perhaps_panic() {
+    if fastrand::u8(..) < 60 {
+        std::panic::resume_unwind(Box::new("an injected panic"));
+    }
+}
+
+#[test]
+fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
+    let bench = Bench::new();
+    let poll = Duration::from_millis(1)..=Duration::from_millis(3);
+    // No lease ends in time to hide what nobody owns, and each takes a renewal before it is held.
+    let client = bench.builder().poll(poll).lease(HOUR).connect().unwrap();
+    let hold_one = || {
+        let callbacks = client.request("k").wait(LONG).on_wait(|_| perhaps_panic()).on_loss(|_| perhaps_panic());
+        let any = client.request_any(["k", "l"]).wait(LONG).on_wait(|_| perhaps_panic());
+        let guard = match fastrand::u8(..4) {
+            0 => any.lock(),
+            1 => callbacks.shared().lock(),
+            _ => callbacks.max_hold(Duration::from_millis(1)).lock(),
+        };
+        let guard = guard.unwrap();
+        guard.loss().wait_timeout(Duration::from_micros(fastrand::u64(..3000)));
+        perhaps_panic();
+        match guard.release() {
+            Err(failed) => assert_eq!(failed.error().kind(), ErrorKind::Lost),
+            Ok(()) => {}
+        }
+    };
+    let panics = Arc::new(Mutex::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                for _ in 0..40 {
+                    let call = fastrand::choice([Call::Acquire, Call::Renew, Call::Release, Call::Read]).unwrap();
+                    bench.faults.next(call, fastrand::choice([Fault::Panic, Fault::ApplyThenPanic]).unwrap());
+                    if catch_unwind(AssertUnwindSafe(hold_one)).is_err() {
+                        *panics.lock() += 1;
+                    }
+                }
+            });
+        }
+    });
+    let panics = *panics.lock();
+    assert!(panics > 16 * 40 / 8, "{panics}");
+    bench.faults.heal();
+    for key in ["k", "l"] {
+        wait_until(|| bench.rival().get(key).unwrap().unwrap().is_free());
+        assert!(client.try_lock(key).unwrap().is_some(), "somebody is left in the line");
+    }
+}
+
+#[test]
+fn a_panic_of_the_store_leaves_no_grant_to_its_lease() {
+    for (call, fault) in
+        [(Call::Acquire, Fault::ApplyThenPanic), (Call::Renew, Fault::Panic), (Call::Renew, Fault::ApplyThenPanic)]
+    {
+        let bench = Bench::new();
+        let client = bench.builder().lease(HOUR).connect().unwrap();
+        bench.faults.next(call, fault.clone());
+        let locked = catch_unwind(AssertUnwindSafe(|| client.lock("k")));
+        assert!(locked.is_err(), "{call:?} {fault:?}: the panic is hidden");
+        wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
+    }
+}
+
+#[test]
+fn a_panic_of_the_store_does_not_come_out_of_a_release() {
+    for fault in [Fault::Panic, Fault::ApplyThenPanic] {
+        let bench = Bench::new();
+        let client = patient(&bench);
+        let guard = client.lock("k").unwrap();
+        bench.faults.next(Call::Release, fault.clone());
+        drop(guard);
+        assert!(bench.rival().get("k").unwrap().unwrap().is_free(), "{fault:?}");
+        // In the hand-over.
+        let guard = client.lock("k").unwrap();
+        let waiting = waiter(&client, 0, |request| request);
+        bench.faults.next(Call::Acquire, fault);
+        guard.release().unwrap();
+        drop(waiting.join().unwrap().unwrap());
+        assert!(bench.rival().get("k").unwrap().unwrap().is_free());
+    }
 }

@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use super::deadline::{Deadline, far_from};
+use super::family::ends_hold;
 use super::handover::PassedOn;
 use super::hold::{Hold, Phase};
 use crate::backend::{Attempt, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::backoff;
 use crate::lock::{Lock, LockStatus};
+use crate::loss::LossReason;
 use crate::observer::Event;
 
 /// How long the first in line stands back for other processes, which are told at the same time as it is.
@@ -33,8 +35,8 @@ impl Hold {
         let answer = match before {
             // Somebody else has it: there is nothing to release.
             Phase::Lost(false) => Ok(()),
-            // One request, since the store may still have the grant.
-            Phase::Lost(true) => self.send_release(by, true, false),
+            // One request, since the store may still have the grant; more where it has it for long.
+            Phase::Lost(true) => self.send_release(by, self.is_expired(), false),
             // What was tried before may have been done in part: only a plain release is sure.
             Phase::Releasing | Phase::Over => self.send_release(by, false, true),
             Phase::Held => match self.pass_on(by) {
@@ -77,6 +79,11 @@ impl Hold {
                 self.finish();
             }
         })
+    }
+
+    /// Whether it was lost because its lease ended.
+    fn is_expired(&self) -> bool {
+        matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
     }
 
     /// Stops the heartbeat and leaves the lock as it stands in the store.
@@ -139,7 +146,8 @@ impl Hold {
         loop {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
             let give_up = attempt.sends > 1;
-            let error = match self.setup.backend.release(attempt, give_up, &deadline) {
+            let backend = &self.setup.backend;
+            let error = match ends_hold(|| backend.release(attempt, give_up, &deadline), Released::Unknown) {
                 Ok(Released::Done) => return Ok(()),
                 // An unanswered release of ours may have done it.
                 Ok(Released::Free | Released::HeldByOther(_)) if may_be_done => return Ok(()),
