@@ -349,13 +349,10 @@ fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
             1 => callbacks.shared().lock(),
             _ => callbacks.max_hold(Duration::from_millis(1)).lock(),
         };
-        let guard = guard.unwrap();
+        let guard = guard?;
         guard.loss().wait_timeout(Duration::from_micros(fastrand::u64(..3000)));
         perhaps_panic();
-        match guard.release() {
-            Err(failed) => assert_eq!(failed.error().kind(), ErrorKind::Lost),
-            Ok(()) => {}
-        }
+        guard.release().map_err(Error::from)
     };
     let panics = Arc::new(Mutex::new(0));
     std::thread::scope(|scope| {
@@ -364,8 +361,11 @@ fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
                 for _ in 0..40 {
                     let call = fastrand::choice([Call::Acquire, Call::Renew, Call::Release, Call::Read]).unwrap();
                     bench.faults.next(call, fastrand::choice([Fault::Panic, Fault::ApplyThenPanic]).unwrap());
-                    if catch_unwind(AssertUnwindSafe(hold_one)).is_err() {
-                        *panics.lock() += 1;
+                    match catch_unwind(AssertUnwindSafe(hold_one)) {
+                        Err(_) => *panics.lock() += 1,
+                        Ok(held) => {
+                            assert!(held.as_ref().err().is_none_or(|e| e.kind() == ErrorKind::Lost), "{held:?}")
+                        }
                     }
                 }
             });
