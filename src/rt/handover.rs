@@ -69,6 +69,7 @@ impl Hold {
                     }
                 }
             }
+            Ok(Acquired::Refused(_)) if self.is_released_again() => PassedOn::Yes(Ok(())),
             Ok(Acquired::Refused(seen)) => {
                 let lost = self.error(ErrorKind::Lost, "it was released by another or taken over");
                 PassedOn::Yes(Err(lost.with_holders(LockStatus::live(&seen))))

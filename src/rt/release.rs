@@ -31,6 +31,12 @@ impl Hold {
             return Ok(());
         }
         self.stop_heartbeat(bound / 2);
+        let answer = self.send_end(before, by);
+        self.ended(before, answer)
+    }
+
+    /// What the end of the hold takes in the store.
+    pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
         let mut worth_a_look = true;
         let answer = match before {
             // Somebody else has it: there is nothing to release.
@@ -63,6 +69,10 @@ impl Hold {
             // Whoever waits in this process need not wait for its next look.
             self.setup.queues.nudge(&self.granted.key);
         }
+        answer
+    }
+
+    pub(super) fn ended(&self, before: Phase, answer: Result<()>) -> Result<()> {
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
@@ -86,6 +96,11 @@ impl Hold {
         matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
     }
 
+    /// Whether another release of this very hold may have done it.
+    pub(super) fn is_released_again(&self) -> bool {
+        self.state.lock().released_again
+    }
+
     /// Stops the heartbeat and leaves the lock as it stands in the store.
     pub fn hand_over(&self, bound: Duration) -> Lock {
         self.begin_release();
@@ -95,12 +110,13 @@ impl Hold {
     }
 
     /// Marks it, so that no heartbeat that follows can say "held" again. What it was before.
-    fn begin_release(&self) -> Phase {
+    pub(super) fn begin_release(&self) -> Phase {
         let mut state = self.state.lock();
         let before = state.phase;
         if before == Phase::Held {
             state.phase = Phase::Releasing;
         }
+        state.released_again |= before == Phase::Releasing;
         self.hold_no_longer();
         before
     }
@@ -150,7 +166,9 @@ impl Hold {
             let error = match ends_hold(|| backend.release(attempt, give_up, &deadline), Released::Unknown) {
                 Ok(Released::Done) => return Ok(()),
                 // An unanswered release of ours may have done it.
-                Ok(Released::Free | Released::HeldByOther(_)) if may_be_done => return Ok(()),
+                Ok(Released::Free | Released::HeldByOther(_)) if may_be_done || self.is_released_again() => {
+                    return Ok(());
+                }
                 Ok(Released::Free) => return Err(self.error(ErrorKind::Lost, "it was released by another")),
                 Ok(Released::HeldByOther(seen)) => {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
