@@ -164,6 +164,8 @@ impl orders::World for World {
             },
             Actor::Looks => {
                 self.hold.look(self.clock.now());
+                let phase = self.hold.state.lock().phase;
+                assert!(self.hold.is_held() || phase != Phase::Held, "it is over and nobody is told");
                 Actor::Done
             }
             Actor::Releases => match self.hold.begin_release() {
