@@ -5,7 +5,7 @@ mod common;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::bench::{Bench, LONG, loss_of, wait_until};
 use leasehold::internals::backend::fault::{Call, Fault};
@@ -105,6 +105,10 @@ fn after_eight_hand_overs_the_lock_is_really_released() {
     }
     // The ninth, and the last, who leaves nobody behind.
     assert_eq!(bench.faults.count(Call::Release), 2);
+    let calls = bench.faults.calls();
+    let first_chain = calls.iter().take_while(|call| **call != Call::Release);
+    // The holder, the first waiter in vain, and eight transfers.
+    assert_eq!(first_chain.filter(|call| **call == Call::Acquire).count(), 2 + 8);
 }
 
 #[test]
@@ -256,6 +260,20 @@ fn a_hand_over_that_is_not_answered_is_given_up_and_the_lock_released() {
 }
 
 #[test]
+fn a_hand_over_that_hangs_leaves_half_of_the_bound_for_a_release() {
+    let bench = Bench::new();
+    let bound = Duration::from_secs(2);
+    let client = bench.builder().poll(HOUR..=HOUR).request_timeout(LONG).drop_timeout(bound).connect().unwrap();
+    let held = client.lock("k").unwrap();
+    let waiting = waiter(&client, 0, |request| request);
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    let started = Instant::now();
+    held.release().unwrap();
+    assert!(started.elapsed() < bound * 9 / 10, "{:?}", started.elapsed());
+    assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
+#[test]
 fn a_guard_that_was_taken_over_hands_nothing_over() {
     let bench = Bench::new();
     let client = patient(&bench);
@@ -277,6 +295,7 @@ fn what_was_handed_over_is_renewed_and_lost_like_any_other() {
     let waiting = waiter(&client, 0, |request| request.lease(LONG));
     drop(held);
     let guard = waiting.join().unwrap().unwrap();
+    assert!(guard.remaining() <= LONG * 9 / 10, "no margin: {:?}", guard.remaining());
     bench.wait_for_call(Call::Renew, bench.faults.count(Call::Renew) + 1);
     bench.store.take_over("k");
     assert_eq!(loss_of(&guard).fencing_token, guard.fencing_token());

@@ -183,6 +183,31 @@ impl crate::rt::orders::World for World {
 }
 
 #[test]
+fn only_a_head_that_waits_and_fits_is_reserved() {
+    let queues = Arc::<Queues>::default();
+    let (ticket, second) = (queues.enter(wanted()), queues.enter(wanted()));
+    assert!(queues.reserve("k", |_| false).is_none());
+    assert!(matches!(ticket.may(), May::Ask));
+    assert!(queues.reserve("k", |_| true).is_none(), "it may be granted by itself");
+    ticket.asked();
+    assert!(queues.reserve("k", |_| true).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &ticket.place)));
+    drop(ticket);
+    assert_eq!((queues.len("k"), second.place()), (1, 0));
+}
+
+#[test]
+fn the_head_stands_back_until_it_is_time() {
+    let queues = Arc::<Queues>::default();
+    let ticket = queues.enter(wanted());
+    assert_eq!(ticket.stands_back(), None);
+    let later = Instant::now() + Duration::from_secs(3600);
+    queues.stand_back("k", later);
+    assert_eq!(ticket.stands_back(), Some(later));
+    queues.stand_back("k", Instant::now());
+    assert_eq!(ticket.stands_back(), None);
+}
+
+#[test]
 fn in_every_order_all_get_the_lock_or_go_and_nothing_is_left() {
     let limit = 400_000;
     assert!(all_orders(|| World::new(2, true), limit) < limit);
