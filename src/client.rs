@@ -354,7 +354,7 @@ impl LockClient {
     }
 }
 
-/// An acquisition that is known only as data: copies of it may be on their way.
+/// An acquisition that is known only as data: copies of it may be on their way, unless the data says otherwise.
 pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
     let ask = Ask {
         grant: lock.grant.clone(),
@@ -366,7 +366,7 @@ pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
         replace_same_owner: false,
         instead_of: None,
     };
-    Attempt { sends: 2, ..Attempt::new(&lock.key, ask) }
+    Attempt { sends: if lock.sent_once { 1 } else { 2 }, ..Attempt::new(&lock.key, ask) }
 }
 
 impl Drop for LockClient {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use crate::backend::Seen;
+use crate::backend::{Attempt, Seen};
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
 pub use crate::lease::Mode;
@@ -88,10 +88,19 @@ pub struct Lock {
     pub(crate) created: SystemTime,
     pub(crate) renewed: Option<SystemTime>,
     pub(crate) leased_until: Option<SystemTime>,
+    /// Its acquisition was sent once and answered: no copy of it is on its way, which a release would have to stop.
+    pub(crate) sent_once: bool,
 }
 
 impl Lock {
-    pub(crate) fn new(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
+    /// What this acquisition was granted.
+    pub(crate) fn granted(attempt: &Attempt, holder: &Holder, now: StoreTime) -> Self {
+        let lock = Lock::found(&attempt.key, attempt.ask.mode, holder, now);
+        Lock { sent_once: attempt.sends == 1, ..lock }
+    }
+
+    /// What stands, whoever asked for it and how often.
+    pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
         let status = LockStatus::new(key, mode, holder, now);
         Lock {
             key: status.key,
@@ -103,6 +112,7 @@ impl Lock {
             created: status.created,
             renewed: status.renewed,
             leased_until: status.leased_until,
+            sent_once: false,
         }
     }
 }
@@ -282,6 +292,8 @@ mod wire {
         renewed: Option<u64>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         leased_until: Option<u64>,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        sent_once: bool,
     }
 
     fn micros(at: SystemTime) -> u64 {
@@ -309,6 +321,7 @@ mod wire {
                 created: micros(lock.created),
                 renewed: lock.renewed.map(micros),
                 leased_until: lock.leased_until.map(micros),
+                sent_once: lock.sent_once,
             }
         }
     }
@@ -331,6 +344,7 @@ mod wire {
                 created: time(wire.created),
                 renewed: wire.renewed.map(time),
                 leased_until: wire.leased_until.map(time),
+                sent_once: wire.sent_once,
             })
         }
     }

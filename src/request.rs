@@ -244,7 +244,7 @@ impl LockRequest {
         let _call = self.family.obtaining()?;
         match self.obtain(Patience::Once, false)? {
             Ok(Obtaining { granted: Granted { attempt, holder, now, .. }, .. }) => {
-                Ok(Lock::new(&attempt.key, attempt.ask.mode, &holder, now))
+                Ok(Lock::granted(&attempt, &holder, now))
             }
             Err(refused) => Err(refused.error(ErrorKind::Held, "others hold it")),
         }

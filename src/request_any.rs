@@ -196,9 +196,7 @@ impl LockAnyRequest {
         let _call = self.request.family.obtaining()?;
         let (family, _, _, obtained) = self.obtain(Patience::Once, false)?;
         match obtained {
-            AnyObtained::Granted(Granted { attempt, holder, now, .. }) => {
-                Ok(Lock::new(&attempt.key, attempt.ask.mode, &holder, now))
-            }
+            AnyObtained::Granted(Granted { attempt, holder, now, .. }) => Ok(Lock::granted(&attempt, &holder, now)),
             AnyObtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, "others hold each of them")),
         }
     }

@@ -9,16 +9,20 @@ mod support;
 mod collection;
 #[path = "mongodb/counts.rs"]
 mod counts;
+#[cfg(target_os = "linux")]
+#[path = "mongodb/deaf.rs"]
+mod deaf;
 #[path = "mongodb/documents.rs"]
 mod documents;
 #[path = "mongodb/errors.rs"]
 mod errors;
 #[path = "mongodb/faults.rs"]
 mod faults;
-#[path = "mongodb/fence.rs"]
-mod fence;
 #[path = "mongodb/rights.rs"]
 mod rights;
+#[cfg(target_os = "linux")]
+#[path = "mongodb/tls.rs"]
+mod tls;
 #[path = "mongodb/waking.rs"]
 mod waking;
 

@@ -1,5 +1,7 @@
 //! The DynamoDB store's requests by hand: the same conditions and values, through a client with the same settings on a
-//! current-thread runtime, on the caller's own thread.
+//! hidden runtime of its own, as a blocking program has to have one.
+
+use std::collections::HashMap;
 
 use leasehold::dynamodb::aws_config::{BehaviorVersion, Region, SdkConfig};
 use leasehold::dynamodb::aws_sdk_dynamodb::Client;
@@ -9,9 +11,10 @@ use leasehold::dynamodb::aws_sdk_dynamodb::config::{
     Builder, Credentials, SharedCredentialsProvider, StalledStreamProtectionConfig,
 };
 use leasehold::dynamodb::aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
+use leasehold::internals::rt::driver::Driver;
 use leasehold::{ClientBuilder, LockClient};
-use tokio::runtime::Runtime;
 
+use super::hidden::{hidden, soon};
 use super::proxy::{Mode, Proxy, Rule};
 use super::servers::dynamodb_local;
 use super::store::{Call, Raw, Stalling, Store};
@@ -67,8 +70,7 @@ pub fn builder(url: &str) -> ClientBuilder {
 }
 
 struct RawDynamodb {
-    runtime: Runtime,
-    client: Client,
+    driver: Driver<Client>,
     table: String,
     token: u64,
 }
@@ -80,9 +82,8 @@ impl RawDynamodb {
             .timeout_config(TimeoutConfig::disabled())
             .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
             .build();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let client = runtime.block_on(async { Client::from_conf(config) });
-        let mut raw = RawDynamodb { runtime, client, table: table.to_owned(), token: 1_700_000_000_000_000 };
+        let driver = hidden(|| async { Ok(Client::from_conf(config)) });
+        let mut raw = RawDynamodb { driver, table: table.to_owned(), token: 1_700_000_000_000_000 };
         // The lock that `Refused` asks for.
         raw.acquire("raw-held", OTHER);
         raw
@@ -90,24 +91,29 @@ impl RawDynamodb {
 
     /// Whether the condition held.
     fn update(&self, key: &str, condition: &str, update: &str, values: &[(&str, AttributeValue)]) -> bool {
-        let mut request = self
-            .client
-            .update_item()
-            .table_name(&self.table)
-            .key("key", text(key))
-            .condition_expression(condition)
-            .update_expression(update)
-            .return_values(ReturnValue::AllNew)
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         let both = format!("{condition} {update}");
-        for (at, _) in both.match_indices('#') {
+        let names = both.match_indices('#').map(|(at, _)| {
             let name: String = both[at + 1..].chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
-            request = request.expression_attribute_names(format!("#{name}"), name);
-        }
-        for (name, value) in values {
-            request = request.expression_attribute_values(*name, value.clone());
-        }
-        match self.runtime.block_on(request.send()) {
+            (format!("#{name}"), name)
+        });
+        let names: HashMap<String, String> = names.collect();
+        let values = values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let (table, key) = (self.table.clone(), text(key));
+        let (condition, update) = (condition.to_owned(), update.to_owned());
+        let run = self.driver.run(&soon(), move |client| async move {
+            let request = client
+                .update_item()
+                .table_name(table)
+                .key("key", key)
+                .condition_expression(condition)
+                .update_expression(update)
+                .set_expression_attribute_names(Some(names))
+                .set_expression_attribute_values(Some(values))
+                .return_values(ReturnValue::AllNew)
+                .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+            request.send().await
+        });
+        match run.expect("an answer") {
             Ok(_) => true,
             Err(error) if error.as_service_error().is_some_and(|e| e.is_conditional_check_failed_exception()) => false,
             Err(error) => panic!("the raw request: {error:?}"),

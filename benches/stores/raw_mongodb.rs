@@ -1,12 +1,15 @@
 //! The MongoDB store's requests by hand: a `findAndModify` with a pipeline that decides the same, through a client with
-//! the same settings on a current-thread runtime, on the caller's own thread.
+//! the same settings on a hidden runtime of its own, as a blocking program has to have one.
 
+use std::rc::Rc;
+
+use leasehold::internals::rt::driver::Driver;
 use leasehold::mongodb::driver::bson::oid::ObjectId;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::{Acknowledgment, ClientOptions, ReturnDocument, WriteConcern};
 use leasehold::mongodb::driver::{Client, Collection};
-use tokio::runtime::Runtime;
 
+use super::hidden::{hidden, soon};
 use super::servers::mongod;
 use super::store::{Call, Raw, Store, builder};
 
@@ -24,19 +27,18 @@ pub fn store() -> Option<Store> {
 }
 
 struct RawMongodb {
-    runtime: Runtime,
-    locks: Collection<Document>,
+    driver: Driver<Collection<Document>>,
     grant: ObjectId,
 }
 
 impl RawMongodb {
     fn new(server: &str, collection: &str) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let locks = runtime.block_on(async {
+        let (server, collection) = (server.to_owned(), collection.to_owned());
+        let driver = hidden(|| async move {
             let options = ClientOptions::parse(server).await.expect("the server's URL");
-            Client::with_options(options).expect("a client").database(DATABASE).collection(collection)
+            Ok(Client::with_options(options).expect("a client").database(DATABASE).collection(&collection))
         });
-        let mut raw = RawMongodb { runtime, locks, grant: ObjectId::new() };
+        let mut raw = RawMongodb { driver, grant: ObjectId::new() };
         // The lock that `Refused` asks for.
         raw.acquire("raw-held", ObjectId::new(), LEASE * 1_000_000);
         raw
@@ -45,10 +47,13 @@ impl RawMongodb {
     fn update(&self, key: &str, pipeline: Vec<Document>, upsert: bool, after: bool) -> Document {
         let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
         let concern = WriteConcern::builder().w(Acknowledgment::Majority).journal(true).build();
-        let request = self.locks.find_one_and_update(doc! { "resource": key }, pipeline).upsert(upsert);
+        let row = doc! { "resource": key };
         let projection = doc! { "resource": 1, "fence": 1, "exclusive": 1, "shared": 1, "now": "$$NOW" };
-        let request = request.return_document(returned).write_concern(concern).projection(projection);
-        self.runtime.block_on(async { request.await }).expect("the raw request").expect("a document")
+        let run = self.driver.run(&soon(), move |locks: Rc<Collection<Document>>| async move {
+            let request = locks.find_one_and_update(row, pipeline).upsert(upsert);
+            request.return_document(returned).write_concern(concern).projection(projection).await
+        });
+        run.expect("an answer").expect("the raw request").expect("a document")
     }
 
     fn acquire(&mut self, key: &str, grant: ObjectId, lease: i64) -> bool {

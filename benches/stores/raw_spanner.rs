@@ -1,8 +1,10 @@
 //! A read-write transaction of one read and one mutation by hand, with the same columns, through a client with the
-//! same settings on a current-thread runtime, on the caller's own thread.
+//! same settings on a hidden runtime of its own, as a blocking program has to have one.
 
+use std::rc::Rc;
 use std::time::Duration;
 
+use leasehold::internals::rt::driver::Driver;
 use leasehold::spanner::google_cloud_spanner as sdk;
 use leasehold::{ClientBuilder, LockClient};
 use sdk::builder::{SpannerBuilder, SpannerBuilderExt};
@@ -12,8 +14,8 @@ use sdk::model::transaction_options::IsolationLevel;
 use sdk::mutation::{Mutation, WriteBuilder};
 use sdk::statement::Statement;
 use sdk::transaction::ReadWriteTransaction;
-use tokio::runtime::Runtime;
 
+use super::hidden::{hidden, soon};
 use super::servers::spanner::rest;
 use super::servers::spanner_emulator;
 use super::store::{Call, Raw, Store};
@@ -62,40 +64,42 @@ pub fn builder(url: &str) -> ClientBuilder {
 }
 
 struct RawSpanner {
-    runtime: Runtime,
-    client: DatabaseClient,
+    driver: Driver<DatabaseClient>,
 }
 
 impl RawSpanner {
     fn new(host: &str, path: &str) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let client = runtime.block_on(async {
-            let client = settings(host).build().await.expect("a client");
-            client.database_client(path).build().await.expect("a session")
+        let (settings, path) = (settings(host), path.to_owned());
+        let driver = hidden(|| async move {
+            let client = settings.build().await.expect("a client");
+            Ok(client.database_client(path).build().await.expect("a session"))
         });
-        RawSpanner { runtime, client }
+        RawSpanner { driver }
     }
 
-    fn transaction(&self, key: &str, columns: impl Fn(WriteBuilder) -> WriteBuilder) {
+    fn transaction(&self, key: &'static str, columns: impl Fn(WriteBuilder) -> WriteBuilder + Send + 'static) {
         let read = format!(
             "SELECT CURRENT_TIMESTAMP() AS now, t.name, t.heartbeat, t.token, t.writer, t.grant_id, t.lock_id, \
              t.lease_ms, t.owner, t.host, t.comment, t.holders, t.kind, t.pins, t.format, t.given_up \
              FROM (SELECT 1) LEFT JOIN `{TABLE}` AS t ON t.name = @name"
         );
-        let runner = self.client.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
-        let done = runner.run(async |transaction: ReadWriteTransaction| {
-            let statement = Statement::builder(read.as_str()).add_param("name", key).build();
-            let mut rows = transaction.execute_query(statement).await?;
-            while let Some(row) = rows.next().await {
-                let _ = row?;
-            }
-            let row = Mutation::new_insert_or_update_builder(TABLE).set("name").to(key);
-            transaction.buffer([columns(row).build()])
+        let run = self.driver.run(&soon(), move |client: Rc<DatabaseClient>| async move {
+            let runner = client.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
+            let work = async |transaction: ReadWriteTransaction| {
+                let statement = Statement::builder(read.as_str()).add_param("name", key).build();
+                let mut rows = transaction.execute_query(statement).await?;
+                while let Some(row) = rows.next().await {
+                    let _ = row?;
+                }
+                let row = Mutation::new_insert_or_update_builder(TABLE).set("name").to(key);
+                transaction.buffer([columns(row).build()])
+            };
+            runner.run(work).await.map(drop)
         });
-        self.runtime.block_on(done).expect("the raw transaction");
+        run.expect("an answer").expect("the raw transaction");
     }
 
-    fn acquire(&self, key: &str) {
+    fn acquire(&self, key: &'static str) {
         self.transaction(key, |row| {
             let row = row.set("heartbeat").to(COMMIT).set("token").to(COMMIT).set("writer").to(GRANT);
             let row = row.set("grant_id").to(GRANT).set("lock_id").to(GRANT).set("lease_ms").to(20_000_i64);
@@ -108,11 +112,11 @@ impl Raw for RawSpanner {
     fn prepare(&mut self, _call: Call) {}
 
     fn run(&mut self, call: Call) {
-        let none = None::<String>;
         match call {
             Call::Acquire => self.acquire("raw"),
             Call::Renew => self.transaction("raw", |row| row.set("heartbeat").to(COMMIT)),
             Call::Release => self.transaction("raw", |row| {
+                let none = None::<String>;
                 let row = row.set("heartbeat").to(&none).set("grant_id").to(&none).set("lock_id").to(&none);
                 row.set("owner").to(&none).set("host").to(&none)
             }),

@@ -14,28 +14,71 @@ use super::many::cpu;
 use super::store::{Store, builder};
 use super::table::{Samples, Table};
 
-/// The waiter has settled by then.
-const HOLD: Duration = Duration::from_millis(400);
+/// The waiter has settled by then: it has looked several times, and nothing is left of the moment when it came.
+const HOLD: Duration = Duration::from_millis(1000);
+/// Holds differ by up to so much.
+const SPREAD: u64 = 1000;
 /// A wait in which nothing happens, for each round up to twenty.
 const IDLE: Duration = Duration::from_millis(1000);
 /// Of a holder that is killed.
 const LEASE: Duration = Duration::from_secs(1);
+/// Of one that releases: a hold of more than a lease would first give other processes a turn.
+const LONG_LEASE: Duration = Duration::from_secs(20);
 
 /// Counts the requests that waiters make; a holder only renews and releases meanwhile.
 #[derive(Default)]
-struct Requests(AtomicU64);
+struct Requests {
+    all: AtomicU64,
+    reads: AtomicU64,
+}
 
-impl Observer for Requests {
-    fn event(&self, event: &Event<'_>) {
-        if let Event::Request { operation: Operation::Acquire | Operation::Read | Operation::Swap, .. } = event {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
+impl Requests {
+    fn made(&self) -> Made {
+        Made { all: self.all.load(Ordering::Relaxed), reads: self.reads.load(Ordering::Relaxed) }
     }
 }
 
-fn client(url: &str) -> (LockClient, Arc<Requests>) {
+impl Observer for Requests {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Request { operation: Operation::Read, .. } => self.reads.fetch_add(1, Ordering::Relaxed),
+            Event::Request { operation: Operation::Acquire | Operation::Swap, .. } => 0,
+            _ => return,
+        };
+        self.all.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// So many requests, and how many of them were the reads of a poll.
+#[derive(Clone, Copy, Default)]
+struct Made {
+    all: u64,
+    reads: u64,
+}
+
+impl Made {
+    fn since(self, before: Made) -> Made {
+        Made { all: self.all - before.all, reads: self.reads - before.reads }
+    }
+
+    fn add(&mut self, more: Made) {
+        self.all += more.all;
+        self.reads += more.reads;
+    }
+
+    fn text(self, waits: usize, waited: Duration) -> String {
+        let waits = waits.max(1) as f64;
+        format!(
+            "{:.1} reads a second, {:.1} requests a wait",
+            self.reads as f64 / waited.as_secs_f64(),
+            self.all as f64 / waits
+        )
+    }
+}
+
+fn client(url: &str, lease: Duration) -> (LockClient, Arc<Requests>) {
     let requests = Arc::<Requests>::default();
-    let client = builder(url).lease(LEASE).observer(requests.clone()).connect().expect("the store");
+    let client = builder(url).lease(lease).observer(requests.clone()).connect().expect("the store");
     (client, requests)
 }
 
@@ -47,18 +90,22 @@ pub fn measure(store: &Store, rounds: usize, table: &mut Table) {
     }
 }
 
-/// Different in every round, so that no poll falls into step with it.
+/// Different in every round, so that neither a poll nor a clock that tells seconds falls into step with it.
+fn spread(round: usize) -> Duration {
+    Duration::from_millis(round as u64 * 370 % SPREAD)
+}
+
 fn hold_time(round: usize) -> Duration {
-    HOLD + Duration::from_millis((round * 37 % 100) as u64)
+    HOLD + spread(round)
 }
 
 fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
-    let (client, requests) = client(&store.url);
+    let (client, requests) = client(&store.url, LONG_LEASE);
     let mut delays = Samples::default();
-    let (mut made, mut waited) = (0, Duration::ZERO);
+    let (mut made, mut waited) = (Made::default(), Duration::ZERO);
     for round in 0..rounds {
         let guard = client.lock("hand-over").expect("nobody holds it");
-        let before = requests.0.load(Ordering::Relaxed);
+        let before = requests.made();
         let (granted, when) = mpsc::channel();
         let waiter = client.clone();
         let waiter = thread::spawn(move || {
@@ -72,19 +119,17 @@ fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
         let at = when.recv().expect("the waiter's time");
         delays.push(at - freed);
         waited += hold_time(round) + (at - freed);
-        made += requests.0.load(Ordering::Relaxed) - before;
+        made.add(requests.made().since(before));
         waiter.join().expect("the waiter");
     }
-    let rate = made as f64 / waited.as_secs_f64();
-    let beside = format!("{rate:.1} requests a second, {:.1} a wait", made as f64 / rounds as f64);
-    table.alone(store.name, "hand-over between two threads", &delays, beside);
+    table.alone(store.name, "hand-over between two threads", &delays, made.text(rounds, waited));
 }
 
 fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
-    let (client, _) = client(&store.url);
+    let (client, _) = client(&store.url, LONG_LEASE);
     let mut child = Other::start("wait", &store.url);
     let mut delays = Samples::default();
-    let (mut made, mut waited, mut cpu) = (0.0, Duration::ZERO, 0.0);
+    let (mut made, mut waited, mut cpu) = (Made::default(), Duration::ZERO, 0.0);
     for round in 0..rounds {
         let guard = client.lock("hand-over").expect("nobody holds it");
         child.say("wait");
@@ -95,12 +140,12 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
         let delay = at(told[0]).duration_since(freed).unwrap_or_default();
         delays.push(delay);
         waited += hold_time(round) + delay;
-        made += told[1];
-        cpu += told[2];
+        made.add(Made { all: told[1] as u64, reads: told[2] as u64 });
+        cpu += told[3];
     }
-    let rate = made / waited.as_secs_f64();
     let share = cpu / waited.as_secs_f64() * 100.0;
-    let beside = format!("{rate:.1} requests a second, {share:.2} % of a core, its beginning and end included");
+    let made = made.text(rounds, waited);
+    let beside = format!("{made}, {share:.2} % of a core, its beginning and end included");
     table.alone(store.name, "hand-over between two processes", &delays, beside);
     // What a wait costs while nothing happens.
     let client = store.connect();
@@ -113,34 +158,36 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
     let told = child.hear();
     let mut delay = Samples::default();
     delay.push(at(told[0]).duration_since(freed).unwrap_or_default());
-    let (made, share) = (told[1], told[2] / idle.as_secs_f64() * 100.0);
+    let (made, share) = (told[1], told[3] / idle.as_secs_f64() * 100.0);
     let beside = format!("{made:.0} requests in {:.0} s, {share:.2} % of a core", idle.as_secs_f64());
     table.alone(store.name, "hand-over after a long wait", &delay, beside);
 }
 
 fn takeover(store: &Store, rounds: usize, table: &mut Table) {
-    let (client, requests) = client(&store.url);
+    let (client, requests) = client(&store.url, LEASE);
     let (mut delays, mut late) = (Samples::default(), Samples::default());
-    let (mut made, mut waited) = (0, Duration::ZERO);
-    for _ in 0..rounds {
+    let (mut made, mut waited) = (Made::default(), Duration::ZERO);
+    for round in 0..rounds {
+        thread::sleep(spread(2 * round));
         let end = killed_holder(store, &client);
-        let (before, started) = (requests.0.load(Ordering::Relaxed), Instant::now());
+        let (before, started) = (requests.made(), Instant::now());
         let guard = client.lock("takeover").expect("it becomes free");
         delays.push(SystemTime::now().duration_since(end).unwrap_or_default());
-        made += requests.0.load(Ordering::Relaxed) - before;
+        made.add(requests.made().since(before));
         waited += started.elapsed();
         drop(guard);
 
         // Somebody who never saw the holder alive comes after the end of its lease.
+        thread::sleep(spread(2 * round + 1));
         let end = killed_holder(store, &client);
         let mut comer = Other::start("late", &store.url);
         thread::sleep((end + store.grace / 2).duration_since(SystemTime::now()).unwrap_or_default());
         comer.say("now");
         late.push(at(comer.hear()[0]).duration_since(end).unwrap_or_default());
     }
-    let rate = made as f64 / waited.as_secs_f64();
     let after = format!("after the lease's end, with a grace of {:?}", store.grace);
-    table.alone(store.name, "takeover from a killed process", &delays, format!("{after}; {rate:.1} requests a second"));
+    let beside = format!("{after}; {}", made.text(rounds, waited));
+    table.alone(store.name, "takeover from a killed process", &delays, beside);
     table.alone(store.name, "the same by one who comes late", &late, format!("{after}; it came at half the grace"));
 }
 
@@ -206,7 +253,7 @@ impl Drop for Other {
 /// What the second process does.
 pub fn child(mut args: impl Iterator<Item = String>) {
     let (role, url) = (args.next().expect("a role"), args.next().expect("a store"));
-    let (client, requests) = client(&url);
+    let (client, requests) = client(&url, if role == "wait" { LONG_LEASE } else { LEASE });
     if role == "hold" {
         let guard = client.lock("takeover").expect("nobody holds it");
         println!("{}", guard.fencing_token());
@@ -217,18 +264,18 @@ pub fn child(mut args: impl Iterator<Item = String>) {
         line.expect("the first process lives");
         if role == "late" {
             // Only now does it come to know anything of the store.
-            let late = self::client(&url).0;
+            let late = self::client(&url, LEASE).0;
             let guard = late.lock("takeover").expect("it becomes free");
             println!("{}", micros_now());
             guard.release().expect("it is held");
             continue;
         }
-        let (before, cpu_before) = (requests.0.load(Ordering::Relaxed), cpu());
+        let (before, cpu_before) = (requests.made(), cpu());
         let guard = client.lock("hand-over").expect("it becomes free");
         let now = micros_now();
-        let made = requests.0.load(Ordering::Relaxed) - before;
+        let made = requests.made().since(before);
         let used = (cpu() - cpu_before).as_secs_f64();
         drop(guard);
-        println!("{now} {made} {used}");
+        println!("{now} {} {} {used}", made.all, made.reads);
     }
 }

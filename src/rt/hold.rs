@@ -125,7 +125,7 @@ impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
         let Granted { attempt, holder, now, held_until, chain } = granted;
-        let lock = Lock::new(&attempt.key, attempt.ask.mode, &holder, now);
+        let lock = Lock::granted(&attempt, &holder, now);
         let (beat_now, beats) = crossbeam_channel::bounded(1);
         let granted_at = setup.clock.now();
         Arc::new(Hold {

@@ -206,3 +206,19 @@ fn many_that_gave_up_are_cleared_away() {
     let left: Vec<GrantId> = get(&store, "k").record.given_up.into_iter().collect();
     assert_eq!(left, [late.ask.grant], "what gave up while it was held stays");
 }
+
+/// There is no guard that would clear it away.
+#[test]
+fn a_lock_as_data_leaves_nothing_in_its_row() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, client) = (Raw::new(&table), leasehold::dynamodb::builder(config(), &table.0).connect().unwrap());
+    let mut sizes = Vec::new();
+    for _ in 0..3 {
+        let lock = client.request("k").acquire().unwrap();
+        let lock = client.heartbeat(&lock, LEASE).unwrap();
+        client.release(&lock).unwrap();
+        sizes.push(raw.get("k").len());
+    }
+    assert_eq!(sizes, [7; 3], "{:?}", raw.get("k"));
+}
