@@ -231,7 +231,6 @@ fn in_every_order(actors: &[Actor]) {
     let limit = 100_000;
     let runs = all_orders(|| World::new(actors), limit);
     assert!(runs < limit);
-    println!("{runs} orders");
 }
 
 #[test]
