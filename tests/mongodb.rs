@@ -9,6 +9,9 @@ mod support;
 mod collection;
 #[path = "mongodb/counts.rs"]
 mod counts;
+#[cfg(target_os = "linux")]
+#[path = "mongodb/deaf.rs"]
+mod deaf;
 #[path = "mongodb/documents.rs"]
 mod documents;
 #[path = "mongodb/errors.rs"]
@@ -17,6 +20,9 @@ mod errors;
 mod faults;
 #[path = "mongodb/rights.rs"]
 mod rights;
+#[cfg(target_os = "linux")]
+#[path = "mongodb/tls.rs"]
+mod tls;
 #[path = "mongodb/waking.rs"]
 mod waking;
 

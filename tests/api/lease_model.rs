@@ -97,7 +97,7 @@ impl<'a> World<'a> {
     fn new(store: &'a Opened, seen: &'a RefCell<BTreeMap<String, u32>>) -> Self {
         let space = unique();
         let clients = [store.client().leases(&space), store.rival().leases(&space)];
-        let model = NAMES.map(|name| LockRecord::missing(&key(&space, name)));
+        let model = NAMES.map(|name| LockRecord::missing(key(&space, name)));
         World { store, clients, space, model, seen }
     }
 

@@ -1,4 +1,4 @@
-//! A replica set of three members on this host, which a test can stop and kill.
+//! A replica set of a test's own on this host, whose members it can stop and kill.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::net::TcpListener;
@@ -30,8 +30,17 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// None where there is no mongod, which was said.
+    /// Three members. None where there is no mongod, which was said.
     pub fn start() -> Option<Cluster> {
+        Cluster::with(3, &[])
+    }
+
+    /// One member, with these options. None as for three.
+    pub fn one(options: &[&str]) -> Option<Cluster> {
+        Cluster::with(1, options)
+    }
+
+    fn with(members: usize, options: &[&str]) -> Option<Cluster> {
         super::servers::mongod()?;
         let home = match home(&SERVER, &servers()) {
             Ok(home) => home,
@@ -45,18 +54,18 @@ impl Cluster {
         let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let data = tempfile::tempdir().unwrap();
         // All at once, so that no two get the same.
-        let free: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let free: Vec<TcpListener> = (0..members).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let ports: Vec<u16> = free.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
         drop(free);
-        let members = ports.iter().map(|port| {
+        let running = ports.iter().map(|port| {
             let folder = data.path().join(port.to_string());
             std::fs::create_dir(&folder).unwrap();
             let mut mongod = member(&home, *port, &folder);
-            mongod.args(["--replSet", "rs0", "--oplogSize", "64"]);
+            mongod.args(["--replSet", "rs0", "--oplogSize", "64"]).args(options);
             let process = dies_with_us(&mongod).spawn().unwrap();
             Member { process, host: format!("127.0.0.1:{port}"), is_stopped: false }
         });
-        let cluster = Cluster { members: members.collect(), _data: data, _turn: turn };
+        let cluster = Cluster { members: running.collect(), _data: data, _turn: turn };
         let hosts: Vec<&str> = cluster.members.iter().map(|member| member.host.as_str()).collect();
         eventually("all members answer", || hosts.iter().all(|host| ask(host, &hello()).is_some()));
         ask(hosts[0], &initiate(&hosts)).unwrap();
@@ -67,14 +76,19 @@ impl Cluster {
                 let answer = ask(host, &hello()).unwrap_or_default();
                 answer.windows(12).any(|part| part == b"\x08secondary\0\x01")
             });
-            secondaries.count() == 2
+            secondaries.count() == members - 1
         });
         Some(cluster)
     }
 
     pub fn uri(&self) -> String {
+        format!("mongodb://{}/?replicaSet=rs0", self.hosts())
+    }
+
+    /// All members, as a URL names them.
+    pub fn hosts(&self) -> String {
         let hosts: Vec<&str> = self.members.iter().map(|member| member.host.as_str()).collect();
-        format!("mongodb://{}/?replicaSet=rs0", hosts.join(","))
+        hosts.join(",")
     }
 
     /// One member, whoever is the primary.

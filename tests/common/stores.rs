@@ -28,8 +28,20 @@ pub struct Store {
     pub open: fn() -> Opened,
 }
 
-/// Every store of this build.
+/// Every store of this build, or the one that `LEASEHOLD_TEST_STORE` names.
 pub fn stores() -> Vec<Store> {
+    let stores: Vec<Store> = enrolled().into_iter().filter(|store| is_wanted(store.module)).collect();
+    assert!(!stores.is_empty(), "LEASEHOLD_TEST_STORE names no store of this build");
+    stores
+}
+
+/// Whether `LEASEHOLD_TEST_STORE` names no other store than this one.
+pub fn is_wanted(module: &str) -> bool {
+    std::env::var("LEASEHOLD_TEST_STORE").map_or(true, |wanted| wanted == module)
+}
+
+/// Every store of this build.
+pub fn enrolled() -> Vec<Store> {
     vec![
         Store {
             module: "memory",

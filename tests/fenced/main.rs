@@ -51,7 +51,7 @@ struct Open<S: Store> {
 
 impl<S: Store> Open<S> {
     fn fresh() -> Option<Open<S>> {
-        let (url, room) = S::fresh()?;
+        let (url, room) = common::stores::is_wanted(S::NAME).then(S::fresh)??;
         Some(Open { data: S::data(&url), url, _room: room })
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::{Released, Swapped};
+use leasehold::internals::backend::{Released, Renewal, Swapped};
 use leasehold::internals::lease::{End, Lease};
 use leasehold::mongodb::driver::bson::{Bson, DateTime, Document, doc};
 
@@ -227,10 +227,13 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
         doc! { "shared": 5 },
         doc! { "shared": { "count": 1, "locks": "none" } },
         doc! { "shared": { "count": 1, "locks": [1] } },
+        doc! { "shared": { "count": 1, "locks": { "_id": 1 } } },
         doc! { "shared": { "count": 1, "locks": [{ "lockId": "a", "expiresAt": 5, "acquired": true }] } },
+        doc! { "shared": { "count": 1, "locks": [{ "lockId": "a", "_id": 5, "acquired": true }] } },
         doc! { "fence": "seven" },
-        doc! { "fence": -1 },
+        doc! { "fence": 7.5 },
         doc! { "kind": "door" },
+        doc! { "kind": 5 },
         doc! { "pins": "all" },
         doc! { "format": 1 },
         doc! { "format": "1.x" },
@@ -256,6 +259,10 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
         }
         assert_eq!(rows.row(&key), Some(before), "{damage}");
     }
+    // What decides nothing is no damage.
+    let number = doc! { "resource": "below zero", "fence": -1 };
+    rows.raw().insert_one(number).run().unwrap();
+    assert!(granted(&store, &mut exclusive(&store, "below zero")).token > 0);
     // A group passes over it.
     let mut b = exclusive(&store, "good");
     b.ask.lock_id = "group".to_owned();
@@ -265,4 +272,35 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
     let page = store.read(&Which::LockId("group".to_owned()), None, true, &soon()).unwrap();
     assert_eq!(page.records.len(), 1);
     lost(&store, &mut exclusive(&store, "good"));
+}
+
+#[test]
+fn nothing_of_a_newer_format_is_written() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, "k", mode);
+        granted(&store, &mut a);
+        let is = |format: &str| {
+            rows.raw().update_one(doc! {}, doc! { "$set": { "format": format } }).run().unwrap();
+            rows.row("k").unwrap()
+        };
+        for newer in ["2.0", "10.0"] {
+            let before = is(newer);
+            let answers = [
+                store.acquire(&mut shared(&store, "k"), &soon()).map(drop),
+                store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon()).map(drop),
+                store.renew(&mut a, Renewal { lease: Lease::Forever, may_end_endless: true }, &soon()).map(drop),
+                store.release(&mut a, false, &soon()).map(drop),
+            ];
+            for answer in answers {
+                assert_eq!(answer.unwrap_err().kind(), ErrorKind::Schema);
+            }
+            assert_eq!(rows.row("k"), Some(before));
+        }
+        is("1.12");
+        renewed(&store, &mut a, renewal(Lease::For(2 * LEASE)));
+        assert!(matches!(release(&store, &mut a), Released::Done));
+    }
 }

@@ -21,9 +21,9 @@ const LONG: Duration = Duration::from_secs(20);
 /// Longer than a change takes to be told.
 const QUIET: Duration = Duration::from_millis(700);
 
-type Commands = Arc<Mutex<Vec<Document>>>;
+pub type Commands = Arc<Mutex<Vec<Document>>>;
 
-fn listen(settings: &mut ClientOptions) -> Commands {
+pub fn listen(settings: &mut ClientOptions) -> Commands {
     let commands = Commands::default();
     let sent = commands.clone();
     settings.command_event_handler = Some(EventHandler::callback(move |event| {
@@ -34,7 +34,7 @@ fn listen(settings: &mut ClientOptions) -> Commands {
     commands
 }
 
-fn names(commands: &Commands) -> Vec<String> {
+pub fn names(commands: &Commands) -> Vec<String> {
     commands.lock().iter().map(|command| command.keys().next().unwrap().clone()).collect()
 }
 

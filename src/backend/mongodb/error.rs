@@ -35,6 +35,12 @@ pub(super) enum MongodbError {
     #[error("no request could be sent in the time that this call had; check the hosts and the network")]
     NotSent,
 
+    #[error(
+        "the server's TLS certificate is not trusted; name the authority that vouches for it by tlsCAFile, and the \
+         server as its certificate does"
+    )]
+    Certificate { cause: Cause },
+
     #[error("no server could be reached that may be written; check the hosts, the network, TLS and the replica set")]
     Unreachable { cause: Cause },
 
@@ -171,7 +177,7 @@ impl MongodbError {
                 (ErrorKind::Store, false)
             }
             MongodbError::NotRead | MongodbError::Invalid(_) => (ErrorKind::InvalidInput, false),
-            MongodbError::Config(_) => (ErrorKind::Config, false),
+            MongodbError::Certificate { .. } | MongodbError::Config(_) => (ErrorKind::Config, false),
         }
     }
 
@@ -179,6 +185,7 @@ impl MongodbError {
         match self {
             MongodbError::Denied { cause }
             | MongodbError::Credentials { cause }
+            | MongodbError::Certificate { cause }
             | MongodbError::Unreachable { cause }
             | MongodbError::Conflict { cause }
             | MongodbError::Unanswered { cause }
@@ -217,6 +224,9 @@ fn one(error: &DriverError) -> (Fate, MongodbError) {
         DriverKind::ServerSelection { message, .. } if is_authentication(message) => {
             (Fate::Refused, MongodbError::Credentials { cause })
         }
+        DriverKind::ServerSelection { message, .. } if is_certificate(message) => {
+            (Fate::Refused, MongodbError::Certificate { cause })
+        }
         DriverKind::ServerSelection { .. }
         | DriverKind::DnsResolve { .. }
         | DriverKind::ConnectionPoolCleared { .. } => (Fate::NotDone, MongodbError::Unreachable { cause }),
@@ -232,6 +242,12 @@ fn one(error: &DriverError) -> (Fate, MongodbError) {
 
 fn is_authentication(message: &str) -> bool {
     message.contains("Authentication failed") || message.contains("SCRAM failure")
+}
+
+/// Whether every server there is was not trusted: one of several may come right, or not be the next primary.
+fn is_certificate(message: &str) -> bool {
+    let untrusted = message.matches("invalid peer certificate").count();
+    untrusted > 0 && untrusted >= message.matches("Address: ").count()
 }
 
 fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
@@ -253,7 +269,11 @@ fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
 /// The server's code and words. Not the driver's whole text, which may quote a document.
 fn cause(error: &DriverError) -> Cause {
     let told = match error.kind.as_ref() {
-        DriverKind::Command(command) => format!("{} ({}): {}", command.code_name, command.code, command.message),
+        DriverKind::Command(command) => {
+            // A denial quotes the whole command.
+            let message = command.message.split(" to execute command {").next().unwrap_or_default();
+            format!("{} ({}): {message}", command.code_name, command.code)
+        }
         DriverKind::Write(WriteFailure::WriteError(write)) => format!("write error {}", write.code),
         DriverKind::Write(WriteFailure::WriteConcernError(concern)) => {
             format!("{} ({}): {}", concern.code_name, concern.code, concern.message)

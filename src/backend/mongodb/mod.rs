@@ -89,9 +89,8 @@ impl Mongodb {
         let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
         let (is_unique, said_deaf, place) = (AtomicBool::new(false), AtomicBool::new(false), Place::Replicated);
         let mut store = Mongodb { info, database, collection, place, is_unique, said_deaf, register, driver };
-        let answer =
-            store.send(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) });
-        let (hello, build) = answer.map_err(|(_, error)| error.of_read())?;
+        let (hello, build) =
+            store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
         store.place = open::place(&hosts, &hello, &build)?;
         store.warn_if_alone();
         Ok(store)

@@ -1,7 +1,9 @@
 //! The updates, as pipelines that the server evaluates in one atomic step. Each means the pure transition of its
 //! name; where that writes nothing the pipeline gives back the document as it stands, which writes nothing either.
 //!
-//! What users choose is wrapped in `$literal`: an owner `$resource` would else be read as a path.
+//! The server parses each request anew, which costs more than all else in it: so there is no operator too many.
+//!
+//! What users choose is wrapped in `$literal` where it would be read as a path, like an owner `$resource`.
 
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -29,59 +31,58 @@ pub(super) struct Grant<'a> {
     pub copy: i32,
 }
 
-fn literal(value: impl Into<Bson>) -> Document {
-    doc! { "$literal": value.into() }
+fn text(text: &str) -> Bson {
+    if text.starts_with('$') { doc! { "$literal": text }.into() } else { text.into() }
 }
 
-fn maybe(text: Option<&String>) -> Document {
-    literal(text.map_or(Bson::Null, |text| Bson::String(text.clone())))
+fn maybe(label: Option<&String>) -> Bson {
+    label.map_or(Bson::Null, |label| text(label))
 }
 
-/// Whether this end is yet to come. No end, null or missing, is later than any.
+/// Whether this end is yet to come. No end, null or missing, always is; one that is no date fails.
 fn runs(end: &str) -> Document {
-    doc! { "$gt": [{ "$ifNull": [end, DateTime::MAX] }, NOW] }
+    doc! { "$gt": [{ "$ifNull": [{ "$subtract": [end, NOW] }, 1] }, 0] }
 }
 
 fn locks() -> Document {
     doc! { "$ifNull": ["$shared.locks", []] }
 }
 
-/// Of a major format that this version knows.
-fn is_major() -> Document {
-    doc! { "$regexMatch": { "input": { "$ifNull": ["$format", FORMAT] }, "regex": r"^1\.[0-9]{1,9}$" } }
-}
-
-/// What a rule can be applied to. Anything else is left as it is, and reading the answer tells what is wrong.
-fn is_sane() -> Vec<Document> {
-    let is = |of: &str, kinds: &[&str]| {
-        let kinds: Vec<&str> = kinds.iter().chain(&["missing", "null"]).copied().collect();
-        doc! { "$in": [{ "$type": of }, kinds] }
-    };
-    let entry = doc! { "$and": [
-        { "$eq": [{ "$type": "$$l" }, "object"] },
-        is("$$l.expiresAt", &["date"]),
-        is("$$l._id", &["objectId"]),
+/// What a grant can be written over: the types of what decides, as one text. Anything else is left as it is, and
+/// reading the answer, or the document after an error, tells what is wrong.
+fn is_sane() -> Document {
+    let all = doc! { "$concat": [
+        { "$type": "$exclusive" },
+        { "$type": "$exclusive.acquired" },
+        { "$type": "$shared" },
+        { "$type": "$fence" },
+        { "$type": "$pins" },
+        { "$ifNull": ["$kind", "lock"] },
+        ";",
+        { "$ifNull": ["$format", FORMAT] },
     ] };
-    vec![
-        is("$exclusive", &["object"]),
-        is("$exclusive.acquired", &["bool"]),
-        is("$exclusive.expiresAt", &["date"]),
-        is("$exclusive._id", &["objectId"]),
-        is("$shared", &["object"]),
-        is("$shared.locks", &["array"]),
-        is("$fence", &["int", "long"]),
-        doc! { "$gte": [{ "$ifNull": ["$fence", 0] }, 0] },
-        is("$pins", &["array"]),
-        doc! { "$in": [{ "$ifNull": ["$kind", "lock"] }, ["lock", "lease"]] },
-        is("$format", &["string"]),
-        doc! { "$allElementsTrue": [{ "$map": { "input": locks(), "as": "l", "in": entry } }] },
-        is_major(),
-    ]
+    doc! { "$regexMatch": { "input": all, "regex": SANE } }
 }
 
-/// `then` for a document that the rules apply to.
-fn where_sane(then: Document) -> Document {
-    doc! { "$cond": [{ "$and": is_sane() }, then, ROOT] }
+/// In the order of `is_sane`. A lease is no lock; of formats those of a major that this version knows.
+const SANE: &str = concat!(
+    "^(object|missing|null)(bool|missing|null)(object|missing|null)(int|long|missing|null)(array|missing|null)",
+    r"lock;1\.[0-9]{1,9}$",
+);
+
+/// Entries that stay beside a new one.
+fn are_sane(entries: &str) -> Document {
+    let is_sane = doc! { "$and": [
+        { "$eq": [{ "$type": "$$l" }, "object"] },
+        { "$in": [{ "$type": "$$l._id" }, ["objectId", "missing", "null"]] },
+    ] };
+    doc! { "$allElementsTrue": [{ "$map": { "input": entries, "as": "l", "in": is_sane } }] }
+}
+
+/// The same of a document in which nothing changes but the entry of a grant that stands.
+fn is_major() -> Document {
+    // The character behind the point.
+    doc! { "$lt": ["$format", "1/"] }
 }
 
 fn millis(lease: std::time::Duration) -> i64 {
@@ -91,16 +92,16 @@ fn millis(lease: std::time::Duration) -> i64 {
 
 /// One more than the highest token, or the time in microseconds.
 fn fence() -> Document {
-    let stored = doc! { "$ifNull": [{ "$toLong": "$fence" }, 0_i64] };
-    doc! { "$max": [{ "$add": [stored, 1_i64] }, { "$multiply": [{ "$toLong": NOW }, 1_000_i64] }] }
+    // Nothing and one more is null, which is no greatest.
+    doc! { "$max": [{ "$add": ["$fence", 1_i64] }, { "$multiply": [{ "$toLong": NOW }, 1_000_i64] }] }
 }
 
 /// To be granted a key, also in the place of another grant.
 pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     let ask = grant.ask;
     let holder = doc! {
-        "lockId": literal(&ask.lock_id),
-        "owner": literal(&ask.labels.owner),
+        "lockId": text(&ask.lock_id),
+        "owner": text(&ask.labels.owner),
         "host": maybe(ask.labels.host.as_ref()),
         "comment": maybe(ask.labels.comment.as_ref()),
         "createdAt": NOW,
@@ -113,7 +114,7 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     };
     let mut runs_shared = vec![runs("$$l.expiresAt")];
     let mut blocks = vec![doc! { "$eq": ["$exclusive.acquired", true] }, runs("$exclusive.expiresAt")];
-    let mut conditions = vec![doc! { "$ne": [{ "$ifNull": ["$kind", "lock"] }, "lease"] }];
+    let mut conditions = vec![is_sane()];
     if let Some((old, token)) = &grant.old {
         conditions.push(stands(old, *token));
         runs_shared.push(doc! { "$ne": ["$$l._id", old] });
@@ -121,43 +122,42 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     }
     if ask.replace_same_owner && ask.mode == Mode::Exclusive {
         // Without the second part a repeat would replace itself.
-        let same_owner = doc! { "$eq": ["$exclusive.owner", literal(&ask.labels.owner)] };
+        let same_owner = doc! { "$eq": ["$exclusive.owner", text(&ask.labels.owner)] };
         let is_other = doc! { "$ne": ["$exclusive._id", grant.id] };
         blocks.push(doc! { "$not": [{ "$and": [same_owner, is_other] }] });
     }
     conditions.push(doc! { "$not": [{ "$and": blocks }] });
     let live = doc! { "$filter": { "input": locks(), "as": "l", "cond": { "$and": runs_shared } } };
-    let grants = |live: Bson, holder: Document| match ask.mode {
-        Mode::Exclusive => doc! { "exclusive": holder, "shared": { "count": 0_i64, "locks": [] } },
-        Mode::Shared => doc! {
-            "exclusive": { "$cond": [{ "$eq": ["$exclusive.acquired", false] }, "$exclusive", literal(nobody())] },
-            "shared": {
-                "count": { "$toLong": { "$add": [{ "$size": live.clone() }, 1] } },
-                "locks": { "$concatArrays": [live, [holder]] },
-            },
-        },
-    };
     let format = doc! { "$ifNull": ["$format", FORMAT] };
-    let write = |granted: Document| {
-        let ours = doc! { "kind": "lock", "format": format, "fence": fence() };
-        doc! { "$mergeObjects": [ROOT, ours, granted] }
+    let written = |exclusive: Bson, shared: Document| {
+        let ours =
+            doc! { "kind": "lock", "format": format, "fence": fence(), "exclusive": exclusive, "shared": shared };
+        doc! { "$mergeObjects": [ROOT, ours] }
     };
     let step = match ask.mode {
         Mode::Exclusive => {
             conditions.push(doc! { "$eq": [{ "$size": live }, 0] });
-            doc! { "$cond": [{ "$and": conditions }, write(grants(Bson::Null, holder)), ROOT] }
+            let none = doc! { "$literal": { "count": 0_i64, "locks": [] } };
+            doc! { "$cond": [{ "$and": conditions }, written(holder.into(), none), ROOT] }
         }
         Mode::Shared => {
-            conditions.push(doc! { "$not": [{ "$in": [literal(&ask.lock_id), "$$live.lockId"] }] });
+            conditions.push(are_sane("$$live"));
+            conditions.push(doc! { "$not": [{ "$in": [text(&ask.lock_id), "$$live.lockId"] }] });
             // A transfer keeps its place.
             if let Some(max) = ask.max_holders.filter(|_| grant.old.is_none()) {
                 conditions.push(doc! { "$lt": [{ "$size": "$$live" }, i64::from(max)] });
             }
-            let granted = write(grants(Bson::from("$$live"), holder));
-            doc! { "$let": { "vars": { "live": live }, "in": { "$cond": [{ "$and": conditions }, granted, ROOT] } } }
+            let nobody = doc! { "$literal": nobody() };
+            let exclusive = doc! { "$cond": [{ "$eq": ["$exclusive.acquired", false] }, "$exclusive", nobody] };
+            let all = doc! {
+                "count": { "$toLong": { "$add": [{ "$size": "$$live" }, 1] } },
+                "locks": { "$concatArrays": ["$$live", [holder]] },
+            };
+            let granted = doc! { "$cond": [{ "$and": conditions }, written(exclusive.into(), all), ROOT] };
+            doc! { "$let": { "vars": { "live": live }, "in": granted } }
         }
     };
-    vec![doc! { "$replaceWith": where_sane(step) }]
+    vec![doc! { "$replaceWith": step }]
 }
 
 /// Whether this grant stands with this token, expired or not.
@@ -185,15 +185,18 @@ pub(super) fn renew(mode: Mode, grant: ObjectId, lease: Lease, may_end_endless: 
         (Lease::For(_), false) => Bson::from(doc! { "$gte": [end.clone(), { "$ifNull": [until, DateTime::MAX] }] }),
     };
     let renewed = doc! { "renewedAt": NOW, "expiresAt": end.clone() };
-    let of = |entry: &str, is_it: Document| {
-        let until = format!("{entry}.expiresAt");
-        doc! { "$cond": [
-            { "$and": [is_it, extends(&until)] },
-            { "$mergeObjects": [entry, renewed.clone()] },
-            entry,
-        ] }
+    let extended = |entry: &str| {
+        let extended = doc! { "$mergeObjects": [entry, renewed.clone()] };
+        doc! { "$cond": [extends(&format!("{entry}.expiresAt")), extended, entry] }
     };
-    let mut update = one(mode, grant, |entry, is_it| of(entry, is_it));
+    let mut update = vec![doc! { "$set": match mode {
+        Mode::Exclusive => where_exclusive(grant, extended("$exclusive")),
+        Mode::Shared => {
+            let entry = doc! { "$cond": [{ "$eq": ["$$l._id", grant] }, extended("$$l"), "$$l"] };
+            let entries = doc! { "$map": { "input": "$shared.locks", "as": "l", "in": entry } };
+            where_shared(grant, doc! { "$mergeObjects": ["$shared", { "locks": entries }] })
+        }
+    } }];
     if may_end_endless && lease != Lease::Forever {
         update.insert(0, mark_end(mode, grant));
     }
@@ -202,59 +205,47 @@ pub(super) fn renew(mode: Mode, grant: ObjectId, lease: Lease, may_end_endless: 
 
 /// A lease without end is given one: waiters must hear of it, and it would look like a heartbeat.
 fn mark_end(mode: Mode, grant: ObjectId) -> Document {
-    let is_endless = |entry: &str| -> Document {
-        let has_none = doc! { "$eq": [{ "$ifNull": [format!("{entry}.expiresAt"), null] }, null] };
-        doc! { "$and": [{ "$eq": [format!("{entry}._id"), grant] }, has_none] }
-    };
-    let any = match mode {
-        Mode::Exclusive => doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, is_endless("$exclusive")] },
+    let has_none = |entry: &str| doc! { "$eq": [{ "$ifNull": [format!("{entry}.expiresAt"), null] }, null] };
+    let is_endless = match mode {
+        Mode::Exclusive => doc! { "$and": [stands_exclusive(grant), has_none("$exclusive")] },
         Mode::Shared => {
-            doc! { "$anyElementTrue": [{ "$map": { "input": locks(), "as": "l", "in": is_endless("$$l") } }] }
+            let is_it = doc! { "$and": [{ "$eq": ["$$l._id", grant] }, has_none("$$l")] };
+            let any = doc! { "$anyElementTrue": [{ "$map": { "input": "$shared.locks", "as": "l", "in": is_it } }] };
+            doc! { "$and": [stands_shared(grant), any] }
         }
     };
-    let marked = doc! { "$mergeObjects": [ROOT, { "ended": NOW }] };
-    doc! { "$replaceWith": where_sane(doc! { "$cond": [any, marked, ROOT] }) }
+    // A field that is given itself stays as it is, also a missing one.
+    doc! { "$set": { "ended": { "$cond": [is_endless, NOW, "$ended"] } } }
 }
 
-/// A step that changes the entry of one grant.
-fn one(mode: Mode, grant: ObjectId, change: impl Fn(&str, Document) -> Document) -> Vec<Document> {
-    let changed = match mode {
-        Mode::Exclusive => {
-            let is_it = doc! { "$and": [
-                { "$eq": ["$exclusive._id", grant] }, { "$eq": ["$exclusive.acquired", true] },
-            ] };
-            doc! { "exclusive": change("$exclusive", is_it) }
-        }
-        Mode::Shared => {
-            let is_it = doc! { "$eq": ["$$l._id", grant] };
-            let entries = doc! { "$map": { "input": locks(), "as": "l", "in": change("$$l", is_it) } };
-            doc! { "shared": { "$mergeObjects": ["$shared", { "locks": entries }] } }
-        }
-    };
-    vec![doc! { "$replaceWith": where_standing(mode, grant, changed) }]
+fn stands_exclusive(grant: ObjectId) -> Document {
+    doc! { "$and": [{ "$eq": ["$exclusive._id", grant] }, { "$eq": ["$exclusive.acquired", true] }, is_major()] }
 }
 
-/// What is merged into the document if the grant stands.
-fn where_standing(mode: Mode, grant: ObjectId, changed: Document) -> Document {
-    let stands = match mode {
-        Mode::Exclusive => doc! { "$eq": ["$exclusive._id", grant] },
-        Mode::Shared => doc! { "$in": [grant, { "$ifNull": ["$shared.locks._id", []] }] },
-    };
-    where_sane(doc! { "$cond": [stands, { "$mergeObjects": [ROOT, changed] }, ROOT] })
+fn stands_shared(grant: ObjectId) -> Document {
+    doc! { "$and": [{ "$isArray": "$shared.locks" }, { "$in": [grant, "$shared.locks._id"] }, is_major()] }
+}
+
+/// The part that a grant stands in, changed; as it is where it stands no more.
+fn where_exclusive(grant: ObjectId, changed: Document) -> Document {
+    doc! { "exclusive": { "$cond": [stands_exclusive(grant), changed, "$exclusive"] } }
+}
+
+/// See `where_exclusive`.
+fn where_shared(grant: ObjectId, changed: Document) -> Document {
+    doc! { "shared": { "$cond": [stands_shared(grant), changed, "$shared"] } }
 }
 
 /// To remove one holder.
 pub(super) fn release(mode: Mode, grant: ObjectId) -> Vec<Document> {
-    match mode {
-        Mode::Exclusive => one(mode, grant, |entry, is_it| doc! { "$cond": [is_it, literal(nobody()), entry] }),
+    let changed = match mode {
+        Mode::Exclusive => where_exclusive(grant, doc! { "$literal": nobody() }),
         Mode::Shared => {
-            let others = doc! { "$filter": {
-                "input": locks(), "as": "l", "cond": { "$ne": ["$$l._id", grant] },
-            } };
-            let rest = doc! { "$let": { "vars": { "rest": others }, "in": {
-                "count": { "$toLong": { "$size": "$$rest" } }, "locks": "$$rest",
-            } } };
-            vec![doc! { "$replaceWith": where_standing(mode, grant, doc! { "shared": rest }) }]
+            let is_other = doc! { "$ne": ["$$l._id", grant] };
+            let others = doc! { "$filter": { "input": "$shared.locks", "as": "l", "cond": is_other } };
+            let rest = doc! { "count": { "$toLong": { "$size": "$$rest" } }, "locks": "$$rest" };
+            where_shared(grant, doc! { "$let": { "vars": { "rest": others }, "in": rest } })
         }
-    }
+    };
+    vec![doc! { "$set": changed }]
 }

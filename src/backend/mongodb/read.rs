@@ -75,7 +75,7 @@ impl Mongodb {
         let is_alone = self.place == Place::Standalone;
         let concern = if strong && !is_alone { ReadConcern::majority() } else { ReadConcern::local() };
         let limit = limit(by);
-        let answer = self.send(by, move |owned| async move {
+        self.ask(by, move |owned| async move {
             let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);
             if most == 1 {
                 let mut cursor = request.limit(1).batch_size(2).await?;
@@ -95,14 +95,12 @@ impl Mongodb {
                 rows.push(cursor.deserialize_current()?);
             }
             Ok(rows)
-        });
-        answer.map_err(|(_, error)| error.of_read())
+        })
     }
 
     /// The server's time, where no document says it.
     pub(super) fn server_time(&self, by: &Deadline) -> Result<StoreTime, MongodbError> {
-        let answer = self.send(by, |owned| async move { super::open::hello(&owned).await });
-        let hello = answer.map_err(|(_, error)| error.of_read())?;
+        let hello = self.ask(by, |owned| async move { super::open::hello(&owned).await })?;
         super::open::local_time(&hello).ok_or_else(|| MongodbError::Config("the server does not say its time".into()))
     }
 }

@@ -159,7 +159,7 @@ impl Mongodb {
 
     fn collection(&self, by: &Deadline) -> Result<Known<Document>, MongodbError> {
         let name = self.collection.clone();
-        let answer: Answer<Document> = self.send(by, move |owned| async move {
+        let answer = self.ask(by, move |owned| async move {
             let ask = doc! { "listCollections": 1, "filter": { "name": name }, "authorizedCollections": true };
             owned.client.database(&owned.locks.namespace().db).run_command(ask).await
         });
@@ -172,7 +172,7 @@ impl Mongodb {
 
     fn indexes(&self, by: &Deadline) -> Result<Known<Vec<Document>>, MongodbError> {
         let name = self.collection.clone();
-        let answer: Answer<Document> = self.send(by, move |owned| async move {
+        let answer = self.ask(by, move |owned| async move {
             let ask = doc! { "listIndexes": name, "cursor": { "batchSize": 200 } };
             owned.client.database(&owned.locks.namespace().db).run_command(ask).await
         });
@@ -192,7 +192,7 @@ impl Mongodb {
 }
 
 /// The documents of a listing.
-fn first_batch(answer: Answer<Document>) -> Result<Known<Vec<Document>>, MongodbError> {
+fn first_batch(answer: Result<Document, MongodbError>) -> Result<Known<Vec<Document>>, MongodbError> {
     match answer {
         Ok(answer) => {
             let cursor = answer.get_document("cursor").ok();
@@ -200,9 +200,9 @@ fn first_batch(answer: Answer<Document>) -> Result<Known<Vec<Document>>, Mongodb
             let documents = batch.into_iter().flatten().filter_map(Bson::as_document).cloned();
             Ok(Known::There(documents.collect()))
         }
-        Err((_, MongodbError::Denied { .. })) => Ok(Known::Hidden),
-        Err((_, error)) if error.is_no_collection() => Ok(Known::Missing),
-        Err((_, error)) => Err(error.of_read()),
+        Err(MongodbError::Denied { .. }) => Ok(Known::Hidden),
+        Err(error) if error.is_no_collection() => Ok(Known::Missing),
+        Err(error) => Err(error),
     }
 }
 

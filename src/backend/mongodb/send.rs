@@ -115,8 +115,28 @@ pub(super) fn limit(by: &Deadline) -> Duration {
 }
 
 impl Mongodb {
-    /// Does one operation. The error says whether it may have happened.
+    /// Does what writes nothing, in one request or several.
+    pub(super) fn ask<T, F, Fut>(&self, by: &Deadline, operation: F) -> Result<T, MongodbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
+        Fut: Future<Output = DriverResult<T>> + 'static,
+    {
+        // How often it left does not matter: the last answer counts.
+        self.request(by, operation, |_| 1).map_err(|(_, error)| error.of_read())
+    }
+
+    /// Does one write. The error says whether it may have happened.
     pub(super) fn send<T, F, Fut>(&self, by: &Deadline, operation: F) -> Answer<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
+        Fut: Future<Output = DriverResult<T>> + 'static,
+    {
+        self.request(by, operation, Sends::count)
+    }
+
+    fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> u32) -> Answer<T>
     where
         T: Send + 'static,
         F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
@@ -132,7 +152,7 @@ impl Mongodb {
             let _alive = alive;
             theirs.counting(operation(owned)).await
         }) {
-            Ok(answer) => return answer.map_err(|error| MongodbError::classify(&error, sends.count())),
+            Ok(answer) => return answer.map_err(|error| MongodbError::classify(&error, copies(&sends))),
             Err(stopped) => stopped,
         };
         // Until its future is dropped it may still leave.

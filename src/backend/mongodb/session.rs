@@ -67,8 +67,9 @@ impl Sessions {
         if let Some(session) = self.open.borrow().get(&id) {
             return Ok(session.clone());
         }
-        // Taken from a pool; nothing is sent.
-        let session = Rc::new(tokio::sync::Mutex::new(client.start_session().await?));
+        // Taken from a pool; nothing is sent. Its writes all go to the primary, and need not name the time of the last.
+        let session = client.start_session().causal_consistency(false).await?;
+        let session = Rc::new(tokio::sync::Mutex::new(session));
         Ok(self.open.borrow_mut().entry(id).or_insert(session).clone())
     }
 }

@@ -8,7 +8,7 @@ use super::error::MongodbError;
 use super::pipeline::{self, Grant};
 use super::send::{Update, Wrote, has_time};
 use super::{Found, Mongodb};
-use crate::backend::{Acquired, Attempt, Released, Renewal, Renewed};
+use crate::backend::{Acquired, Attempt, Released, Renewal, Renewed, Which};
 use crate::lease::GrantId;
 use crate::rt::deadline::Deadline;
 
@@ -30,7 +30,12 @@ impl Mongodb {
             after: true,
             session: self.register.of(&mut attempt.native),
         };
-        let found = match self.update(update, by)? {
+        let answer = self.update(update, by).map_err(|error| match error {
+            // The rules fail on some damages; which one it is shows in the document.
+            MongodbError::Other { .. } => self.damage(&attempt.key, by).unwrap_or(error),
+            error => error,
+        });
+        let found = match answer? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
@@ -105,6 +110,12 @@ impl Mongodb {
             Some(row) => Found::new(key, row),
             None => Ok(Found::missing(key, self.server_time(by)?)),
         }
+    }
+
+    /// What is wrong with the document of a key, if it is damaged.
+    fn damage(&self, key: &str, by: &Deadline) -> Option<MongodbError> {
+        let read = self.read_page(&Which::Key(key.to_owned()), None, true, by);
+        read.err().filter(|error| matches!(error, MongodbError::Damaged(_)))
     }
 }
 

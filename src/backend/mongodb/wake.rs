@@ -59,7 +59,7 @@ impl Mongodb {
             return Ok(false);
         }
         let (keys, limit) = (keys.to_vec(), limit(by));
-        let answer = self.send(by, move |owned| async move {
+        let answer = self.ask(by, move |owned| async move {
             if keys.is_empty() {
                 owned.waking.0.take();
                 return Ok(());
@@ -79,13 +79,13 @@ impl Mongodb {
         });
         match answer {
             Ok(()) => Ok(true),
-            Err((_, error)) if error.is_deaf() => {
+            Err(error) if error.is_deaf() => {
                 self.say_deaf(
                     "the user may not open change streams (the role read, or the actions find and changeStream)",
                 );
                 Ok(false)
             }
-            Err((_, error)) => Err(error.of_read()),
+            Err(error) => Err(error),
         }
     }
 
