@@ -43,16 +43,34 @@
 //!
 //! With `dynamodb:DescribeTable` each connecting client checks the table's key and refuses replicas without strong
 //! consistency, where two regions could grant one lock. Where that is denied it goes on, and logs once that they were
-//! not checked. The locker's policy:
+//! not checked. As policies, of which each role gets the statement with its name:
 //!
 //! ```json
 //! {
 //!   "Version": "2012-10-17",
-//!   "Statement": [{
-//!     "Effect": "Allow",
-//!     "Action": ["dynamodb:GetItem", "dynamodb:UpdateItem", "dynamodb:DescribeTable"],
-//!     "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
-//!   }]
+//!   "Statement": [
+//!     {
+//!       "Sid": "locker",
+//!       "Effect": "Allow",
+//!       "Action": ["dynamodb:GetItem", "dynamodb:UpdateItem", "dynamodb:DescribeTable"],
+//!       "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
+//!     },
+//!     {
+//!       "Sid": "observer",
+//!       "Effect": "Allow",
+//!       "Action": ["dynamodb:GetItem", "dynamodb:Scan", "dynamodb:DescribeTable"],
+//!       "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
+//!     },
+//!     {
+//!       "Sid": "operator",
+//!       "Effect": "Allow",
+//!       "Action": [
+//!         "dynamodb:GetItem", "dynamodb:UpdateItem", "dynamodb:Scan", "dynamodb:DeleteItem", "dynamodb:DescribeTable",
+//!         "dynamodb:CreateTable", "dynamodb:UpdateTable", "dynamodb:UpdateContinuousBackups"
+//!       ],
+//!       "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
+//!     }
+//!   ]
 //! }
 //! ```
 

@@ -13,8 +13,6 @@ mod counts;
 mod errors;
 #[path = "dynamodb/faults.rs"]
 mod faults;
-#[path = "dynamodb/fence.rs"]
-mod fence;
 #[path = "dynamodb/processes.rs"]
 mod processes;
 #[path = "dynamodb/rights.rs"]

@@ -18,8 +18,6 @@ mod documents;
 mod errors;
 #[path = "mongodb/faults.rs"]
 mod faults;
-#[path = "mongodb/fence.rs"]
-mod fence;
 #[path = "mongodb/rights.rs"]
 mod rights;
 #[cfg(target_os = "linux")]

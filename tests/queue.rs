@@ -2,9 +2,10 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::bench::{Bench, LONG, loss_of, wait_until};
 use leasehold::internals::backend::fault::{Call, Fault};
@@ -104,6 +105,10 @@ fn after_eight_hand_overs_the_lock_is_really_released() {
     }
     // The ninth, and the last, who leaves nobody behind.
     assert_eq!(bench.faults.count(Call::Release), 2);
+    let calls = bench.faults.calls();
+    let first_chain = calls.iter().take_while(|call| **call != Call::Release);
+    // The holder, the first waiter in vain, and eight transfers.
+    assert_eq!(first_chain.filter(|call| **call == Call::Acquire).count(), 2 + 8);
 }
 
 #[test]
@@ -255,6 +260,20 @@ fn a_hand_over_that_is_not_answered_is_given_up_and_the_lock_released() {
 }
 
 #[test]
+fn a_hand_over_that_hangs_leaves_half_of_the_bound_for_a_release() {
+    let bench = Bench::new();
+    let bound = Duration::from_secs(2);
+    let client = bench.builder().poll(HOUR..=HOUR).request_timeout(LONG).drop_timeout(bound).connect().unwrap();
+    let held = client.lock("k").unwrap();
+    let waiting = waiter(&client, 0, |request| request);
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    let started = Instant::now();
+    held.release().unwrap();
+    assert!(started.elapsed() < bound * 9 / 10, "{:?}", started.elapsed());
+    assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
+#[test]
 fn a_guard_that_was_taken_over_hands_nothing_over() {
     let bench = Bench::new();
     let client = patient(&bench);
@@ -276,6 +295,7 @@ fn what_was_handed_over_is_renewed_and_lost_like_any_other() {
     let waiting = waiter(&client, 0, |request| request.lease(LONG));
     drop(held);
     let guard = waiting.join().unwrap().unwrap();
+    assert!(guard.remaining() <= LONG * 9 / 10, "no margin: {:?}", guard.remaining());
     bench.wait_for_call(Call::Renew, bench.faults.count(Call::Renew) + 1);
     bench.store.take_over("k");
     assert_eq!(loss_of(&guard).fencing_token, guard.fencing_token());
@@ -325,4 +345,89 @@ fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
     assert!(granted >= 16 * 40 / 3, "{granted}");
     wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
     assert!(client.try_lock("k").unwrap().is_some(), "somebody is left in the line");
+}
+
+/// What a store or a user may do to a thread at any moment.
+fn perhaps_panic() {
+    if fastrand::u8(..) < 60 {
+        std::panic::resume_unwind(Box::new("an injected panic"));
+    }
+}
+
+#[test]
+fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
+    let bench = Bench::new();
+    let poll = Duration::from_millis(1)..=Duration::from_millis(3);
+    // No lease ends in time to hide what nobody owns, and each takes a renewal before it is held.
+    let client = bench.builder().poll(poll).lease(HOUR).connect().unwrap();
+    let hold_one = || {
+        let callbacks = client.request("k").wait(LONG).on_wait(|_| perhaps_panic()).on_loss(|_| perhaps_panic());
+        let any = client.request_any(["k", "l"]).wait(LONG).on_wait(|_| perhaps_panic());
+        let guard = match fastrand::u8(..4) {
+            0 => any.lock(),
+            1 => callbacks.shared().lock(),
+            _ => callbacks.max_hold(Duration::from_millis(1)).lock(),
+        };
+        let guard = guard?;
+        guard.loss().wait_timeout(Duration::from_micros(fastrand::u64(..3000)));
+        perhaps_panic();
+        guard.release().map_err(Error::from)
+    };
+    let panics = Arc::new(Mutex::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                for _ in 0..40 {
+                    let call = fastrand::choice([Call::Acquire, Call::Renew, Call::Release, Call::Read]).unwrap();
+                    bench.faults.next(call, fastrand::choice([Fault::Panic, Fault::ApplyThenPanic]).unwrap());
+                    match catch_unwind(AssertUnwindSafe(hold_one)) {
+                        Err(_) => *panics.lock() += 1,
+                        Ok(held) => {
+                            assert!(held.as_ref().err().is_none_or(|e| e.kind() == ErrorKind::Lost), "{held:?}")
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let panics = *panics.lock();
+    assert!(panics > 16 * 40 / 8, "{panics}");
+    bench.faults.heal();
+    for key in ["k", "l"] {
+        wait_until(|| bench.rival().get(key).unwrap().unwrap().is_free());
+        assert!(client.try_lock(key).unwrap().is_some(), "somebody is left in the line");
+    }
+}
+
+#[test]
+fn a_panic_of_the_store_leaves_no_grant_to_its_lease() {
+    for (call, fault) in
+        [(Call::Acquire, Fault::ApplyThenPanic), (Call::Renew, Fault::Panic), (Call::Renew, Fault::ApplyThenPanic)]
+    {
+        let bench = Bench::new();
+        let client = bench.builder().lease(HOUR).connect().unwrap();
+        bench.faults.next(call, fault.clone());
+        let locked = catch_unwind(AssertUnwindSafe(|| client.lock("k")));
+        assert!(locked.is_err(), "{call:?} {fault:?}: the panic is hidden");
+        wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
+    }
+}
+
+#[test]
+fn a_panic_of_the_store_does_not_come_out_of_a_release() {
+    for fault in [Fault::Panic, Fault::ApplyThenPanic] {
+        let bench = Bench::new();
+        let client = patient(&bench);
+        let guard = client.lock("k").unwrap();
+        bench.faults.next(Call::Release, fault.clone());
+        drop(guard);
+        assert!(bench.rival().get("k").unwrap().unwrap().is_free(), "{fault:?}");
+        // In the hand-over.
+        let guard = client.lock("k").unwrap();
+        let waiting = waiter(&client, 0, |request| request);
+        bench.faults.next(Call::Acquire, fault);
+        guard.release().unwrap();
+        drop(waiting.join().unwrap().unwrap());
+        assert!(bench.rival().get("k").unwrap().unwrap().is_free());
+    }
 }

@@ -8,8 +8,6 @@ mod counts;
 mod errors;
 #[path = "spanner/faults.rs"]
 mod faults;
-#[path = "spanner/fence.rs"]
-mod fence;
 #[path = "spanner/rows.rs"]
 mod rows;
 #[path = "spanner/table.rs"]

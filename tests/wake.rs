@@ -71,6 +71,55 @@ fn a_told_waiter_makes_no_request_until_the_release() {
     }
 }
 
+/// How often threads of this process slept and were woken, and the time that they ran.
+fn woken() -> (u64, Duration) {
+    let switches = |task: std::io::Result<std::fs::DirEntry>| {
+        let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        count.trim().parse::<u64>().ok()
+    };
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
+    let switches = tasks.filter_map(switches).sum();
+    let ran = nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
+    (switches, ran.into())
+}
+
+/// How often a second somebody was woken during `doing`.
+fn woken_a_second(what: &str, doing: impl FnOnce()) -> f64 {
+    let (started, before) = (Instant::now(), woken());
+    doing();
+    let (took, after) = (started.elapsed().as_secs_f64(), woken());
+    let (woken, ran) = (after.0.saturating_sub(before.0) as f64 / took, (after.1 - before.1).as_secs_f64() / took);
+    eprintln!("{what}: woken {woken:.0} times a second, {:.2} % of a core", ran * 100.0);
+    woken
+}
+
+/// What an idle waiter costs, counted: each time that it is woken takes some microseconds.
+#[test]
+fn an_idle_waiter_is_woken_seldom() {
+    alone("an_idle_waiter_is_woken_seldom", || {
+        for store in Store::all() {
+            let (client, other) = (patient(&store), store.bystander());
+            let held = other.request("k").lease(LEASE).acquire().expect("a lock");
+            let waiting = waiter(&client, "k", |request| request);
+            settled(&store);
+            let idle = woken_a_second(&format!("idle on {}", store.name), || std::thread::sleep(millis(2000)));
+            // Ten looks a second at the file that nobody writes to, and one of each thread.
+            assert!(idle < 25.0, "{idle} on {}", store.name);
+            let writes = || {
+                for n in 0..10 {
+                    drop(other.lock(&format!("other-{n}")).expect("a lock"));
+                    std::thread::sleep(millis(200));
+                }
+            };
+            let busy = woken_a_second(&format!("with ten writes on {}", store.name), writes);
+            assert!(busy < 100.0, "{busy} on {}", store.name);
+            other.release(&held).expect("a release");
+            assert!(waiting.join().expect("a waiter").is_ok());
+        }
+    });
+}
+
 #[test]
 fn the_heartbeats_of_the_holder_wake_nobody() {
     for store in Store::all() {

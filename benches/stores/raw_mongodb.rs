@@ -14,6 +14,7 @@ use leasehold::mongodb::driver::event::command::CommandEvent;
 use leasehold::mongodb::driver::options::{Acknowledgment, ClientOptions, ReturnDocument, WriteConcern};
 use leasehold::mongodb::driver::{Client, Collection};
 
+use super::data::mongodb::Texts;
 use super::hidden::{hidden, soon};
 use super::servers::mongod;
 use super::store::{Call, Raw, Store, builder};
@@ -43,6 +44,12 @@ pub fn counting(url: &str) -> (ClientBuilder, Arc<AtomicU64>) {
         }
     }));
     (leasehold::mongodb::builder_with(options, DATABASE, collection), commands)
+}
+
+/// A collection of a user's own beside the one of the locks.
+pub fn data(url: &str) -> Texts {
+    let (uri, collection) = url.split_once("&collection=").expect("one of our URLs");
+    Texts::new(uri, DATABASE, &format!("{collection}-texts"))
 }
 
 struct RawMongodb {

@@ -22,6 +22,8 @@ const SPREAD: u64 = 1000;
 const IDLE: Duration = Duration::from_millis(1000);
 /// Of a holder that is killed.
 const LEASE: Duration = Duration::from_secs(1);
+/// Of one that releases: a hold of more than a lease would first give other processes a turn.
+const LONG_LEASE: Duration = Duration::from_secs(20);
 
 /// Counts the requests that waiters make; a holder only renews and releases meanwhile.
 #[derive(Default)]
@@ -74,9 +76,9 @@ impl Made {
     }
 }
 
-fn client(url: &str) -> (LockClient, Arc<Requests>) {
+fn client(url: &str, lease: Duration) -> (LockClient, Arc<Requests>) {
     let requests = Arc::<Requests>::default();
-    let client = builder(url).lease(LEASE).observer(requests.clone()).connect().expect("the store");
+    let client = builder(url).lease(lease).observer(requests.clone()).connect().expect("the store");
     (client, requests)
 }
 
@@ -88,13 +90,17 @@ pub fn measure(store: &Store, rounds: usize, table: &mut Table) {
     }
 }
 
-/// Different in every round, so that no poll falls into step with it.
+/// Different in every round, so that neither a poll nor a clock that tells seconds falls into step with it.
+fn spread(round: usize) -> Duration {
+    Duration::from_millis(round as u64 * 370 % SPREAD)
+}
+
 fn hold_time(round: usize) -> Duration {
-    HOLD + Duration::from_millis(round as u64 * 370 % SPREAD)
+    HOLD + spread(round)
 }
 
 fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
-    let (client, requests) = client(&store.url);
+    let (client, requests) = client(&store.url, LONG_LEASE);
     let mut delays = Samples::default();
     let (mut made, mut waited) = (Made::default(), Duration::ZERO);
     for round in 0..rounds {
@@ -120,7 +126,7 @@ fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
 }
 
 fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
-    let (client, _) = client(&store.url);
+    let (client, _) = client(&store.url, LONG_LEASE);
     let mut child = Other::start("wait", &store.url);
     let mut delays = Samples::default();
     let (mut made, mut waited, mut cpu) = (Made::default(), Duration::ZERO, 0.0);
@@ -158,10 +164,11 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
 }
 
 fn takeover(store: &Store, rounds: usize, table: &mut Table) {
-    let (client, requests) = client(&store.url);
+    let (client, requests) = client(&store.url, LEASE);
     let (mut delays, mut late) = (Samples::default(), Samples::default());
     let (mut made, mut waited) = (Made::default(), Duration::ZERO);
-    for _ in 0..rounds {
+    for round in 0..rounds {
+        thread::sleep(spread(2 * round));
         let end = killed_holder(store, &client);
         let (before, started) = (requests.made(), Instant::now());
         let guard = client.lock("takeover").expect("it becomes free");
@@ -171,6 +178,7 @@ fn takeover(store: &Store, rounds: usize, table: &mut Table) {
         drop(guard);
 
         // Somebody who never saw the holder alive comes after the end of its lease.
+        thread::sleep(spread(2 * round + 1));
         let end = killed_holder(store, &client);
         let mut comer = Other::start("late", &store.url);
         thread::sleep((end + store.grace / 2).duration_since(SystemTime::now()).unwrap_or_default());
@@ -248,7 +256,7 @@ pub fn child(mut args: impl Iterator<Item = String>) {
     if let Some(keys) = role.strip_prefix(super::waiting::ROLE) {
         return super::waiting::child(keys, &builder(&url).connect().expect("the store"));
     }
-    let (client, requests) = client(&url);
+    let (client, requests) = client(&url, if role == "wait" { LONG_LEASE } else { LEASE });
     if role == "hold" {
         let guard = client.lock("takeover").expect("nobody holds it");
         println!("{}", guard.fencing_token());
@@ -259,7 +267,7 @@ pub fn child(mut args: impl Iterator<Item = String>) {
         line.expect("the first process lives");
         if role == "late" {
             // Only now does it come to know anything of the store.
-            let late = self::client(&url).0;
+            let late = self::client(&url, LEASE).0;
             let guard = late.lock("takeover").expect("it becomes free");
             println!("{}", micros_now());
             guard.release().expect("it is held");

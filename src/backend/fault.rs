@@ -51,6 +51,8 @@ pub enum Fault {
     ApplyThenDelay(Duration),
     /// The store gets it twice; the answer is the second one's.
     Twice,
+    /// The store does it, then the caller panics.
+    ApplyThenPanic,
     /// The caller panics.
     Panic,
     /// It hangs until the other end of the channel is dropped; then the caller panics.
@@ -171,11 +173,20 @@ impl Faulty {
             }
             Fault::PanicLater(at) => {
                 while at.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {}
-                panic!("injected panic in {call:?}")
+                panicked(call)
             }
-            Fault::Panic => panic!("injected panic in {call:?}"),
+            Fault::ApplyThenPanic => {
+                apply()?;
+                panicked(call)
+            }
+            Fault::Panic => panicked(call),
         }
     }
+}
+
+/// Without the hook, whose backtraces would take longer than all that is tested.
+fn panicked(call: Call) -> ! {
+    std::panic::resume_unwind(Box::new(format!("injected panic in {call:?}")))
 }
 
 fn injected(kind: ErrorKind, what: &str) -> Error {

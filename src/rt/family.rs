@@ -1,5 +1,6 @@
 //! What all clones of a client share.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -213,6 +214,14 @@ impl Family {
         }
     }
 
+    /// A call for a grant that no guard owns yet: when the store panics, it is given up, and the panic goes on.
+    pub fn unowned<T>(self: &Arc<Self>, attempt: &mut Attempt, call: impl FnOnce(&mut Attempt) -> T) -> T {
+        catch_unwind(AssertUnwindSafe(|| call(attempt))).unwrap_or_else(|panic| {
+            self.abandon(attempt.without_native());
+            resume_unwind(panic)
+        })
+    }
+
     /// Ends everything within one bound. The first release that failed is its error.
     pub fn close(&self, bound: Duration) -> Result<()> {
         self.closing.cancel();
@@ -322,6 +331,12 @@ impl Drop for Family {
     }
 }
 
+/// A call that ends a hold: a panic of the store's is an answer that did not come, for a drop may be under way.
+pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
+    let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Ok(unknown(panicked())))
+}
+
 /// Repeats the giving up until it is answered or `deadline` is over.
 pub fn give_up(
     backend: &dyn Backend,
@@ -332,7 +347,7 @@ pub fn give_up(
     let mut failures = 0;
     loop {
         let by = deadline.clone().within(request_timeout);
-        let error = match backend.release(attempt, true, &by) {
+        let error = match ends_hold(|| backend.release(attempt, true, &by), Released::Unknown) {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
             Ok(Released::Unknown(error)) => error,
             Err(error) => error,

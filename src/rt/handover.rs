@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::deadline::Deadline;
-use super::family::give_up;
+use super::family::{ends_hold, give_up};
 use super::hold::Hold;
 use super::want::{Chain, Granted, Wanted, local_end};
 use crate::backend::Acquired;
@@ -53,7 +53,7 @@ impl Hold {
         let sent = setup.clock.now();
         attempt.first_sent = Some(sent);
         attempt.sends = 1;
-        match setup.backend.acquire(&mut attempt, &deadline) {
+        match ends_hold(|| setup.backend.acquire(&mut attempt, &deadline), Acquired::Unknown) {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = local_end(sent, holder.until, now) - terms.first_margin();
                 let chain = Chain { times: self.chain.times + 1, ..self.chain };
@@ -69,6 +69,7 @@ impl Hold {
                     }
                 }
             }
+            Ok(Acquired::Refused(_)) if self.is_released_again() => PassedOn::Yes(Ok(())),
             Ok(Acquired::Refused(seen)) => {
                 let lost = self.error(ErrorKind::Lost, "it was released by another or taken over");
                 PassedOn::Yes(Err(lost.with_holders(LockStatus::live(&seen))))

@@ -82,6 +82,8 @@ pub struct Hold {
 
 pub(super) struct State {
     pub phase: Phase,
+    /// Released a second time, by a `close` at the same time or after a failure: either may have done it.
+    pub released_again: bool,
     /// The guard's own copy of what it shows.
     pub lock: Lock,
     shown_is_behind: bool,
@@ -134,6 +136,7 @@ impl Hold {
             shown: Arc::new(Mutex::new(lock.clone())),
             state: Mutex::new(State {
                 phase: Phase::Held,
+                released_again: false,
                 lock: lock.clone(),
                 shown_is_behind: false,
                 last_error: None,
@@ -260,7 +263,12 @@ impl Hold {
         }
         // A third of what is left, so that two repeats fit.
         let by = Deadline::after((left / 3).min(self.setup.request_timeout)).or_cancel(&self.stop);
-        match self.ask(&by) {
+        let answer = self.ask(&by);
+        self.answered(answer)
+    }
+
+    fn answered(&self, answer: Result<Answer>) -> Beat {
+        match answer {
             Ok(Answer::Stands { held_until, until, now }) => self.renewed(held_until, until, now),
             Ok(Answer::Lost(seen)) => {
                 self.lose(self.reason(&seen));
@@ -424,9 +432,15 @@ impl Hold {
         self.lose(LossReason::Expired { last_error });
     }
 
-    /// Declares the loss, once, and tells everyone. No mutex is held while they are told.
+    /// Declares the loss, once, and tells everyone. No mutex is held while code of the user's is told.
     pub fn lose(&self, reason: LossReason) {
         let by_clock = matches!(reason, LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied);
+        let loss = Loss {
+            reason,
+            key: crate::leases::key::shown(&self.granted.key).into_owned(),
+            fencing_token: self.granted.token,
+            held_for: self.setup.clock.now().since(self.granted_at),
+        };
         let on_loss = {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
@@ -434,17 +448,12 @@ impl Hold {
             }
             state.phase = Phase::Lost(by_clock);
             self.hold_no_longer();
+            // A release that comes next shall find it, and not end the watch without it.
+            self.loss.settle(Some(loss.clone()));
             state.callbacks.on_loss.take()
-        };
-        let loss = Loss {
-            reason,
-            key: crate::leases::key::shown(&self.granted.key).into_owned(),
-            fencing_token: self.granted.token,
-            held_for: self.setup.clock.now().since(self.granted_at),
         };
         self.stop.cancel();
         log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
-        self.loss.settle(Some(loss.clone()));
         self.setup.observing.tell(&Event::Lost { loss: &loss });
         if let Some(on_loss) = on_loss {
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
@@ -463,3 +472,7 @@ impl Hold {
         if by.is_some() || granted_since { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther }
     }
 }
+
+#[cfg(test)]
+#[path = "hold_orders.rs"]
+mod orders;

@@ -11,6 +11,8 @@ mod heartbeat;
 pub(crate) mod hold;
 mod hub;
 mod looking;
+#[cfg(test)]
+mod orders;
 mod queue;
 mod release;
 pub(crate) mod thread;

@@ -6,6 +6,7 @@ use crate::backend::Attempt;
 use crate::lease::{End, GrantId, Holder, Labels, Lease, StoreTime};
 use crate::options::Terms;
 use crate::rt::clock::BootTime;
+use crate::rt::orders::{World as _, all_orders};
 use crate::rt::want::Chain;
 use std::time::Duration;
 
@@ -70,26 +71,6 @@ impl World {
         World { queues: Arc::default(), states, stands: Some(0), grants: 0, may_cancel }
     }
 
-    /// What can happen next: who, and whether it goes away instead.
-    fn choices(&self) -> Vec<(usize, bool)> {
-        let mut choices = Vec::new();
-        for (at, state) in self.states.iter().enumerate() {
-            match state {
-                State::Waits(ticket) => {
-                    if !ticket.nudged().is_empty() {
-                        choices.push((at, false));
-                    }
-                    if self.may_cancel {
-                        choices.push((at, true));
-                    }
-                }
-                State::Done => {}
-                _ => choices.push((at, false)),
-            }
-        }
-        choices
-    }
-
     fn next_grant(&mut self) -> u64 {
         self.grants += 1;
         self.grants
@@ -107,6 +88,30 @@ impl World {
                 State::Released
             }
         }
+    }
+}
+
+impl crate::rt::orders::World for World {
+    /// Who, and whether it goes away instead.
+    type Choice = (usize, bool);
+
+    fn choices(&self) -> Vec<(usize, bool)> {
+        let mut choices = Vec::new();
+        for (at, state) in self.states.iter().enumerate() {
+            match state {
+                State::Waits(ticket) => {
+                    if !ticket.nudged().is_empty() {
+                        choices.push((at, false));
+                    }
+                    if self.may_cancel {
+                        choices.push((at, true));
+                    }
+                }
+                State::Done => {}
+                _ => choices.push((at, false)),
+            }
+        }
+        choices
     }
 
     fn step(&mut self, (at, goes): (usize, bool)) {
@@ -177,45 +182,36 @@ impl World {
     }
 }
 
-/// Goes through the orders of steps that begin with `first`, each from the start; how many there were.
-fn all_orders(all: usize, may_cancel: bool, limit: usize) -> usize {
-    let (mut path, mut runs) = (Vec::<usize>::new(), 0);
-    loop {
-        let mut world = World::new(all, may_cancel);
-        let (mut at, mut widths) = (0, Vec::new());
-        loop {
-            let choices = world.choices();
-            if choices.is_empty() {
-                break;
-            }
-            if at == path.len() {
-                path.push(0);
-            }
-            widths.push(choices.len());
-            world.step(choices[path[at]]);
-            at += 1;
-            assert!(at < 200, "it goes round in circles: {path:?}");
-        }
-        world.check_end();
-        runs += 1;
-        // The next order: the last step that has another choice takes it.
-        while let Some(last) = path.pop() {
-            if last + 1 < widths[path.len()] {
-                path.push(last + 1);
-                break;
-            }
-        }
-        if path.is_empty() || runs == limit {
-            return runs;
-        }
-    }
+#[test]
+fn only_a_head_that_waits_and_fits_is_reserved() {
+    let queues = Arc::<Queues>::default();
+    let (ticket, second) = (queues.enter(wanted()), queues.enter(wanted()));
+    assert!(queues.reserve("k", |_| false).is_none());
+    assert!(matches!(ticket.may(), May::Ask));
+    assert!(queues.reserve("k", |_| true).is_none(), "it may be granted by itself");
+    ticket.asked();
+    assert!(queues.reserve("k", |_| true).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &ticket.place)));
+    drop(ticket);
+    assert_eq!((queues.len("k"), second.place()), (1, 0));
+}
+
+#[test]
+fn the_head_stands_back_until_it_is_time() {
+    let queues = Arc::<Queues>::default();
+    let ticket = queues.enter(wanted());
+    assert_eq!(ticket.stands_back(), None);
+    let later = Instant::now() + Duration::from_secs(3600);
+    queues.stand_back("k", later);
+    assert_eq!(ticket.stands_back(), Some(later));
+    queues.stand_back("k", Instant::now());
+    assert_eq!(ticket.stands_back(), None);
 }
 
 #[test]
 fn in_every_order_all_get_the_lock_or_go_and_nothing_is_left() {
     let limit = 400_000;
-    assert!(all_orders(2, true, limit) < limit);
-    assert!(all_orders(3, false, limit) < limit);
+    assert!(all_orders(|| World::new(2, true), limit) < limit);
+    assert!(all_orders(|| World::new(3, false), limit) < limit);
 }
 
 #[test]

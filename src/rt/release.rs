@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use super::deadline::{Deadline, far_from};
+use super::family::ends_hold;
 use super::handover::PassedOn;
 use super::hold::{Hold, Phase};
 use crate::backend::{Attempt, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::backoff;
 use crate::lock::{Lock, LockStatus};
+use crate::loss::LossReason;
 use crate::observer::Event;
 
 /// How long the first in line stands back for other processes, which are told at the same time as it is.
@@ -29,12 +31,18 @@ impl Hold {
             return Ok(());
         }
         self.stop_heartbeat(bound / 2);
+        let answer = self.send_end(before, by);
+        self.ended(before, answer)
+    }
+
+    /// What the end of the hold takes in the store.
+    pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
         let mut worth_a_look = true;
         let answer = match before {
             // Somebody else has it: there is nothing to release.
             Phase::Lost(false) => Ok(()),
-            // One request, since the store may still have the grant.
-            Phase::Lost(true) => self.send_release(by, true, false),
+            // One request, since the store may still have the grant; more where it has it for long.
+            Phase::Lost(true) => self.send_release(by, self.is_expired(), false),
             // What was tried before may have been done in part: only a plain release is sure.
             Phase::Releasing | Phase::Over => self.send_release(by, false, true),
             Phase::Held => match self.pass_on(by) {
@@ -61,6 +69,10 @@ impl Hold {
             // Whoever waits in this process need not wait for its next look.
             self.setup.queues.nudge(&self.granted.key);
         }
+        answer
+    }
+
+    pub(super) fn ended(&self, before: Phase, answer: Result<()>) -> Result<()> {
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
@@ -79,6 +91,16 @@ impl Hold {
         })
     }
 
+    /// Whether it was lost because its lease ended.
+    fn is_expired(&self) -> bool {
+        matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
+    }
+
+    /// Whether another release of this very hold may have done it.
+    pub(super) fn is_released_again(&self) -> bool {
+        self.state.lock().released_again
+    }
+
     /// Stops the heartbeat and leaves the lock as it stands in the store.
     pub fn hand_over(&self, bound: Duration) -> Lock {
         self.begin_release();
@@ -88,12 +110,13 @@ impl Hold {
     }
 
     /// Marks it, so that no heartbeat that follows can say "held" again. What it was before.
-    fn begin_release(&self) -> Phase {
+    pub(super) fn begin_release(&self) -> Phase {
         let mut state = self.state.lock();
         let before = state.phase;
         if before == Phase::Held {
             state.phase = Phase::Releasing;
         }
+        state.released_again |= before == Phase::Releasing;
         self.hold_no_longer();
         before
     }
@@ -139,10 +162,13 @@ impl Hold {
         loop {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
             let give_up = attempt.sends > 1;
-            let error = match self.setup.backend.release(attempt, give_up, &deadline) {
+            let backend = &self.setup.backend;
+            let error = match ends_hold(|| backend.release(attempt, give_up, &deadline), Released::Unknown) {
                 Ok(Released::Done) => return Ok(()),
                 // An unanswered release of ours may have done it.
-                Ok(Released::Free | Released::HeldByOther(_)) if may_be_done => return Ok(()),
+                Ok(Released::Free | Released::HeldByOther(_)) if may_be_done || self.is_released_again() => {
+                    return Ok(());
+                }
                 Ok(Released::Free) => return Err(self.error(ErrorKind::Lost, "it was released by another")),
                 Ok(Released::HeldByOther(seen)) => {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));

@@ -315,7 +315,8 @@ impl<'a> Wait<'a> {
             attempt.sends += 1;
             self.attempts += 1;
             let by = overall.clone().within(family.options.request_timeout);
-            let error = match family.backend.acquire(&mut attempt, &by) {
+            let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
+            let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let end = local_end(sent, holder.until, now);
                     let end = if repeated { end.min(first_sent + lease) } else { end };
@@ -387,7 +388,9 @@ impl<'a> Wait<'a> {
             let left = granted.held_until.since(sent);
             let by = overall.clone().within(self.family.options.request_timeout.min(left));
             let renewal = Renewal { lease, may_end_endless: false };
-            let error = match self.family.backend.renew(&mut granted.attempt, renewal, &by) {
+            let backend = &self.family.backend;
+            let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
+            let error = match renewed {
                 Ok(Renewed::Until { until, now }) => {
                     granted.holder.until = until;
                     granted.now = now;

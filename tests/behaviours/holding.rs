@@ -194,6 +194,19 @@ fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold() {
 }
 
 #[test]
+fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails() {
+    for fault in [Fault::FailBefore, Fault::HangBefore, Fault::ApplyThenFail, Fault::Panic] {
+        let bench = Bench::new();
+        let client = bench.builder().lease(60 * LONG).request_timeout(Duration::from_millis(100)).connect().unwrap();
+        let guard = client.request("k").max_hold(Duration::from_millis(10)).lock().unwrap();
+        loss_of(&guard);
+        bench.faults.next(Call::Release, fault.clone());
+        drop(guard);
+        assert!(bench.rival().try_lock("k").unwrap().is_some(), "{fault:?}: it is left to its lease");
+    }
+}
+
+#[test]
 fn b22_a_callback_runs_once_on_its_own_thread_and_may_release() {
     let bench = Bench::new();
     let (told, tells) = mpsc::channel();

@@ -28,8 +28,17 @@ pub struct Store {
     pub open: fn() -> Opened,
 }
 
-/// Every store of this build.
+/// Every store of this build, or the one that `LEASEHOLD_TEST_STORE` names.
 pub fn stores() -> Vec<Store> {
+    let wanted = std::env::var("LEASEHOLD_TEST_STORE").ok();
+    let is_wanted = |store: &Store| wanted.as_deref().is_none_or(|wanted| wanted == store.module);
+    let stores: Vec<Store> = enrolled().into_iter().filter(is_wanted).collect();
+    assert!(!stores.is_empty(), "LEASEHOLD_TEST_STORE is {wanted:?}, which is no store of this build");
+    stores
+}
+
+/// Every store of this build.
+pub fn enrolled() -> Vec<Store> {
     vec![
         Store {
             module: "memory",

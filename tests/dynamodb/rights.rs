@@ -30,6 +30,29 @@ fn documented(who: &str) -> Vec<String> {
     least.split('`').filter_map(|word| word.strip_prefix("dynamodb:")).map(str::to_owned).collect()
 }
 
+/// The actions of this kind of user's statement in the policy that the docs show.
+fn policy(who: &str) -> Vec<String> {
+    let docs = include_str!("../../src/dynamodb.rs");
+    let json = docs.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("the policy");
+    let policy: serde_json::Value = serde_json::from_str(&json.replace("//!", "")).expect("JSON");
+    let statements = policy["Statement"].as_array().expect("its statements");
+    let statement = statements.iter().find(|statement| statement["Sid"] == who).expect("the role's statement");
+    let actions = statement["Action"].as_array().expect("its actions").iter().filter_map(|action| action.as_str());
+    actions.filter_map(|action| action.strip_prefix("dynamodb:")).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_policies_say_what_the_table_of_rights_says() {
+    for (who, beside) in [
+        ("locker", &["DescribeTable"][..]),
+        ("observer", &["DescribeTable"]),
+        ("operator", &["UpdateTable", "UpdateContinuousBackups"]),
+    ] {
+        let least: Vec<String> = documented(who).into_iter().chain(beside.iter().map(|also| (*also).into())).collect();
+        assert_eq!(policy(who), least, "{who}");
+    }
+}
+
 /// A client that may do no more than these.
 fn client_with(allowed: &[String], table: &Table) -> (Proxy, LockClient) {
     let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());

@@ -36,7 +36,7 @@ pub fn run() {
 }
 
 /// One line of its own, whatever the test runner has left on the last one.
-fn say(answer: &str) {
+pub fn say(answer: &str) {
     println!("\n{ANSWER}{answer}");
 }
 
@@ -75,8 +75,6 @@ impl State {
                 format!("held {}", held_after_a_stop(&self.guards[key], gap))
             }
             ["wall"] => format!("wall {}", wall_millis()),
-            #[cfg(feature = "sqlite")]
-            ["write", key, file, how] => write(&self.guards[key], Path::new(file), how == "fenced"),
             ["block", file, ms] => block(Path::new(file), millis(ms.parse().expect("milliseconds"))),
             // As a program that leaks its guards and ends in good order.
             ["abandon"] => {
@@ -173,22 +171,6 @@ impl State {
 fn intrude(oracle: &Oracle) -> String {
     let alone = oracle.section(1, || eventually("another process enters the section", || oracle.saw_overlap()));
     format!("overlaps {}", u32::from(!alone))
-}
-
-/// A transaction of the user's own in the lock file, with the assertion or without it.
-#[cfg(feature = "sqlite")]
-fn write(guard: &LockGuard, file: &Path, fenced: bool) -> String {
-    use leasehold::sqlite::AssertIn;
-    let mut connection = rusqlite::Connection::open(file).expect("the database");
-    connection.busy_timeout(PATIENCE).expect("a timeout");
-    let transaction = connection.transaction().expect("a transaction");
-    let row = [guard.key(), "holder"];
-    transaction.execute("INSERT OR REPLACE INTO data VALUES (?1, ?2)", row).expect("a write");
-    if fenced && let Err(error) = guard.assert_in(&transaction) {
-        return format!("refused {:?}", error.kind());
-    }
-    transaction.commit().expect("a commit");
-    "written".to_owned()
 }
 
 /// Takes SQLite's write lock for so long, as a user's own transaction in the same file may.

@@ -1,0 +1,38 @@
+//! A user's own data in the database that holds the locks: a text for each key, written in a transaction by the
+//! official SDK. The benches use it, too.
+#![allow(dead_code)] // Each user has its own part of it.
+
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
+#[cfg(feature = "spanner")]
+pub mod spanner;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+use leasehold::fence::Fenced;
+use leasehold::{Error, LockGuard};
+
+pub trait Data: Send + Sync {
+    /// One transaction: reads the text of `key`, does `meanwhile`, writes `text`, and asserts what is held, if
+    /// anything; all of it again where the store says that another write came between. How often it was begun.
+    fn transact<F: Fenced>(
+        &self,
+        held: Option<&F>,
+        key: &str,
+        text: &str,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<u32, Error>;
+
+    fn text(&self, key: &str) -> Option<String>;
+
+    fn write<F: Fenced>(&self, held: &F, key: &str, text: &str) -> Result<(), Error> {
+        self.transact(Some(held), key, text, &mut || {}).map(drop)
+    }
+
+    /// Without the assertion.
+    fn write_bare(&self, key: &str, text: &str, meanwhile: &mut dyn FnMut()) {
+        self.transact::<LockGuard>(None, key, text, meanwhile).expect("a transaction that asserts nothing");
+    }
+}

@@ -1,0 +1,142 @@
+//! On MongoDB: what the blocking and the async driver have.
+
+use std::any::Any;
+use std::error::Error as _;
+use std::time::Duration;
+
+use leasehold::mongodb::driver;
+use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::{AssertIn, run_fenced, run_fenced_async};
+use leasehold::{ClientBuilder, LockClient};
+
+use crate::cases::{expired, lost};
+use crate::common::mongodb::{DATABASE, Rows, server};
+use crate::common::servers::mongod;
+use crate::data::Data;
+use crate::data::mongodb::Texts;
+use crate::{LONG, Open, Store};
+
+pub struct Kind;
+
+impl Store for Kind {
+    type Data = Texts;
+    const NAME: &str = "mongodb";
+
+    fn fresh() -> Option<(String, Box<dyn Any + Sync>)> {
+        mongod()?;
+        let rows = Rows::fresh();
+        Some((rows.url(), Box::new(Room(rows))))
+    }
+
+    fn builder(url: &str) -> ClientBuilder {
+        LockClient::builder(url)
+    }
+
+    fn data(url: &str) -> Texts {
+        let (uri, collection) = url.split_once("collection=").unwrap();
+        Texts::new(uri.trim_end_matches(['?', '&']), DATABASE, &texts(collection))
+    }
+}
+
+fn texts(collection: &str) -> String {
+    format!("{collection}-texts")
+}
+
+struct Room(Rows);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = server().database(DATABASE).collection::<Document>(&texts(&self.0.0)).drop().run();
+    }
+}
+
+crate::suite!(Kind);
+
+#[test]
+fn a_committed_assertion_is_counted_in_the_document() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    open.data.write(&guard, "a", "one").unwrap();
+    open.data.write(&guard, "a", "two").unwrap();
+    let next = client.adopt(guard.info()).unwrap();
+    lost(open.data.write(&guard, "a", "late"));
+    let (_, collection) = open.url.split_once("collection=").unwrap();
+    let locks = server().database(DATABASE).collection::<Document>(collection);
+    let row = locks.find_one(doc! { "resource": "a" }).run().unwrap().unwrap();
+    assert_eq!(row.get_i64("asserts").unwrap(), 2, "one for each that was committed");
+    drop(next);
+}
+
+/// A takeover between the transaction's start and the assertion: the whole is tried again and finds the loss.
+#[test]
+fn a_rival_that_comes_in_between_makes_it_start_again() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (client, data) = (open.client(LONG), &open.data);
+    let lock = &expired(&client, &["a".to_owned()])[0];
+    let (mut tries, mut rival) = (0, None);
+    lost(run_fenced(&client.fence(lock), &mut data.session(), |session| {
+        tries += 1;
+        data.set(session, "a", "late")?;
+        rival.get_or_insert_with(|| client.lock("a").unwrap());
+        Ok(())
+    }));
+    assert_eq!((tries, data.text("a")), (2, None));
+    // By hand: the error says that it may be tried again.
+    let next = rival.take().unwrap();
+    let mut session = data.session();
+    session.start_transaction().run().unwrap();
+    data.set(&mut session, "a", "by hand").unwrap();
+    client.heartbeat(&next.info(), LONG).unwrap();
+    let error = next.assert_in(&mut session).unwrap_err();
+    assert!(error.is_retryable() && error.source().is_some(), "{error}");
+    session.abort_transaction().run().unwrap();
+    session.start_transaction().run().unwrap();
+    data.set(&mut session, "a", "by hand").unwrap();
+    next.assert_in(&mut session).unwrap();
+    session.commit_transaction().run().unwrap();
+    assert_eq!(data.text("a").as_deref(), Some("by hand"));
+}
+
+/// Once it is asserted, no rival comes in before the commit, though the lease has run out.
+#[test]
+fn no_rival_comes_between_the_assertion_and_the_commit() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (client, data) = (open.client(LONG), &open.data);
+    let lock = &expired(&client, &["a".to_owned()])[0];
+    let rival = open.builder().request_timeout(Duration::from_millis(500)).connect().unwrap();
+    let mut session = data.session();
+    session.start_transaction().run().unwrap();
+    data.set(&mut session, "a", "first").unwrap();
+    client.fence(lock).assert_in(&mut session).unwrap();
+    let early = rival.request("a").wait(Duration::from_millis(500)).lock();
+    assert!(early.is_err(), "a rival was granted the lock while the transaction was open");
+    session.commit_transaction().run().unwrap();
+    assert!(rival.lock("a").unwrap().fencing_token() > lock.fencing_token());
+    assert_eq!(data.text("a").as_deref(), Some("first"));
+}
+
+#[test]
+fn it_works_in_the_async_api() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let name = open.data.collection.name().to_owned();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = driver::Client::with_uri_str(mongod().unwrap()).await.unwrap();
+        let texts = client.database(DATABASE).collection::<Document>(&name);
+        let mut session = client.start_session().await.unwrap();
+        let write = doc! { "$set": { "text": "async" } };
+        run_fenced_async(&guard, &mut session, async |session| {
+            let write = texts.update_one(doc! { "_id": "a" }, write.clone());
+            write.upsert(true).session(session).await.map(drop)
+        })
+        .await
+        .unwrap();
+        session.start_transaction().await.unwrap();
+        guard.assert_in_async(&mut session).await.unwrap();
+        session.commit_transaction().await.unwrap();
+    });
+    assert_eq!(open.data.text("a").as_deref(), Some("async"));
+}
