@@ -4,28 +4,13 @@
 use super::*;
 use crate::backend::memory::Memory;
 use crate::backend::{Acquired, Released};
-use crate::lease::Labels;
 use crate::observer::Observer;
 use crate::rt::deadline::Deadline;
-use crate::rt::orders::{self, all_orders};
-use crate::rt::want::Wanted;
+use crate::rt::orders::{self, LEASE, all_orders, wanted};
 use std::time::Instant;
 
-const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than any step takes.
 const SLACK: Duration = Duration::from_secs(60);
-
-fn wanted() -> Wanted {
-    Wanted {
-        key: "k".to_owned(),
-        mode: Mode::Exclusive,
-        lock_id: None,
-        labels: Labels { owner: "o".to_owned(), host: None, comment: None },
-        max_holders: None,
-        replace_same_owner: false,
-        terms: Terms { lease: Lease::For(HOUR), heartbeat: HOUR / 3, margin: HOUR / 10, ends_at: None },
-    }
-}
 
 /// What was told.
 #[derive(Default)]
@@ -87,12 +72,12 @@ impl World {
         let clock = Clock::system();
         let store = Arc::new(Memory::open("", clock.clone()));
         let told = Arc::<Told>::default();
-        let mut attempt = wanted().attempt(store.info().grant_form.fresh(), HOUR, None);
+        let mut attempt = wanted().attempt(store.info().grant_form.fresh(), LEASE, None);
         let sent = clock.now();
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
             panic!("it is free")
         };
-        let held_until = local_end(sent, holder.until, now) - HOUR / 10;
+        let held_until = local_end(sent, holder.until, now) - LEASE / 10;
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         let setup = Setup {
             backend: store.clone(),
@@ -189,7 +174,7 @@ impl orders::World for World {
                 Actor::Done
             }
             Actor::Rival => {
-                let mut attempt = wanted().attempt(self.store.info().grant_form.fresh(), HOUR, None);
+                let mut attempt = wanted().attempt(self.store.info().grant_form.fresh(), LEASE, None);
                 let answer = self.store.acquire(&mut attempt, &Deadline::at(by)).expect("an answer");
                 if matches!(answer, Acquired::Granted { .. }) {
                     self.rival = Some(attempt);
