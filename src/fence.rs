@@ -20,7 +20,14 @@
     doc = "- Cloud Spanner: [`AssertIn`](crate::spanner::AssertIn) for a `ReadWriteTransaction`, and [`run_fenced`](crate::spanner::run_fenced)."
 )]
 //!
-//! What can be asserted there: see [`Fenced`].
+//! What can be asserted there: see [`Fenced`]. The examples `fenced_write` (SQLite), `fenced_dynamodb`,
+//! `fenced_mongodb` and `fenced_spanner` stop a holder past its lease, let a rival write, and see the late write
+//! refused.
+//!
+//! A guard's heartbeat writes the row that is asserted, so that the two can meet. Neither loses the lock by it: one
+//! waits, or is repeated. Transactions of 10 ms hardly ever meet a heartbeat of one second; one of half a second has to
+//! be begun again more often than not on MongoDB, and on SQLite if it reads before it writes, unless it begins as
+//! an immediate one. `cargo bench --bench stores -- --only fenced` measures it.
 //!
 //! # Anywhere else
 //! Store the highest [fencing token](crate::LockGuard::fencing_token) that was seen beside the data, and let each

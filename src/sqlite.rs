@@ -57,7 +57,9 @@ pub trait AssertIn: Fenced {
     /// transaction, or has made its commit fail.
     ///
     /// Pass the error on, so that the transaction is rolled back. Keep the transaction short: while it has
-    /// written and is open, no heartbeat of any lock in the file can be sent.
+    /// written and is open, no heartbeat of any lock in the file can be sent. One that reads first and writes later
+    /// fails with `SQLITE_BUSY` when anything was written to the file in between, as a heartbeat is: begin it again,
+    /// or begin it with `TransactionBehavior::Immediate`, for which heartbeats wait.
     ///
     /// # Errors
     /// `Lost` when it is not held any more; `InvalidInput` for a transaction in another file; `Closed` in a forked

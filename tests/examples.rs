@@ -1,5 +1,9 @@
 //! Every example runs, ends well and prints its proof.
 
+#[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+#[path = "common/servers/mod.rs"]
+mod servers;
+
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -9,8 +13,19 @@ use std::thread;
 use std::time::Duration;
 
 /// Whoever adds an example names it here and runs it below.
-const EXAMPLES: [&str; 8] =
-    ["batch_job", "election", "fenced_write", "hand_over", "hello", "lost_lock", "observer", "shared_readers"];
+const EXAMPLES: [&str; 11] = [
+    "batch_job",
+    "election",
+    "fenced_dynamodb",
+    "fenced_mongodb",
+    "fenced_spanner",
+    "fenced_write",
+    "hand_over",
+    "hello",
+    "lost_lock",
+    "observer",
+    "shared_readers",
+];
 /// No example takes more than a few seconds; one that hangs shall not hang the tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -39,8 +54,14 @@ fn binary(name: &str) -> PathBuf {
 }
 
 fn run(name: &str, args: &[&str]) -> Ran {
+    run_with(name, args, &[])
+}
+
+/// The same, with this in its environment.
+fn run_with(name: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
     let mut child = Command::new(binary(name))
         .args(args)
+        .envs(env.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -73,13 +94,16 @@ fn every_example_is_run() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let mut found: Vec<String> = fs::read_dir(folder)
         .expect("there are examples")
-        .map(|entry| entry.expect("a file").path().file_stem().expect("a name").to_string_lossy().into_owned())
+        .map(|entry| entry.expect("a file").path())
+        .filter(|path| path.is_file())
+        .map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned())
         .collect();
     found.sort();
     assert_eq!(found, EXAMPLES, "add the new example to EXAMPLES and a test that runs it");
     let tests = include_str!("examples.rs");
     for example in EXAMPLES {
-        assert!(tests.contains(&format!("run(\"{example}\"")), "no test runs {example}");
+        let is_run = ["run", "run_with"].iter().any(|run| tests.contains(&format!("{run}(\"{example}\"")));
+        assert!(is_run, "no test runs {example}");
     }
 }
 
@@ -116,6 +140,60 @@ fn election() {
 #[cfg(all(unix, feature = "sqlite"))]
 fn fenced_write() {
     run("fenced_write", &[]).proves("the woken holder's transaction was refused, and the rival's text stands");
+}
+
+#[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+mod fenced {
+    use super::*;
+
+    const PROOF: &str = "the woken holder's transaction was refused, and the rival's text stands";
+
+    /// A name that no other run has.
+    fn unique() -> String {
+        format!("example-{}", std::process::id())
+    }
+
+    #[track_caller]
+    fn asks_for(ran: &Ran, what: &str) {
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{}", ran.stderr);
+        assert!(ran.stderr.contains(what), "{}", ran.stderr);
+    }
+
+    #[test]
+    #[cfg(feature = "dynamodb")]
+    fn dynamodb() {
+        asks_for(&run("fenced_dynamodb", &[]), "name a table: fenced_dynamodb TABLE");
+        let Some(endpoint) = servers::dynamodb_local() else { return };
+        let env = [
+            ("AWS_ENDPOINT_URL", endpoint.as_str()),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ];
+        run_with("fenced_dynamodb", &[&unique()], &env).proves(PROOF);
+    }
+
+    #[test]
+    #[cfg(feature = "mongodb")]
+    fn mongodb() {
+        asks_for(&run("fenced_mongodb", &[]), "name a database: fenced_mongodb 'mongodb://");
+        let Some(server) = servers::mongod() else { return };
+        let (hosts, query) = server.split_once("/?").unwrap_or((server.trim_end_matches('/'), ""));
+        run("fenced_mongodb", &[&format!("{hosts}/{}?{query}", unique())]).proves(PROOF);
+    }
+
+    #[test]
+    #[cfg(feature = "spanner")]
+    fn spanner() {
+        asks_for(&run("fenced_spanner", &[]), "name a database: fenced_spanner projects/");
+        let Some(host) = servers::spanner_emulator() else { return };
+        let table = "CREATE TABLE report (id INT64 NOT NULL, text STRING(MAX)) PRIMARY KEY (id)";
+        let source = include_str!("../examples/fenced_spanner.rs");
+        assert!(source.contains(table), "the example tells another table");
+        let create = format!("{{\"createStatement\": \"CREATE DATABASE report\", \"extraStatements\": [\"{table}\"]}}");
+        let path = servers::spanner::make_database(&host, "examples", &unique(), "report", &create);
+        run_with("fenced_spanner", &[&path], &[("SPANNER_EMULATOR_HOST", &host)]).proves(PROOF);
+    }
 }
 
 #[test]

@@ -106,6 +106,14 @@ fn an_idle_waiter_is_woken_seldom() {
             let idle = woken_a_second(&format!("idle on {}", store.name), || std::thread::sleep(millis(2000)));
             // Ten looks a second at the file that nobody writes to, and one of each thread.
             assert!(idle < 25.0, "{idle} on {}", store.name);
+            let writes = || {
+                for n in 0..10 {
+                    drop(other.lock(&format!("other-{n}")).expect("a lock"));
+                    std::thread::sleep(millis(200));
+                }
+            };
+            let busy = woken_a_second(&format!("with ten writes on {}", store.name), writes);
+            assert!(busy < 100.0, "{busy} on {}", store.name);
             other.release(&held).expect("a release");
             assert!(waiting.join().expect("a waiter").is_ok());
         }

@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo bench --bench stores --features _internals    # all stores that are compiled in
 //! cargo bench --bench stores --features _internals -- --rounds 10000
-//! cargo bench --bench stores --features _internals -- --only calls          # or: waits, many, hop
+//! cargo bench --bench stores --features _internals -- --only calls          # or: waits, many, fenced, hop
 //! cargo bench --bench stores --features _internals -- --many 10000 --seconds 60
 //! cargo bench --bench stores --features _internals,dynamodb -- --store dynamodb
 //! cargo bench --bench stores --features _internals,spanner -- --store spanner
@@ -13,6 +13,9 @@
 //! Only the ratios and differences of one run mean something: the machine's load moves both sides.
 
 mod calls;
+#[path = "../../tests/fenced/data/mod.rs"]
+mod data;
+mod fenced;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 mod hidden;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
@@ -44,6 +47,7 @@ struct Args {
     rounds: usize,
     waits: usize,
     many: usize,
+    fenced: u64,
     seconds: u64,
     only: Option<String>,
     store: Option<String>,
@@ -52,13 +56,13 @@ struct Args {
 fn main() {
     let mut args = std::env::args().skip(1);
     // `cargo bench` says so; `cargo test --benches` does not, and only wants to see that it runs.
-    let mut parsed = Args { rounds: 20, waits: 1, many: 20, seconds: 1, only: None, store: None };
+    let mut parsed = Args { rounds: 20, waits: 1, many: 20, fenced: 1, seconds: 1, only: None, store: None };
     let mut told: Vec<(String, String)> = Vec::new();
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "--bench" => parsed = Args { rounds: 4000, waits: 20, many: 500, seconds: 5, ..parsed },
+            "--bench" => parsed = Args { rounds: 4000, waits: 20, many: 500, fenced: 30, seconds: 5, ..parsed },
             "--child" => return waits::child(args),
-            "--rounds" | "--waits" | "--many" | "--seconds" | "--only" | "--store" => {
+            "--rounds" | "--waits" | "--many" | "--fenced" | "--seconds" | "--only" | "--store" => {
                 let value = args.next().unwrap_or_else(|| panic!("{arg} needs a value"));
                 told.push((arg, value));
             }
@@ -72,6 +76,7 @@ fn main() {
             "--rounds" => parsed.rounds = number(),
             "--waits" => parsed.waits = number(),
             "--many" => parsed.many = number(),
+            "--fenced" => parsed.fenced = number() as u64,
             "--seconds" => parsed.seconds = number() as u64,
             "--store" => parsed.store = Some(value),
             _ => parsed.only = Some(value),
@@ -99,6 +104,9 @@ fn run(args: &Args) {
         }
         if wanted("many") {
             many::measure(&store, args.many, args.seconds, &mut table);
+        }
+        if wanted("fenced") {
+            fenced::measure(&store, args.fenced, &mut table);
         }
     }
     table.print();

@@ -14,6 +14,7 @@ use leasehold::dynamodb::aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, 
 use leasehold::internals::rt::driver::Driver;
 use leasehold::{ClientBuilder, LockClient};
 
+use super::data::dynamodb::Items;
 use super::hidden::{hidden, soon};
 use super::proxy::{Mode, Proxy, Rule};
 use super::servers::dynamodb_local;
@@ -60,10 +61,20 @@ fn config(endpoint: &str) -> SdkConfig {
         .build()
 }
 
+/// The table and the endpoint, if it is one of our URLs.
+fn named(url: &str) -> Option<(&str, &str)> {
+    url.strip_prefix(SCHEME)?.split_once("?endpoint=")
+}
+
+/// Items of a user's own in the table of the locks.
+pub fn data(url: &str) -> Items {
+    let (table, endpoint) = named(url).expect("one of our URLs");
+    Items::new(&config(endpoint), table)
+}
+
 /// A client for one of our URLs.
 pub fn builder(url: &str) -> ClientBuilder {
-    let named = url.strip_prefix(SCHEME).and_then(|rest| rest.split_once("?endpoint="));
-    match named {
+    match named(url) {
         Some((table, endpoint)) => leasehold::dynamodb::builder(config(endpoint), table),
         None => LockClient::builder(url),
     }

@@ -9,6 +9,7 @@ use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::{Acknowledgment, ClientOptions, ReturnDocument, WriteConcern};
 use leasehold::mongodb::driver::{Client, Collection};
 
+use super::data::mongodb::Texts;
 use super::hidden::{hidden, soon};
 use super::servers::mongod;
 use super::store::{Call, Raw, Store, builder};
@@ -24,6 +25,12 @@ pub fn store() -> Option<Store> {
     builder(&url).connect().expect("the server").create_schema().expect("a collection");
     let raw = RawMongodb::new(&server, &collection);
     Some(Store::new("mongodb", url, Some(Box::new(raw)), true))
+}
+
+/// A collection of a user's own beside the one of the locks.
+pub fn data(url: &str) -> Texts {
+    let (uri, collection) = url.split_once("&collection=").expect("one of our URLs");
+    Texts::new(uri, DATABASE, &format!("{collection}-texts"))
 }
 
 struct RawMongodb {

@@ -15,8 +15,9 @@ use sdk::mutation::{Mutation, WriteBuilder};
 use sdk::statement::Statement;
 use sdk::transaction::ReadWriteTransaction;
 
+use super::data::spanner as data;
 use super::hidden::{hidden, soon};
-use super::servers::spanner::rest;
+use super::servers::spanner::{make_database, rest};
 use super::servers::spanner_emulator;
 use super::store::{Call, Raw, Store};
 
@@ -28,22 +29,11 @@ const COMMIT: &str = "spanner.commit_timestamp()";
 pub fn store() -> Option<Store> {
     let host = spanner_emulator()?;
     let instance = format!("bench-{}", std::process::id());
-    let made = |path: String, body: String| {
-        let answer = rest(&host, "POST", &path, &body).expect("the emulator");
-        assert_eq!(answer.0, 200, "{}", answer.1);
-    };
-    let instances = "/v1/projects/bench/instances";
-    let config = "\"config\": \"projects/bench/instanceConfigs/emulator-config\", \"displayName\": \"bench\"";
-    made(
-        instances.to_owned(),
-        format!("{{\"instanceId\": \"{instance}\", \"instance\": {{{config}, \"nodeCount\": 1}}}}"),
-    );
-    let create = "{\"createStatement\": \"CREATE DATABASE bench\"}".to_owned();
-    made(format!("{instances}/{instance}/databases"), create);
-    let path = format!("projects/bench/instances/{instance}/databases/bench");
+    let create = "{\"createStatement\": \"CREATE DATABASE bench\"}";
+    let path = make_database(&host, "bench", &instance, "bench", create);
     let url = format!("{SCHEME}{path}@{host}");
     let schema = builder(&url).connect().expect("the emulator").schema().expect("the statements");
-    let statements: Vec<&str> = schema.trim_end_matches(';').split(";\n").collect();
+    let statements: Vec<&str> = schema.trim_end_matches(';').split(";\n").chain([data::SCHEMA]).collect();
     let body = serde_json::json!({ "statements": statements }).to_string();
     let (status, answer) = rest(&host, "PATCH", &format!("/v1/{path}/ddl"), &body).expect("the emulator");
     assert_eq!(status, 200, "{answer}");
@@ -55,9 +45,20 @@ fn settings(host: &str) -> SpannerBuilder {
     Client::builder().with_endpoint(format!("http://{host}")).with_channel_pool(StaticChannelPoolConfig::new(1))
 }
 
+/// The database and the emulator, if it is one of our URLs.
+fn named(url: &str) -> Option<(&str, &str)> {
+    url.strip_prefix(SCHEME)?.split_once('@')
+}
+
+/// A table of a user's own beside the one of the locks.
+pub fn data(url: &str) -> data::Table {
+    let (path, host) = named(url).expect("one of our URLs");
+    data::Table::new(settings(host), path)
+}
+
 /// A client for one of our URLs.
 pub fn builder(url: &str) -> ClientBuilder {
-    match url.strip_prefix(SCHEME).and_then(|rest| rest.split_once('@')) {
+    match named(url) {
         Some((path, host)) => leasehold::spanner::builder(settings(host), path, TABLE),
         None => LockClient::builder(url),
     }

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags, params};
 
+use super::data::sqlite::Table;
 use super::store::{Call, Raw};
 
-const TABLE: &str = "\
+const SCHEMA: &str = "\
 PRAGMA journal_mode = WAL;
 CREATE TABLE locks (key BLOB PRIMARY KEY, kind TEXT NOT NULL, token INTEGER NOT NULL, version INTEGER NOT NULL, \
 clock TEXT NOT NULL, sightings TEXT, grant_id TEXT, lock_id TEXT, owner TEXT, host TEXT, comment TEXT, \
@@ -29,6 +30,11 @@ const CLOCK: &str = "6f1b6a55-1c1e-4a58-9d51-3d0a0b7f2d11:time:[4026531834]";
 const GRANT: &str = "0d0a2f2c-3a69-4f3e-8d0f-5f1c8d3c2b1a";
 const OWNER: &str = "some-host:12345:stores";
 
+/// A table of a user's own in the file of the locks.
+pub fn data(url: &str) -> Table {
+    Table::new(Path::new(url.strip_prefix("sqlite:").expect("one of our URLs")))
+}
+
 pub struct RawSqlite {
     conn: Connection,
     token: i64,
@@ -37,7 +43,7 @@ pub struct RawSqlite {
 impl RawSqlite {
     pub fn new(path: &Path) -> Self {
         let made = Connection::open(path).expect("the raw file");
-        made.execute_batch(TABLE).expect("the raw table");
+        made.execute_batch(SCHEMA).expect("the raw table");
         drop(made);
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let mut raw = RawSqlite { conn: Connection::open_with_flags(path, flags).expect("the raw file"), token: 1 };

@@ -15,7 +15,7 @@ use sdk::mutation::Mutation;
 use sdk::statement::Statement;
 use sdk::value::Value;
 
-use super::servers::spanner::rest;
+use super::servers::spanner::{make_database, rest};
 use super::servers::spanner_emulator;
 use super::stores::{soon, unique};
 
@@ -47,16 +47,7 @@ impl Database {
     /// In the emulator at `host`, made by this request; its name must be `locks`.
     pub fn made_by(host: &str, request: &str) -> Database {
         let instance = format!("i{}", &unique().replace('-', "")[..20]);
-        let body = format!(
-            "{{\"instanceId\": \"{instance}\", \"instance\": {{\"config\": \"projects/tests/instanceConfigs/\
-             emulator-config\", \"displayName\": \"tests\", \"nodeCount\": 1}}}}"
-        );
-        let instances = "/v1/projects/tests/instances";
-        let made = rest(host, "POST", instances, &body).unwrap();
-        assert_eq!(made.0, 200, "{}", made.1);
-        let made = rest(host, "POST", &format!("{instances}/{instance}/databases"), request).unwrap();
-        assert_eq!(made.0, 200, "{}", made.1);
-        let path = format!("projects/tests/instances/{instance}/databases/locks");
+        let path = make_database(host, "tests", &instance, "locks", request);
         Database { host: host.to_owned(), path }
     }
 

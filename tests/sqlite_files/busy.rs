@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::internals::backend::sqlite::Sqlite;
-use leasehold::internals::backend::{Backend, Released, Swapped, Which};
+use leasehold::internals::backend::{Acquired, Backend, Released, Swapped, Which};
 use leasehold::internals::rt::deadline::Deadline;
 use leasehold::{CancelToken, ErrorKind};
 
@@ -45,6 +45,18 @@ fn every_write_keeps_its_deadline_and_writes_nothing() {
     let mut mine = attempt("k", "a");
     granted(&store, &mut mine);
     assert!(matches!(store.release(&mut mine, false, &soon()).unwrap(), Released::Done));
+}
+
+#[test]
+fn a_refusal_waits_for_no_writer() {
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    granted(&store, &mut attempt("k", "a"));
+    let writer = raw(&folder.file());
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let answer = store.acquire(&mut attempt("k", "b"), &soon()).unwrap();
+    assert!(matches!(answer, Acquired::Refused(_)), "{answer:?}");
+    writer.execute_batch("COMMIT").unwrap();
 }
 
 #[test]

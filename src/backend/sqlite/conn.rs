@@ -123,7 +123,17 @@ pub(super) fn busy_retried<T>(
     }
 }
 
-/// A write transaction; rolled back when dropped.
+/// How a transaction begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// As the one writer, which waits for the others.
+    Write,
+    /// As a reader, which waits for nobody and whom nobody waits for. Its first write is busy when somebody else
+    /// writes, or has written since it read: then all of it has to begin anew, to write.
+    Read,
+}
+
+/// A transaction; rolled back when dropped.
 #[derive(Debug)]
 pub(super) struct Tx<'a> {
     conn: &'a Connection,
@@ -131,13 +141,21 @@ pub(super) struct Tx<'a> {
 }
 
 impl<'a> Tx<'a> {
-    /// Begins at once as a writer: beginning as a reader and writing later fails without waiting when
-    /// somebody wrote in between. Also tells whether it had to wait.
-    pub(super) fn begin(conn: &'a Connection, path: &'a Path, by: &Deadline) -> Result<(Tx<'a>, bool), SqliteError> {
+    /// Also tells whether it had to wait.
+    pub(super) fn begin(
+        conn: &'a Connection,
+        how: Begin,
+        path: &'a Path,
+        by: &Deadline,
+    ) -> Result<(Tx<'a>, bool), SqliteError> {
+        let sql = match how {
+            Begin::Write => "BEGIN IMMEDIATE",
+            Begin::Read => "BEGIN",
+        };
         let mut tries = 0_u32;
         busy_retried(path, by, "begin a transaction", || {
             tries += 1;
-            run(conn, path, "begin a transaction", "BEGIN IMMEDIATE")
+            run(conn, path, "begin a transaction", sql)
         })?;
         Ok((Tx { conn, path }, tries > 1))
     }

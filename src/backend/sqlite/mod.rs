@@ -1,8 +1,9 @@
 //! A store in an SQLite file, for the processes of one host.
 //!
-//! Atomic: `BEGIN IMMEDIATE`, read, pure transition, write, `COMMIT`. Clock: the host's boot-time clock, which
-//! all its processes share; `boot` says how holders of an earlier boot are dealt with. What issues a token is
-//! on disk before the answer. Nothing is unanswered but a commit that failed with an I/O error.
+//! Atomic: `BEGIN IMMEDIATE`, read, pure transition, write, `COMMIT`. An acquisition begins as a reader, so that a
+//! refusal neither waits for a writer nor is one, and anew as a writer if another one came in between. Clock: the
+//! host's boot-time clock, which all its processes share; `boot` says how holders of an earlier boot are dealt with.
+//! What issues a token is on disk before the answer. Nothing is unanswered but a commit that failed with an I/O error.
 //!
 //! A file that was removed or replaced while it is open is no store any more: acquire and swap fail, renew
 //! says lost, release and the reading of one key find nothing. Copying a backup *into* the open file is not
@@ -43,7 +44,7 @@ mod tests;
 mod watch;
 
 use boot::Here;
-use conn::{Durability, Tx, Writer};
+use conn::{Begin, Durability, Tx, Writer};
 use error::SqliteError;
 use row::Row;
 use watch::Watch;
@@ -155,18 +156,20 @@ impl Sqlite {
         Seen { record, now: times.now, stamp: times.stamp, native: None }
     }
 
-    /// Runs `work` in a write transaction on the file that stands at the path.
+    /// Runs `work` in a transaction on the file that stands at the path; again if it began as a reader and could
+    /// not write.
     fn write<T>(
         &self,
+        begin: Begin,
         durability: Durability,
         by: &Deadline,
-        work: impl FnOnce(&Tx<'_>) -> Result<T, SqliteError>,
+        mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
-        let run = || {
+        let mut run = |begin| {
             let mut writer = conn::lock(&self.writer, &self.place.path, by)?;
             self.place.check()?;
             writer.promise(durability, &self.place.path, by)?;
-            let (tx, waited) = Tx::begin(&writer, &self.place.path, by)?;
+            let (tx, waited) = Tx::begin(&writer, begin, &self.place.path, by)?;
             if waited {
                 self.place.check()?;
             }
@@ -176,7 +179,13 @@ impl Sqlite {
                 Some(error) => Written::Unknown(error),
             })
         };
-        run().map_err(|error| explained(error, &self.place.path))
+        let written = match run(begin) {
+            Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
+                run(Begin::Write)
+            }
+            written => written,
+        };
+        written.map_err(|error| explained(error, &self.place.path))
     }
 
     /// One transition on one key. A holder that stands with times of another clock and is spoken for by
@@ -190,7 +199,9 @@ impl Sqlite {
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        let written = self.write(durability, by, |tx| {
+        // An acquisition is the one that others refuse.
+        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
+        let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.place.path, key)?;
             let times = self.place.times();
             let here = self.place.here(&times);
@@ -326,7 +337,7 @@ impl Backend for Sqlite {
         let key = &seen.record.key;
         let issues_token = new.is_some_and(|new| new.token > seen.record.token);
         let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
-        let written = self.write(durability, by, |tx| {
+        let written = self.write(Begin::Write, durability, by, |tx| {
             let (format, stands) = Row::read(tx, &self.place.path, key)?;
             if stands.version != seen.record.version || stands.token != seen.record.token {
                 return Ok(Swapped::Changed);

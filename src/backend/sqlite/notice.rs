@@ -75,7 +75,12 @@ mod system {
             };
             let mut both = [self.bell.0.as_fd(), writes.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             let _ = poll(&mut both, timeout(limit));
-            // All that came so far.
+            self.take_writes()
+        }
+
+        /// Takes the notices of all writes that came so far; tells whether there were any.
+        pub fn take_writes(&self) -> bool {
+            let Some(writes) = &self.writes else { return false };
             std::iter::from_fn(|| writes.read_events().ok()).take_while(|events| !events.is_empty()).count() > 0
         }
 
@@ -130,6 +135,11 @@ mod system {
         /// Waits for the bell, or so long, or for a write; tells whether one came.
         pub fn wait_for_write(&self, limit: Duration) -> bool {
             self.wait(limit);
+            false
+        }
+
+        /// Takes the notices of all writes that came so far; tells whether there were any.
+        pub fn take_writes(&self) -> bool {
             false
         }
 

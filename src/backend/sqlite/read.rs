@@ -6,7 +6,7 @@ use std::time::Instant;
 use rusqlite::params_from_iter;
 use rusqlite::types::ValueRef;
 
-use super::conn::{self, Durability, Tx};
+use super::conn::{self, Begin, Durability, Tx};
 use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
@@ -131,7 +131,7 @@ impl Sqlite {
         self.place.check()?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.place.path, &now)?;
-        let (tx, _) = Tx::begin(&writer, &self.place.path, &now)?;
+        let (tx, _) = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
                 row.write_sightings(&tx, &self.place.path, sightings)?;

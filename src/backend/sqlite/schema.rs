@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::conn::{Tx, busy_retried};
+use super::conn::{Begin, Tx, busy_retried};
 use super::error::SqliteError;
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::rt::deadline::Deadline;
@@ -123,7 +123,7 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<()
     if ready {
         return Ok(());
     }
-    let (tx, _) = Tx::begin(conn, path, by)?;
+    let (tx, _) = Tx::begin(conn, Begin::Write, path, by)?;
     if !is_ready(&tx, path)? {
         let set = format!("{TABLE}; PRAGMA user_version = {}", user_version_to_set(&tx, path)?);
         tx.execute_batch(&set).map_err(|e| failed(path, "create the table", e))?;

@@ -138,6 +138,10 @@ impl Eye {
         loop {
             if written.is_some() || !self.notice.is_told() {
                 self.notice.wait(PAUSE.max(spent * SHARE));
+                // A commit makes several writes; the last ones may be noticed after it was seen.
+                if self.notice.take_writes() {
+                    written = written.map(|(_, seen)| (Instant::now(), seen));
+                }
             } else if self.notice.wait_for_write(IDLE) {
                 written = Some((Instant::now(), false));
                 self.notice.wait(COMMIT);

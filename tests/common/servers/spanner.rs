@@ -103,3 +103,19 @@ pub fn rest(host: &str, method: &str, path: &str, body: &str) -> Option<(u16, St
     let status = head.split_whitespace().nth(1)?.parse().ok()?;
     Some((status, body.to_owned()))
 }
+
+/// A database in a new instance of the emulator at `host`, made by this request. Its path.
+pub fn make_database(host: &str, project: &str, instance: &str, database: &str, create: &str) -> String {
+    let post = |path: &str, body: &str| {
+        let (status, answer) = rest(host, "POST", path, body).expect("the emulator");
+        assert_eq!(status, 200, "{answer}");
+    };
+    let (instances, config) = (format!("projects/{project}/instances"), format!("projects/{project}/instanceConfigs"));
+    let body = format!(
+        "{{\"instanceId\": \"{instance}\", \"instance\": {{\"config\": \"{config}/emulator-config\", \
+         \"displayName\": \"{project}\", \"nodeCount\": 1}}}}"
+    );
+    post(&format!("/v1/{instances}"), &body);
+    post(&format!("/v1/{instances}/{instance}/databases"), create);
+    format!("{instances}/{instance}/databases/{database}")
+}
