@@ -1,6 +1,5 @@
 //! What can go wrong here: the one place that says what an answer of the server means.
 
-
 use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, WriteFailure};
 
 use crate::backend::cause::Cause;

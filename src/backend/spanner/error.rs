@@ -1,6 +1,5 @@
 //! What can go wrong here: the one place that says what an answer of the service means.
 
-
 use google_cloud_spanner::Error as SdkError;
 
 use crate::backend::cause::Cause;
