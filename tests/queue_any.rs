@@ -144,6 +144,7 @@ fn a_told_wait_makes_one_look_at_each_key() {
     assert_eq!(bench.faults.count(Call::Read), reads, "an idle wait asks");
     drop(held.remove(2));
     assert_eq!(any.join().unwrap().unwrap().key(), "c");
+    assert_eq!(bench.faults.count(Call::Read), reads + 1, "it looked at what was not told");
 }
 
 #[test]
@@ -202,4 +203,23 @@ fn asking_once_gives_each_key_its_time_and_ends_with_one_that_takes_all_of_it() 
     let error = client.request_any(KEYS).in_order().try_lock().unwrap_err();
     assert_eq!((error.kind(), error.key()), (ErrorKind::Ambiguous, Some("a")));
     assert_eq!(bench.faults.count(Call::Acquire), asked + 1, "it took longer than a request may");
+}
+
+#[test]
+fn where_others_stand_before_it_it_takes_nothing() {
+    for _ in 0..8 {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let poll = Duration::from_millis(20);
+        let client = bench.builder().poll(poll..=poll).connect().unwrap();
+        let [a, b, c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+        let early = one(&client, "a");
+        let any = any(&client, [1, 0, 0], &CancelToken::new());
+        drop(a);
+        wait_until(|| early.is_finished() || any.is_finished());
+        assert!(!any.is_finished(), "it overtook who came first");
+        let early = early.join().unwrap().unwrap();
+        drop((b, c));
+        assert_ne!(any.join().unwrap().unwrap().key(), early.key());
+    }
 }
