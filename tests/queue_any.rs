@@ -223,3 +223,17 @@ fn where_others_stand_before_it_it_takes_nothing() {
         assert_ne!(any.join().unwrap().unwrap().key(), early.key());
     }
 }
+
+#[test]
+fn what_the_store_refuses_while_it_waits_ends_the_call() {
+    let bench = Bench::new();
+    bench.faults.never_wakes();
+    let poll = Duration::from_millis(20);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let [a, _b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let any = any(&client, [0; 3], &CancelToken::new());
+    bench.faults.next(Call::Acquire, Fault::Refuse);
+    drop(a);
+    let error = any.join().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
+}
