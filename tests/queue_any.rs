@@ -159,7 +159,7 @@ fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
         }
         let any = any(&client, [0; 3], &CancelToken::new());
         // Between two rounds of looks.
-        wait_until(|| bench.faults.count(Call::Read) >= 3 && bench.faults.count(Call::Read) % 3 == 0);
+        wait_until(|| bench.faults.count(Call::Read) >= 3 && bench.faults.count(Call::Read).is_multiple_of(3));
         bench.clock.advance(HOUR);
         assert_eq!(any.join().unwrap().unwrap().key(), "a");
     }
