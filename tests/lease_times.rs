@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use common::asks::*;
 use leasehold::internals::lease::backoff::{poll_delay, retry_delay, told_delay, with_jitter};
-use leasehold::internals::lease::{End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime, transition};
+use leasehold::internals::lease::group::{GroupAnswer, renew_group};
+use leasehold::internals::lease::{Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime, transition};
 
 #[test]
 fn store_time_adds_and_stops_at_its_ends() {
@@ -161,4 +162,12 @@ fn a_change_frees_when_a_holder_goes_or_an_end_moves_back() {
     ] {
         assert_eq!(frees(&before, &after), right, "{before:?} to {after:?}");
     }
+}
+
+#[test]
+fn a_group_is_renewed_with_a_second_left_and_not_with_less() {
+    let record = held(&[Ask { lease: ms(5000), ..exclusive("a") }]);
+    let renew = |time| renew_group(&record, "id of a", Lease::For(ms(9000)), &now(time)).answer;
+    assert!(matches!(renew(4000), GroupAnswer::Renewed(_)));
+    assert!(matches!(renew(4001), GroupAnswer::TooLate(..)));
 }

@@ -144,4 +144,96 @@ fn a_told_wait_makes_one_look_at_each_key() {
     assert_eq!(bench.faults.count(Call::Read), reads, "an idle wait asks");
     drop(held.remove(2));
     assert_eq!(any.join().unwrap().unwrap().key(), "c");
+    assert_eq!(bench.faults.count(Call::Read), reads + 1, "it looked at what was not told");
+}
+
+#[test]
+fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
+    for _ in 0..8 {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let poll = Duration::from_millis(50);
+        let client = bench.builder().poll(poll..=poll).connect().unwrap();
+        for key in KEYS {
+            bench.rival().request(key).acquire().unwrap();
+        }
+        let any = any(&client, [0; 3], &CancelToken::new());
+        // Between two rounds of looks.
+        wait_until(|| bench.faults.count(Call::Read) >= 3 && bench.faults.count(Call::Read).is_multiple_of(3));
+        bench.clock.advance(HOUR);
+        assert_eq!(any.join().unwrap().unwrap().key(), "a");
+    }
+}
+
+#[test]
+fn data_is_asked_for_without_standing_back() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = bench.rival().lock("a").unwrap();
+    let waiting = one(&client, "a");
+    let asked = bench.faults.count(Call::Acquire);
+    assert_eq!(client.request_any(["a"]).acquire().unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(bench.faults.count(Call::Acquire), asked + 1);
+    client.close().unwrap();
+    assert!(waiting.join().unwrap().is_err());
+    drop(held);
+}
+
+#[test]
+fn what_the_store_refuses_ends_the_call_whatever_the_other_keys_would_say() {
+    let bench = Bench::new();
+    bench.faults.next(Call::Acquire, Fault::Refuse);
+    let error = bench.client().request_any(["a", "b"]).in_order().try_lock().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
+}
+
+#[test]
+fn asking_once_gives_each_key_its_time_and_ends_with_one_that_takes_all_of_it() {
+    let bench = Bench::new();
+    let client = bench.builder().request_timeout(Duration::from_millis(500)).connect().unwrap();
+    let held = ["a", "b"].map(|key| bench.rival().lock(key).unwrap());
+    for _ in 0..2 {
+        bench.faults.next(Call::Acquire, Fault::Delay(Duration::from_millis(300)));
+    }
+    let guard = client.request_any(KEYS).in_order().try_lock().unwrap();
+    assert_eq!(guard.map(|guard| guard.key().to_owned()).as_deref(), Some("c"));
+    drop(held);
+    let asked = bench.faults.count(Call::Acquire);
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    let error = client.request_any(KEYS).in_order().try_lock().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Ambiguous, Some("a")));
+    assert_eq!(bench.faults.count(Call::Acquire), asked + 1, "it took longer than a request may");
+}
+
+#[test]
+fn where_others_stand_before_it_it_takes_nothing() {
+    for _ in 0..8 {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let poll = Duration::from_millis(20);
+        let client = bench.builder().poll(poll..=poll).connect().unwrap();
+        let [a, b, c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+        let early = one(&client, "a");
+        let any = any(&client, [1, 0, 0], &CancelToken::new());
+        drop(a);
+        wait_until(|| early.is_finished() || any.is_finished());
+        assert!(!any.is_finished(), "it overtook who came first");
+        let early = early.join().unwrap().unwrap();
+        drop((b, c));
+        assert_ne!(any.join().unwrap().unwrap().key(), early.key());
+    }
+}
+
+#[test]
+fn what_the_store_refuses_while_it_waits_ends_the_call() {
+    let bench = Bench::new();
+    bench.faults.never_wakes();
+    let poll = Duration::from_millis(20);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let [a, _b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let any = any(&client, [0; 3], &CancelToken::new());
+    bench.faults.next(Call::Acquire, Fault::Refuse);
+    drop(a);
+    let error = any.join().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
 }

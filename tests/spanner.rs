@@ -16,9 +16,10 @@ mod table;
 use std::time::Duration;
 
 use leasehold::internals::backend::spanner::Spanner;
-use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
-use leasehold::internals::lease::{Ask, Holder, Labels, Lease, Mode};
+use leasehold::internals::backend::{Attempt, Backend, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::lease::{Holder, Lease, Mode};
 
+use common::calls::{self, acquired, refused};
 use common::stores::soon;
 
 /// A test that needs the server.
@@ -35,18 +36,7 @@ const LEASE: Duration = Duration::from_secs(60);
 const RENEWAL: Renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
 
 fn attempt(key: &str, mode: Mode) -> Attempt {
-    let grant = GrantForm::Uuid.fresh();
-    let ask = Ask {
-        lock_id: format!("id {}", grant.as_str()),
-        labels: Labels { owner: format!("owner {}", grant.as_str()), host: None, comment: None },
-        grant,
-        mode,
-        lease: LEASE,
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    };
-    Attempt::new(key, ask)
+    calls::attempt(GrantForm::Uuid, key, mode)
 }
 
 fn exclusive(key: &str) -> Attempt {
@@ -59,18 +49,7 @@ fn shared(key: &str) -> Attempt {
 
 #[track_caller]
 fn granted(store: &Spanner, attempt: &mut Attempt) -> Holder {
-    match store.acquire(attempt, &soon()) {
-        Ok(Acquired::Granted { holder, .. }) => holder,
-        other => panic!("{:?} was not granted: {other:?}", attempt.key),
-    }
-}
-
-#[track_caller]
-fn refused(store: &Spanner, attempt: &mut Attempt) -> Seen {
-    match store.acquire(attempt, &soon()) {
-        Ok(Acquired::Refused(seen)) => seen,
-        other => panic!("{:?} was not refused: {other:?}", attempt.key),
-    }
+    acquired(store, attempt).0
 }
 
 fn get(store: &Spanner, key: &str) -> Seen {

@@ -35,6 +35,8 @@ use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime
 use crate::rt::clock::BootTime;
 use crate::rt::deadline::Deadline;
 
+#[cfg(feature = "_async")]
+mod cause;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 pub mod fault;

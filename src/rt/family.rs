@@ -235,6 +235,13 @@ impl Family {
         first.iter().for_each(|first| first.wait_for_end(half));
         let released = self.release_all(soon, by);
         self.wait_for_obtaining(soon);
+        self.end_background(soon, by);
+        self.watcher.close(by);
+        released
+    }
+
+    /// What was given up without an answer has until `soon`.
+    fn end_background(&self, soon: Instant, by: Instant) {
         let background = std::mem::take(&mut *self.background.lock());
         for thread in &background {
             thread.wait_until(soon);
@@ -244,8 +251,6 @@ impl Family {
             thread.join_by(by);
         }
         self.hub.close(by);
-        self.watcher.close(by);
-        released
     }
 
     /// Releases every guard until `soon`, and waits for it until `by`: a store that hangs against its
@@ -317,17 +322,9 @@ impl Drop for Family {
         self.closing.cancel();
         let now = Instant::now();
         let by = far_from(now, self.options.drop_timeout);
-        // What was given up without an answer has this time, less a moment to end.
+        // What is asked to end needs a moment to do so.
         let soon = by - by.saturating_duration_since(now) / 10;
-        let background = std::mem::take(self.background.get_mut());
-        for thread in &background {
-            thread.wait_until(soon);
-        }
-        self.stop.cancel();
-        for thread in background {
-            thread.join_by(by);
-        }
-        self.hub.close(by);
+        self.end_background(soon, by);
     }
 }
 

@@ -4,28 +4,14 @@
 use super::*;
 use crate::backend::memory::Memory;
 use crate::backend::{Acquired, Released};
-use crate::lease::Labels;
 use crate::observer::Observer;
 use crate::rt::deadline::Deadline;
-use crate::rt::orders::{self, all_orders};
-use crate::rt::want::Wanted;
+use crate::rt::orders::{self, LEASE, all_orders, wanted};
+use crate::rt::queue::{May, Ticket};
 use std::time::Instant;
 
-const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than any step takes.
 const SLACK: Duration = Duration::from_secs(60);
-
-fn wanted() -> Wanted {
-    Wanted {
-        key: "k".to_owned(),
-        mode: Mode::Exclusive,
-        lock_id: None,
-        labels: Labels { owner: "o".to_owned(), host: None, comment: None },
-        max_holders: None,
-        replace_same_owner: false,
-        terms: Terms { lease: Lease::For(HOUR), heartbeat: HOUR / 3, margin: HOUR / 10, ends_at: None },
-    }
-}
 
 /// What was told.
 #[derive(Default)]
@@ -61,6 +47,8 @@ enum Actor {
     Passes(Duration),
     /// Asks for the lock once.
     Rival,
+    /// Stands in the line of this process: takes what was handed over, or asks once, and goes.
+    Waits,
     /// Ends the grant in the store, whoever holds it.
     Operator,
     Done,
@@ -80,6 +68,7 @@ struct World {
     /// Ended on order: the holder learns of it at its next heartbeat.
     is_ordered: bool,
     rival: Option<Attempt>,
+    ticket: Option<Ticket>,
 }
 
 impl World {
@@ -87,12 +76,12 @@ impl World {
         let clock = Clock::system();
         let store = Arc::new(Memory::open("", clock.clone()));
         let told = Arc::<Told>::default();
-        let mut attempt = wanted().attempt(store.info().grant_form.fresh(), HOUR, None);
+        let mut attempt = wanted().attempt(store.info().grant_form.fresh(), LEASE, None);
         let sent = clock.now();
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
             panic!("it is free")
         };
-        let held_until = local_end(sent, holder.until, now) - HOUR / 10;
+        let held_until = local_end(sent, holder.until, now) - LEASE / 10;
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         let setup = Setup {
             backend: store.clone(),
@@ -104,6 +93,8 @@ impl World {
             request_timeout: SLACK,
             outlived_by_grant: false,
         };
+        let waits = actors.iter().any(|actor| matches!(actor, Actor::Waits));
+        let ticket = waits.then(|| setup.queues.enter(wanted()));
         let hold = Hold::new(granted, setup, Callbacks::default());
         let none = || actors.iter().map(|_| None).collect();
         World {
@@ -118,7 +109,14 @@ impl World {
             was_held: true,
             is_ordered: false,
             rival: None,
+            ticket,
         }
+    }
+
+    fn ask(&self) -> Option<Attempt> {
+        let mut attempt = wanted().attempt(self.store.info().grant_form.fresh(), LEASE, None);
+        let answer = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
+        matches!(answer, Acquired::Granted { .. }).then_some(attempt)
     }
 
     fn seen(&self) -> Seen {
@@ -189,11 +187,18 @@ impl orders::World for World {
                 Actor::Done
             }
             Actor::Rival => {
-                let mut attempt = wanted().attempt(self.store.info().grant_form.fresh(), HOUR, None);
-                let answer = self.store.acquire(&mut attempt, &Deadline::at(by)).expect("an answer");
-                if matches!(answer, Acquired::Granted { .. }) {
-                    self.rival = Some(attempt);
-                }
+                self.rival = self.ask().or(self.rival.take());
+                Actor::Done
+            }
+            Actor::Waits => {
+                let ticket = self.ticket.take().expect("a place in the line");
+                let got = match ticket.may() {
+                    May::Ask => self.ask(),
+                    May::Take(granted) => Some(granted.attempt),
+                    May::Wait => panic!("a hand-over is one step"),
+                };
+                assert!(ticket.leave(got.is_some()).is_none(), "it was granted twice");
+                self.rival = got.or(self.rival.take());
                 Actor::Done
             }
             Actor::Operator => {
@@ -253,4 +258,14 @@ fn in_every_order_a_rival_gets_it_only_after_its_end() {
 #[test]
 fn in_every_order_of_an_operators_release_the_holder_learns_of_it() {
     in_every_order(&[Actor::Beats(2), Actor::Operator, Actor::Rival, Actor::Releases]);
+}
+
+#[test]
+fn in_every_order_of_two_releases_what_is_handed_over_stands() {
+    in_every_order(&[Actor::Beats(1), Actor::Releases, Actor::Releases, Actor::Waits]);
+}
+
+#[test]
+fn in_every_order_of_a_loss_and_a_hand_over_it_is_one_of_them() {
+    in_every_order(&[Actor::Releases, Actor::Passes(MOST), Actor::Looks, Actor::Waits, Actor::Operator]);
 }

@@ -1,5 +1,27 @@
 //! A small scheduler for tests: goes through every order in which some actors can take their steps.
 
+use std::time::Duration;
+
+use super::want::Wanted;
+use crate::lease::{Labels, Lease, Mode};
+use crate::options::Terms;
+
+/// Longer than any test runs.
+pub const LEASE: Duration = Duration::from_secs(3600);
+
+/// An exclusive lock that the actors want.
+pub fn wanted() -> Wanted {
+    Wanted {
+        key: "k".to_owned(),
+        mode: Mode::Exclusive,
+        lock_id: None,
+        labels: Labels { owner: "o".to_owned(), host: None, comment: None },
+        max_holders: None,
+        replace_same_owner: false,
+        terms: Terms { lease: Lease::For(LEASE), heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None },
+    }
+}
+
 /// Actors and what they share.
 pub trait World {
     /// What can happen next.

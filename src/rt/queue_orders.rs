@@ -3,25 +3,11 @@
 
 use super::*;
 use crate::backend::Attempt;
-use crate::lease::{End, GrantId, Holder, Labels, Lease, StoreTime};
-use crate::options::Terms;
+use crate::lease::{End, GrantId, Holder, StoreTime};
 use crate::rt::clock::BootTime;
-use crate::rt::orders::{World as _, all_orders};
+use crate::rt::orders::{World as _, all_orders, wanted};
 use crate::rt::want::Chain;
 use std::time::Duration;
-
-fn wanted() -> Wanted {
-    let second = Duration::from_secs(1);
-    Wanted {
-        key: "k".to_owned(),
-        mode: Mode::Exclusive,
-        lock_id: None,
-        labels: Labels { owner: "o".to_owned(), host: None, comment: None },
-        max_holders: None,
-        replace_same_owner: false,
-        terms: Terms { lease: Lease::For(second), heartbeat: second / 3, margin: second / 10, ends_at: None },
-    }
-}
 
 fn granted(number: u64) -> Granted {
     let attempt: Attempt = wanted().attempt(GrantId::from_text(number.to_string()), Duration::from_secs(1), None);

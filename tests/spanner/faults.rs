@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use leasehold::internals::backend::{Released, Renewed};
+use leasehold::internals::backend::{Acquired, Released, Renewed};
 use leasehold::internals::lease::{GrantId, LockRecord};
 use leasehold::internals::rt::clock::Clock;
 use leasehold::internals::rt::deadline::Deadline;

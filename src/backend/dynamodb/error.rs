@@ -1,12 +1,12 @@
 //! What can go wrong here: the one place that says what an answer of the service means.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
+use crate::backend::cause::Cause;
 use crate::error::{Error, ErrorKind};
 use crate::lease::record::FORMAT_MAJOR;
 
@@ -107,45 +107,10 @@ pub(super) enum DynamodbError {
     Config(String),
 }
 
-/// What the SDK says, without requests and answers, which hold grant ids.
-#[derive(Clone)]
-pub(super) struct Cause(String);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Cause {}
-
-impl Cause {
-    /// The texts of an error and of all beneath it.
-    pub fn of(error: &(dyn StdError + 'static)) -> Self {
-        let mut text = error.to_string();
-        let mut next = error.source();
-        while let Some(source) = next {
-            let told = source.to_string();
-            if !text.ends_with(&told) {
-                text.push_str(": ");
-                text.push_str(&told);
-            }
-            next = source.source();
-        }
-        Cause(text)
-    }
-}
-
 impl DynamodbError {
     /// The error of a call that took longer than it had.
     pub fn overdue(took: Duration) -> Self {
-        DynamodbError::Unanswered { cause: Cause(format!("no answer in {} ms", took.as_millis())) }
+        DynamodbError::Unanswered { cause: Cause::from(format!("no answer in {} ms", took.as_millis())) }
     }
 
     /// What an error of the SDK means. `sent`: the request may have left this host.
@@ -158,7 +123,7 @@ impl DynamodbError {
         };
         let code = answer.code().unwrap_or_default();
         let message = answer.message().unwrap_or("without a message");
-        let cause = Cause(format!("{code}: {message}"));
+        let cause = Cause::from(format!("{code}: {message}"));
         let status = error.raw_response().map_or(0, |response| response.status().as_u16());
         let table = table.to_owned();
         match code {
@@ -269,11 +234,11 @@ where
     if sent {
         return (Fate::Unknown, DynamodbError::Unanswered { cause });
     }
-    if cause.0.contains("credentials") || cause.0.contains("identity") {
+    if cause.says("credentials") || cause.says("identity") {
         return (Fate::Refused, DynamodbError::NoCredentials { cause });
     }
     match error {
-        SdkError::ConstructionFailure(_) => (Fate::Refused, DynamodbError::Config(cause.0)),
+        SdkError::ConstructionFailure(_) => (Fate::Refused, DynamodbError::Config(cause.to_string())),
         _ => (Fate::NotDone, DynamodbError::Unreachable { cause }),
     }
 }

@@ -1,10 +1,8 @@
 //! What can go wrong here: the one place that says what an answer of the server means.
 
-use std::error::Error as StdError;
-use std::fmt;
-
 use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, WriteFailure};
 
+use crate::backend::cause::Cause;
 use crate::error::{Error, ErrorKind};
 use crate::lease::record::FORMAT_MAJOR;
 
@@ -87,24 +85,6 @@ pub(super) enum MongodbError {
     Config(String),
 }
 
-/// What the driver says, without requests and answers, which hold grant ids.
-#[derive(Clone)]
-pub(super) struct Cause(String);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Cause {}
-
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
 /// 217: it was done, but its answer is not known any more.
 const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11602];
@@ -123,7 +103,7 @@ const NO_COLLECTION: &str = "the collection does not exist; create_schema() make
 impl MongodbError {
     /// The error of a call that took longer than it had.
     pub fn overdue(took: std::time::Duration) -> Self {
-        MongodbError::Unanswered { cause: Cause(format!("no answer in {} ms", took.as_millis())) }
+        MongodbError::Unanswered { cause: Cause::from(format!("no answer in {} ms", took.as_millis())) }
     }
 
     /// What an error of the driver means. `sends`: how often it may have left this host. The driver repeats a write
@@ -157,7 +137,7 @@ impl MongodbError {
 
     /// Of a write of which an earlier copy was done.
     pub fn of_write(self) -> Self {
-        let cause = Cause(self.to_string());
+        let cause = Cause::from(self.to_string());
         MongodbError::Unanswered { cause: self.cause().cloned().unwrap_or(cause) }
     }
 
@@ -232,7 +212,7 @@ fn one(error: &DriverError) -> (Fate, MongodbError) {
         | DriverKind::ConnectionPoolCleared { .. } => (Fate::NotDone, MongodbError::Unreachable { cause }),
         DriverKind::InvalidArgument { .. }
         | DriverKind::InvalidTlsConfig { .. }
-        | DriverKind::IncompatibleServer { .. } => (Fate::Refused, MongodbError::Config(cause.0)),
+        | DriverKind::IncompatibleServer { .. } => (Fate::Refused, MongodbError::Config(cause.to_string())),
         DriverKind::SessionsNotSupported => (Fate::NotDone, MongodbError::Unreachable { cause }),
         DriverKind::Shutdown => (Fate::Refused, MongodbError::Ended),
         // Of the network, or an answer that is none.
@@ -281,5 +261,5 @@ fn cause(error: &DriverError) -> Cause {
         DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => "the write failed".to_owned(),
         kind => kind.to_string(),
     };
-    Cause(told)
+    Cause::from(told)
 }

@@ -1,10 +1,8 @@
 //! What can go wrong here: the one place that says what an answer of the service means.
 
-use std::error::Error as StdError;
-use std::fmt;
-
 use google_cloud_spanner::Error as SdkError;
 
+use crate::backend::cause::Cause;
 use crate::error::{Error, ErrorKind};
 use crate::lease::record::FORMAT_MAJOR;
 
@@ -87,45 +85,6 @@ pub(super) enum SpannerError {
 
     #[error("{0}")]
     Config(String),
-}
-
-/// What the SDK says, without requests and answers, which hold grant ids.
-#[derive(Clone)]
-pub(super) struct Cause(String);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Cause {}
-
-impl Cause {
-    /// The texts of an error and of all beneath it.
-    pub fn of(error: &(dyn StdError + 'static)) -> Self {
-        let mut text = error.to_string();
-        let mut next = error.source();
-        while let Some(source) = next {
-            let told = source.to_string();
-            if !text.contains(&told) {
-                text.push_str(": ");
-                text.push_str(&told);
-            }
-            next = source.source();
-        }
-        Cause(text)
-    }
-
-    pub fn says(&self, part: &str) -> bool {
-        self.0.contains(part)
-    }
 }
 
 impl SpannerError {

@@ -8,7 +8,8 @@ use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
-use super::error::{Cause, SpannerError};
+use super::error::SpannerError;
+use crate::backend::cause::Cause;
 use crate::error::Result;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.

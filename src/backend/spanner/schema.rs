@@ -7,10 +7,11 @@ use std::time::Duration;
 use google_cloud_spanner::result::Row as Answer;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::{Cause, SpannerError};
+use super::error::SpannerError;
 use super::open::Handles;
 use super::{Place, Spanner};
 use crate::backend::Schema;
+use crate::backend::cause::Cause;
 use crate::rt::deadline::Deadline;
 
 /// How long to wait between two looks at a table that is being made.
