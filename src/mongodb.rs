@@ -26,14 +26,19 @@
 //!
 //! # Sharded clusters
 //! Shard the collection by `{resource: 1}`, unique. The clock is then the router's, so the clocks of all routers must
-//! agree within the margin of a lease, as those of a replica set's members must. (Not part of the tests.)
+//! agree within the margin of a lease, as those of a replica set's members must. The tests have no `mongos` to run: not
+//! tried are the steps through a router, its errors while a shard elects or a chunk moves, and change streams over
+//! several shards.
 //!
 //! # What the majority promises
 //! A grant that was answered outlives elections, crashes and power cuts of a minority. It does not outlive a majority
 //! that loses its disks, a forced reconfiguration, nor members that answer before their journal is written
 //! (`writeConcernMajorityJournalDefault: false`). While no majority can be reached nothing is granted, renewed or
-//! refused: a guard then lives as long as its lease, so let leases be longer than elections (some 12 s at MongoDB's
-//! defaults). A primary that was cut off and comes back grants nothing, since its majority has gone on.
+//! refused: a guard then lives as long as its lease, and bridges half of that whenever it begins. An election takes
+//! some 12 s at MongoDB's defaults. Where the primary hangs instead of dying, a member that copied from it may wait ten
+//! seconds more for it before there is a majority again (seen: 14 s with an election timeout of 2 s). A lease of 45 s
+//! bridges both; `oplogNetworkTimeoutBufferSeconds=1` on the servers shortens the second. A primary that was cut off
+//! and comes back grants nothing, since its majority has gone on.
 //!
 //! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
 //! stopped there and blocks the key for up to a minute, and waiters poll.
