@@ -20,7 +20,7 @@
 //!
 //! # Certificates
 //! The driver trusts the well-known authorities that it brings along, not those of the system. For a private one say
-//! `tlsCAFile=/path/ca.pem` in the URL; a certificate of one's own is `tlsCertificateKeyFile=/path/me.pem`, with its key
+//! `tlsCAFile=/path/ca.pem` in the URL; one's own certificate is `tlsCertificateKeyFile=/path/me.pem`, with its key
 //! in the same file. Hosts must be named as the server's certificate names them. One that is not trusted is an error of
 //! kind `Config`, told at connect.
 //!
