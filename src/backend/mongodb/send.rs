@@ -39,8 +39,12 @@ const CONNECTIONS: u32 = 10;
 
 /// So many of so many connections are for those who want a lock.
 pub(super) fn turns(connections: Option<u32>) -> Semaphore {
-    let connections = connections.unwrap_or(CONNECTIONS);
-    Semaphore::new(usize::try_from(connections * 3 / 5).unwrap_or(1).max(1))
+    let turns = match connections.unwrap_or(CONNECTIONS) {
+        // As many connections as it takes.
+        0 => Semaphore::MAX_PERMITS,
+        connections => usize::try_from(u64::from(connections) * 3 / 5).unwrap_or(1).max(1),
+    };
+    Semaphore::new(turns.min(Semaphore::MAX_PERMITS))
 }
 
 /// How long a caller whose time is over waits to hear whether its request had left.
@@ -233,5 +237,19 @@ pub(super) fn settle<T>(answer: Answer<T>) -> Result<Wrote<T>, MongodbError> {
         Ok(answer) => Ok(Wrote::Answered(answer)),
         Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),
         Err((_, error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_connections_are_left_for_heartbeats() {
+        let of = |connections| turns(connections).available_permits();
+        assert_eq!((of(None), of(Some(10)), of(Some(3)), of(Some(1))), (6, 6, 1, 1));
+        // As many as it takes.
+        assert_eq!(of(Some(0)), Semaphore::MAX_PERMITS);
+        assert!(of(Some(u32::MAX)) > 1_000_000);
     }
 }
