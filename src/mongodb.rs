@@ -20,20 +20,25 @@
 //!
 //! # Certificates
 //! The driver trusts the well-known authorities that it brings along, not those of the system. For a private one say
-//! `tlsCAFile=/path/ca.pem` in the URL; a certificate of one's own is `tlsCertificateKeyFile=/path/me.pem`, with its key
+//! `tlsCAFile=/path/ca.pem` in the URL; one's own certificate is `tlsCertificateKeyFile=/path/me.pem`, with its key
 //! in the same file. Hosts must be named as the server's certificate names them. One that is not trusted is an error of
 //! kind `Config`, told at connect.
 //!
 //! # Sharded clusters
 //! Shard the collection by `{resource: 1}`, unique. The clock is then the router's, so the clocks of all routers must
-//! agree within the margin of a lease, as those of a replica set's members must. (Not part of the tests.)
+//! agree within the margin of a lease, as those of a replica set's members must. The tests have no `mongos` to run: not
+//! tried are the steps through a router, its errors while a shard elects or a chunk moves, and change streams over
+//! several shards.
 //!
 //! # What the majority promises
 //! A grant that was answered outlives elections, crashes and power cuts of a minority. It does not outlive a majority
 //! that loses its disks, a forced reconfiguration, nor members that answer before their journal is written
 //! (`writeConcernMajorityJournalDefault: false`). While no majority can be reached nothing is granted, renewed or
-//! refused: a guard then lives as long as its lease, so let leases be longer than elections (some 12 s at MongoDB's
-//! defaults). A primary that was cut off and comes back grants nothing, since its majority has gone on.
+//! refused: a guard then lives as long as its lease, and bridges half of that whenever it begins. An election takes
+//! some 12 s at MongoDB's defaults. Where the primary hangs instead of dying, a member that copied from it may wait ten
+//! seconds more for it before there is a majority again (seen: 14 s with an election timeout of 2 s). A lease of 45 s
+//! bridges both; `oplogNetworkTimeoutBufferSeconds=1` on the servers shortens the second. A primary that was cut off
+//! and comes back grants nothing, since its majority has gone on.
 //!
 //! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
 //! stopped there and blocks the key for up to a minute, and waiters poll.

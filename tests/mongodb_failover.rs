@@ -90,6 +90,15 @@ fn holders(store: &Mongodb, key: &str) -> Vec<Holder> {
     page.records[0].record.holders().map(|(_, holder)| holder.clone()).collect()
 }
 
+/// Stops the others when dropped.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// What an election must not change: held guards stay, grants stay, waiters wait and are served, and what goes on
 /// meanwhile ends in an answer. `disturb` takes the primary away and returns when there is another.
 fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
@@ -106,7 +115,9 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
         .collect();
     let (stop, started) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| rival.lock("contended").unwrap());
+        // Also where something fails below: else the others would go on for ever.
+        let _stopping = Stopping(&stop);
+        let waiting = scope.spawn(|| rival.try_lock_for("contended", LONG).unwrap().expect("it is released"));
         // Acquires and releases go on all the time, each until it is answered.
         let busy: Vec<_> = (0..2)
             .map(|i| {

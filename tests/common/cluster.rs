@@ -61,6 +61,8 @@ impl Cluster {
             let folder = data.path().join(port.to_string());
             std::fs::create_dir(&folder).unwrap();
             let mut mongod = member(&home, *port, &folder);
+            // Else a member that copied from a stopped one waits for it for ten seconds, and no majority has what is written.
+            mongod.args(["--setParameter", "oplogNetworkTimeoutBufferSeconds=1"]);
             mongod.args(["--replSet", "rs0", "--oplogSize", "64"]).args(options);
             let process = dies_with_us(&mongod).spawn().unwrap();
             Member { process, host: format!("127.0.0.1:{port}"), is_stopped: false }
