@@ -249,6 +249,7 @@ fn what_is_promised_holds_when_answers_come_late_or_not_at_all() {
             (Call::Swap, Fault::Delay(soon)),
             (Call::Swap, Fault::ApplyThenFail),
             (Call::Swap, Fault::FailBefore),
+            (Call::Swap, Fault::LostBefore),
             (Call::Read, Fault::ApplyThenDelay(soon)),
             (Call::Read, Fault::FailBefore),
         ] {
@@ -296,6 +297,8 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         assert_eq!((keeper.name(), keeper.fencing_token()), ("app", claimed.fencing_token()));
         wait_until(|| leases.get("app").unwrap().unwrap().expires() > claimed.expires() + lease / 2);
         assert!(keeper.is_held() && keeper.loss().get().is_none());
+        assert!(keeper.remaining() > lease / 4 && keeper.remaining() <= lease, "{:?}", keeper.remaining());
+        assert_eq!(format!("{keeper:?}"), r#"LeaseKeeper { name: "app", is_held: true }"#);
         drop(keeper);
         assert_eq!(leases.get("app").unwrap().unwrap().holder(), "unit/0");
         // Closing the client does not end it either.
