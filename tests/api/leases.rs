@@ -297,7 +297,7 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         assert_eq!((keeper.name(), keeper.fencing_token()), ("app", claimed.fencing_token()));
         wait_until(|| leases.get("app").unwrap().unwrap().expires() > claimed.expires() + lease / 2);
         assert!(keeper.is_held() && keeper.loss().get().is_none());
-        assert!(keeper.remaining() > lease / 4 && keeper.remaining() <= lease, "{:?}", keeper.remaining());
+        assert!(!keeper.remaining().is_zero() && keeper.remaining() <= lease, "{:?}", keeper.remaining());
         assert_eq!(format!("{keeper:?}"), r#"LeaseKeeper { name: "app", is_held: true }"#);
         drop(keeper);
         assert_eq!(leases.get("app").unwrap().unwrap().holder(), "unit/0");
