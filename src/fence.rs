@@ -25,9 +25,9 @@
 //! refused.
 //!
 //! A guard's heartbeat writes the row that is asserted, so that the two can meet. Neither loses the lock by it: one
-//! waits, or is repeated. Transactions of 10 ms hardly ever meet a heartbeat of one second; one of half a second has to
-//! be begun again more often than not on MongoDB, and on SQLite if it reads before it writes, unless it begins as
-//! an immediate one. `cargo bench --bench stores -- --only fenced` measures it.
+//! waits, or is repeated. A transaction of 10 ms hardly ever meets a heartbeat of one second. One of half a second has
+//! to be begun again about every other time on MongoDB, and on SQLite if it reads before it writes, unless it begins as
+//! an immediate one. The bench `stores` measures it (`--only fenced`).
 //!
 //! # Anywhere else
 //! Store the highest [fencing token](crate::LockGuard::fencing_token) that was seen beside the data, and let each

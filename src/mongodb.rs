@@ -38,9 +38,16 @@
 //! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
 //! stopped there and blocks the key for up to a minute, and waiters poll.
 //!
+//! # Connections
+//! A client opens as many as `maxPoolSize` allows (10 if it is not said), one more while somebody waits, and two that
+//! watch each server. Three fifths of the pool are for those who want a lock, so that heartbeats and releases never
+//! queue behind a thousand waiters.
+//!
 //! # Versions
 //! MongoDB 4.4 or newer; below 5.0 waiters poll. The tests run on 6.0.5. Amazon DocumentDB, Azure Cosmos DB and
 //! FerretDB speak the protocol but not all that locks need, and are refused by name.
+
+use std::mem;
 
 pub use mongodb as driver;
 use mongodb::error::Result as DriverResult;
@@ -115,17 +122,20 @@ pub trait AssertIn: Fenced {
 impl<T: Fenced> AssertIn for T {
     fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()> {
         let standing = self.standing()?;
-        assert_sync(Assertion::of(standing)?, session).map_err(|error| told(error, standing))
+        assert_sync(&Assertion::of(standing)?, session).map_err(|error| told(error, standing))
     }
 
     async fn assert_in_async(&self, session: &mut driver::ClientSession) -> Result<()> {
         let standing = self.standing()?;
-        assert_async(Assertion::of(standing)?, session).await.map_err(|error| told(error, standing))
+        assert_async(&Assertion::of(standing)?, session).await.map_err(|error| told(error, standing))
     }
 }
 
 /// Runs `work` in a transaction, asserts that the lock or lease is held, and commits; again from the start where the
 /// server says that the transaction may be tried again, for up to two minutes. So `work` may run several times.
+///
+/// The assertion comes last in the first try, and first in those that follow: then the guard's heartbeats wait, and
+/// can't make a transaction that is longer than their interval fail again and again. Keep it shorter than the lease.
 ///
 /// # Errors
 /// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`; else as
@@ -152,10 +162,15 @@ pub fn run_fenced<T>(
     mut work: impl FnMut(&mut driver::sync::ClientSession) -> DriverResult<T>,
 ) -> Result<T> {
     let standing = fenced.standing()?;
+    let assertion = Assertion::of(standing)?;
+    let mut is_first_try = true;
     let run = session.start_transaction().and_run(|session| {
+        if !mem::take(&mut is_first_try) {
+            assert_sync(&assertion, session)?;
+            return work(session);
+        }
         let done = work(session)?;
-        let assertion = Assertion::of(standing).map_err(driver::error::Error::custom)?;
-        assert_sync(assertion, session)?;
+        assert_sync(&assertion, session)?;
         Ok(done)
     });
     run.map_err(|error| told(error, standing))
@@ -170,22 +185,27 @@ where
     W: for<'a> AsyncFnMut(&'a mut driver::ClientSession) -> DriverResult<T>,
 {
     let standing = fenced.standing()?;
+    let assertion = Assertion::of(standing)?;
+    let mut is_first_try = true;
     let run = session.start_transaction().and_run2(async |session| {
+        if !mem::take(&mut is_first_try) {
+            assert_async(&assertion, session).await?;
+            return work(session).await;
+        }
         let done = work(session).await?;
-        let assertion = Assertion::of(standing).map_err(driver::error::Error::custom)?;
-        assert_async(assertion, session).await?;
+        assert_async(&assertion, session).await?;
         Ok(done)
     });
     run.await.map_err(|error| told(error, standing))
 }
 
-fn assert_sync(assertion: Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {
+fn assert_sync(assertion: &Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {
     let locks = assertion.sync_collection(&session.client());
     let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).run();
     assertion.judge(sent.map(|update| update.matched_count))
 }
 
-async fn assert_async(assertion: Assertion, session: &mut driver::ClientSession) -> DriverResult<()> {
+async fn assert_async(assertion: &Assertion, session: &mut driver::ClientSession) -> DriverResult<()> {
     let locks = assertion.collection(&session.client());
     let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).await;
     assertion.judge(sent.map(|update| update.matched_count))

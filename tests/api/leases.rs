@@ -1,6 +1,6 @@
 //! Leases that a name holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -322,96 +322,5 @@ fn a_keeper_tells_the_loss() {
         assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss:?}");
         assert_eq!(loss.key, "space/app");
         assert_eq!(keeper.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
-    });
-}
-
-/// What stands by the rules as they are told, in seconds.
-#[derive(Default)]
-struct Told {
-    holder: Option<(String, u64)>,
-    pins: BTreeSet<String>,
-    token: u64,
-}
-
-/// Random calls, each compared with the rules as they are told. Times that are close are not compared.
-#[test]
-fn every_answer_is_the_rules() {
-    on_every_store(|store| {
-        let (leases, mut rng) = (leases(store), fastrand::Rng::with_seed(7));
-        let mut told: BTreeMap<&str, Told> = BTreeMap::new();
-        let mut now = 0;
-        for step in 0..300 {
-            let name = ["a", "b"][rng.usize(..2)];
-            let holder = ["x", "y"][rng.usize(..2)];
-            let seconds = 60 * rng.u64(1..4);
-            let duration = Duration::from_secs(seconds);
-            let lease = told.entry(name).or_default();
-            let mine = lease.holder.as_ref().is_some_and(|(by, _)| by == holder);
-            let doing = format!("step {step}: {name} {holder} {seconds} at {now}");
-            let check = |answer: Result<(), Error>, right: bool| match answer {
-                Ok(()) => assert!(right, "{doing} succeeded"),
-                Err(error) => {
-                    assert!(!right && error.kind() == ErrorKind::InvalidLease, "{doing}: {error}");
-                }
-            };
-            match rng.u32(..10) {
-                0..2 => {
-                    let answer = leases.claim(name, holder, duration);
-                    let token = answer.as_ref().ok().map(LeaseStatus::fencing_token);
-                    check(answer.map(drop), lease.holder.is_none());
-                    if let Some(token) = token {
-                        assert!(token > lease.token, "{doing}: the token does not rise");
-                        lease.token = token;
-                        lease.holder = Some((holder.to_owned(), now + seconds));
-                    }
-                }
-                2..4 => {
-                    check(leases.extend(name, holder, duration).map(drop), mine);
-                    if let Some((_, end)) = lease.holder.as_mut().filter(|_| mine) {
-                        *end = (*end).max(now + seconds);
-                    }
-                }
-                4..6 => {
-                    let end = lease.holder.as_ref().map(|(_, end)| *end);
-                    if end.is_none_or(|end| end.abs_diff(now) > 8) {
-                        let right = end.is_some_and(|end| end < now) && lease.pins.is_empty();
-                        check(leases.expire(name), right);
-                        lease.holder.take_if(|_| right);
-                    }
-                }
-                6 => {
-                    check(leases.revoke(name, holder), mine);
-                    lease.holder.take_if(|_| mine);
-                }
-                7 => {
-                    leases.pin(name, holder).unwrap();
-                    lease.pins.insert(holder.to_owned());
-                }
-                8 => {
-                    leases.unpin(name, holder).unwrap();
-                    lease.pins.remove(holder);
-                }
-                _ => {
-                    let by = 17 * rng.u64(1..7);
-                    now += by;
-                    store.advance(Duration::from_secs(by));
-                }
-            }
-            let lease = &told[name];
-            let stands = leases.get(name).unwrap();
-            assert_eq!(
-                stands.as_ref().map(|s| (s.holder(), s.fencing_token())),
-                lease.holder.as_ref().map(|(by, _)| (by.as_str(), lease.token)),
-                "{doing}"
-            );
-            assert_eq!(leases.pinned_by(name).unwrap(), lease.pins, "{doing}");
-            if let (Some(stands), Some((_, end))) = (stands, &lease.holder) {
-                let left = Duration::from_secs(end.saturating_sub(now));
-                assert!(
-                    left.abs_diff(stands.remaining()) < Duration::from_secs(8),
-                    "{doing}: {stands:?}, not {left:?}"
-                );
-            }
-        }
     });
 }

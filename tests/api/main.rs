@@ -7,6 +7,7 @@ mod any;
 mod data;
 mod groups;
 mod guards;
+mod lease_model;
 mod leases;
 mod listing;
 mod operators;

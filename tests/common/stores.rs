@@ -30,11 +30,14 @@ pub struct Store {
 
 /// Every store of this build, or the one that `LEASEHOLD_TEST_STORE` names.
 pub fn stores() -> Vec<Store> {
-    let wanted = std::env::var("LEASEHOLD_TEST_STORE").ok();
-    let is_wanted = |store: &Store| wanted.as_deref().is_none_or(|wanted| wanted == store.module);
-    let stores: Vec<Store> = enrolled().into_iter().filter(is_wanted).collect();
-    assert!(!stores.is_empty(), "LEASEHOLD_TEST_STORE is {wanted:?}, which is no store of this build");
+    let stores: Vec<Store> = enrolled().into_iter().filter(|store| is_wanted(store.module)).collect();
+    assert!(!stores.is_empty(), "LEASEHOLD_TEST_STORE names no store of this build");
     stores
+}
+
+/// Whether `LEASEHOLD_TEST_STORE` names no other store than this one.
+pub fn is_wanted(module: &str) -> bool {
+    std::env::var("LEASEHOLD_TEST_STORE").map_or(true, |wanted| wanted == module)
 }
 
 /// Every store of this build.

@@ -84,6 +84,16 @@ pub fn leases_can_be_asserted<S: Store>(open: &Open<S>) {
     assert_eq!(data.text("l").as_deref(), Some("kept"));
 }
 
+pub fn a_leadership_can_be_asserted<S: Store>(open: &Open<S>) {
+    let (client, data) = (open.client(LONG), &open.data);
+    let leadership = client.election("job").build().unwrap().campaign().unwrap();
+    data.write(&leadership, "e", "led").unwrap();
+    client.force_release("job").unwrap();
+    let _next = client.lock("job").unwrap();
+    lost(data.write(&leadership, "e", "late"));
+    assert_eq!(data.text("e").as_deref(), Some("led"));
+}
+
 /// Nobody else can have written.
 pub fn expired_and_not_taken_over_is_written_rightly<S: Store>(open: &Open<S>) {
     let (client, data) = (open.client(LONG), &open.data);
@@ -101,6 +111,7 @@ pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
     let (client, data) = (open.client(LONG), &open.data);
     let keys: Vec<String> = (0..RACES).map(|race| format!("race {race}")).collect();
     let locks = expired(&client, &keys);
+    // Nobody tells when the grace is over; during it the rivals would only come later.
     thread::sleep(S::GRACE);
     let race = |race: u64, key: &str, lock: &Lock| {
         let fence = client.fence(lock);

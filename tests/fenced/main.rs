@@ -51,7 +51,7 @@ struct Open<S: Store> {
 
 impl<S: Store> Open<S> {
     fn fresh() -> Option<Open<S>> {
-        let (url, room) = S::fresh()?;
+        let (url, room) = common::stores::is_wanted(S::NAME).then(S::fresh)??;
         Some(Open { data: S::data(&url), url, _room: room })
     }
 
@@ -83,6 +83,7 @@ macro_rules! suite {
             cases::a_lock_of_another_store_is_refused,
             cases::shared_holders_can_be_asserted,
             cases::leases_can_be_asserted,
+            cases::a_leadership_can_be_asserted,
             cases::expired_and_not_taken_over_is_written_rightly,
             cases::whoever_comes_first_wins,
             cases::heartbeats_and_transactions_live_together,

@@ -60,9 +60,9 @@ impl Assertion {
     }
 
     /// What the driver's own loop over transactions understands.
-    pub(crate) fn judge(self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
+    pub(crate) fn judge(&self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
         match matched? {
-            0 => Err(DriverError::custom(self.lost)),
+            0 => Err(DriverError::custom(self.lost.clone())),
             _ => Ok(()),
         }
     }

@@ -14,6 +14,7 @@ use mongodb::event::EventHandler;
 use mongodb::event::cmap::CmapEvent;
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 use mongodb::{Client, Collection};
+use tokio::sync::Semaphore;
 
 use super::Mongodb;
 use super::error::{Fate, MongodbError};
@@ -28,6 +29,22 @@ pub(super) struct Owned {
     pub locks: Collection<Document>,
     pub sessions: Sessions,
     pub waking: super::wake::Waking,
+    /// For those who want a lock: there may be a thousand, and heartbeats, releases and the stream that tells waiters
+    /// must not queue for a connection behind them.
+    pub turns: Semaphore,
+}
+
+/// The driver's default, if the settings do not say it.
+const CONNECTIONS: u32 = 10;
+
+/// So many of so many connections are for those who want a lock.
+pub(super) fn turns(connections: Option<u32>) -> Semaphore {
+    let turns = match connections.unwrap_or(CONNECTIONS) {
+        // As many connections as it takes.
+        0 => Semaphore::MAX_PERMITS,
+        connections => usize::try_from(u64::from(connections) * 3 / 5).unwrap_or(1).max(1),
+    };
+    Semaphore::new(turns.min(Semaphore::MAX_PERMITS))
 }
 
 /// How long a caller whose time is over waits to hear whether its request had left.
@@ -193,6 +210,7 @@ impl Mongodb {
             let Update { key, pipeline, upsert, after, session } = update;
             let (key, pipeline, upsert, after, session) = (key.clone(), pipeline.clone(), *upsert, *after, *session);
             let answer = self.send(by, move |owned| async move {
+                let _turn = if upsert { owned.turns.acquire().await.ok() } else { None };
                 let session = owned.sessions.get(&owned.client, session).await?;
                 let mut session = session.lock().await;
                 let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
@@ -219,5 +237,19 @@ pub(super) fn settle<T>(answer: Answer<T>) -> Result<Wrote<T>, MongodbError> {
         Ok(answer) => Ok(Wrote::Answered(answer)),
         Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),
         Err((_, error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_connections_are_left_for_heartbeats() {
+        let of = |connections| turns(connections).available_permits();
+        assert_eq!((of(None), of(Some(10)), of(Some(3)), of(Some(1))), (6, 6, 1, 1));
+        // As many as it takes.
+        assert_eq!(of(Some(0)), Semaphore::MAX_PERMITS);
+        assert!(of(Some(u32::MAX)) > 1_000_000);
     }
 }
