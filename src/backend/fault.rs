@@ -34,6 +34,8 @@ pub enum Call {
 pub enum Fault {
     /// It fails and the store never sees it.
     FailBefore,
+    /// The store never sees it, and nobody can know that.
+    LostBefore,
     /// The store says no, and a repeat would not help.
     Refuse,
     /// The store does it, the answer is lost.
@@ -139,6 +141,7 @@ impl Faulty {
         };
         match fault {
             Fault::FailBefore => Err(injected(ErrorKind::Store, "the request was not sent")),
+            Fault::LostBefore => unknown(injected(ErrorKind::Ambiguous, "the request was lost")),
             Fault::Refuse => Err(Error::new(ErrorKind::Permission, "injected fault: the store refused the request")
                 .caused_by(std::io::Error::from(std::io::ErrorKind::PermissionDenied))),
             Fault::ApplyThenFail => {

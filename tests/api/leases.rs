@@ -206,7 +206,8 @@ fn bad_input_is_named_and_nothing_is_written() {
     on_every_store(|store| {
         let client = store.client();
         let leases = client.leases("space");
-        let long = "x".repeat(1020);
+        // One byte more than a row has room for, beside the namespace and two marks.
+        let long = "x".repeat(1024 - 7 + 1);
         let named = |error: Error, field: &str| {
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
             assert!(error.to_string().contains(field), "{error} does not name {field}");
@@ -219,6 +220,7 @@ fn bad_input_is_named_and_nothing_is_written() {
             named(leases.pin("a", bad).unwrap_err(), "entity is");
         }
         named(leases.claim(&long, "h", MINUTE).unwrap_err(), "together with the namespace");
+        assert!(leases.get(&long[1..]).unwrap().is_none());
         for bad in [Duration::ZERO, Duration::from_millis(1), 31 * 24 * 60 * MINUTE] {
             named(leases.claim("a", "h", bad).unwrap_err(), "duration is");
         }
@@ -249,6 +251,7 @@ fn what_is_promised_holds_when_answers_come_late_or_not_at_all() {
             (Call::Swap, Fault::Delay(soon)),
             (Call::Swap, Fault::ApplyThenFail),
             (Call::Swap, Fault::FailBefore),
+            (Call::Swap, Fault::LostBefore),
             (Call::Read, Fault::ApplyThenDelay(soon)),
             (Call::Read, Fault::FailBefore),
         ] {
@@ -296,6 +299,8 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         assert_eq!((keeper.name(), keeper.fencing_token()), ("app", claimed.fencing_token()));
         wait_until(|| leases.get("app").unwrap().unwrap().expires() > claimed.expires() + lease / 2);
         assert!(keeper.is_held() && keeper.loss().get().is_none());
+        assert!(!keeper.remaining().is_zero() && keeper.remaining() <= lease, "{:?}", keeper.remaining());
+        assert_eq!(format!("{keeper:?}"), r#"LeaseKeeper { name: "app", is_held: true }"#);
         drop(keeper);
         assert_eq!(leases.get("app").unwrap().unwrap().holder(), "unit/0");
         // Closing the client does not end it either.
