@@ -38,6 +38,11 @@
 //! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
 //! stopped there and blocks the key for up to a minute, and waiters poll.
 //!
+//! # Connections
+//! A client opens as many as `maxPoolSize` allows (10 if it is not said), one more while somebody waits, and two that
+//! watch each server. Three fifths of the pool are for those who want a lock, so that heartbeats and releases never
+//! queue behind a thousand waiters.
+//!
 //! # Versions
 //! MongoDB 4.4 or newer; below 5.0 waiters poll. The tests run on 6.0.5. Amazon DocumentDB, Azure Cosmos DB and
 //! FerretDB speak the protocol but not all that locks need, and are refused by name.

@@ -255,6 +255,30 @@ fn a_wake_that_hangs_holds_up_nobody() {
 }
 
 #[test]
+fn a_store_that_is_slow_to_tell_is_not_asked_for_each_waiter_that_goes() {
+    let store = Store::memory();
+    store.plan.always(Call::Wake, Fault::Delay(millis(50)));
+    let (client, other) = (patient(&store), store.bystander());
+    let keys: Vec<String> = (0..6).map(|n| format!("k{n}")).collect();
+    let held: Vec<_> = keys.iter().map(|key| other.lock(key).expect("a lock")).collect();
+    let waiting: Vec<_> = keys.iter().map(|key| waiter(&client, key, |request| request)).collect();
+    // Each of them looks once more when it is told.
+    eventually("all are told", || store.plan.count(Call::Read) == keys.len());
+    let before = store.plan.count(Call::Wake);
+    let started = Instant::now();
+    for (held, waiting) in held.into_iter().zip(waiting) {
+        drop(held);
+        assert!(waiting.join().expect("a waiter").is_ok());
+        // Longer than it lingers for who may come back.
+        std::thread::sleep(millis(150));
+    }
+    // At most one for each ten times that a call takes, and one more.
+    let most = started.elapsed().as_millis() / 500 + 1;
+    let asked = store.plan.count(Call::Wake) - before;
+    assert!(asked as u128 <= most, "{asked} calls in {:?}", started.elapsed());
+}
+
+#[test]
 fn a_telling_that_breaks_off_is_noticed_and_begun_again() {
     let store = Store::memory();
     let client = store.builder().lease(LEASE).connect().expect("a client");

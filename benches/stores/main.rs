@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo bench --bench stores --features _internals    # all stores that are compiled in
 //! cargo bench --bench stores --features _internals -- --rounds 10000
-//! cargo bench --bench stores --features _internals -- --only calls          # or: waits, many, fenced, hop
+//! cargo bench --bench stores --features _internals -- --only calls          # or: waits, waiting, many, fenced, hop
 //! cargo bench --bench stores --features _internals -- --many 10000 --seconds 60
 //! cargo bench --bench stores --features _internals,dynamodb -- --store dynamodb
 //! cargo bench --bench stores --features _internals,spanner -- --store spanner
@@ -13,6 +13,7 @@
 //! Only the ratios and differences of one run mean something: the machine's load moves both sides.
 
 mod calls;
+mod cost;
 #[path = "../../tests/fenced/data/mod.rs"]
 mod data;
 mod fenced;
@@ -37,6 +38,7 @@ mod raw_sqlite;
 mod servers;
 mod store;
 mod table;
+mod waiting;
 mod waits;
 
 use std::path::PathBuf;
@@ -101,6 +103,9 @@ fn run(args: &Args) {
         }
         if wanted("waits") {
             waits::measure(&store, args.waits, &mut table);
+        }
+        if wanted("waiting") {
+            waiting::measure(&store, args.many, args.seconds, &mut table);
         }
         if wanted("many") {
             many::measure(&store, args.many, args.seconds, &mut table);

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
-use super::store::{Stalling, Store, builder};
+use super::cost::Costed;
+use super::store::{Stalling, Store};
 use super::table::{Samples, Table};
 
 /// So many guards `close` has to release, unless fewer are asked for.
@@ -29,12 +30,14 @@ fn hold(client: &LockClient, guards: usize) -> Vec<leasehold::LockGuard> {
 /// Half-way a request stalls, if `stalling` says how.
 fn held(name: &str, url: &str, stalling: Option<&Stalling>, guards: usize, seconds: u64, table: &mut Table) {
     // Whether all can be released in the usual bound is the other row's question.
-    let client = builder(url).drop_timeout(Duration::from_secs(60)).connect().expect("the store");
+    let costed = Costed::connect(url);
+    let client = &costed.client;
     let before = memory();
     let mut taken = Samples::default();
     let started = Instant::now();
-    let guards = hold(&client, guards);
+    let guards = hold(client, guards);
     taken.push(started.elapsed());
+    let before_holding = costed.count();
     let (started, cpu_before) = (Instant::now(), cpu());
     let (mut highest, mut stalls) = (0, stalling);
     while started.elapsed() < Duration::from_secs(seconds) {
@@ -47,9 +50,10 @@ fn held(name: &str, url: &str, stalling: Option<&Stalling>, guards: usize, secon
         }
     }
     let share = (cpu() - cpu_before).as_secs_f64() / started.elapsed().as_secs_f64() * 100.0;
+    let costs = costed.since(&before_holding);
     let lost = guards.iter().filter(|guard| !guard.is_held() || guard.loss().get().is_some()).count();
     let beside = format!(
-        "then held for {seconds} s{}: {lost} lost, {share:.1} % of a core, {} MB, {} of them before",
+        "then held for {seconds} s{}: {lost} lost, {share:.1} % of a core, {} MB, {} of them before, {costs}",
         if stalling.is_some() { ", by way of a proxy in this process, where one request stalls for 1 s" } else { "" },
         highest / 1024,
         before / 1024

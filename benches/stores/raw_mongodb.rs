@@ -2,10 +2,15 @@
 //! the same settings on a hidden runtime of its own, as a blocking program has to have one.
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use leasehold::ClientBuilder;
 use leasehold::internals::rt::driver::Driver;
 use leasehold::mongodb::driver::bson::oid::ObjectId;
 use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::event::EventHandler;
+use leasehold::mongodb::driver::event::command::CommandEvent;
 use leasehold::mongodb::driver::options::{Acknowledgment, ClientOptions, ReturnDocument, WriteConcern};
 use leasehold::mongodb::driver::{Client, Collection};
 
@@ -25,6 +30,20 @@ pub fn store() -> Option<Store> {
     builder(&url).connect().expect("the server").create_schema().expect("a collection");
     let raw = RawMongodb::new(&server, &collection);
     Some(Store::new("mongodb", url, Some(Box::new(raw)), true))
+}
+
+/// Counts all commands but those by which the driver watches its servers.
+pub fn counting(url: &str) -> (ClientBuilder, Arc<AtomicU64>) {
+    let (hosts, collection) = url.split_once("&collection=").expect("the collection");
+    let mut options = ClientOptions::parse(hosts).run().expect("the server's URL");
+    let commands = Arc::<AtomicU64>::default();
+    let sent = commands.clone();
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(_) = event {
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+    }));
+    (leasehold::mongodb::builder_with(options, DATABASE, collection), commands)
 }
 
 /// A collection of a user's own beside the one of the locks.

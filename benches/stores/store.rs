@@ -1,6 +1,8 @@
 //! The stores that are measured. One joins by a function here that makes its `Store`, with its requests done raw.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use leasehold::{ClientBuilder, LockClient};
@@ -84,6 +86,16 @@ pub fn builder(url: &str) -> ClientBuilder {
         return super::raw_spanner::builder(url);
     }
     LockClient::builder(url)
+}
+
+/// The same, and the count of all that its SDK sends, where that can be told.
+pub fn counting(url: &str) -> Option<(ClientBuilder, Arc<AtomicU64>)> {
+    #[cfg(feature = "mongodb")]
+    if url.starts_with("mongodb:") {
+        return Some(super::raw_mongodb::counting(url));
+    }
+    let _ = url;
+    None
 }
 
 impl Store {

@@ -209,14 +209,14 @@ fn at(micros: f64) -> SystemTime {
 }
 
 /// This program once more, in a process of its own.
-struct Other {
+pub struct Other {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
 impl Other {
-    fn start(role: &str, url: &str) -> Other {
+    pub fn start(role: &str, url: &str) -> Other {
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new(program);
         command.args(["--child", role, url]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -225,11 +225,11 @@ impl Other {
         Other { child, to, from: BufReader::new(from) }
     }
 
-    fn say(&mut self, word: &str) {
+    pub fn say(&mut self, word: &str) {
         writeln!(self.to, "{word}").expect("the other process lives");
     }
 
-    fn hear(&mut self) -> Vec<f64> {
+    pub fn hear(&mut self) -> Vec<f64> {
         let mut line = String::new();
         self.from.read_line(&mut line).expect("the other process lives");
         let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -253,6 +253,9 @@ impl Drop for Other {
 /// What the second process does.
 pub fn child(mut args: impl Iterator<Item = String>) {
     let (role, url) = (args.next().expect("a role"), args.next().expect("a store"));
+    if let Some(keys) = role.strip_prefix(super::waiting::ROLE) {
+        return super::waiting::child(keys, &builder(&url).connect().expect("the store"));
+    }
     let (client, requests) = client(&url, if role == "wait" { LONG_LEASE } else { LEASE });
     if role == "hold" {
         let guard = client.lock("takeover").expect("nobody holds it");

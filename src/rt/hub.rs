@@ -188,7 +188,8 @@ impl Hub {
             let is_more = !wanted.is_subset(&told);
             let is_less = !is_more && wanted.len() < told.len();
             let shrink = is_less && (self.closing.is_cancelled() || shrink_at.is_some_and(|at| at <= now));
-            shrink_at = if is_less { shrink_at.or(Some(now + LINGER)) } else { None };
+            // Of a thousand that are woken one by one each makes the set smaller: that waits for its share as well.
+            shrink_at = if is_less { shrink_at.or(Some((now + LINGER).max(call_at))) } else { None };
             if (is_more && call_at <= now) || shrink {
                 let (to, next) = crossbeam_channel::unbounded();
                 let called = self.call(&wanted, to);

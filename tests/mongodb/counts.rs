@@ -1,6 +1,7 @@
 //! How many requests each step takes, and what it leaves in the oplog.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use leasehold::internals::backend::{Released, Renewal, Renewed, Swapped};
@@ -157,6 +158,36 @@ fn reading_and_swapping() {
     assert!(matches!(swapped, Swapped::Done));
     let seen = get(&at.store, "k");
     assert!(matches!(at.sends(&["delete"], "delete", |s| s.swap(&seen, None, &soon()).unwrap()), Swapped::Done));
+}
+
+#[test]
+fn many_that_want_a_lock_leave_connections_to_heartbeats() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let (now, most) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
+    let (running, highest) = (now.clone(), most.clone());
+    let options = rows.options_with(|settings| {
+        settings.command_event_handler = Some(EventHandler::callback(move |event| match event {
+            CommandEvent::Started(_) => {
+                highest.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            }
+            CommandEvent::Succeeded(_) | CommandEvent::Failed(_) => {
+                running.fetch_sub(1, Ordering::SeqCst);
+            }
+            _ => {}
+        }));
+    });
+    let store = Mongodb::open(options, &soon()).unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+    let at_once = |what: &(dyn Fn() + Sync)| {
+        most.store(0, Ordering::SeqCst);
+        std::thread::scope(|scope| (0..40).for_each(|_| drop(scope.spawn(what))));
+        most.load(Ordering::SeqCst)
+    };
+    let read = |strong| store.read(&Which::Key("k".to_owned()), None, strong, &soon()).map(drop).unwrap();
+    let (looks, asks) = (at_once(&|| read(false)), at_once(&|| drop(refused(&store, &mut exclusive(&store, "k")))));
+    assert!(looks <= 6 && asks <= 6, "{looks} looks and {asks} requests at once");
+    println!("what is no waiter's: {} at once", at_once(&|| read(true)));
 }
 
 #[test]

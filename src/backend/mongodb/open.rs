@@ -10,7 +10,7 @@ use mongodb::{Client, Collection};
 
 use super::document::time;
 use super::error::MongodbError;
-use super::send::{Owned, counting_handler, majority};
+use super::send::{Owned, counting_handler, majority, turns};
 use super::session::{Register, Sessions};
 use super::wake::Waking;
 use crate::error::Result;
@@ -117,9 +117,10 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     settings.connect_timeout = sooner(settings.connect_timeout, CONNECTION.min(patience / 2));
     settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));
     settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
+    let turns = turns(settings.max_pool_size);
     let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, 0).1)?;
     let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
-    Ok(Owned { client, locks, sessions: Sessions::new(register), waking: Waking::default() })
+    Ok(Owned { client, locks, sessions: Sessions::new(register), waking: Waking::default(), turns })
 }
 
 /// What a lock cannot do without, whatever the user's settings say. Tells what it had to change.

@@ -76,6 +76,7 @@ impl Mongodb {
         let concern = if strong && !is_alone { ReadConcern::majority() } else { ReadConcern::local() };
         let limit = limit(by);
         self.ask(by, move |owned| async move {
+            let _turn = if strong { None } else { owned.turns.acquire().await.ok() };
             let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);
             if most == 1 {
                 let mut cursor = request.limit(1).batch_size(2).await?;

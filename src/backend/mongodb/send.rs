@@ -14,6 +14,7 @@ use mongodb::event::EventHandler;
 use mongodb::event::cmap::CmapEvent;
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 use mongodb::{Client, Collection};
+use tokio::sync::Semaphore;
 
 use super::Mongodb;
 use super::error::{Fate, MongodbError};
@@ -28,6 +29,18 @@ pub(super) struct Owned {
     pub locks: Collection<Document>,
     pub sessions: Sessions,
     pub waking: super::wake::Waking,
+    /// For those who want a lock: there may be a thousand, and heartbeats, releases and the stream that tells waiters
+    /// must not queue for a connection behind them.
+    pub turns: Semaphore,
+}
+
+/// The driver's default, if the settings do not say it.
+const CONNECTIONS: u32 = 10;
+
+/// So many of so many connections are for those who want a lock.
+pub(super) fn turns(connections: Option<u32>) -> Semaphore {
+    let connections = connections.unwrap_or(CONNECTIONS);
+    Semaphore::new(usize::try_from(connections * 3 / 5).unwrap_or(1).max(1))
 }
 
 /// How long a caller whose time is over waits to hear whether its request had left.
@@ -193,6 +206,7 @@ impl Mongodb {
             let Update { key, pipeline, upsert, after, session } = update;
             let (key, pipeline, upsert, after, session) = (key.clone(), pipeline.clone(), *upsert, *after, *session);
             let answer = self.send(by, move |owned| async move {
+                let _turn = if upsert { owned.turns.acquire().await.ok() } else { None };
                 let session = owned.sessions.get(&owned.client, session).await?;
                 let mut session = session.lock().await;
                 let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
