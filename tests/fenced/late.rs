@@ -4,11 +4,12 @@
 use std::io::BufRead;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{LockClient, LockGuard};
 
 use crate::data::Data;
+use crate::harness::PATIENCE;
 use crate::harness::process::Worker;
 use crate::harness::worker::say;
 use crate::{LONG, Open, SHORT, Store};
@@ -46,10 +47,20 @@ fn load<S: Store>(open: &Open<S>, over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         let guard = client.lock("busy").unwrap();
         open.data.write(&guard, "busy", &count.to_string()).unwrap();
-        guard.release().unwrap();
+        release(guard);
         count += 1;
     }
     println!("{}: {count} others wrote meanwhile", S::NAME);
+}
+
+/// A store that is this busy may not answer in time.
+fn release(mut guard: LockGuard) {
+    let started = Instant::now();
+    while let Err(failed) = guard.release() {
+        let error = failed.error();
+        assert!(error.is_retryable() && started.elapsed() < PATIENCE, "{error:?}");
+        guard = failed.into_guard();
+    }
 }
 
 fn rounds<S: Store>(open: &Open<S>, process: u32, how: &str, count: u32) -> u32 {
@@ -74,7 +85,7 @@ fn rounds<S: Store>(open: &Open<S>, process: u32, how: &str, count: u32) -> u32 
             assert_eq!(answer, if through { "written" } else { "Lost" }, "{key} in round {round}");
             late += u32::from(through);
         }
-        guards.into_iter().for_each(|guard| guard.release().unwrap());
+        guards.into_iter().for_each(release);
     }
     late
 }
