@@ -20,7 +20,8 @@ impl log::Log for Keep {
     }
 
     fn log(&self, record: &log::Record) {
-        KEPT.lock().unwrap().push(format!("{} {}: {}", record.level(), record.target(), record.args()));
+        let waited = record.key_values().get("waited_s".into()).map(|s| format!(" after {s} s")).unwrap_or_default();
+        KEPT.lock().unwrap().push(format!("{} {}: {}{waited}", record.level(), record.target(), record.args()));
     }
 
     fn flush(&self) {}
@@ -66,6 +67,16 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
     assert_warned("WARN leasehold::guard: lock lost: expired after");
     drop(client);
     a_telling_that_fails_is_warned_of_once();
+    a_wait_is_warned_of_after_half_a_minute();
+}
+
+/// By the real time, for a wait has no other.
+fn a_wait_is_warned_of_after_half_a_minute() {
+    let client = MemoryStore::new().client();
+    let _held = client.lock("k").unwrap();
+    assert!(client.try_lock_for("k", Duration::from_secs(32)).unwrap().is_none());
+    let warned = warnings();
+    assert!(warned.len() == 1 && warned[0].contains("still waiting for the lock after 30 s"), "{warned:#?}");
 }
 
 /// However often it is tried again while somebody waits.

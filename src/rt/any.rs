@@ -165,9 +165,9 @@ impl AnyWait<'_> {
         self.waits.iter_mut().for_each(Wait::tell);
         let at_head = self.waits.iter().filter(|wait| wait.ticket.as_ref().is_some_and(|t| t.place() == 0));
         let delay = at_head.map(|wait| wait.look_at_head_after(is_new)).min().unwrap_or(FIRST_WARNING);
-        let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(delay);
         let until = far_from(Instant::now(), delay);
         loop {
+            let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(delay);
             let left = until.saturating_duration_since(Instant::now());
             let nudges = || self.waits.iter().filter_map(|wait| wait.ticket.as_ref()).map(Ticket::nudged);
             if !overall.wait_for_any(left.min(tell_after), nudges()) {

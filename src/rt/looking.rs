@@ -87,16 +87,18 @@ impl Wait<'_> {
         self.ticket.as_ref().is_some_and(|ticket| ticket.nudged().try_recv().is_ok())
     }
 
-    /// Whoever wants to hear of the wait does so after this time, however seldom it looks.
+    /// Whoever wants to hear of the wait does so after this time, however seldom it looks; the log when a warning is
+    /// due.
     pub(super) fn tell_after(&self) -> Duration {
-        if self.want.on_wait.is_some() { *self.family.options.poll.end() } else { FIRST_WARNING }
+        let warning = self.warn_after.saturating_sub(self.started.elapsed());
+        if self.want.on_wait.is_some() { warning.min(*self.family.options.poll.end()) } else { warning }
     }
 
     /// Waits for so long or until it is worth looking; false when the call's time is over.
     fn sleep(&mut self, overall: &Deadline, delay: Duration) -> bool {
         let until = far_from(Instant::now(), delay);
-        let tell_after = self.tell_after();
         loop {
+            let tell_after = self.tell_after();
             let Some(ticket) = &self.ticket else { return true };
             let left = until.saturating_duration_since(Instant::now());
             let waited = overall.wait_for_event(left.min(tell_after), ticket.nudged());

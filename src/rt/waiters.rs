@@ -204,8 +204,7 @@ impl<'a> Wait<'a> {
             }
             self.tell();
             let Some(ticket) = &self.ticket else { return Turn::Ask };
-            let told = if self.want.on_wait.is_some() { *self.family.options.poll.end() } else { FIRST_WARNING };
-            if !overall.wait_for_or(told, ticket.nudged()) {
+            if !overall.wait_for_or(self.tell_after(), ticket.nudged()) {
                 return Turn::Over;
             }
         }
