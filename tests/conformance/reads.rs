@@ -145,10 +145,12 @@ pub fn a_swap_sees_every_change(store: &Store) {
 pub fn a_swap_makes_a_row_once(store: &Store) {
     let at = (store.open)();
     let seen = at.get("k");
+    assert!(matches!(at.store.swap(&seen, None, &soon()), Ok(Swapped::Done)), "nothing stays nothing");
     let mut pinned = raised(&seen.record);
     pinned.pins.insert("pin".to_owned());
     assert!(matches!(at.store.swap(&seen, Some(&pinned), &soon()), Ok(Swapped::Done)));
     assert!(matches!(at.second.swap(&seen, Some(&pinned), &soon()), Ok(Swapped::Changed)));
+    assert!(matches!(at.second.swap(&seen, None, &soon()), Ok(Swapped::Changed)), "what came is not deleted");
     assert_eq!(at.record("k").pins, pinned.pins);
 }
 

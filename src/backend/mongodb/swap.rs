@@ -7,7 +7,7 @@ use super::document::encode;
 use super::error::{Fate, MongodbError};
 use super::send::{Wrote, limit, majority, settle};
 use super::{Found, Mongodb};
-use crate::backend::{Seen, Swapped};
+use crate::backend::{Seen, Swapped, Which};
 use crate::lease::{LockRecord, StoreTime};
 use crate::rt::deadline::Deadline;
 
@@ -33,7 +33,12 @@ impl Mongodb {
         let limit = limit(by);
         let concern = majority(Some(limit));
         let written = match (row, new) {
-            (None, None) => return Ok(Swapped::Done),
+            // Nothing to write; but a row may have come.
+            (None, None) => {
+                let page = self.read_page(&Which::Key(key), None, true, by)?;
+                let stands = page.records.iter().any(|seen| seen.record.exists());
+                return Ok(if stands { Swapped::Changed } else { Swapped::Done });
+            }
             (None, Some(new)) => {
                 let (mut set, _) = encode(new, None).map_err(MongodbError::Invalid)?;
                 set.insert("resource", key);
