@@ -15,6 +15,8 @@ use crate::*;
 /// Longer than a step takes, shorter than what is late.
 const SHORT: Duration = Duration::from_millis(700);
 const LATE: Duration = Duration::from_secs(2);
+/// For what is repeated: the emulator has one transaction at a time, and one that was cut off holds up the others.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const FAULTS: [Fault; 6] =
     [Fault::CutBefore, Fault::CutAfter, Fault::Lost, Fault::AnswerLost, Fault::CutLate(LATE), Fault::Late(LATE)];
@@ -82,15 +84,18 @@ impl Behind {
     /// Repeats an acquire until it is answered.
     fn settled(&self, attempt: &mut Attempt) -> Holder {
         let started = Instant::now();
+        let mut may_be_done = false;
         loop {
             attempt.sends += 1;
             match self.store.acquire(attempt, &by()) {
                 Ok(Acquired::Granted { holder, .. }) => return holder,
-                Ok(Acquired::Unknown(_)) => {}
-                Err(error) if error.is_retryable() => assert_eq!(self.grants(&attempt.key), [], "{error:?}"),
+                Ok(Acquired::Unknown(_)) => may_be_done = true,
+                Err(error) if error.is_retryable() => {
+                    assert!(may_be_done || self.grants(&attempt.key).is_empty(), "{error:?}: nothing was written");
+                }
                 other => panic!("{other:?}"),
             }
-            assert!(started.elapsed() < Duration::from_secs(20), "{}", attempt.key);
+            assert!(started.elapsed() < PATIENCE, "{}", attempt.key);
         }
     }
 }
@@ -102,7 +107,7 @@ fn until_answered<T>(mut step: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = step() {
             return answer;
         }
-        assert!(started.elapsed() < Duration::from_secs(20));
+        assert!(started.elapsed() < PATIENCE);
     }
 }
 
@@ -121,10 +126,8 @@ fn an_acquire_that_is_repeated_finds_itself() {
     at.sweep(|key, mode, fault| {
         let mut a = attempt(key, mode);
         fault();
-        let started = Instant::now();
         let holder = at.settled(&mut a);
         assert_eq!(at.holders(key), [holder], "{key}: what is answered is what stands");
-        assert!(started.elapsed() < Duration::from_secs(10));
         vec![a.ask.grant]
     });
 }
@@ -138,11 +141,15 @@ fn a_renewal_that_is_repeated_extends() {
         let holder = granted(&at.store, &mut a);
         fault();
         let renewal = Renewal { lease: Lease::For(2 * LEASE), may_end_endless: false };
+        let mut may_be_done = false;
         let until = until_answered(|| match at.store.renew(&mut a, renewal, &by()) {
-            Ok(Renewed::Unknown(_)) => None,
+            Ok(Renewed::Unknown(_)) => {
+                may_be_done = true;
+                None
+            }
             Ok(Renewed::Until { until, .. }) => Some(until),
             Err(error) if error.is_retryable() => {
-                assert_eq!(at.holders(key), std::slice::from_ref(&holder), "{key}: nothing was written");
+                assert!(may_be_done || at.holders(key) == [holder.clone()], "{key}: nothing was written");
                 None
             }
             other => panic!("{key}: {other:?}"),
@@ -182,11 +189,15 @@ fn a_transfer_that_is_repeated_finds_itself() {
         let mut new = attempt(key, mode);
         new.ask.instead_of = Some((from.grant.clone(), from.token));
         fault();
+        let mut may_be_done = false;
         let held = until_answered(|| match at.store.acquire(&mut new, &by()) {
             Ok(Acquired::Granted { holder, .. }) => Some(holder),
-            Ok(Acquired::Unknown(_)) => None,
+            Ok(Acquired::Unknown(_)) => {
+                may_be_done = true;
+                None
+            }
             Err(error) if error.is_retryable() => {
-                assert_eq!(at.holders(key), std::slice::from_ref(&from), "{key}: nothing was written");
+                assert!(may_be_done || at.holders(key) == [from.clone()], "{key}: nothing was written");
                 None
             }
             other => panic!("{key}: {other:?}"),
