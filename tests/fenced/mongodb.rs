@@ -116,8 +116,36 @@ fn a_transaction_that_outlasts_a_heartbeat_is_not_begun_again_for_ever() {
         open.data.transact(Some(&guard), "a", &round.to_string(), &mut long).unwrap();
     }
     assert_eq!(open.data.text("a").as_deref(), Some("1"));
+    // The same in the async API.
+    in_the_async_api(&open, async |texts, session| {
+        let mut tries = 0;
+        let run = run_fenced_async(&guard, session, async |session| {
+            tries += 1;
+            assert!(tries <= 3, "it is begun again for ever");
+            let write = texts.update_one(doc! { "_id": "a" }, doc! { "$set": { "text": "async" } });
+            write.session(session).await?;
+            tokio::time::sleep(millis(1_500)).await;
+            Ok(())
+        });
+        run.await.unwrap();
+    });
+    assert_eq!(open.data.text("a").as_deref(), Some("async"));
     let loss = guard.loss().wait_timeout(Duration::ZERO);
     assert!(loss.is_none(), "{loss:?}");
+}
+
+/// Runs `work` with the async driver's collection of the data, and a session.
+fn in_the_async_api(
+    open: &Open<Kind>,
+    work: impl AsyncFnOnce(&driver::Collection<Document>, &mut driver::ClientSession),
+) {
+    let name = open.data.collection.name().to_owned();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = driver::Client::with_uri_str(mongod().unwrap()).await.unwrap();
+        let texts = client.database(DATABASE).collection(&name);
+        work(&texts, &mut client.start_session().await.unwrap()).await;
+    });
 }
 
 /// Once it is asserted, no rival comes in before the commit, though the lease has run out.
@@ -143,21 +171,16 @@ fn it_works_in_the_async_api() {
     let Some(open) = Open::<Kind>::fresh() else { return };
     let client = open.client(LONG);
     let guard = client.lock("a").unwrap();
-    let name = open.data.collection.name().to_owned();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    runtime.block_on(async {
-        let client = driver::Client::with_uri_str(mongod().unwrap()).await.unwrap();
-        let texts = client.database(DATABASE).collection::<Document>(&name);
-        let mut session = client.start_session().await.unwrap();
+    in_the_async_api(&open, async |texts, session| {
         let write = doc! { "$set": { "text": "async" } };
-        run_fenced_async(&guard, &mut session, async |session| {
+        run_fenced_async(&guard, session, async |session| {
             let write = texts.update_one(doc! { "_id": "a" }, write.clone());
             write.upsert(true).session(session).await.map(drop)
         })
         .await
         .unwrap();
         session.start_transaction().await.unwrap();
-        guard.assert_in_async(&mut session).await.unwrap();
+        guard.assert_in_async(session).await.unwrap();
         session.commit_transaction().await.unwrap();
     });
     assert_eq!(open.data.text("a").as_deref(), Some("async"));

@@ -126,8 +126,10 @@ fn an_acquire_that_is_repeated_finds_itself() {
     at.sweep(|key, mode, fault| {
         let mut a = attempt(key, mode);
         fault();
+        let started = Instant::now();
         let holder = at.settled(&mut a);
         assert_eq!(at.holders(key), [holder], "{key}: what is answered is what stands");
+        assert!(started.elapsed() < Duration::from_secs(10));
         vec![a.ask.grant]
     });
 }

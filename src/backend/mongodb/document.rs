@@ -206,14 +206,14 @@ fn moment(of: &Document, name: &str) -> Result<Option<StoreTime>, String> {
     }
 }
 
-/// One below zero counts as none, as it does in the server's rules.
 fn number(of: &Document, name: &str) -> Result<Option<u64>, String> {
-    match of.get(name) {
-        None | Some(Bson::Null) => Ok(None),
-        Some(Bson::Int32(number)) => Ok(u64::try_from(*number).ok()),
-        Some(Bson::Int64(number)) => Ok(u64::try_from(*number).ok()),
-        Some(_) => Err(format!("its {name} is no whole number")),
-    }
+    let number = match of.get(name) {
+        None | Some(Bson::Null) => return Ok(None),
+        Some(Bson::Int32(number)) => u64::try_from(*number).ok(),
+        Some(Bson::Int64(number)) => u64::try_from(*number).ok(),
+        Some(_) => None,
+    };
+    number.map(Some).ok_or_else(|| format!("its {name} is no whole number"))
 }
 
 fn parse_format(text: &str) -> Result<(u32, u32), String> {

@@ -114,7 +114,7 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     };
     let mut runs_shared = vec![runs("$$l.expiresAt")];
     let mut blocks = vec![doc! { "$eq": ["$exclusive.acquired", true] }, runs("$exclusive.expiresAt")];
-    let mut conditions = vec![is_sane()];
+    let mut conditions = vec![is_sane(), doc! { "$gte": [{ "$ifNull": ["$fence", 0] }, 0] }];
     if let Some((old, token)) = &grant.old {
         conditions.push(stands(old, *token));
         runs_shared.push(doc! { "$ne": ["$$l._id", old] });
