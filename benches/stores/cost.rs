@@ -4,19 +4,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::{Event, LockClient, Observer};
+use leasehold::{Event, LockClient, Observer, Operation};
 
 use super::store::{builder, counting};
 
-/// Every request that the library tells of.
+/// Counts the requests that the library tells of.
 #[derive(Default)]
-struct Requests(AtomicU64);
+pub struct Requests {
+    reads: AtomicU64,
+    asks: AtomicU64,
+    others: AtomicU64,
+}
+
+impl Requests {
+    pub fn made(&self) -> Made {
+        let [reads, asks, others] = [&self.reads, &self.asks, &self.others].map(|count| count.load(Ordering::Relaxed));
+        Made { reads, asks, others }
+    }
+}
 
 impl Observer for Requests {
     fn event(&self, event: &Event<'_>) {
-        if let Event::Request { .. } = event {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
+        let count = match event {
+            Event::Request { operation: Operation::Read, .. } => &self.reads,
+            Event::Request { operation: Operation::Acquire | Operation::Swap, .. } => &self.asks,
+            Event::Request { .. } => &self.others,
+            _ => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// So many requests: looks at locks, attempts to have one, and what holders send.
+#[derive(Clone, Copy, Default)]
+pub struct Made {
+    pub reads: u64,
+    pub asks: u64,
+    pub others: u64,
+}
+
+impl Made {
+    pub fn since(self, before: Made) -> Made {
+        Made { reads: self.reads - before.reads, asks: self.asks - before.asks, others: self.others - before.others }
+    }
+
+    pub fn add(&mut self, more: Made) {
+        self.reads += more.reads;
+        self.asks += more.asks;
+        self.others += more.others;
+    }
+
+    fn all(self) -> u64 {
+        self.reads + self.asks + self.others
     }
 }
 
@@ -32,7 +71,7 @@ pub struct Costed {
 /// What was counted at a moment.
 pub struct Count {
     at: Instant,
-    requests: u64,
+    requests: Made,
     commands: u64,
 }
 
@@ -50,7 +89,7 @@ impl Costed {
 
     pub fn count(&self) -> Count {
         let commands = self.commands.as_ref().map_or(0, |commands| commands.load(Ordering::Relaxed));
-        Count { at: Instant::now(), requests: self.requests.0.load(Ordering::Relaxed), commands }
+        Count { at: Instant::now(), requests: self.requests.made(), commands }
     }
 
     /// Threads and connections now, requests since then.
@@ -62,7 +101,7 @@ impl Costed {
             None => String::new(),
         };
         let connections = sockets().saturating_sub(self.sockets);
-        let requests = rate(now.requests - before.requests);
+        let requests = rate(now.requests.since(before.requests).all());
         format!("{} threads, {connections} connections, {requests:.1} requests{commands} a second", threads())
     }
 }

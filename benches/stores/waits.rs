@@ -3,13 +3,13 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{Event, LockClient, Observer, Operation};
+use leasehold::LockClient;
 
+use super::cost::{Made, Requests};
 use super::many::cpu;
 use super::store::{Store, builder};
 use super::table::{Samples, Table};
@@ -25,55 +25,10 @@ const LEASE: Duration = Duration::from_secs(1);
 /// Of one that releases: a hold of more than a lease would first give other processes a turn.
 const LONG_LEASE: Duration = Duration::from_secs(20);
 
-/// Counts the requests that waiters make; a holder only renews and releases meanwhile.
-#[derive(Default)]
-struct Requests {
-    all: AtomicU64,
-    reads: AtomicU64,
-}
-
-impl Requests {
-    fn made(&self) -> Made {
-        Made { all: self.all.load(Ordering::Relaxed), reads: self.reads.load(Ordering::Relaxed) }
-    }
-}
-
-impl Observer for Requests {
-    fn event(&self, event: &Event<'_>) {
-        match event {
-            Event::Request { operation: Operation::Read, .. } => self.reads.fetch_add(1, Ordering::Relaxed),
-            Event::Request { operation: Operation::Acquire | Operation::Swap, .. } => 0,
-            _ => return,
-        };
-        self.all.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// So many requests, and how many of them were the reads of a poll.
-#[derive(Clone, Copy, Default)]
-struct Made {
-    all: u64,
-    reads: u64,
-}
-
-impl Made {
-    fn since(self, before: Made) -> Made {
-        Made { all: self.all - before.all, reads: self.reads - before.reads }
-    }
-
-    fn add(&mut self, more: Made) {
-        self.all += more.all;
-        self.reads += more.reads;
-    }
-
-    fn text(self, waits: usize, waited: Duration) -> String {
-        let waits = waits.max(1) as f64;
-        format!(
-            "{:.1} reads a second, {:.1} requests a wait",
-            self.reads as f64 / waited.as_secs_f64(),
-            self.all as f64 / waits
-        )
-    }
+/// What `made` in that time is for each wait; a holder only renews and releases meanwhile.
+fn text(made: Made, waits: usize, waited: Duration) -> String {
+    let (reads, asked) = (made.reads as f64, (made.reads + made.asks) as f64);
+    format!("{:.1} reads a second, {:.1} requests a wait", reads / waited.as_secs_f64(), asked / waits.max(1) as f64)
 }
 
 fn client(url: &str, lease: Duration) -> (LockClient, Arc<Requests>) {
@@ -122,7 +77,7 @@ fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
         made.add(requests.made().since(before));
         waiter.join().expect("the waiter");
     }
-    table.alone(store.name, "hand-over between two threads", &delays, made.text(rounds, waited));
+    table.alone(store.name, "hand-over between two threads", &delays, text(made, rounds, waited));
 }
 
 fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
@@ -140,11 +95,11 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
         let delay = at(told[0]).duration_since(freed).unwrap_or_default();
         delays.push(delay);
         waited += hold_time(round) + delay;
-        made.add(Made { all: told[1] as u64, reads: told[2] as u64 });
+        made.add(Made { reads: told[1] as u64, asks: told[2] as u64, others: 0 });
         cpu += told[3];
     }
     let share = cpu / waited.as_secs_f64() * 100.0;
-    let made = made.text(rounds, waited);
+    let made = text(made, rounds, waited);
     let beside = format!("{made}, {share:.2} % of a core, its beginning and end included");
     table.alone(store.name, "hand-over between two processes", &delays, beside);
     // What a wait costs while nothing happens.
@@ -158,7 +113,7 @@ fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
     let told = child.hear();
     let mut delay = Samples::default();
     delay.push(at(told[0]).duration_since(freed).unwrap_or_default());
-    let (made, share) = (told[1], told[3] / idle.as_secs_f64() * 100.0);
+    let (made, share) = (told[1] + told[2], told[3] / idle.as_secs_f64() * 100.0);
     let beside = format!("{made:.0} requests in {:.0} s, {share:.2} % of a core", idle.as_secs_f64());
     table.alone(store.name, "hand-over after a long wait", &delay, beside);
 }
@@ -186,7 +141,7 @@ fn takeover(store: &Store, rounds: usize, table: &mut Table) {
         late.push(at(comer.hear()[0]).duration_since(end).unwrap_or_default());
     }
     let after = format!("after the lease's end, with a grace of {:?}", store.grace);
-    let beside = format!("{after}; {}", made.text(rounds, waited));
+    let beside = format!("{after}; {}", text(made, rounds, waited));
     table.alone(store.name, "takeover from a killed process", &delays, beside);
     table.alone(store.name, "the same by one who comes late", &late, format!("{after}; it came at half the grace"));
 }
@@ -279,6 +234,6 @@ pub fn child(mut args: impl Iterator<Item = String>) {
         let made = requests.made().since(before);
         let used = (cpu() - cpu_before).as_secs_f64();
         drop(guard);
-        println!("{now} {} {} {used}", made.all, made.reads);
+        println!("{now} {} {} {used}", made.reads, made.asks);
     }
 }
