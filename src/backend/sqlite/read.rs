@@ -145,19 +145,18 @@ impl Sqlite {
 type Scanned = (Format, Vec<Row>, Option<String>);
 
 /// The statement and its bounds for the keys that start with `prefix` and come after `from`.
-fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {
-    let mut bounds = vec![prefix.as_bytes().to_vec()];
-    let mut condition = "key >= ?1".to_owned();
-    let mut also = |what: &str, bound: Vec<u8>| {
-        bounds.push(bound);
-        condition.push_str(&format!(" AND key {what} ?{}", bounds.len()));
+pub(super) fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {
+    // One lower bound only: of two, SQLite seeks by the first and reads everything between them, on each page anew.
+    let (above, lowest) = match from {
+        Some(from) if from >= prefix => (">", from),
+        _ => (">=", prefix),
     };
-    if let Some(from) = from {
-        also(">", from.as_bytes().to_vec());
-    }
+    let mut bounds = vec![lowest.as_bytes().to_vec()];
+    let mut condition = format!("key {above} ?1");
     if let Some((last, rest)) = prefix.as_bytes().split_last() {
         // No byte of UTF-8 is 255, so the next one is there.
-        also("<", [rest, &[last.saturating_add(1)]].concat());
+        bounds.push([rest, &[last.saturating_add(1)]].concat());
+        condition.push_str(" AND key < ?2");
     }
     (format!("SELECT {COLUMNS} FROM locks WHERE {condition} ORDER BY key"), bounds)
 }
