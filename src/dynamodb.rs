@@ -81,10 +81,11 @@ use aws_config::SdkConfig;
 pub use aws_sdk_dynamodb;
 use aws_sdk_dynamodb::types::{self, CancellationReason};
 
+pub use crate::backend::dynamodb::fence::Canceled;
 use crate::backend::dynamodb::{DynamodbOptions, Settings};
 use crate::builder::ClientBuilder;
 use crate::connect::dynamodb_table;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fence::Fenced;
 use crate::rt::clock::Clock;
 
@@ -220,16 +221,4 @@ impl<T: Fenced> ConditionCheck for T {
     fn read_reason(&self, reason: &CancellationReason) -> Result<Canceled> {
         crate::backend::dynamodb::fence::read_reason(self.standing()?, reason)
     }
-}
-
-/// Why a transaction with a [`ConditionCheck`] was not applied, as far as the check can tell.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Canceled {
-    /// The lock is not held any more: an error of kind `Lost` that tells who holds it.
-    Lost(Error),
-    /// Another write was under way on one of the items. Try again.
-    Conflict,
-    /// The check passed; another part was refused.
-    Other,
 }

@@ -40,6 +40,12 @@ mod cause;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 pub mod fault;
+// Only stores that can be part of a user's transaction are asked.
+#[cfg_attr(
+    not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
+    allow(dead_code)
+)]
+pub mod fence;
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;

@@ -6,9 +6,8 @@ use mongodb::{Client, Collection};
 
 use super::Mongodb;
 use super::document::{object_id, token};
-use crate::backend::observed;
+use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::sealed::Standing;
 use crate::lease::Mode;
 
 /// The write that asserts it, and what it says when it matched nothing.
@@ -22,13 +21,11 @@ pub(crate) struct Assertion {
 impl Assertion {
     pub(crate) fn of(standing: Standing<'_>) -> Result<Assertion> {
         let lock = standing.lock;
-        let label = &standing.backend.info().label;
-        let error = |kind, message: &str| Error::new(kind, message).with_key(&lock.key).with_store(label);
-        let Some(store) = observed::native::<Mongodb>(standing.backend) else {
-            return Err(error(ErrorKind::InvalidInput, "this lock is in no MongoDB collection"));
+        let Some(store) = standing.store::<Mongodb>() else {
+            return Err(standing.error(ErrorKind::InvalidInput, "this lock is in no MongoDB collection"));
         };
         let (Some(grant), Ok(token)) = (object_id(&lock.grant), token(lock.token)) else {
-            return Err(error(ErrorKind::InvalidInput, "the lock was granted by another kind of store"));
+            return Err(standing.error(ErrorKind::InvalidInput, "the lock was granted by another kind of store"));
         };
         let filter = match lock.mode {
             Mode::Exclusive => {
@@ -42,7 +39,7 @@ impl Assertion {
             database: store.database.clone(),
             collection: store.collection.clone(),
             filter,
-            lost: error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+            lost: standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
         })
     }
 

@@ -6,27 +6,22 @@ use rusqlite::Connection;
 
 use super::row::Row;
 use super::{Sqlite, identity, label};
-use crate::backend::observed;
+use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::sealed::Standing;
 
 /// An error of kind `Lost` unless the grant stands in the file of `conn`, by what `conn`'s transaction sees.
 pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     let lock = standing.lock;
-    let error = |kind, message: String| {
-        Error::new(kind, message).with_key(&lock.key).with_store(&standing.backend.info().label)
-    };
     let path = Path::new(conn.path().unwrap_or_default());
     // One file may have several paths.
     let is_here = |store: &Sqlite| identity(path).is_ok_and(|file| file == Some(store.place.file));
-    if !observed::native(standing.backend).is_some_and(is_here) {
+    if !standing.store().is_some_and(is_here) {
         let message = format!("the transaction is one of {}, where this lock is not", label(path));
-        return Err(error(ErrorKind::InvalidInput, message));
+        return Err(standing.error(ErrorKind::InvalidInput, message));
     }
     let (_, row) = Row::read(conn, path, &lock.key).map_err(|e| Error::from(e).with_key(&lock.key))?;
     if row.token_of(&lock.grant) == Some(lock.token) {
         return Ok(());
     }
-    let message = "it is not held any more; the transaction must not be committed".to_owned();
-    Err(error(ErrorKind::Lost, message))
+    Err(standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"))
 }
