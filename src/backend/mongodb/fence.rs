@@ -1,7 +1,7 @@
 //! Whether a grant stands, asserted inside a user's own transaction.
 
 use mongodb::bson::{Document, doc};
-use mongodb::error::{Error as DriverError, TRANSIENT_TRANSACTION_ERROR};
+use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR};
 use mongodb::{Client, Collection};
 
 use super::Mongodb;
@@ -16,6 +16,7 @@ pub(crate) struct Assertion {
     collection: String,
     pub(crate) filter: Document,
     lost: Error,
+    outside: Error,
 }
 
 impl Assertion {
@@ -40,6 +41,11 @@ impl Assertion {
             collection: store.collection.clone(),
             filter,
             lost: standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+            outside: standing.error(
+                ErrorKind::InvalidInput,
+                "the session is in no transaction, outside which an assertion protects nothing; call \
+                 start_transaction() on it first",
+            ),
         })
     }
 
@@ -56,6 +62,16 @@ impl Assertion {
         client.database(&self.database).collection(&self.collection)
     }
 
+    /// Refuses a session outside a transaction, by what the driver said to starting another one. It sends nothing.
+    pub(crate) fn must_be_inside(&self, started: mongodb::error::Result<()>) -> mongodb::error::Result<()> {
+        match started {
+            Ok(()) => Err(DriverError::custom(self.outside.clone())),
+            Err(error) if is_in_progress(&error) => Ok(()),
+            // None can be started there.
+            Err(error) => Err(error),
+        }
+    }
+
     /// What the driver's own loop over transactions understands.
     pub(crate) fn judge(&self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
         match matched? {
@@ -63,6 +79,11 @@ impl Assertion {
             _ => Ok(()),
         }
     }
+}
+
+/// The driver tells the state of a session by this alone.
+fn is_in_progress(error: &DriverError) -> bool {
+    matches!(error.kind.as_ref(), DriverKind::Transaction { message, .. } if message.contains("already in progress"))
 }
 
 /// An error of the driver as ours: the loss, or with the driver's own as its source.
