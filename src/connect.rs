@@ -19,6 +19,7 @@ use crate::backend::spanner::{Settings as SpannerSettings, Spanner, SpannerOptio
 #[cfg(feature = "sqlite")]
 use crate::backend::sqlite::{Sqlite, SqliteOptions};
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::DEFAULT_LEASE;
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 
@@ -26,6 +27,8 @@ use crate::rt::deadline::Deadline;
 pub(crate) struct Opener {
     /// The shortest lease that makes sense there.
     pub min_lease: Duration,
+    /// The lease of a client that sets none.
+    pub default_lease: Duration,
     /// Opens it, creating what it can do without.
     pub open: Open,
 }
@@ -71,6 +74,7 @@ fn memory(url: StoreUrl) -> Result<Opener> {
     let name = url.path.into_owned();
     Ok(Opener {
         min_lease: Memory::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, _| Ok(Arc::new(Memory::open(&name, clock)))),
     })
 }
@@ -105,6 +109,7 @@ fn sqlite(url: StoreUrl) -> Result<Opener> {
 pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
     Opener {
         min_lease: Sqlite::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Sqlite::open(options, clock, by)?))),
     }
 }
@@ -152,6 +157,7 @@ pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
     options.validate()?;
     Ok(Opener {
         min_lease: Dynamodb::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
     })
 }
@@ -190,7 +196,11 @@ fn mongodb(url: &str) -> Result<Opener> {
 #[cfg(feature = "mongodb")]
 pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Opener> {
     let options = options?;
-    Ok(Opener { min_lease: Mongodb::MIN_LEASE, open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))) })
+    Ok(Opener {
+        min_lease: Mongodb::MIN_LEASE,
+        default_lease: Mongodb::DEFAULT_LEASE,
+        open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))),
+    })
 }
 
 #[cfg(feature = "spanner")]
@@ -213,6 +223,7 @@ pub(crate) fn spanner_table(options: SpannerOptions) -> Result<Opener> {
     options.validate()?;
     Ok(Opener {
         min_lease: Spanner::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Spanner::open(options, clock, by)?))),
     })
 }

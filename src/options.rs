@@ -9,7 +9,7 @@ use crate::leases::key::check_text;
 use crate::observer::Observing;
 use crate::rt::clock::BootTime;
 
-/// The lease of a client that sets none.
+/// The lease of a client that sets none, on stores that need no other.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 const MAX_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// An acquire never asks for more, so that an unanswered one leaves no more than a minute.

@@ -302,7 +302,7 @@ leasehold_code leasehold_builder_new(const char *url, size_t url_len, leasehold_
 leasehold_code leasehold_builder_set_owner(leasehold_builder builder, const char *owner, size_t owner_len);
 
 // For how long a lock is held without a renewal, in milliseconds: 1,000 (SQLite and memory: 100) to 30 days.
-// Defaults to 20,000.
+// Defaults to 20,000; on MongoDB to 30,000.
 leasehold_code leasehold_builder_set_lease(leasehold_builder builder, uint64_t ms);
 
 // The time between two renewals in milliseconds, at most half the lease. Defaults to a third of the lease.
