@@ -88,10 +88,12 @@ pub(super) enum MongodbError {
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
 /// 217: it was done, but its answer is not known any more.
 const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11602];
+/// The network's. A router answers so of the connection to the shard to which it may have passed the write on.
+const CUT_OFF: [i32; 5] = [6, 7, 89, 202, 9001];
 /// These come before anything is written.
-const NOT_DONE: [i32; 10] = [6, 7, 89, 112, 133, 134, 246, 9001, 10107, 13435];
+const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
 /// A stale or recovering node, sharding that moves, too many requests.
-const NOT_DONE_EITHER: [i32; 8] = [13436, 13388, 63, 150, 234, 462, 202, 165];
+const NOT_DONE_EITHER: [i32; 7] = [13436, 13388, 63, 150, 234, 462, 165];
 const DENIED: [i32; 2] = [13, 8000];
 const CREDENTIALS: [i32; 3] = [11, 18, 334];
 const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
@@ -235,7 +237,9 @@ fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
         TOO_OLD => (Fate::NotDone, MongodbError::GivenUp { cause }),
         NO_STREAMS => (Fate::Refused, MongodbError::NoStreams { cause }),
         NO_NAMESPACE => (Fate::Refused, MongodbError::Collection(NO_COLLECTION.to_owned())),
-        _ if INTERRUPTED.contains(&code) => (Fate::Unknown, MongodbError::Unanswered { cause }),
+        _ if INTERRUPTED.contains(&code) || CUT_OFF.contains(&code) => {
+            (Fate::Unknown, MongodbError::Unanswered { cause })
+        }
         _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Conflict { cause }),
         _ if NOT_DONE.contains(&code) || NOT_DONE_EITHER.contains(&code) => {
             (Fate::NotDone, MongodbError::Conflict { cause })

@@ -22,6 +22,9 @@ const SELECTION: Duration = Duration::from_secs(3);
 const CONNECTION: Duration = Duration::from_secs(2);
 /// The version of the wire protocol of server 4.4, which knows expressions in projections.
 const OLDEST_WIRE: i32 = 9;
+/// One for the stream that tells waiters, whose answers the server holds back, one for those who want a lock, and one
+/// for heartbeats and releases: a heartbeat that queued behind them would come too late.
+const LEAST_CONNECTIONS: u32 = 3;
 /// The collection where none is named.
 pub const COLLECTION: &str = "locks";
 
@@ -107,7 +110,8 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     if !overridden.is_empty() {
         log::warn!(
             target: "leasehold::mongodb", store:? = label;
-            "locks need writes that the majority has in its journal, from the primary; not used: {}",
+            "locks need writes that the majority has in its journal, from the primary, and {LEAST_CONNECTIONS} \
+             connections; not used: {}",
             overridden.join(", ")
         );
     }
@@ -148,6 +152,10 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
         overridden.push("retryWrites=false".to_owned());
     }
     settings.retry_writes = Some(true);
+    if let Some(most) = settings.max_pool_size.filter(|most| (1..LEAST_CONNECTIONS).contains(most)) {
+        overridden.push(format!("maxPoolSize={most}"));
+        settings.max_pool_size = Some(LEAST_CONNECTIONS);
+    }
     overridden
 }
 
@@ -259,5 +267,6 @@ mod tests {
         assert_eq!(parsed("w=majority&retryWrites=true"), "");
         let all = "w=1&journal=false&readPreference=secondary&readConcernLevel=local&retryWrites=false";
         assert_eq!(parsed(all), "w, journal=false, readPreference, readConcernLevel, retryWrites=false");
+        assert_eq!((parsed("maxPoolSize=2").as_str(), parsed("maxPoolSize=3").as_str()), ("maxPoolSize=2", ""));
     }
 }

@@ -220,7 +220,7 @@ impl Mongodb {
             });
             match answer {
                 // Two made the document at once; it is there now.
-                Err((Fate::Duplicate, _)) if !by.is_over() => {}
+                Err((Fate::Duplicate, _)) if !by.is_over() => self.must_be_ours(&update.key, by)?,
                 answer => return settle(answer),
             }
         }
