@@ -119,6 +119,17 @@ impl MongodbError {
         }
     }
 
+    /// The same of what a router answered. It repeats a numbered write by itself, and tells only what came of the last
+    /// try: that one may have come to a server that was not the primary, after the first was written.
+    pub fn of_router((fate, told): (Fate, Self)) -> (Fate, Self) {
+        match told {
+            MongodbError::Conflict { cause } if fate == Fate::NotDone => {
+                (Fate::Unknown, MongodbError::Unanswered { cause })
+            }
+            told => (fate, told),
+        }
+    }
+
     /// Whether it says that there is no such collection.
     pub fn is_no_collection(&self) -> bool {
         matches!(self, MongodbError::Collection(text) if text == NO_COLLECTION)
@@ -266,4 +277,32 @@ fn cause(error: &DriverError) -> Cause {
         kind => kind.to_string(),
     };
     Cause::from(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::{doc, from_document};
+    use mongodb::error::CommandError;
+
+    use super::*;
+
+    #[test]
+    fn a_router_never_says_that_nothing_was_written() {
+        let of = |code: i32| {
+            let answer: CommandError = from_document(doc! { "code": code }).unwrap();
+            let told = MongodbError::classify(&DriverKind::Command(answer).into(), 1);
+            (told.0, MongodbError::of_router(told).0)
+        };
+        // Not the primary, in conflict; a chunk that moved.
+        for code in [10107, 13435, 112, 63] {
+            assert_eq!(of(code), (Fate::NotDone, Fate::Unknown), "{code}");
+        }
+        // Another made the document; a newer write of the session was done; access is denied.
+        for (code, fate) in [(11000, Fate::Duplicate), (225, Fate::NotDone), (13, Fate::Refused)] {
+            assert_eq!(of(code), (fate, fate), "{code}");
+        }
+        // It got no request.
+        let (fate, _) = MongodbError::of_router((Fate::NotDone, MongodbError::NotSent));
+        assert_eq!(fate, Fate::NotDone);
+    }
 }

@@ -162,8 +162,10 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
 /// What kind of server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A member of a replica set, or a router in front of several.
+    /// A member of a replica set.
     Replicated,
+    /// In front of several replica sets.
+    Router,
     /// Alone: writes have no numbers, and there are no change streams.
     Standalone,
 }
@@ -194,9 +196,13 @@ pub(super) fn place(hosts: &[String], hello: &Document, build: &Document) -> std
         let version = build.get_str("version").unwrap_or("of an unknown version");
         return Err(MongodbError::Config(format!("the server is MongoDB {version}, but must be 4.4 or newer")));
     }
-    let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
-    let is_member = hello.contains_key("setName");
-    Ok(if is_router || is_member { Place::Replicated } else { Place::Standalone })
+    Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
+        Place::Router
+    } else if hello.contains_key("setName") {
+        Place::Replicated
+    } else {
+        Place::Standalone
+    })
 }
 
 /// Servers of others that answer to MongoDB's protocol.
@@ -238,6 +244,8 @@ mod tests {
             place(&hosts, &hello, build).map_err(|error| error.to_string())
         };
         assert_eq!(of(&["127.0.0.1:27017"], &mongo), Ok(Place::Replicated));
+        let router = doc! { "maxWireVersion": 17, "msg": "isdbgrid" };
+        assert_eq!(place(&[], &router, &mongo).unwrap(), Place::Router);
         let ferret = doc! { "version": "7.0.42", "ferretdbVersion": "v1.24.0" };
         let cases = [
             (&["a.cluster-x.eu-central-1.docdb.amazonaws.com:27017"][..], &mongo, "Amazon DocumentDB"),
