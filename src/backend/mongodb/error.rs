@@ -92,8 +92,9 @@ const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11
 const CUT_OFF: [i32; 5] = [6, 7, 89, 202, 9001];
 /// These come before anything is written.
 const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
-/// A stale or recovering node, sharding that moves, too many requests.
-const NOT_DONE_EITHER: [i32; 7] = [13436, 13388, 63, 150, 234, 462, 165];
+/// A stale or recovering node, sharding that moves, too many requests, a cache that is full; an index or a database that
+/// is dropped meanwhile.
+const NOT_DONE_EITHER: [i32; 10] = [13436, 13388, 63, 150, 234, 462, 165, 365, 175, 215];
 const DENIED: [i32; 2] = [13, 8000];
 const CREDENTIALS: [i32; 3] = [11, 18, 334];
 const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
