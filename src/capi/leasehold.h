@@ -911,12 +911,13 @@ leasehold_code leasehold_election_wait(leasehold_election election);
 // later.
 leasehold_code leasehold_election_stop(leasehold_election election);
 
-// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout. A callback that
-// runs is waited for, unless this is called by it.
+// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout, also while other
+// threads are inside calls: leasehold_election_campaign ends with LEASEHOLD_CODE_CANCELLED. A leadership that it gave
+// before goes on. A callback that runs is waited for, unless this is called by it.
 leasehold_code leasehold_election_free(leasehold_election election);
 
-// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop of another thread ends the
-// wait with LEASEHOLD_CODE_CANCELLED.
+// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop or leasehold_election_free
+// of another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
 //
 // # Safety
 // `leadership` must be writable.

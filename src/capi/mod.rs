@@ -11,6 +11,7 @@ mod failure;
 mod filter;
 mod guard;
 mod handle;
+mod leadership;
 mod list;
 mod lock;
 mod loss;

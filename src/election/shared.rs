@@ -31,6 +31,8 @@ pub(super) struct Shared {
     pub lease: Duration,
     pub max_hold: Option<Duration>,
     pub stand_again: bool,
+    /// Each ends every standing.
+    pub cancels: Vec<CancelToken>,
     pub health: Option<Health>,
     pub teller: Teller,
     pub terms: AtomicU64,
@@ -47,7 +49,7 @@ pub(super) struct Shared {
 pub(super) struct Standing {
     pub stop: CancelToken,
     /// After a stop: until when the closure may go on, and until when the release has to be answered.
-    pub ends: Mutex<Option<(Instant, Instant)>>,
+    ends: Mutex<Option<(Instant, Instant)>>,
     /// What the release after the stop said.
     pub outcome: Mutex<Result<()>>,
     /// Those who would wait for themselves.
@@ -59,6 +61,14 @@ pub(super) struct Standing {
 }
 
 impl Standing {
+    /// Until when the closure may go on, and until when the release has to be answered: what was said first, at the
+    /// latest `by`.
+    pub fn ends(&self, by: Instant) -> (Instant, Instant) {
+        let left = by.saturating_duration_since(Instant::now());
+        // The release needs a moment, too, and then the thread.
+        *self.ends.lock().get_or_insert((by - left / 10, by - left / 20))
+    }
+
     /// Waits for its end until `by`, but not on a thread that it needs for that. Tells whether time is over.
     fn is_late(&self, by: Instant) -> bool {
         let is_crew = self.crew.lock().contains(&std::thread::current().id());
@@ -122,8 +132,10 @@ impl Shared {
             return Err(self.client.error(ErrorKind::AlreadyHeld, &self.name, message));
         }
         let (running, over) = crossbeam_channel::bounded(0);
+        let stop = CancelToken::new();
+        self.cancels.iter().for_each(|cancel| stop.follow(cancel));
         let standing = Arc::new(Standing {
-            stop: CancelToken::new(),
+            stop,
             ends: Mutex::default(),
             outcome: Mutex::new(Ok(())),
             crew: Mutex::default(),
@@ -218,9 +230,7 @@ impl Shared {
     fn ask(&self, by: Instant, also_campaigns: bool) -> Option<Arc<Standing>> {
         let standing = self.standing.lock().clone();
         if let Some(standing) = &standing {
-            // The release needs a moment, too, and then the thread.
-            let left = by.saturating_duration_since(Instant::now());
-            standing.ends.lock().get_or_insert((by - left / 10, by - left / 20));
+            standing.ends(by);
             standing.stop.cancel();
         }
         let standing = standing.filter(|standing| !standing.is_campaign);
