@@ -236,6 +236,29 @@ fn campaign_blocks_until_elected_and_resigning_lets_the_next_in() {
     });
 }
 
+/// The node stands again before its callbacks have heard how the last term ended.
+#[test]
+fn each_lost_term_is_told_before_the_next_one() {
+    on_every_store(|store| {
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.build().unwrap();
+        let terms: Vec<Leadership> = (0..8)
+            .map(|_| {
+                let leadership = a.campaign().unwrap();
+                store.outlast(MINUTE);
+                wait_until(|| !leadership.is_leader());
+                leadership
+            })
+            .collect();
+        for leadership in &terms {
+            let token = leadership.fencing_token();
+            assert_eq!(won(&tells), token);
+            let (ended, how) = lost(&tells);
+            assert!(ended == token && how.starts_with("lost: expired"), "{token}: {ended} {how}");
+        }
+    });
+}
+
 #[test]
 fn one_election_stands_once() {
     on_every_store(|store| {
