@@ -184,7 +184,7 @@ impl Election {
 
     /// Waits until what [`run`](Election::run) or [`lead`](Election::lead) started is over: after
     /// [`stop`](Election::stop) or the client's `close`, or after one term without
-    /// [`stand_again`](ElectionBuilder::stand_again).
+    /// [`stand_again`](ElectionBuilder::stand_again). Called by the closure itself, it returns at once.
     pub fn wait(&self) {
         self.shared.wait();
     }

@@ -69,10 +69,14 @@ impl Standing {
         *self.ends.lock().get_or_insert((by - left / 10, by - left / 20))
     }
 
+    /// Whether this thread would wait for itself.
+    fn is_crew(&self) -> bool {
+        self.crew.lock().contains(&std::thread::current().id())
+    }
+
     /// Waits for its end until `by`, but not on a thread that it needs for that. Tells whether time is over.
     fn is_late(&self, by: Instant) -> bool {
-        let is_crew = self.crew.lock().contains(&std::thread::current().id());
-        !is_crew && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
+        !self.is_crew() && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
     }
 }
 
@@ -246,7 +250,7 @@ impl Shared {
     /// Waits for the end of what runs.
     pub fn wait(&self) {
         if self.client.family.is_own_process() {
-            let standing = self.standing.lock().clone();
+            let standing = self.standing.lock().clone().filter(|standing| !standing.is_crew());
             let _ = standing.map(|standing| standing.over.recv());
         }
     }

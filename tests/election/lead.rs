@@ -216,6 +216,22 @@ fn a_closure_may_stop_the_election_itself() {
 }
 
 #[test]
+fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
+    on_every_store(|store| {
+        let a = Arc::new(store.client().election("job").stand_again(false).build().unwrap());
+        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
+        a.lead(move |_| {
+            let election = own.upgrade().unwrap();
+            election.wait();
+            told.send(election.is_standing()).unwrap();
+        })
+        .unwrap();
+        assert!(tells.recv_timeout(LONG).expect("it waits for itself"), "nothing is over yet");
+        a.wait();
+    });
+}
+
+#[test]
 fn campaign_blocks_until_elected_and_resigning_lets_the_next_in() {
     on_every_store(|store| {
         let (a, b) = (store.client().election("job").build().unwrap(), store.client().election("job").build().unwrap());
