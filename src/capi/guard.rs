@@ -40,6 +40,18 @@ impl Guard {
         self.guard.try_read().and_then(|guard| guard.as_ref().map(ask))
     }
 
+    fn release(&self) -> Outcome {
+        let _ending = self.ending.lock();
+        let held = self.guard.write().take().ok_or_else(|| self.ended())?;
+        if let Err(failed) = held.release() {
+            let error = failed.error().clone();
+            *self.guard.write() = Some(failed.into_guard());
+            return Err(error.into());
+        }
+        self.watch.end(false);
+        Ok(())
+    }
+
     fn ended(&self) -> Failure {
         Failure::new(Code::Lost, format!("lock {:?}: the guard was released already", self.granted.key()))
     }
@@ -239,18 +251,7 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
 /// error it can be called again. The guard has to be freed afterwards all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
-    call(|| {
-        let guard = handle::get::<Guard>(guard)?;
-        let _ending = guard.ending.lock();
-        let held = guard.guard.write().take().ok_or_else(|| guard.ended())?;
-        if let Err(failed) = held.release() {
-            let error = failed.error().clone();
-            *guard.guard.write() = Some(failed.into_guard());
-            return Err(error.into());
-        }
-        guard.watch.end(false);
-        Ok(())
-    })
+    call(|| handle::get::<Guard>(guard)?.release())
 }
 
 /// Stops the heartbeat and hands the lock over as data, without releasing it: whoever gets it takes it up with
@@ -286,10 +287,64 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {
         let guard = handle::remove::<Guard>(guard)?;
-        let _ending = guard.ending.lock();
-        let held = guard.guard.write().take();
-        drop(held);
+        {
+            // Not kept for the callback, which may be about to release it, too.
+            let _ending = guard.ending.lock();
+            let held = guard.guard.write().take();
+            drop(held);
+        }
         guard.watch.end(true);
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+    use std::sync::OnceLock;
+    use std::time::Duration;
+
+    use crossbeam_channel::{Sender, bounded};
+
+    use super::super::loss::{Callback, LossInfo};
+    use super::*;
+    use crate::{LockClient, Loss, LossReason};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    struct Talk {
+        guard: OnceLock<Arc<Guard>>,
+        entered: Sender<()>,
+        released: Sender<Code>,
+    }
+
+    /// Found its guard before that was freed, and releases it once freeing has come so far as to end it.
+    unsafe extern "C" fn releases(_: *const LossInfo, user: *mut c_void) {
+        // SAFETY: the test leaks it.
+        let talk = unsafe { &*user.cast::<Talk>() };
+        let _ = talk.entered.send(());
+        let ends = |guard: &Arc<Guard>| guard.guard.try_read().is_some_and(|held| held.is_none());
+        while !talk.guard.get().is_some_and(ends) {
+            std::thread::yield_now();
+        }
+        let _ = talk.released.send(call(|| talk.guard.get().map_or(Ok(()), |guard| guard.release())));
+    }
+
+    #[test]
+    fn freeing_waits_for_a_callback_that_releases() {
+        let Ok(held) = LockClient::connect("memory:").and_then(|client| client.lock("k")) else { panic!("no lock") };
+        let ((entered, enters), (released, releases_too), (freed, frees)) = (bounded(1), bounded(1), bounded(1));
+        let talk: &'static Talk = Box::leak(Box::new(Talk { guard: OnceLock::new(), entered, released }));
+        // SAFETY: it lives as long as the process.
+        let callback = unsafe { Callback::new(releases, (&raw const *talk).cast_mut().cast()) };
+        let watch = Watch::new(Some(callback));
+        let Ok(handle) = handle::insert(Guard::new(held, watch.clone())) else { panic!("no handle") };
+        assert!(handle::get(handle).is_ok_and(|guard| talk.guard.set(guard).is_ok()));
+        let loss = Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: LONG };
+        std::thread::spawn(move || watch.lost(&loss));
+        assert_eq!(enters.recv_timeout(LONG), Ok(()));
+        std::thread::spawn(move || freed.send(leasehold_guard_free(handle)));
+        assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Lost), "they wait for each other");
+        assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
+    }
 }
