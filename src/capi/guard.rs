@@ -17,8 +17,8 @@ use crate::loss::LossWatch;
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {
-    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more.
-    guard: RwLock<Option<LockGuard>>,
+    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more. No I/O under the lock.
+    guard: RwLock<Option<Arc<LockGuard>>>,
     /// One at a time ends it.
     ending: Mutex<()>,
     granted: Lock,
@@ -32,20 +32,19 @@ pub type GuardHandle = u64;
 impl Guard {
     pub fn new(guard: LockGuard, watch: Arc<Watch>) -> Self {
         let (granted, loss) = (guard.info(), guard.loss());
-        Guard { guard: RwLock::new(Some(guard)), ending: Mutex::new(()), granted, loss, watch }
+        Guard { guard: RwLock::new(Some(Arc::new(guard))), ending: Mutex::new(()), granted, loss, watch }
     }
 
     /// What `ask` says; `None` when the lock was released. Waits for nobody.
     fn ask<T>(&self, ask: impl FnOnce(&LockGuard) -> T) -> Option<T> {
-        self.guard.try_read().and_then(|guard| guard.as_ref().map(ask))
+        self.guard.try_read().and_then(|guard| guard.as_deref().map(ask))
     }
 
     fn release(&self) -> Outcome {
         let _ending = self.ending.lock();
         let held = self.guard.write().take().ok_or_else(|| self.ended())?;
-        if let Err(failed) = held.release() {
-            let error = failed.error().clone();
-            *self.guard.write() = Some(failed.into_guard());
+        if let Err(error) = held.release_shared() {
+            *self.guard.write() = Some(held);
             return Err(error.into());
         }
         self.watch.end(false);
@@ -86,7 +85,8 @@ pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
-        Ok(guard.ask(|guard| guard.ensure_held_for(millis(ms))).ok_or_else(|| guard.ended())??)
+        let held = guard.guard.try_read().and_then(|held| held.clone()).ok_or_else(|| guard.ended())?;
+        Ok(held.ensure_held_for(millis(ms))?)
     })
 }
 
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
                 return Err(guard.ended());
             }
         };
-        handle::get::<LockData>(data)?.set(held.into_lock());
+        handle::get::<LockData>(data)?.set(held.hand_over());
         guard.watch.end(false);
         lock.write(data);
         Ok(())
@@ -282,7 +282,8 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
 }
 
 /// Frees the guard, and releases the lock if it is still held, within the client's drop timeout. A loss callback that
-/// runs is waited for, unless this is called by it.
+/// runs is waited for, however long, unless this is called by it: call it without a mutex that the callback takes, and
+/// do not let two callbacks free each other's guards.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {
@@ -291,7 +292,8 @@ pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
             // Not kept for the callback, which may be about to release it, too.
             let _ending = guard.ending.lock();
             let held = guard.guard.write().take();
-            drop(held);
+            // Another call may be inside it just now, and is not the one to release it.
+            held.iter().for_each(|held| held.end_quietly());
         }
         guard.watch.end(true);
         Ok(())
@@ -346,5 +348,36 @@ mod tests {
         std::thread::spawn(move || freed.send(leasehold_guard_free(handle)));
         assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Lost), "they wait for each other");
         assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
+    }
+
+    /// The store does not answer; neither a release nor a free waits for more than its bound.
+    #[cfg(feature = "_internals")]
+    #[test]
+    fn a_renewal_that_hangs_holds_up_no_release() {
+        use crate::backend::fault::{Call, Fault, FaultPlan, Faulty};
+        use crate::backend::memory::Memory;
+        use crate::rt::clock::Clock;
+
+        for end in [leasehold_guard_release, leasehold_guard_free] {
+            let (clock, faults) = (Clock::system(), FaultPlan::default());
+            let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+            let client = crate::ClientBuilder::over(Arc::new(store), clock.clone());
+            let client = client.lease(LONG * 3).drop_timeout(LONG / 20).connect();
+            let Ok(held) = client.and_then(|client| client.lock("k")) else { panic!("no lock") };
+            let (needed, lost) = ((LONG * 3).as_millis() as u64, held.loss());
+            let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+            let (release, stuck) = bounded(0);
+            faults.always(Call::Renew, Fault::Stuck(stuck));
+            let ensures = std::thread::spawn(move || leasehold_guard_ensure_held_for(guard, needed));
+            while faults.count(Call::Renew) == 0 {
+                std::thread::yield_now();
+            }
+            let (ended, ends) = bounded(1);
+            std::thread::spawn(move || ended.send(end(guard)));
+            assert_eq!(ends.recv_timeout(LONG), Ok(Code::Ok), "it waited for the renewal");
+            assert!(lost.wait_timeout(LONG).is_none());
+            drop(release);
+            assert!(matches!(ensures.join(), Ok(Code::Lost)));
+        }
     }
 }

@@ -204,7 +204,9 @@ typedef void (*leasehold_on_loss)(const leasehold_loss *loss, void *user);
 // treat it like a password. Free it with leasehold_lock_free, which releases nothing.
 typedef uint64_t leasehold_lock;
 
-// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock.
+// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
+// numbers at its end: whoever asks gives the sizeof of its own, gets as many of them, and 0 for those that the library
+// does not know.
 typedef struct {
   // The fencing token of its grant.
   uint64_t token;
@@ -496,8 +498,8 @@ leasehold_code leasehold_request_set_max_hold(leasehold_request request,
 
 // Called once for each guard of the request whose lock is lost, with `user`, on a thread of its own; never after a
 // release. It may call anything here, also free the guard. No exception may leave it. Once leasehold_guard_free has
-// returned, the callback is over and is not called any more, unless it was the callback that freed the guard.
-// NULL for none, which is the default.
+// returned, the callback is over and is not called any more, unless it was the callback that freed the guard; the same
+// holds for a call that gave no guard. NULL for none, which is the default.
 //
 // # Safety
 // Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
@@ -511,11 +513,12 @@ leasehold_code leasehold_request_set_on_loss(leasehold_request request,
 // `guard` must be writable.
 leasehold_code leasehold_request_lock(leasehold_request request, leasehold_guard *guard);
 
-// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+// Asks once: LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_TIMED_OUT when it was granted too late to be held.
 //
 // # Safety
 // `guard` must be writable.
-leasehold_code leasehold_request_try_lock(leasehold_request request, leasehold_guard *guard);
+leasehold_code leasehold_request_try_lock(leasehold_request request,
+                                          leasehold_guard *guard);
 
 // Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
 //
@@ -638,14 +641,17 @@ leasehold_code leasehold_guard_release(leasehold_guard guard);
 leasehold_code leasehold_guard_into_lock(leasehold_guard guard, leasehold_lock *lock);
 
 // Frees the guard, and releases the lock if it is still held, within the client's drop timeout. A loss callback that
-// runs is waited for, unless this is called by it.
+// runs is waited for, however long, unless this is called by it: call it without a mutex that the callback takes, and
+// do not let two callbacks free each other's guards.
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
-// The numbers of a lock: `remaining_ms` is counted by this host's wall clock.
+// The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
 //
 // # Safety
-// `status` must be writable.
-leasehold_code leasehold_lock_status(leasehold_lock lock, leasehold_status *status);
+// `status_size` bytes at `status` must be writable.
+leasehold_code leasehold_lock_status(leasehold_lock lock,
+                                     leasehold_status *status,
+                                     size_t status_size);
 
 // A text of a lock; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
 //
@@ -751,11 +757,14 @@ leasehold_code leasehold_client_schema(leasehold_client client, char *buffer, si
 // `len` must be writable.
 leasehold_code leasehold_list_len(leasehold_list list, size_t *len);
 
-// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last.
+// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof *status`.
 //
 // # Safety
-// `status` must be writable.
-leasehold_code leasehold_list_status(leasehold_list list, size_t index, leasehold_status *status);
+// `status_size` bytes at `status` must be writable.
+leasehold_code leasehold_list_status(leasehold_list list,
+                                     size_t index,
+                                     leasehold_status *status,
+                                     size_t status_size);
 
 // A text of a holder; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
 //
