@@ -229,20 +229,23 @@ pub fn wait_loss(loss: &LossWatch, ms: u64) -> Outcome {
     })
 }
 
-/// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and stays so; when the
-/// guard is released or freed instead, it is at its end without a byte (POLLHUP without POLLIN). It is the caller's:
-/// close() it, before or after the guard. Each call gives a new one.
+/// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the guard is
+/// released or freed instead, and stays so: read() gives one byte if the lock was lost, and 0, the end, after it or in
+/// its place. It is the caller's: close() it, before or after the guard. Each call gives a new one, with a byte of its
+/// own.
 ///
 /// # Safety
 /// `descriptor` must be writable.
 #[cfg(unix)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, descriptor: *mut i32) -> Code {
+    use std::os::fd::IntoRawFd;
+
     call(|| {
         let descriptor = out_arg!(descriptor);
         let guard = handle::get::<Guard>(guard)?;
-        let no_pipe = |error| Failure::new(Code::Store, format!("a pipe can't be made: {error}"));
-        descriptor.write(guard.watch.descriptor().map_err(no_pipe)?);
+        let not_made = |error| Failure::new(Code::Store, format!("a descriptor can't be made: {error}"));
+        descriptor.write(guard.watch.descriptor().map_err(not_made)?.into_raw_fd());
         Ok(())
     })
 }

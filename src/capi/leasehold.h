@@ -620,9 +620,10 @@ leasehold_code leasehold_guard_loss(leasehold_guard guard,
 // LEASEHOLD_CODE_CLOSED once it was released or handed over instead.
 leasehold_code leasehold_guard_wait_loss(leasehold_guard guard, uint64_t ms);
 
-// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and stays so; when the
-// guard is released or freed instead, it is at its end without a byte (POLLHUP without POLLIN). It is the caller's:
-// close() it, before or after the guard. Each call gives a new one.
+// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the guard is
+// released or freed instead, and stays so: read() gives one byte if the lock was lost, and 0, the end, after it or in
+// its place. It is the caller's: close() it, before or after the guard. Each call gives a new one, with a byte of its
+// own.
 //
 // # Safety
 // `descriptor` must be writable.
