@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -11,6 +11,7 @@ use super::failure::Failure;
 use super::lock::{LockData, LockHandle, ModeCode};
 use super::loss::{Reason, Watch};
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
+use crate::error::ErrorKind;
 use crate::guard::LockGuard;
 use crate::lock::Lock;
 use crate::loss::LossWatch;
@@ -21,6 +22,8 @@ pub struct Guard {
     guard: RwLock<Option<Arc<LockGuard>>>,
     /// One at a time ends it.
     ending: Mutex<()>,
+    /// The release said that it was not held any more.
+    was_lost: AtomicBool,
     granted: Lock,
     loss: LossWatch,
     watch: Arc<Watch>,
@@ -32,7 +35,8 @@ pub type GuardHandle = u64;
 impl Guard {
     pub fn new(guard: LockGuard, watch: Arc<Watch>) -> Self {
         let (granted, loss) = (guard.info(), guard.loss());
-        Guard { guard: RwLock::new(Some(Arc::new(guard))), ending: Mutex::new(()), granted, loss, watch }
+        let (guard, was_lost) = (RwLock::new(Some(Arc::new(guard))), AtomicBool::new(false));
+        Guard { guard, ending: Mutex::new(()), was_lost, granted, loss, watch }
     }
 
     /// What `ask` says; `None` when the lock was released. Waits for nobody.
@@ -44,15 +48,25 @@ impl Guard {
         let _ending = self.ending.lock();
         let held = self.guard.write().take().ok_or_else(|| self.ended())?;
         if let Err(error) = held.release_shared() {
-            *self.guard.write() = Some(held);
+            if error.kind() == ErrorKind::Lost {
+                self.was_lost.store(true, Ordering::SeqCst);
+            } else {
+                *self.guard.write() = Some(held);
+            }
             return Err(error.into());
         }
         self.watch.end(false);
         Ok(())
     }
 
+    /// Why nothing can be done with it any more.
     fn ended(&self) -> Failure {
-        Failure::new(Code::Lost, format!("lock {:?}: the guard was released already", self.granted.key()))
+        let (code, how) = match self.loss.get() {
+            Some(loss) => (Code::Lost, format!("lost: {loss}")),
+            None if self.was_lost.load(Ordering::SeqCst) => (Code::Lost, "it was not held any more".to_owned()),
+            None => (Code::Closed, "the guard was released already".to_owned()),
+        };
+        Failure::new(code, format!("lock {:?}: {how}", self.granted.key()))
     }
 }
 
@@ -70,8 +84,8 @@ pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut 
     })
 }
 
-/// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST afterwards. For use right before each step that must
-/// not overlap.
+/// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost, LEASEHOLD_CODE_CLOSED after a release
+/// of one's own. For use right before each step that must not overlap.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
     call(|| {
@@ -218,14 +232,13 @@ pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code
 
 /// See `leasehold_guard_wait_loss`.
 pub fn wait_loss(loss: &LossWatch, ms: u64) -> Outcome {
-    let start = Instant::now();
     if loss.wait_timeout(millis(ms)).is_some() {
         return Ok(());
     }
-    Err(if start.elapsed() >= millis(ms) {
-        Failure::new(Code::TimedOut, "the lock was not lost within the wait")
-    } else {
+    Err(if loss.has_ended() {
         Failure::new(Code::Closed, "the lock was released")
+    } else {
+        Failure::new(Code::TimedOut, "the lock was not lost within the wait")
     })
 }
 
@@ -251,7 +264,7 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
 }
 
 /// Stops the heartbeat and releases the lock. LEASEHOLD_CODE_LOST is final: it was not held any more. After any other
-/// error it can be called again. The guard has to be freed afterwards all the same.
+/// error it can be called again: LEASEHOLD_CODE_CLOSED says that it was released already. The guard has to be freed afterwards all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
     call(|| handle::get::<Guard>(guard)?.release())
@@ -349,7 +362,7 @@ mod tests {
         std::thread::spawn(move || watch.lost(&loss));
         assert_eq!(enters.recv_timeout(LONG), Ok(()));
         std::thread::spawn(move || freed.send(leasehold_guard_free(handle)));
-        assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Lost), "they wait for each other");
+        assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Closed), "they wait for each other");
         assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
     }
 
@@ -380,7 +393,7 @@ mod tests {
             assert_eq!(ends.recv_timeout(LONG), Ok(Code::Ok), "it waited for the renewal");
             assert!(lost.wait_timeout(LONG).is_none());
             drop(release);
-            assert!(matches!(ensures.join(), Ok(Code::Lost)));
+            assert!(matches!(ensures.join(), Ok(Code::Lost | Code::Closed)));
         }
     }
 }

@@ -95,14 +95,14 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
     })
 }
 
-/// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over before.
-/// It has to be freed afterwards all the same.
+/// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over
+/// before, LEASEHOLD_CODE_CLOSED when it was resigned already. It has to be freed afterwards all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
         let held = leadership.leadership.write().take();
-        Ok(held.ok_or_else(|| Failure::new(Code::Lost, "the leadership was resigned already"))?.resign()?)
+        Ok(held.ok_or_else(|| Failure::new(Code::Closed, "the leadership was resigned already"))?.resign()?)
     })
 }
 

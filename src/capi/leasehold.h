@@ -559,8 +559,8 @@ leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 leasehold_code leasehold_guard_is_held(leasehold_guard guard,
                                        bool *held);
 
-// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST afterwards. For use right before each step that must
-// not overlap.
+// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost, LEASEHOLD_CODE_CLOSED after a release
+// of one's own. For use right before each step that must not overlap.
 leasehold_code leasehold_guard_ensure_held(leasehold_guard guard);
 
 // Makes sure that the lock is held for at least so many milliseconds: renews it if less is left.
@@ -631,7 +631,7 @@ leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
                                                int32_t *descriptor);
 
 // Stops the heartbeat and releases the lock. LEASEHOLD_CODE_LOST is final: it was not held any more. After any other
-// error it can be called again. The guard has to be freed afterwards all the same.
+// error it can be called again: LEASEHOLD_CODE_CLOSED says that it was released already. The guard has to be freed afterwards all the same.
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
 // Stops the heartbeat and hands the lock over as data, without releasing it: whoever gets it takes it up with
@@ -960,8 +960,8 @@ leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership,
 leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
-// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over before.
-// It has to be freed afterwards all the same.
+// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over
+// before, LEASEHOLD_CODE_CLOSED when it was resigned already. It has to be freed afterwards all the same.
 leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
 
 // Frees the leadership, and resigns if this node still leads, within the client's drop timeout.

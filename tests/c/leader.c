@@ -120,7 +120,8 @@ int main(int argc, char **argv) {
   OK(leasehold_leadership_resign(term));
   OK(leasehold_leadership_is_leader(term, &leader));
   CHECK(!leader);
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_leadership_resign(term));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_leadership_resign(term));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_leadership_wait_loss(term, 0));
   OK(leasehold_leadership_remaining(term, &seen));
   CHECK(seen == 0);
   CHECK(wait_for(&node, &node.won, token) > token);

@@ -340,6 +340,10 @@ static void values(void) {
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_lock(live[CLIENT], "", 0, &n));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_lock(live[CLIENT], "a\0b", 3, &n));
   EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT("nosuch:store"), &n));
+  EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT("mongodb://localhost/locks"), &n));
+  char advice[256];
+  OK(leasehold_error_message(advice, sizeof advice, NULL));
+  CHECK(strstr(advice, "FEATURES=mongodb") != NULL); /* what a C programmer can do about it */
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_from_bytes((const uint8_t *)"no lock", 7, &n));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_text(live[LOCK], 99, NULL, 0, NULL));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_list_text(live[LIST], 0, -1, NULL, 0, NULL));
@@ -402,11 +406,12 @@ static void values(void) {
   OK(leasehold_guard_is_held(guard, &held));
   OK(leasehold_guard_remaining(guard, &n));
   CHECK(!held && n == 0);
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_release(guard));
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_into_lock(guard, &lock));
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_ensure_held(guard));
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_ensure_held_for(guard, 1));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_release(guard));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held_for(guard, 1));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, UINT64_MAX));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 0));
   OK(leasehold_guard_free(guard));
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
   OK(leasehold_request_free(any));
