@@ -44,22 +44,20 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         #[cfg(feature = "dynamodb")]
         "dynamodb" => dynamodb(StoreUrl::parse("dynamodb", rest)?),
         #[cfg(not(feature = "dynamodb"))]
-        "dynamodb" => Err(config("this build has no dynamodb: store; turn on the feature `dynamodb` of leasehold")),
+        "dynamodb" => Err(not_built("dynamodb")),
         #[cfg(feature = "mongodb")]
         "mongodb" | "mongodb+srv" => mongodb(url),
         #[cfg(not(feature = "mongodb"))]
-        "mongodb" | "mongodb+srv" => {
-            Err(config("this build has no mongodb: store; turn on the feature `mongodb` of leasehold"))
-        }
+        "mongodb" | "mongodb+srv" => Err(not_built("mongodb")),
         "memory" => memory(StoreUrl::parse("memory", rest)?),
         #[cfg(feature = "spanner")]
         "spanner" => spanner(StoreUrl::parse("spanner", rest)?),
         #[cfg(not(feature = "spanner"))]
-        "spanner" => Err(config("this build has no spanner: store; turn on the feature `spanner` of leasehold")),
+        "spanner" => Err(not_built("spanner")),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),
         #[cfg(not(feature = "sqlite"))]
-        "sqlite" => Err(config("this build has no sqlite: store; turn on the feature `sqlite` of leasehold")),
+        "sqlite" => Err(not_built("sqlite")),
         // Only the scheme is shown: the rest may hold a password.
         other => {
             let hint = near(other, &["sqlite", "memory", "dynamodb", "mongodb", "mongodb+srv", "spanner"]);
@@ -320,6 +318,12 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(not(all(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")))]
+fn not_built(store: &str) -> Error {
+    let in_c = if cfg!(feature = "capi") { format!(" (the C library: make FEATURES={store})") } else { String::new() };
+    config(&format!("this build has no {store}: store; turn on the feature `{store}` of leasehold{in_c}"))
 }
 
 fn config(message: &str) -> Error {

@@ -139,11 +139,15 @@ impl LockGuard {
     /// Gives the guard back with the error, so that it can be tried again. An error of kind `Lost`
     /// is final: the lock was not held any more.
     pub fn release(self) -> Result<(), ReleaseError> {
-        let outcome = self.release_within(self.family.options.drop_timeout);
-        outcome.map_err(|error| ReleaseError { error, guard: self })
+        self.release_shared().map_err(|error| ReleaseError { error, guard: self })
     }
 
-    /// The same within `bound`, for whoever shares the guard; after an error it can be called again.
+    /// The same for whoever shares the guard; after an error it can be called again.
+    pub(crate) fn release_shared(&self) -> Result<()> {
+        self.release_within(self.family.options.drop_timeout)
+    }
+
+    /// The same within `bound`.
     pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
         if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
     }
@@ -167,6 +171,11 @@ impl LockGuard {
     /// Stops the heartbeat and hands the lock over as data, without releasing it. Whoever gets it
     /// takes it up with [`adopt`](crate::LockClient::adopt) before its lease ends.
     pub fn into_lock(self) -> Lock {
+        self.hand_over()
+    }
+
+    /// The same for whoever shares the guard.
+    pub(crate) fn hand_over(&self) -> Lock {
         if self.is_own_process() { self.hold.hand_over(self.family.options.drop_timeout) } else { self.hold.info() }
     }
 

@@ -141,6 +141,12 @@ impl LossWatch {
         }
     }
 
+    /// Whether it was released or handed over, so that it can't be lost any more.
+    #[cfg(feature = "capi")]
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.is_own_process() || matches!(*self.0.outcome.lock(), Outcome::Ended)
+    }
+
     /// A channel of its own that gets the loss, at once if it came before. It is disconnected
     /// without a message when the lock is released or handed over.
     pub fn receiver(&self) -> Receiver<Loss> {

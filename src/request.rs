@@ -232,6 +232,12 @@ impl LockRequest {
         Ok(self.guard(Patience::Once)?.ok())
     }
 
+    /// [`try_lock`](LockRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
+    #[cfg(feature = "capi")]
+    pub(crate) fn lock_once(self) -> Result<LockGuard> {
+        self.guard(Patience::Once)?.map_err(|refused| refused.error(ErrorKind::Held, "others hold it"))
+    }
+
     pub(crate) fn try_lock_until(self, until: Instant) -> Result<Option<LockGuard>> {
         let patience = if until <= Instant::now() { Patience::Once } else { Patience::Until(until) };
         Ok(self.guard(patience)?.ok())

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::asked::Asked;
 use super::code::Code;
 use super::guard::GuardHandle;
-use super::request::Asked;
 use super::{Outcome, call, handle, millis, out_arg, text_arg};
 use crate::client::LockClient;
 use crate::error::Result;

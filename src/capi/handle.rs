@@ -169,7 +169,7 @@ objects! {
     filters: super::filter::FilterData = 7, "filter";
     cancels: super::cancel::Cancel = 8, "cancel token";
     elections: super::election::ElectionData = 9, "election";
-    leaderships: super::election::LeadershipData = 10, "leadership";
+    leaderships: super::leadership::LeadershipData = 10, "leadership";
 }
 
 /// Those of this process. No mutex is involved: after a fork it could be held for ever.
