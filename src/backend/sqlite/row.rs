@@ -103,7 +103,7 @@ impl Row {
                 }
                 here.now
             });
-            translate(&entry.holder, sighted, here)
+            translate(&entry.holder, &entry.clock, sighted, here)
         };
         let record = LockRecord {
             key: self.key.clone(),
