@@ -216,6 +216,49 @@ fn clocks_that_take_turns_in_looking_do_not_stop_each_other() {
     granted(&host, &mut attempt("k", "b"));
 }
 
+/// More clocks than are noted, as each process has its own where the system names none.
+#[test]
+fn a_dead_holder_ends_while_a_crowd_of_clocks_takes_turns_in_looking() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut attempt("k", "a"));
+    let open = |n: usize| open_at(&folder.file(), &format!("process:{n}"));
+    let crowd: Vec<_> = (0..35).map(open).collect();
+    let mut wall = 0;
+    for _ in 0..4 {
+        for (store, clock) in &crowd {
+            held(store, &mut attempt("k", "b"));
+            clock.advance(seconds(5));
+        }
+        wall += 5_000_000;
+        crowd.iter().for_each(|(_, clock)| clock.set_wall_offset(wall));
+    }
+    // Those that were noted are due, and nobody who came later has put them out.
+    crowd[34..].iter().for_each(|(store, _)| drop(held(store, &mut attempt("k", "b"))));
+    granted(&crowd[0].0, &mut attempt("k", "b"));
+}
+
+#[test]
+fn clocks_that_are_gone_make_room_for_others() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut attempt("k", "a"));
+    for n in 0..32 {
+        look(&open_at(&folder.file(), &format!("process:{n}")).0, "k");
+    }
+    let sightings =
+        || -> String { raw(&folder.file()).query_row("SELECT sightings FROM locks", [], |row| row.get(0)).unwrap() };
+    let (store, clock) = open_at(&folder.file(), "process:late");
+    let full = sightings();
+    look(&store, "k");
+    assert_eq!(sightings(), full, "it is written for nothing");
+    clock.set_wall_offset(51_000_000);
+    look(&store, "k");
+    assert!(sightings().contains("late") && !sightings().contains("\"process:0\""));
+    clock.advance(seconds(20));
+    granted(&store, &mut attempt("k", "b"));
+}
+
 /// Writing the others anew at each renewal would let a dead holder live for ever.
 #[test]
 fn a_dead_shared_holder_ends_while_others_on_two_clocks_renew() {

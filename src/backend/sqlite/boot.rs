@@ -114,7 +114,7 @@ pub(super) fn translate(holder: &Holder, clock: &str, sighted: StoreTime, here: 
 }
 
 fn end_here(holder: &Holder, clock: &str, end: StoreTime, sighted: StoreTime, here: Here<'_>) -> StoreTime {
-    let written = holder.renewed.unwrap_or(holder.created).max(holder.created);
+    let written = written(holder);
     let whole_lease = sighted.plus(end.since(written));
     if !is_of_an_earlier_boot(clock, written, sighted, here.clock) {
         return whole_lease;
@@ -123,6 +123,11 @@ fn end_here(holder: &Holder, clock: &str, end: StoreTime, sighted: StoreTime, he
     let wall_end = holder.token.saturating_add(micros(end.since(holder.created)));
     let wall_left = Duration::from_micros(wall_end.saturating_sub(here.wall));
     whole_lease.min(sighted.plus(SURELY_OVER).max(here.now.plus(wall_left)))
+}
+
+/// When the lease began that the holder has now, on the holder's clock.
+pub(super) fn written(holder: &Holder) -> StoreTime {
+    holder.renewed.unwrap_or(holder.created).max(holder.created)
 }
 
 /// Whether a boot that is over is proven; see the module.
