@@ -19,8 +19,6 @@ use crate::terminal::Terminal;
 use crate::wait::wait;
 use crate::words::words;
 
-/// Between KILL and the end of the lease, for what the system takes to do it.
-const BEFORE_THE_END: Duration = Duration::from_secs(1);
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
 const STOPPED: Duration = Duration::from_millis(200);
 /// Looks for what the command left behind, where nobody tells that it ended.
@@ -132,7 +130,8 @@ impl<'a> Session<'a> {
             Failure::Own(code::CANNOT_RUN, message)
         })?;
         let mut holding = Holding {
-            kill_after: self.ask.kill_after,
+            kill_after: self.ask.kill_after(),
+            after_kill: self.ask.after_kill(),
             on_loss: self.on_loss,
             guard,
             job,
@@ -153,6 +152,7 @@ fn internal(error: impl std::fmt::Display) -> Failure {
 /// A command that runs while a lock is held.
 struct Holding {
     kill_after: Duration,
+    after_kill: Duration,
     on_loss: OnLoss,
     guard: LockGuard,
     job: Job,
@@ -229,7 +229,7 @@ impl Holding {
 
     /// TERM, and KILL while nobody else can be in.
     fn end_command(&mut self) -> String {
-        let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(BEFORE_THE_END));
+        let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(self.after_kill));
         // Nothing is left when we were stopped or suspended for longer than the lease.
         let left = end.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
         let kill_after = left.map_or(self.kill_after, |left| left.min(self.kill_after));

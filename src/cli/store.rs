@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use leasehold::{ClientBuilder, Event, LockClient, Observer};
 
@@ -26,22 +25,19 @@ pub fn client(global: &Global) -> Outcome<LockClient> {
     Ok(builder(global)?.connect()?)
 }
 
-/// What passes between KILL and the moment when the store could grant the lock to another.
-const AFTER_KILL: Duration = Duration::from_secs(1);
-
 /// A client for whoever runs a command while it holds: so much of each lease is kept back that the command is
 /// ended in it.
 pub fn holding(global: &Global, ask: &Ask, on_loss: OnLoss) -> Outcome<LockClient> {
     let mut builder = builder(global)?.lease(ask.lease);
     if on_loss == OnLoss::Kill {
-        let margin = ask.kill_after + AFTER_KILL;
-        if margin > ask.lease / 3 {
-            let (kill, lease, least) = (words(ask.kill_after), words(ask.lease), words(margin * 3));
-            return Err(Failure::usage(format!(
-                "--kill-after is {kill}, too long for a --lease of {lease}: with a second on top it must be at most a \
-                 third of the lease, so make the lease {least} or longer"
-            )));
-        }
+        let margin = ask.margin().map_err(|least| {
+            let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));
+            Failure::usage(format!(
+                "--kill-after is {kill}, too long for a --lease of {lease}: with {rest} on top it must be at most a \
+                 third of the lease, so make the lease {} or longer",
+                words(least)
+            ))
+        })?;
         builder = builder.margin(margin);
     }
     if let Some(owner) = &ask.owner {
