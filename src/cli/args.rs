@@ -86,8 +86,8 @@ pub enum Command {
 /// Runs a command while holding a lock.
 ///
 /// Waits for the lock, runs the command in a process group of its own, and releases the lock when every process of
-/// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID and
-/// LEASEHOLD_OWNER in its environment; LEASEHOLD_STORE is taken out of it.
+/// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID,
+/// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command is killed with it (on Linux).

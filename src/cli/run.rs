@@ -16,7 +16,7 @@ use crate::show::{is_stderr_a_terminal, say};
 use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
 use crate::store;
 use crate::terminal::Terminal;
-use crate::wait::wait;
+use crate::wait::{Shows, wait};
 use crate::words::words;
 
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
@@ -76,8 +76,9 @@ enum End {
 /// A client, and what this process is told, while it waits and holds.
 struct Session<'a> {
     ask: &'a Ask,
+    url: String,
     on_loss: OnLoss,
-    draws: bool,
+    shows: Shows,
     client: LockClient,
     signals: Receiver<Signal>,
 }
@@ -93,10 +94,10 @@ impl<'a> Session<'a> {
     fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss) -> Outcome<Session<'a>> {
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
-        let client = store::holding(global, ask, on_loss)?;
+        let (url, client) = (store::url(global)?, store::holding(global, ask, on_loss)?);
         let signals = signals::watch().map_err(internal)?;
-        let draws = !global.quiet && !global.json && is_stderr_a_terminal();
-        Ok(Session { ask, on_loss, draws, client, signals })
+        let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
+        Ok(Session { ask, url, on_loss, shows, client, signals })
     }
 
     fn request(&self, key: &str) -> LockRequest {
@@ -111,7 +112,7 @@ impl<'a> Session<'a> {
     }
 
     fn wait(&self, request: LockRequest) -> Outcome<LockGuard> {
-        wait(request, &self.signals, self.draws)
+        wait(request, &self.signals, self.shows)
     }
 
     /// Runs the command while `guard` holds, then releases it.
@@ -123,8 +124,8 @@ impl<'a> Session<'a> {
         prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
         prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
         prepared.env("LEASEHOLD_OWNER", guard.info().owner());
-        // It may hold a password.
-        prepared.env_remove("LEASEHOLD_STORE");
+        let (name, value) = store::passed_on(self.url.clone());
+        prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).env(name, value);
         let job = Job::start(prepared, terminal).map_err(|error| {
             let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
             Failure::Own(code::CANNOT_RUN, message)

@@ -8,12 +8,20 @@ use leasehold::{CancelToken, LockGuard, LockRequest, LockStatus, Result, Waiting
 use nix::sys::signal::Signal;
 
 use crate::failure::{Failure, Outcome, code};
-use crate::show::wait_line;
+use crate::show::{say, wait_line};
 use crate::signals::ENDING;
 use crate::words::{age, words};
 
+/// What a wait may put on standard error.
+#[derive(Clone, Copy)]
+pub struct Shows {
+    pub words: bool,
+    /// Drawn over and over.
+    pub line: bool,
+}
+
 /// The guard, or the code of the signal that ended the wait.
-pub fn wait(request: LockRequest, signals: &Receiver<Signal>, draws: bool) -> Outcome<LockGuard> {
+pub fn wait(request: LockRequest, signals: &Receiver<Signal>, shows: Shows) -> Outcome<LockGuard> {
     let cancel = CancelToken::new();
     let (told, waits) = unbounded();
     // The channel stays open when the request is over: a closed one is always ready.
@@ -24,7 +32,8 @@ pub fn wait(request: LockRequest, signals: &Receiver<Signal>, draws: bool) -> Ou
     waiter
         .spawn(move || drop(done.send(request.lock())))
         .map_err(|error| Failure::Own(code::INTERNAL, format!("no thread could be started: {error}")))?;
-    let mut display = Display { draws, seen: None };
+    let outer = std::env::var("LEASEHOLD_LOCK_ID").ok().filter(|_| shows.words);
+    let mut display = Display { draws: shows.line, outer, seen: None };
     let seconds = tick(Duration::from_secs(1));
     let mut ended_by = None;
     let outcome: Result<LockGuard> = loop {
@@ -57,6 +66,8 @@ pub fn wait(request: LockRequest, signals: &Receiver<Signal>, draws: bool) -> Ou
 /// The line that tells who holds the lock, drawn each second.
 struct Display {
     draws: bool,
+    /// The lock id of the leasehold in whose command this one runs, until it was named.
+    outer: Option<String>,
     seen: Option<Seen>,
 }
 
@@ -68,6 +79,11 @@ struct Seen {
 
 impl Display {
     fn told(&mut self, (told, mut waiting): (Instant, Waiting)) {
+        let is_outer = |outer: &mut String| waiting.holders.iter().any(|holder| holder.lock_id() == *outer);
+        if self.outer.take_if(is_outer).is_some() {
+            let key = &waiting.key;
+            say(&format!("{key:?} is held by the leasehold around this one, which waits for it: neither can go on"));
+        }
         let before = self.seen.take();
         let is_first = before.is_none();
         let looked = match before {
