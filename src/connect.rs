@@ -6,7 +6,6 @@ use std::time::Duration;
 
 #[cfg(feature = "mongodb")]
 use ::mongodb as mongodb_driver;
-use percent_encoding::percent_decode_str;
 
 use crate::backend::Backend;
 #[cfg(feature = "dynamodb")]
@@ -292,10 +291,21 @@ impl<'a> StoreUrl<'a> {
     }
 }
 
+/// `%` and two hex digits are a byte; any other `%` stands for itself.
 fn decode(text: &str) -> Result<Cow<'_, str>> {
-    percent_decode_str(text)
-        .decode_utf8()
-        .map_err(|_| config("the store URL is not UTF-8 after its %-escapes are decoded"))
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let digits = part.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let (byte, rest) = match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => (byte, &part[2..]),
+            None => (b'%', part),
+        };
+        bytes.push(byte);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    let decoded = String::from_utf8(bytes).map(Cow::Owned);
+    decoded.map_err(|_| config("the store URL is not UTF-8 after its %-escapes are decoded"))
 }
 
 /// `, did you mean ..?` with the known names that are close.

@@ -20,6 +20,7 @@ use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Labels, backoff};
 use crate::options::{ClientOptions, MAX_ACQUIRE_LEASE, Terms, default_labels};
+use crate::process::ProcessId;
 
 /// So many guards are released at the same time by `close`; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -34,7 +35,7 @@ pub struct Family {
     /// What tells them that a lock may be free.
     pub hub: Arc<Hub>,
     labels: Labels,
-    pid: u32,
+    process: ProcessId,
     watcher: Arc<Watcher>,
     /// Wakes every waiter; nothing is acquired afterwards.
     closing: CancelToken,
@@ -70,18 +71,17 @@ impl Drop for Obtaining {
 
 impl Family {
     pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
-        let pid = std::process::id();
         let (queues, closing) = (Arc::<Queues>::default(), CancelToken::new());
         let hub = Hub::new(backend.clone(), queues.clone(), clock.clone(), closing.clone(), options.request_timeout);
         Arc::new(Family {
             hub: Arc::new(hub),
             watcher: Arc::new(Watcher::new(clock.clone())),
-            labels: default_labels(pid),
+            labels: default_labels(std::process::id()),
             backend,
             clock,
             options,
             queues,
-            pid,
+            process: ProcessId::current(),
             closing,
             stop: CancelToken::new(),
             background: Mutex::default(),
@@ -93,7 +93,7 @@ impl Family {
 
     /// Whether this is the process that connected, and not one forked from it.
     pub fn is_own_process(&self) -> bool {
-        self.pid == std::process::id()
+        self.process.is_current()
     }
 
     /// Refuses every call after `close` and in a forked child.

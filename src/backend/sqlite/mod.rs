@@ -145,7 +145,7 @@ impl Sqlite {
             min_lease: Sqlite::MIN_LEASE,
             grant_form: GrantForm::Uuid,
         };
-        let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
+        let clock_identity = options.clock_identity.unwrap_or_else(boot::clock_identity);
         let place = Place { path, file, clock, clock_identity };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Sqlite { info, place, writer, reader, watch: Watch::default() })

@@ -6,7 +6,7 @@ use std::path::Path;
 use rusqlite::types::FromSql;
 use rusqlite::{Connection, Row as Columns, params};
 
-use super::boot::{Here, translate};
+use super::boot::{Here, translate, written};
 use super::error::SqliteError;
 use super::holders::{self, Entry, Sightings};
 use super::schema::{self, Format};
@@ -97,13 +97,14 @@ impl Row {
             }
             let sighted = self.sightings.of(&entry.holder.grant, here.clock).unwrap_or_else(|| {
                 // Time never ends a lease without end.
-                if entry.holder.until != End::Never {
-                    let missing = sightings.get_or_insert_with(|| self.sightings.clone());
-                    missing.add(&entry.holder.grant, here.clock, here.now);
+                if let End::At(end) = entry.holder.until {
+                    let so_far = sightings.as_ref().unwrap_or(&self.sightings);
+                    let noted = so_far.with(&entry.holder.grant, end.since(written(&entry.holder)), here);
+                    sightings = noted.or(sightings.take());
                 }
                 here.now
             });
-            translate(&entry.holder, sighted, here)
+            translate(&entry.holder, &entry.clock, sighted, here)
         };
         let record = LockRecord {
             key: self.key.clone(),

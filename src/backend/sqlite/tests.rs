@@ -8,14 +8,14 @@ const NORMAL: i64 = 1;
 /// See [`NORMAL`].
 const FULL: i64 = 2;
 
-fn store() -> (PathBuf, Sqlite) {
+pub(super) fn store() -> (PathBuf, Sqlite) {
     let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder).unwrap();
     let options = SqliteOptions { path: folder.join("locks.db"), mode: None, unsafe_fs: false, clock_identity: None };
     (folder, Sqlite::open(options, Clock::system(), &soon()).unwrap())
 }
 
-fn soon() -> Deadline {
+pub(super) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
