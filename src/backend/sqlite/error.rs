@@ -48,10 +48,16 @@ pub(super) enum SqliteError {
     NoWriteAheadLog { path: PathBuf, mode: String },
 
     #[error(
-        "the file was removed or replaced while it was open, so others do not see what is written to it; \
-         connect again"
+        "the file, or its log beside it (-wal), was removed or replaced while it was open, so others do not see \
+         what is written to it; drop this client and connect again"
     )]
     Moved { path: PathBuf },
+
+    #[error(
+        "this process was forked from one that had this file open, and SQLite's locks on it would not hold here; \
+         fork before you connect, or exec in the child"
+    )]
+    OpenInParent { path: PathBuf },
 
     #[error(
         "its user_version {found} means format {}.{}, and this version of leasehold reads up to \
@@ -102,6 +108,7 @@ impl SqliteError {
             | SqliteError::ForbiddenFileSystem { path, .. }
             | SqliteError::NoWriteAheadLog { path, .. }
             | SqliteError::Moved { path }
+            | SqliteError::OpenInParent { path }
             | SqliteError::NewerFormat { path, .. }
             | SqliteError::ForeignVersion { path, .. }
             | SqliteError::OtherTable { path, .. }
@@ -120,6 +127,7 @@ impl SqliteError {
             SqliteError::NoFolder { .. }
             | SqliteError::NotAFile { .. }
             | SqliteError::NoWriteAheadLog { .. }
+            | SqliteError::OpenInParent { .. }
             | SqliteError::ForbiddenFileSystem { .. } => (ErrorKind::Config, false),
             SqliteError::Moved { .. } => (ErrorKind::Store, false),
             SqliteError::NewerFormat { .. }

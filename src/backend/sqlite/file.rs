@@ -1,5 +1,6 @@
 //! The file itself: making it, telling it from another one, and where it must not lie.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,12 +11,26 @@ use super::error::SqliteError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId(u64, u64);
 
+#[cfg(unix)]
+impl FileId {
+    pub(super) fn of(meta: &fs::Metadata) -> FileId {
+        use std::os::unix::fs::MetadataExt;
+        FileId(meta.dev(), meta.ino())
+    }
+}
+
+/// The path of a file that SQLite keeps beside the one at `path`.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name: OsString = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).into();
+    name.push(ending);
+    name.into()
+}
+
 /// The file at `path`; `None` when there is none.
 #[cfg(unix)]
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
-    use std::os::unix::fs::MetadataExt;
     match fs::metadata(path) {
-        Ok(meta) => Ok(Some(FileId(meta.dev(), meta.ino()))),
+        Ok(meta) => Ok(Some(FileId::of(&meta))),
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
@@ -27,7 +42,7 @@ pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
     Ok(path.exists().then_some(FileId(0, 0)))
 }
 
-fn is_missing(error: &io::Error) -> bool {
+pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 

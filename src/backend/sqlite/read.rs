@@ -27,7 +27,7 @@ impl Sqlite {
             Which::Prefix(prefix) => self.prefix(prefix, from.as_deref(), by),
             Which::LockId(id) => self.lock_id(id, from.as_deref(), by),
         };
-        Ok(run().map_err(|error| super::explained(error, &self.place.path))?)
+        Ok(run().map_err(|error| self.place.explained(error))?)
     }
 
     /// A file that is gone has no row for a key; listing keys says instead that it is gone.

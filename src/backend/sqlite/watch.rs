@@ -14,7 +14,7 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::conn::{self, Durability};
+use super::conn::{self, Conn, Durability};
 use super::error::SqliteError;
 use super::notice::{Bell, Notice};
 use super::row::Row;
@@ -62,7 +62,7 @@ struct Watched {
 /// The thread's view of the file.
 struct Eye {
     place: Place,
-    conn: Connection,
+    conn: Conn,
     /// As it was seen last.
     version: i64,
     notice: Notice,
@@ -88,7 +88,7 @@ impl Sqlite {
         // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
         let eye = match known {
             Some(_) => None,
-            None => Some(self.eye(by).map_err(|error| super::explained(error, &self.place.path))?),
+            None => Some(self.eye(by).map_err(|error| self.place.explained(error))?),
         };
         let known = known.unwrap_or_default();
         let mut fresh = HashMap::new();
@@ -118,7 +118,8 @@ impl Sqlite {
 
     fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
         self.place.check()?;
-        let conn = conn::open(&self.place.path, Durability::Process, by)?;
+        let mut conn = conn::open(&self.place.path, self.place.file, Durability::Process, by)?;
+        conn.protect(&self.place.path, by)?;
         // The one that was opened.
         self.place.check()?;
         let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
