@@ -39,6 +39,10 @@ fn remove_log(folder: &Folder) {
     fs::remove_file(folder.path().join("locks.db-wal")).unwrap();
 }
 
+fn remove_index(folder: &Folder) {
+    fs::remove_file(folder.path().join("locks.db-shm")).unwrap();
+}
+
 /// As the next process makes it that opens the file.
 fn replace_log(folder: &Folder) {
     remove_log(folder);
@@ -47,7 +51,7 @@ fn replace_log(folder: &Folder) {
 
 #[test]
 fn who_holds_learns_that_it_is_gone() {
-    for strike in [remove, remove_all_three, replace, remove_log, replace_log] {
+    for strike in [remove, remove_all_three, replace, remove_log, replace_log, remove_index] {
         let folder = Folder::new();
         let store = open(&folder.file());
         let mut mine = attempt("k", "a");

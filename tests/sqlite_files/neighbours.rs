@@ -108,6 +108,29 @@ fn a_log_that_others_began_is_left_to_them() {
     assert_eq!(sound, "ok");
 }
 
+/// Without `-shm` nobody sees who writes, and each writes over the other's part of the log.
+#[test]
+fn who_lost_the_index_of_the_log_learns_it() {
+    if is_the_other() {
+        return;
+    }
+    let (test, folder) = ("who_lost_the_index_of_the_log_learns_it", Folder::new());
+    let store = open(&folder.file());
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    fs::remove_file(beside(&folder, "-shm")).unwrap();
+    assert!(is_granted_to_another_process(test, &folder, "l"));
+    let second = store.acquire(&mut attempt("l", "a"), &soon());
+    assert!(second.is_err(), "two hold it: {second:?}");
+    match store.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap() {
+        Renewed::Lost(seen) => assert!(!seen.record.exists()),
+        other => panic!("{other:?}"),
+    }
+    drop(store);
+    let again = open(&folder.file());
+    assert_eq!(held(&again, &mut attempt("l", "b")).record.exclusive.unwrap().labels.owner, "other");
+}
+
 fn uuid() -> String {
     leasehold::internals::backend::GrantForm::Uuid.fresh().as_str().to_owned()
 }

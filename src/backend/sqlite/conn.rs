@@ -1,7 +1,7 @@
 //! Connections, and waiting for others: every wait ends with the call's deadline or its cancellation.
 
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -9,7 +9,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::error::SqliteError;
-use super::file::{self, FileId};
+use super::file::{FileId, Log};
 use super::register::Opened;
 use crate::error::Error;
 use crate::rt::deadline::Deadline;
@@ -33,19 +33,19 @@ pub(super) enum Durability {
 #[derive(Debug)]
 pub(super) struct Conn {
     conn: Connection,
-    /// Where its log is, and which one it is, once it is open.
-    log: Option<(PathBuf, FileId)>,
+    /// Once it is open.
+    log: Option<Log>,
     // Behind the connection, and so dropped after it.
     opened: Opened,
 }
 
 impl Conn {
     /// Keeps the log from being removed by others, once it is open. Tells which one it is.
-    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<FileId, SqliteError> {
+    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
         self.opened.protect(path, by)?;
-        let at = file::beside(path, "-wal");
-        let log = super::identity(&at)?.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
-        self.log = Some((at, log));
+        let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
+        let log = log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
+        self.log = Some(log.clone());
         Ok(log)
     }
 }
@@ -60,9 +60,7 @@ impl Deref for Conn {
 impl Drop for Conn {
     fn drop(&mut self) {
         // Where others have a log of their own now, what stands in this one must not be written to the file.
-        if let Some((path, log)) = &self.log
-            && file::identity(path).is_ok_and(|there| there.is_some_and(|there| there != *log))
-        {
+        if self.log.as_ref().is_some_and(Log::is_replaced) {
             // It can only fail where SQLite is too old to know it.
             let _ = self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
         }
@@ -116,7 +114,7 @@ impl Writer {
     }
 
     /// [`Conn::protect`]
-    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<FileId, SqliteError> {
+    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
         self.conn.protect(path, by)
     }
 
@@ -191,23 +189,19 @@ pub(super) struct Tx<'a> {
 }
 
 impl<'a> Tx<'a> {
-    /// Also tells whether it had to wait.
     pub(super) fn begin(
         conn: &'a Connection,
         how: Begin,
         path: &'a Path,
         by: &Deadline,
-    ) -> Result<(Tx<'a>, bool), SqliteError> {
+    ) -> Result<Tx<'a>, SqliteError> {
         let sql = match how {
             Begin::Write => "BEGIN IMMEDIATE",
             Begin::Read => "BEGIN",
         };
-        let mut tries = 0_u32;
-        busy_retried(path, by, "begin a transaction", || {
-            tries += 1;
-            run(conn, path, "begin a transaction", sql)
-        })?;
-        Ok((Tx { conn, path }, tries > 1))
+        let doing = "begin a transaction";
+        busy_retried(path, by, doing, || run(conn, path, doing, sql))?;
+        Ok(Tx { conn, path })
     }
 
     /// Commits. `Some`: it failed in a way that leaves open whether it happened.

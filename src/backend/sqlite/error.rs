@@ -48,7 +48,7 @@ pub(super) enum SqliteError {
     NoWriteAheadLog { path: PathBuf, mode: String },
 
     #[error(
-        "the file, or its log beside it (-wal), was removed or replaced while it was open, so others do not see \
+        "the file, or its log beside it (-wal, -shm), was removed or replaced while it was open, so others do not see \
          what is written to it; drop this client and connect again"
     )]
     Moved { path: PathBuf },
@@ -95,6 +95,11 @@ impl SqliteError {
     /// Whether somebody else stands in the way for the moment.
     pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
         matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    }
+
+    /// What failed is to ask the system about the file.
+    pub(super) fn looking(path: &Path, source: io::Error) -> SqliteError {
+        SqliteError::File { path: path.to_owned(), doing: "look at the file", source }
     }
 
     fn path(&self) -> &Path {

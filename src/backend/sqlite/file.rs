@@ -26,6 +26,32 @@ pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
+/// The files that SQLite keeps beside one that is open: its log, and the index of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Log([(PathBuf, FileId); 2]);
+
+impl Log {
+    /// Of the file at `path`; `None` when one of them is missing.
+    pub(super) fn of(path: &Path) -> io::Result<Option<Log>> {
+        let one = |ending| {
+            let at = beside(path, ending);
+            identity(&at).map(|file| file.map(|file| (at, file)))
+        };
+        Ok(one("-wal")?.zip(one("-shm")?).map(|(log, index)| Log([log, index])))
+    }
+
+    /// Whether both are still where they were.
+    pub(super) fn is_there(&self) -> io::Result<bool> {
+        let [log, index] = &self.0;
+        Ok(identity(&log.0)? == Some(log.1) && identity(&index.0)? == Some(index.1))
+    }
+
+    /// Whether others have another one there.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.0.iter().any(|(path, file)| identity(path).is_ok_and(|there| there.is_some_and(|there| there != *file)))
+    }
+}
+
 /// The file at `path`; `None` when there is none.
 #[cfg(unix)]
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {

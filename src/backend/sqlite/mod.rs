@@ -47,7 +47,7 @@ mod watch;
 use boot::Here;
 use conn::{Begin, Conn, Durability, Tx, Writer};
 use error::SqliteError;
-use file::FileId;
+use file::{FileId, Log};
 use row::Row;
 use watch::Watch;
 
@@ -81,8 +81,7 @@ pub struct Sqlite {
 struct Place {
     path: PathBuf,
     file: FileId,
-    /// SQLite's log beside it.
-    log: (PathBuf, FileId),
+    log: Log,
     clock: Arc<Clock>,
     clock_identity: String,
 }
@@ -90,22 +89,10 @@ struct Place {
 impl Place {
     /// An error if the path does not lead to the opened file any more, or its log is another one.
     fn check(&self) -> Result<(), SqliteError> {
-        self.check_file()?;
-        self.check_log()
-    }
-
-    fn check_file(&self) -> Result<(), SqliteError> {
-        self.is_still(&self.path, self.file)
-    }
-
-    fn check_log(&self) -> Result<(), SqliteError> {
-        self.is_still(&self.log.0, self.log.1)
-    }
-
-    fn is_still(&self, path: &Path, file: FileId) -> Result<(), SqliteError> {
-        match identity(path)? {
-            Some(there) if there == file => Ok(()),
-            _ => Err(SqliteError::Moved { path: self.path.clone() }),
+        let is_there = self.log.is_there().map_err(|source| SqliteError::looking(&self.path, source));
+        match identity(&self.path)? == Some(self.file) && is_there? {
+            true => Ok(()),
+            false => Err(SqliteError::Moved { path: self.path.clone() }),
         }
     }
 
@@ -174,7 +161,6 @@ impl Sqlite {
             grant_form: GrantForm::Uuid,
         };
         let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
-        let log = (file::beside(&path, "-wal"), log);
         let place = Place { path, file: before, log, clock, clock_identity };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Sqlite { info, place, writer, reader, watch: Watch::default() })
@@ -196,15 +182,11 @@ impl Sqlite {
     ) -> Result<Written<T>, SqliteError> {
         let mut run = |begin| {
             let mut writer = conn::lock(&self.writer, &self.place.path, by)?;
-            self.place.check_file()?;
             writer.promise(durability, &self.place.path, by)?;
-            let (tx, waited) = Tx::begin(&writer, begin, &self.place.path, by)?;
-            if waited {
-                self.place.check_file()?;
-            }
+            let tx = Tx::begin(&writer, begin, &self.place.path, by)?;
             let done = work(&tx)?;
-            // Who writes can't be overtaken from here on: others wait for the end of it.
-            self.place.check_log()?;
+            // Now, when others wait for the end of what is written.
+            self.place.check()?;
             Ok(match tx.commit(by)? {
                 None => Written::Done(done),
                 Some(error) => Written::Unknown(error),
@@ -283,8 +265,7 @@ fn raised(record: &LockRecord) -> LockRecord {
 }
 
 fn identity(path: &Path) -> Result<Option<FileId>, SqliteError> {
-    let doing = "look at the file";
-    file::identity(path).map_err(|source| SqliteError::File { path: path.to_owned(), doing, source })
+    file::identity(path).map_err(|source| SqliteError::looking(path, source))
 }
 
 /// Says what is denied where SQLite only says that it could not.

@@ -128,15 +128,15 @@ impl Sqlite {
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
         let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.place.path.clone() })?;
-        self.place.check()?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.place.path, &now)?;
-        let (tx, _) = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
+        let tx = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
                 row.write_sightings(&tx, &self.place.path, sightings)?;
             }
         }
+        self.place.check()?;
         tx.commit(&now)?.map_or(Ok(()), Err)
     }
 }
