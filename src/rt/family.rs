@@ -99,7 +99,8 @@ impl Family {
     /// Refuses every call after `close` and in a forked child.
     pub fn check_open(&self) -> Result<()> {
         let why = if !self.is_own_process() {
-            "the client belongs to the process that this one was forked from; connect again here"
+            "the client belongs to the process that this one was forked from; connect again here, or for an SQLite file \
+             connect only after the fork"
         } else if self.closing.is_cancelled() {
             "the client was closed"
         } else {

@@ -27,7 +27,7 @@ impl Sqlite {
             Which::Prefix(prefix) => self.prefix(prefix, from.as_deref(), by),
             Which::LockId(id) => self.lock_id(id, from.as_deref(), by),
         };
-        Ok(run().map_err(|error| super::explained(error, &self.place.path))?)
+        Ok(run().map_err(|error| self.place.explained(error))?)
     }
 
     /// A file that is gone has no row for a key; listing keys says instead that it is gone.
@@ -128,15 +128,15 @@ impl Sqlite {
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
         let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.place.path.clone() })?;
-        self.place.check()?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.place.path, &now)?;
-        let (tx, _) = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
+        let tx = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
                 row.write_sightings(&tx, &self.place.path, sightings)?;
             }
         }
+        self.place.check()?;
         tx.commit(&now)?.map_or(Ok(()), Err)
     }
 }

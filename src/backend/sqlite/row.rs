@@ -22,7 +22,7 @@ pub(super) const LOCK_ID: usize = 7;
 pub(super) const HOLDERS: usize = 15;
 
 const READ: &str = "SELECT key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, \
-                    holder_token, created, renewed, leased_until, holders, pins FROM locks WHERE key = ?1";
+                    holder_token, created, renewed, leased_until, holders, pins FROM main.locks WHERE key = ?1";
 
 /// Columns that a later minor version added keep what they hold.
 const WRITE: &str = "\

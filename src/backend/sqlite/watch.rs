@@ -15,7 +15,7 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::conn::{self, Durability};
+use super::conn::{self, Conn, Durability};
 use super::error::SqliteError;
 use super::notice::{Bell, Notice};
 use super::row::Row;
@@ -71,7 +71,7 @@ struct Eye {
     /// An earlier eye that was not waited for must end and not go on with what is watched now.
     number: u64,
     place: Place,
-    conn: Connection,
+    conn: Conn,
     /// As it was seen last.
     version: i64,
     notice: Notice,
@@ -97,7 +97,7 @@ impl Sqlite {
         // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
         let eye = match known {
             Some(_) => None,
-            None => Some(self.eye(by).map_err(|error| super::explained(error, &self.place.path))?),
+            None => Some(self.eye(by).map_err(|error| self.place.explained(error))?),
         };
         let known = known.unwrap_or_default();
         let mut fresh = HashMap::new();
@@ -127,7 +127,8 @@ impl Sqlite {
 
     fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
         self.place.check()?;
-        let conn = conn::open(&self.place.path, Durability::Process, by)?;
+        let mut conn = conn::open(&self.place.path, self.place.file, Durability::Process, by)?;
+        conn.protect(&self.place.path, by)?;
         // The one that was opened.
         self.place.check()?;
         let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
