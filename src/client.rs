@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{LockGuard, WithLockError};
 use crate::lease::{Ask, Lease, backoff};
 use crate::lock::{KeyStatus, Lock, LockStatus};
+use crate::log;
 use crate::options::{DEFAULT_LEASE, check_key};
 use crate::request::LockRequest;
 use crate::request_any::LockAnyRequest;

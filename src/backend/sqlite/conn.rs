@@ -9,6 +9,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::error::SqliteError;
 use crate::error::Error;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// The pause after the first busy answer: a transaction of ours takes less.
