@@ -11,6 +11,7 @@ use crate::guard::{LockGuard, WithLockError};
 use crate::lease::{Ask, Lease, backoff};
 use crate::leases::key::check_key;
 use crate::lock::{KeyStatus, Lock, LockStatus};
+use crate::log;
 use crate::options::DEFAULT_LEASE;
 use crate::request::LockRequest;
 use crate::request_any::LockAnyRequest;

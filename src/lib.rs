@@ -118,6 +118,7 @@ mod housekeeping;
 mod lease;
 mod leases;
 mod lock;
+mod log;
 mod loss;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;

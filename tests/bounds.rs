@@ -210,6 +210,20 @@ fn a_cancelled_wait_ends_at_once_in_every_phase() {
     }
 }
 
+/// The last guard takes the client with it, which has something to give up.
+#[test]
+fn the_last_drop_has_one_bound() {
+    let bound = millis(2500);
+    let store = Store::memory();
+    let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
+    let guard = client.lock("job").expect("a lock");
+    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+    store.plan.always(Call::Release, Fault::HangBefore);
+    assert!(client.try_lock_for("other", millis(1)).is_err());
+    drop(client);
+    within("the last drop", bound, || drop(guard));
+}
+
 /// A heartbeat that never comes back, as on a disk that hangs: against the contract of a store.
 #[test]
 fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop() {

@@ -237,3 +237,29 @@ fn what_the_store_refuses_while_it_waits_ends_the_call() {
     let error = any.join().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
 }
+
+/// One key is told again and again; the lease of another one ends, which nobody tells.
+#[test]
+fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
+    let _readers = bench.rival().lock_shared("a").unwrap();
+    let _c = bench.rival().lock("c").unwrap();
+    bench.rival().request("b").lease(Duration::from_millis(500)).acquire().unwrap();
+    let any = any(&client, [0; 3], &CancelToken::new());
+    let late = one(&client, "b");
+    let (stop, stopped) = mpsc::channel::<()>();
+    let rival = bench.rival();
+    let telling = std::thread::spawn(move || {
+        while stopped.recv_timeout(Duration::from_millis(20)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            drop(rival.lock_shared("a").unwrap());
+        }
+    });
+    wait_until(|| any.is_finished());
+    let guard = any.join().unwrap().unwrap();
+    assert_eq!(guard.key(), "b");
+    drop(guard);
+    assert_eq!(late.join().unwrap().unwrap().key(), "b");
+    drop(stop);
+    telling.join().unwrap();
+}

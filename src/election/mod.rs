@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{ErrorKind, Result};
+use crate::log;
 use crate::rt::deadline::far_from;
 
 pub use builder::ElectionBuilder;

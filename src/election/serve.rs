@@ -13,6 +13,7 @@ use super::shared::{Shared, Stands};
 use crate::cancel::CancelToken;
 use crate::error::{ErrorKind, Result};
 use crate::lease::backoff;
+use crate::log;
 use crate::loss::LossReason;
 use crate::rt::deadline::{Deadline, far_from};
 use crate::rt::thread::Thread;

@@ -17,6 +17,7 @@ use super::told::Teller;
 use crate::cancel::CancelToken;
 use crate::client::LockClient;
 use crate::error::{Error, ErrorKind, Result};
+use crate::log;
 use crate::request::LockRequest;
 use crate::rt::deadline::Deadline;
 use crate::rt::family::EndsFirst;

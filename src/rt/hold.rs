@@ -19,8 +19,9 @@ use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{End, Lease, Mode, StoreTime};
 use crate::lock::{Lock, LockStatus};
+use crate::log;
 use crate::loss::{Loss, LossReason, LossWatch};
-use crate::observer::{Event, Observing};
+use crate::observer::{Event, Observing, later};
 use crate::options::Terms;
 use crate::process::ProcessId;
 
@@ -41,6 +42,7 @@ pub struct Setup {
     pub observing: Observing,
     pub terms: Terms,
     pub request_timeout: Duration,
+    pub drop_timeout: Duration,
     /// Its end releases nothing.
     pub outlived_by_grant: bool,
 }
@@ -203,6 +205,15 @@ impl Hold {
         if self.is_own_process() { self.state.lock().lock.clone() } else { self.granted.clone() }
     }
 
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.setup.backend
+    }
+
+    /// How long a drop may take.
+    pub fn drop_timeout(&self) -> Duration {
+        self.setup.drop_timeout
+    }
+
     pub fn shown(&self) -> &Arc<Mutex<Lock>> {
         &self.shown
     }
@@ -280,6 +291,8 @@ impl Hold {
     }
 
     fn ask(&self, by: &Deadline) -> Result<Answer> {
+        // Dropped after `attempt` is free again: an observer may call the guard.
+        let _later = later();
         let Some(mut attempt) = self.attempt.try_lock_until(by.instant()) else {
             return Err(Error::new(ErrorKind::Store, "an earlier heartbeat is still under way").retryable());
         };
@@ -420,12 +433,12 @@ impl Hold {
 
     fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
         let key = &self.granted.key;
-        log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
-            "heartbeats fail; the lock will be lost soon");
-        self.setup.observing.tell(&Event::RenewalLate { key, left });
         if let Some(on_warning) = on_warning {
             self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
         }
+        log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
+            "heartbeats fail; the lock will be lost soon");
+        self.setup.observing.tell(&Event::RenewalLate { key, left });
     }
 
     fn expire(&self) {
@@ -454,11 +467,12 @@ impl Hold {
             state.callbacks.on_loss.take()
         };
         self.stop.cancel();
-        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
-        self.setup.observing.tell(&Event::Lost { loss: &loss });
         if let Some(on_loss) = on_loss {
+            let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
         }
+        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
+        self.setup.observing.tell(&Event::Lost { loss: &loss });
     }
 
     /// How the lock was lost, from what stands in its place.

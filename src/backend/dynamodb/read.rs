@@ -8,6 +8,7 @@ use super::item;
 use super::{Dynamodb, Found};
 use crate::backend::{Page, Seen, Which};
 use crate::lease::LockRecord;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// How many records a page holds.

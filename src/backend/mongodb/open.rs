@@ -15,6 +15,7 @@ use super::session::{Register, Sessions};
 use super::wake::Waking;
 use crate::error::Result;
 use crate::lease::StoreTime;
+use crate::log;
 
 /// How long the driver looks for a primary before it says why there is none.
 const SELECTION: Duration = Duration::from_secs(3);

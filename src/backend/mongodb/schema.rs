@@ -13,6 +13,7 @@ use super::error::{Fate, MongodbError};
 use super::send::{Answer, Wrote, limit, majority, settle};
 use super::{Mongodb, Place};
 use crate::backend::Schema;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 const UNIQUE: &str = "resource";

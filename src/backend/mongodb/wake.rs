@@ -21,6 +21,7 @@ use tokio::task::AbortHandle;
 use super::error::MongodbError;
 use super::send::{Owned, limit};
 use super::{Mongodb, Place};
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// The server answers at the latest after this, also that nothing happened.

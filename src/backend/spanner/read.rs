@@ -8,6 +8,7 @@ use super::row::{COLUMNS, Row, micros};
 use super::{Place, Spanner};
 use crate::backend::{Page, Seen, Which};
 use crate::lease::{LockRecord, StoreTime};
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// How many rows a page holds.

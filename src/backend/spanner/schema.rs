@@ -12,6 +12,7 @@ use super::open::Handles;
 use super::{Place, Spanner};
 use crate::backend::Schema;
 use crate::backend::cause::Cause;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// How long to wait between two looks at a table that is being made.

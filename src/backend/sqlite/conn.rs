@@ -12,6 +12,7 @@ use super::error::SqliteError;
 use super::file::{FileId, Log};
 use super::register::Opened;
 use crate::error::Error;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// The pause after the first busy answer: a transaction of ours takes less.

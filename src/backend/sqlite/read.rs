@@ -13,6 +13,7 @@ use super::schema::{self, Format};
 use super::{Page, Sqlite, Which};
 use crate::error::{Error, Result};
 use crate::lease::LockRecord;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// How many records a page holds.

@@ -22,6 +22,7 @@ use super::row::Row;
 use super::{Place, Sqlite, Which};
 use crate::error::{Error, Result};
 use crate::lease::{LockRecord, transition};
+use crate::log;
 use crate::rt::deadline::{Deadline, far_from};
 use crate::rt::thread::Thread;
 
