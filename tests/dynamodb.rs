@@ -13,6 +13,8 @@ mod counts;
 mod errors;
 #[path = "dynamodb/faults.rs"]
 mod faults;
+#[path = "dynamodb/growth.rs"]
+mod growth;
 #[path = "dynamodb/processes.rs"]
 mod processes;
 #[path = "dynamodb/rights.rs"]
@@ -72,6 +74,12 @@ impl Raw {
     fn put(&self, item: std::collections::HashMap<String, sdk::types::AttributeValue>) {
         let request = self.client.put_item().table_name(&self.table).set_item(Some(item));
         self.runtime.block_on(request.send()).unwrap();
+    }
+
+    /// Every row of the table.
+    fn all(&self) -> Vec<std::collections::HashMap<String, sdk::types::AttributeValue>> {
+        let request = self.client.scan().table_name(&self.table).consistent_read(true).into_paginator().items();
+        self.runtime.block_on(request.send().collect::<Result<_, _>>()).unwrap()
     }
 
     fn get(&self, key: &str) -> std::collections::HashMap<String, sdk::types::AttributeValue> {

@@ -76,6 +76,7 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         shared,
         pins: strings(item, "pins")?.map(str::to_owned).collect(),
         given_up: strings(item, "givenUp")?.map(GrantId::from_text).collect(),
+        gave_up_at: get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).unwrap_or(0),
         // A row of dynamodb-lock-go has none.
         version: get_number(item, "version")?.unwrap_or(1).max(1),
         format: get_text(item, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::lease::record::FORMAT_MAJOR;
-use crate::lease::{End, GrantId, LockRecord};
+use crate::lease::{End, GrantId, LockRecord, Times};
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 use crate::rt::driver::Driver;
@@ -50,6 +50,10 @@ pub use open::{DynamodbOptions, Protection, Settings};
 const NOBODYS: &str = "\u{1}time";
 /// One answer can tell the time no better than to a second; more than this beside it is worth another.
 const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
+/// More given-up grant ids than this make place for a floor.
+const MANY_GIVEN_UP: usize = 8;
+/// Farther ahead than any client's time, which two answers tell to a second or so.
+const AHEAD: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct Dynamodb {
@@ -144,6 +148,31 @@ impl Found {
     fn seen(self, moment: &Moment) -> Seen {
         let native = swap::Row(self.row);
         Seen { record: self.record, now: moment.late(), stamp: moment.stamp(), native: Some(Box::new(native)) }
+    }
+
+    /// Every later grant of this key has a token above it.
+    fn floor(&self) -> u64 {
+        let floor = self.row.as_ref().and_then(|row| item::get_number(row, "floor").ok()?);
+        floor.unwrap_or(0)
+    }
+
+    /// The times to grant by.
+    fn times(&self, moment: &Moment) -> Times {
+        let times = moment.times();
+        Times { stamp: times.stamp.max(self.floor().saturating_add(1)), ..times }
+    }
+
+    /// Whether so many gave up that they make place for a floor.
+    fn is_crowded(&self) -> bool {
+        self.record.given_up.len() > MANY_GIVEN_UP
+    }
+
+    /// Above every token that was asked for until now. A copy that waits for `fence` asks for one more than that, if
+    /// not for its client's time.
+    fn above_all(&self, moment: &Moment) -> u64 {
+        let ahead = u64::try_from(AHEAD.as_micros()).unwrap_or(u64::MAX);
+        let stored = self.record.token.max(self.floor()).saturating_add(1);
+        moment.stamp().saturating_add(ahead).max(stored)
     }
 
     /// Whether the row's own end is later than this one.
