@@ -207,9 +207,9 @@ fn a_service_that_lets_nobody_in_is_told_at_connect() {
     }
 }
 
-static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+pub static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-struct Keep;
+pub struct Keep;
 
 impl log::Log for Keep {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
@@ -218,7 +218,8 @@ impl log::Log for Keep {
 
     fn log(&self, record: &log::Record<'_>) {
         if record.target().starts_with("leasehold") {
-            KEPT.lock().push(format!("{} {}", record.target(), record.args()));
+            let key = record.key_values().get("key".into()).map(|key| format!(" {key}")).unwrap_or_default();
+            KEPT.lock().push(format!("{} {}{key}", record.target(), record.args()));
         }
     }
 

@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 
 use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
@@ -63,7 +62,6 @@ pub struct Dynamodb {
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,
     driver: Driver<Client>,
-    rest: Mutex<Option<read::Rest>>,
 }
 
 impl fmt::Debug for Dynamodb {
@@ -98,7 +96,7 @@ impl Dynamodb {
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
         let driver = Driver::start(by, move || open::client(options), over)?;
-        let store = Dynamodb { info, place, protection, clock, estimate, driver, rest: Mutex::new(None) };
+        let store = Dynamodb { info, place, protection, clock, estimate, driver };
         // A second answer where the first took long.
         for _ in 0..2 {
             match store.get_item(NOBODYS, false, by) {
