@@ -221,3 +221,31 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
     // Its holder keeps it until somebody expires it.
     leases.expire("held old").unwrap();
 }
+
+/// What a service allows in a condition has no place for all of them.
+#[test]
+fn any_number_of_expired_shared_holders_lets_one_join() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let mut first = shared("k");
+    granted(&store, &mut first);
+    let mut row = raw.get("k");
+    let AttributeValue::M(holders) = row.get_mut("shared").unwrap() else { panic!("no map") };
+    let entry = holders[first.ask.grant.as_str()].clone();
+    for i in 0..150 {
+        let AttributeValue::M(mut old) = entry.clone() else { panic!("no entry") };
+        let until = format!("2026-01-01T00:00:00.{i:09}Z");
+        old.insert("leasedUntil".to_owned(), AttributeValue::S(until));
+        old.insert("lockId".to_owned(), AttributeValue::S(format!("group {i}")));
+        holders.insert(format!("{:036}", i), AttributeValue::M(old));
+    }
+    raw.put(row);
+    let mut left = Vec::new();
+    for _ in 0..4 {
+        granted(&store, &mut shared("k"));
+        left.push(get(&store, "k").record.shared.len());
+    }
+    assert_eq!(left, [102, 53, 4, 5], "fifty go with each that joins");
+    assert!(get(&store, "k").record.standing(first.grant()).is_some());
+}
