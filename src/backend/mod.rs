@@ -100,6 +100,8 @@ pub struct StoreInfo {
     pub min_lease: Duration,
     /// The form of grant ids.
     pub grant_form: GrantForm,
+    /// How many shared holders of one key can renew at this interval, where the store has a bound.
+    pub most_shared: Option<fn(Duration) -> u32>,
 }
 
 /// The form of a store's grant ids.

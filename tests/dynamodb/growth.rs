@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use leasehold::internals::backend::Released;
 use leasehold::{LockClient, SameOwner};
 
+use crate::classes::{KEPT, Keep};
 use crate::common::dynamodb::Table;
 use crate::common::proxy::{Mode as Network, Rule};
 use crate::common::stores::soon;
@@ -248,4 +249,43 @@ fn any_number_of_expired_shared_holders_lets_one_join() {
     }
     assert_eq!(left, [102, 53, 4, 5], "fifty go with each that joins");
     assert!(get(&store, "k").record.standing(first.grant()).is_some());
+}
+
+#[test]
+fn a_row_that_grows_large_is_warned_of_once() {
+    needs_server!();
+    let _ = log::set_logger(&Keep);
+    log::set_max_level(log::LevelFilter::Warn);
+    let table = Table::fresh();
+    let (store, _) = client(&table);
+    let key = table.0.as_str();
+    let mut join = || {
+        let mut one = shared(key);
+        one.ask.labels.comment = Some("c".repeat(1_024));
+        granted(&store, &mut one);
+    };
+    let warned = || KEPT.lock().iter().filter(|line| line.contains(key)).cloned().collect::<Vec<_>>();
+    (0..12).for_each(|_| join());
+    assert_eq!(warned(), [""; 0]);
+    (0..8).for_each(|_| join());
+    let warned = warned();
+    assert!(warned.len() == 1 && warned[0].contains("KB") && warned[0].contains("1,000 KB"), "{warned:?}");
+}
+
+#[test]
+fn more_shared_holders_than_can_renew_are_refused() {
+    needs_server!();
+    let table = Table::fresh();
+    let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
+    let ask = |lease: u64, n| client.request("k").max_holders(n).lease(Duration::from_secs(lease));
+    for (lease, most) in [(1, 36), (20, 163), (60, 282), (86_400, 1_600)] {
+        let error = ask(lease, most + 1).try_lock().unwrap_err();
+        let told = error.to_string();
+        assert_eq!(error.kind(), leasehold::ErrorKind::InvalidInput, "{told}");
+        for word in ["max_holders", &format!("at most {most} "), "1,000 KB", "256 bytes", "400 KB"] {
+            assert!(told.contains(word), "{word}: {told}");
+        }
+        ask(lease, most).try_lock().unwrap().expect("it is allowed").release().unwrap();
+    }
+    client.request("k").max_holders(1_600).lease_forever().acquire().unwrap();
 }

@@ -90,6 +90,7 @@ impl Dynamodb {
                 let is_fresh = ask.instead_of.is_none() && found.record.standing(&ask.grant).is_none();
                 let joins = ask.mode == Mode::Shared && is_fresh && new.shared.len() > 1;
                 let expr = if joins {
+                    self.watch_size(&attempt.key, found.row.as_ref());
                     join(&attempt.key, &found, &new, &holder, &times)
                 } else {
                     self.whole(&found, &new, moment).value(":t", number(holder.token)).requiring(GRANTABLE, ask)

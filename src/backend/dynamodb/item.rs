@@ -151,6 +151,17 @@ pub(super) fn row_end(record: &LockRecord) -> String {
     record.holders().map(|(_, holder)| holder.until).max().map_or(PAST.to_owned(), end)
 }
 
+/// How large a row is, about as the service counts it.
+pub(super) fn size(item: &Item) -> usize {
+    let of = |value: &AttributeValue| match value {
+        AttributeValue::S(text) | AttributeValue::N(text) => text.len(),
+        AttributeValue::Ss(all) => all.iter().map(String::len).sum(),
+        AttributeValue::M(map) => size(map),
+        _ => 1,
+    };
+    item.iter().map(|(name, value)| name.len() + of(value)).sum()
+}
+
 pub(super) fn get_text<'a>(item: &'a Item, name: &str) -> Result<Option<&'a str>, String> {
     let value = item.get(name).map(|value| value.as_s().map(String::as_str));
     value.transpose().map_err(|_| format!("its {name} is no string"))

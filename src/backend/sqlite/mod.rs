@@ -144,6 +144,7 @@ impl Sqlite {
             grace: Duration::ZERO,
             min_lease: Sqlite::MIN_LEASE,
             grant_form: GrantForm::Uuid,
+            most_shared: None,
         };
         let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
         let place = Place { path, file, clock, clock_identity };
