@@ -383,15 +383,14 @@ impl LockRequest {
         let info = self.family.backend.info();
         let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
         let interval = if terms.lease == Lease::Forever { Duration::MAX } else { terms.heartbeat };
-        if let (Some(n), Some(most)) = (self.max_holders, info.most_shared.map(|most| most(interval))) {
-            if n > most {
-                let right = format!(
-                    "at most {most} on this store with a heartbeat in {interval:?}: each renewal writes the holders of \
-                     the key all over, 256 bytes each, and the store writes 1,000 KB of a key in a second ({most} x \
-                     {most} x 256 bytes in a heartbeat) and keeps 400 KB; a longer lease allows more"
-                );
-                return Err(Error::invalid("max_holders", n, &right));
-            }
+        let most = info.most_shared.map_or(u32::MAX, |most| most(interval));
+        if let Some(n) = self.max_holders.filter(|n| *n > most) {
+            let right = format!(
+                "at most {most} on this store with a heartbeat in {interval:?}: each renewal writes the holders of the \
+                 key all over, 256 bytes each, and the store writes 1,000 KB of a key in a second ({most} x {most} x \
+                 256 bytes in a heartbeat) and keeps 400 KB; a longer lease allows more"
+            );
+            return Err(Error::invalid("max_holders", n, &right));
         }
         Ok(terms)
     }

@@ -29,7 +29,8 @@ impl Dynamodb {
         let (rows, next) = self.scan(which, from, strong, by)?;
         let moment = self.moment()?;
         let mut records = Vec::new();
-        for (key, row) in rows {
+        for row in rows {
+            let Some(key) = key_of(&row, &self.place.partition_key) else { continue };
             match Found::new(&key, Some(row)) {
                 Ok(found) if matches(which, &found.record) => records.push(found.seen(&moment)),
                 Ok(_) => {}
@@ -57,14 +58,14 @@ impl Dynamodb {
         answer.map_err(|(_, error)| error.of_read())
     }
 
-    /// The rows of one page by their keys, in the service's own order, and the last key that it looked at.
+    /// The rows of one page, in the service's own order, and the last key that it looked at.
     fn scan(
         &self,
         which: &Which,
         from: Option<String>,
         strong: bool,
         by: &Deadline,
-    ) -> Result<(Vec<(String, Item)>, Option<String>), DynamodbError> {
+    ) -> Result<(Vec<Item>, Option<String>), DynamodbError> {
         let filter = match which {
             Which::Prefix(prefix) if prefix.is_empty() => None,
             Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
@@ -90,17 +91,17 @@ impl Dynamodb {
                 }
             }
             let answer = request.customize().interceptor(stamp.clone()).send().await;
-            let key = |row: &Item| row.get(&place.partition_key)?.as_s().ok().cloned();
             place.classify(answer, &stamp).map(|page| {
-                let rows = page.items.unwrap_or_default().into_iter();
-                (
-                    rows.filter_map(|row| Some((key(&row)?, row))).collect(),
-                    page.last_evaluated_key.and_then(|row| key(&row)),
-                )
+                let next = page.last_evaluated_key.and_then(|row| key_of(&row, &place.partition_key));
+                (page.items.unwrap_or_default(), next)
             })
         });
         answer.map_err(|(_, error)| error.of_read())
     }
+}
+
+fn key_of(row: &Item, partition_key: &str) -> Option<String> {
+    row.get(partition_key)?.as_s().ok().cloned()
 }
 
 fn matches(which: &Which, record: &LockRecord) -> bool {
