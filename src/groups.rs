@@ -117,6 +117,8 @@ impl LockClient {
             }
             Ok(())
         })?;
+        // A store may have them in any order.
+        group.sort_by(|a, b| a.seen.record.key.cmp(&b.seen.record.key));
         Ok(group)
     }
 

@@ -10,7 +10,7 @@ use crate::backend::Seen;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
-use crate::lease::{GrantId, Mode};
+use crate::lease::{GrantId, Lease, Mode};
 use crate::leases::key::{check_key, check_text};
 use crate::lock::{Lock, LockStatus};
 use crate::loss::Loss;
@@ -106,7 +106,8 @@ impl LockRequest {
         self
     }
 
-    /// Shared, and only while fewer than `n` hold the key. Defaults to no limit.
+    /// Shared, and only while fewer than `n` hold the key. Defaults to no limit. On DynamoDB the lease bounds it, about
+    /// 160 at 20 s: see `leasehold::dynamodb`.
     pub fn max_holders(mut self, n: u32) -> Self {
         self.mode = Mode::Shared;
         self.max_holders = Some(n);
@@ -386,7 +387,19 @@ impl LockRequest {
                 (Some(lease), ends_at)
             }
         };
-        self.family.options.terms(lease, ends_at, self.family.backend.info().min_lease)
+        let info = self.family.backend.info();
+        let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
+        let interval = if terms.lease == Lease::Forever { Duration::MAX } else { terms.heartbeat };
+        let most = info.most_shared.map_or(u32::MAX, |most| most(interval));
+        if let Some(n) = self.max_holders.filter(|n| *n > most) {
+            let right = format!(
+                "at most {most} on this store with a heartbeat in {interval:?}: each renewal writes the holders of the \
+                 key all over, 256 bytes each, and the store writes 1,000 KB of a key in a second ({most} x {most} x \
+                 256 bytes in a heartbeat) and keeps 400 KB; a longer lease allows more"
+            );
+            return Err(Error::invalid("max_holders", n, &right));
+        }
+        Ok(terms)
     }
 }
 

@@ -84,6 +84,7 @@ impl Mongodb {
             grace: Duration::ZERO,
             min_lease: Mongodb::MIN_LEASE,
             grant_form: GrantForm::ObjectId,
+            most_shared: None,
         };
         let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();

@@ -159,6 +159,7 @@ impl Sqlite {
             grace: Duration::ZERO,
             min_lease: Sqlite::MIN_LEASE,
             grant_form: GrantForm::Uuid,
+            most_shared: None,
         };
         let clock_identity = options.clock_identity.unwrap_or_else(boot::clock_identity);
         let place = Place { path, file: before, log, clock, clock_identity };

@@ -114,6 +114,7 @@ impl Row {
             shared: self.shared.iter().map(&mut holder).collect(),
             pins: self.pins.clone(),
             given_up: BTreeSet::new(),
+            gave_up_at: 0,
             version: self.version,
             format,
         };
