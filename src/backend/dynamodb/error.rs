@@ -71,6 +71,11 @@ pub(super) enum DynamodbError {
     #[error("the request was sent, but no answer settled whether it happened")]
     Unanswered { cause: Cause },
 
+    #[error(
+        "the answer's time contradicts those before: the clock of this host or of the service has jumped; repeat the call"
+    )]
+    Jumped,
+
     #[error("no answer came; check the endpoint, the region and the network, or repeat the call")]
     Unread { cause: Cause },
 
@@ -183,7 +188,9 @@ impl DynamodbError {
             | DynamodbError::Unread { .. }
             | DynamodbError::Unreachable { .. }
             | DynamodbError::Throttled { .. } => (ErrorKind::Store, true),
-            DynamodbError::Unanswered { .. } | DynamodbError::Panicked => (ErrorKind::Ambiguous, true),
+            DynamodbError::Unanswered { .. } | DynamodbError::Jumped | DynamodbError::Panicked => {
+                (ErrorKind::Ambiguous, true)
+            }
             DynamodbError::Other { .. } | DynamodbError::Ended => (ErrorKind::Store, false),
             DynamodbError::NotRead | DynamodbError::TooLarge { .. } => (ErrorKind::InvalidInput, false),
         }

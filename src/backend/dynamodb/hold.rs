@@ -1,5 +1,7 @@
 //! To renew, to release and to give up what was granted.
 
+use std::time::Duration;
+
 use super::acquire::{Clearable, stopping};
 use super::error::DynamodbError;
 use super::estimate::Moment;
@@ -8,7 +10,7 @@ use super::item;
 use super::send::Wrote;
 use super::{Dynamodb, Found};
 use crate::backend::{Attempt, Released, Renewal, Renewed};
-use crate::lease::{End, Mode, RenewAnswer, transition};
+use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
 use crate::rt::deadline::Deadline;
 
 impl Dynamodb {
@@ -19,7 +21,12 @@ impl Dynamodb {
         by: &Deadline,
     ) -> Result<Renewed, DynamodbError> {
         let Renewal { lease, may_end_endless } = renewal;
-        let mut moment = self.moment()?;
+        // An end that is off by a part of the lease is of use.
+        let most = match lease {
+            Lease::For(lease) => lease / 10,
+            Lease::Forever => Duration::MAX,
+        };
+        let mut moment = self.sure_moment(most, by)?;
         let mut until = lease.end(moment.now);
         // Mostly ours becomes the latest end of the row.
         let mut expr = clearing(attempt, renewing(attempt, until, &moment, true));
@@ -27,6 +34,9 @@ impl Dynamodb {
             let found = match self.update(expr, by)? {
                 Wrote::Done(_) => {
                     attempt.native = None;
+                    if self.moment()?.contradicts(&moment) {
+                        return Ok(Renewed::Unknown(DynamodbError::Jumped.into()));
+                    }
                     return Ok(Renewed::Until { until, now: moment.late() });
                 }
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
@@ -75,7 +85,7 @@ impl Dynamodb {
                     if !matches!(next, Ending::GiveUp) {
                         return Ok(Released::Done);
                     }
-                    let found = Found::new(&attempt.key, Some(row))?;
+                    let found = Found::new(&attempt.key, row)?;
                     return Ok(nobodys(found, &self.moment()?));
                 }
                 Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),

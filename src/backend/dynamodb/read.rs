@@ -1,5 +1,7 @@
 //! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
@@ -34,7 +36,8 @@ impl Dynamodb {
         if let Which::Key(key) = which {
             let row = self.get_item(key, strong, by)?;
             let found = Found::new(key, row)?;
-            return Ok(Page { records: vec![found.seen(&self.moment()?)], next: None });
+            let moment = if strong { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
+            return Ok(Page { records: vec![found.seen(&moment)], next: None });
         }
         let mut seen = match from.as_ref().and_then(|from| self.rest_after(which, from, strong)) {
             Some(rest) => rest,

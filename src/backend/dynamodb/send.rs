@@ -85,7 +85,10 @@ impl Intercept for Stamp {
         _components: &RuntimeComponents,
         _config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let date = context.response().headers().get("date");
+        let headers = context.response().headers();
+        // What comes from a proxy says nothing of the service's clock.
+        let is_the_services = headers.get("x-amzn-requestid").is_some();
+        let date = headers.get("date").filter(|_| is_the_services);
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
             let sent = BootTime::from_nanos(self.0.sent.load(Ordering::SeqCst));
             self.0.estimate.learn(date.as_second(), sent, self.0.clock.now());
@@ -116,8 +119,8 @@ impl Place {
 /// How a conditional write went.
 #[derive(Debug)]
 pub(super) enum Wrote {
-    /// It is written; the row as it is now, none after a delete.
-    Done(Item),
+    /// It is written; the row as it was before, if there was one. None after a delete.
+    Done(Option<Item>),
     /// Its condition failed; the row as it is, if there is one.
     Failed(Option<Item>),
     /// It may or may not be written.
@@ -162,10 +165,10 @@ impl Dynamodb {
                 .update_expression(&expr.update)
                 .set_expression_attribute_names(Some(expr.names(&place.partition_key)))
                 .set_expression_attribute_values(Some(expr.values()))
-                .return_values(ReturnValue::AllNew)
+                .return_values(ReturnValue::AllOld)
                 .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
             match request.customize().interceptor(stamp.clone()).send().await {
-                Ok(done) => Ok(Wrote::Done(done.attributes.unwrap_or_default())),
+                Ok(done) => Ok(Wrote::Done(done.attributes)),
                 Err(error) => match error.as_service_error() {
                     Some(
                         aws_sdk_dynamodb::operation::update_item::UpdateItemError::ConditionalCheckFailedException(
@@ -191,7 +194,7 @@ impl Dynamodb {
                 .set_expression_attribute_values(Some(expr.values()))
                 .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
             match request.customize().interceptor(stamp.clone()).send().await {
-                Ok(_) => Ok(Wrote::Done(Item::new())),
+                Ok(_) => Ok(Wrote::Done(None)),
                 Err(error) => match error.as_service_error() {
                     Some(
                         aws_sdk_dynamodb::operation::delete_item::DeleteItemError::ConditionalCheckFailedException(
