@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use leasehold::LockClient;
 use leasehold::internals::backend::Renewed;
 use leasehold::internals::backend::dynamodb::Estimate;
 use leasehold::internals::builder_over;
+use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::common::dynamodb::{Table, options};
 use crate::common::proxy::{self, Rule};
@@ -107,7 +107,7 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     all.estimate = Some(estimate);
     let unsure = open(all, &clock);
     clock.advance(LEASE + Duration::from_secs(10));
-    refused(&unsure, &mut exclusive("expired"));
+    assert_eq!(refused(&unsure, &mut exclusive("expired")).live().count(), 1, "nor does a purge free him");
     match unsure.acquire(&mut exclusive("free"), &soon()).unwrap() {
         Acquired::Granted { holder, now, .. } => {
             assert!(now.since(holder.created) > Duration::from_millis(300), "it counts itself as lost earlier");
@@ -264,4 +264,31 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     let (holder, requests) = sent(&at, || granted(&idle, &mut free));
     assert_eq!(requests, 3, "the acquire, then the time and the row");
     assert!(holder.until.left(get(&at.beside, "free").now).unwrap() <= LEASE + Duration::from_secs(1));
+}
+
+#[test]
+fn in_the_grace_a_holder_is_held_for_everybody() {
+    needs_server!();
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let mut all = crate::options(&table.0, &clock);
+    all.grace = Duration::from_secs(30);
+    let client = builder_over(Arc::new(open(all, &clock)), clock.clone()).connect().unwrap();
+    client.request("k").lease(LEASE).acquire().unwrap();
+    let leases = client.leases("ns");
+    leases.claim("name", "holder", LEASE).unwrap();
+    clock.advance(LEASE + Duration::from_secs(10));
+    let refused = client.request("k").acquire().unwrap_err();
+    assert_eq!(refused.holders().len(), 1, "{refused}");
+    let found = client.get("k").unwrap().unwrap();
+    assert!(!found.is_free() && !found.holders()[0].is_expired(), "{found:?}");
+    assert_eq!(found.holders()[0].remaining(), Some(Duration::ZERO));
+    assert_eq!(client.list(&Filter::new().live()).unwrap().len(), 1);
+    assert!(client.purge_preview(Duration::ZERO).unwrap().freed.is_empty());
+    assert!(client.purge(Duration::ZERO).unwrap().freed.is_empty());
+    assert!(!leases.get("name").unwrap().unwrap().is_expired());
+    assert_eq!(leases.expire("name").unwrap_err().kind(), ErrorKind::InvalidLease);
+    clock.advance(Duration::from_secs(25));
+    assert!(client.get("k").unwrap().unwrap().is_free() && leases.get("name").unwrap().unwrap().is_expired());
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+    leases.expire("name").unwrap();
 }

@@ -157,7 +157,8 @@ impl Found {
 
     fn seen(self, moment: &Moment) -> Seen {
         let native = swap::Row(self.row);
-        Seen { record: self.record, now: moment.late(), stamp: moment.stamp(), native: Some(Box::new(native)) }
+        let cut = moment.times().cut;
+        Seen { record: self.record, now: moment.late(), cut, stamp: moment.stamp(), native: Some(Box::new(native)) }
     }
 
     /// Whether the row's own end is later than this one.
