@@ -90,7 +90,7 @@ impl Dynamodb {
             min_lease: Dynamodb::MIN_LEASE,
             grant_form: GrantForm::Uuid,
         };
-        let place = send::Place { table: options.table.clone(), partition_key: options.partition_key.clone() };
+        let place = send::Place::new(&options.table, &options.partition_key);
         let protection = options.protection;
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();

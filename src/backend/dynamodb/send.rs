@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use aws_sdk_dynamodb::Client;
@@ -105,14 +105,27 @@ pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 pub(super) struct Place {
     pub table: String,
     pub partition_key: String,
+    has_sent: Arc<AtomicBool>,
 }
 
 impl Place {
+    pub fn new(table: &str, partition_key: &str) -> Self {
+        Place { table: table.to_owned(), partition_key: partition_key.to_owned(), has_sent: Arc::default() }
+    }
+
+    /// Whether a request of this client was ever sent.
+    pub fn has_sent(&self) -> bool {
+        self.has_sent.load(Ordering::SeqCst)
+    }
+
     pub fn classify<T, E>(&self, result: Result<T, SdkError<E, HttpResponse>>, stamp: &Stamp) -> Answer<T>
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
-        result.map_err(|error| DynamodbError::classify(&error, stamp.is_sent(), &self.table, &self.partition_key))
+        if stamp.is_sent() {
+            self.has_sent.store(true, Ordering::SeqCst);
+        }
+        result.map_err(|error| DynamodbError::classify(&error, stamp.is_sent(), self))
     }
 }
 
