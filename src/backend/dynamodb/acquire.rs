@@ -60,7 +60,7 @@ impl Dynamodb {
             }
         };
         loop {
-            let found = match self.update(next.expr, by)? {
+            let found = match self.grant(next.expr, by)? {
                 Wrote::Done(old) => {
                     if self.moment()?.contradicts(&moment) {
                         return Ok(self.settle_doubt(attempt, old, by));

@@ -132,7 +132,7 @@ impl Place {
 /// How a conditional write went.
 #[derive(Debug)]
 pub(super) enum Wrote {
-    /// It is written; the row as it was before, if there was one. None after a delete.
+    /// It is written; the row as it is now, none after a delete. Of a grant: as it was before, if there was one.
     Done(Option<Item>),
     /// Its condition failed; the row as it is, if there is one.
     Failed(Option<Item>),
@@ -168,6 +168,15 @@ impl Dynamodb {
 
     /// Does one `UpdateItem`.
     pub(super) fn update(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        self.update_item(expr, ReturnValue::AllNew, by)
+    }
+
+    /// Does the `UpdateItem` of a grant, which may have to be undone.
+    pub(super) fn grant(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        self.update_item(expr, ReturnValue::AllOld, by)
+    }
+
+    fn update_item(&self, expr: Expr, answer: ReturnValue, by: &Deadline) -> Result<Wrote, DynamodbError> {
         settle(self.send(by, move |client, stamp, place| async move {
             let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
             let request = client
@@ -178,7 +187,7 @@ impl Dynamodb {
                 .update_expression(&expr.update)
                 .set_expression_attribute_names(Some(expr.names(&place.partition_key)))
                 .set_expression_attribute_values(Some(expr.values()))
-                .return_values(ReturnValue::AllOld)
+                .return_values(answer)
                 .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
             match request.customize().interceptor(stamp.clone()).send().await {
                 Ok(done) => Ok(Wrote::Done(done.attributes)),
