@@ -8,7 +8,7 @@ use crate::client::LockClient;
 use crate::error::{Error, ErrorKind, Result};
 use crate::housekeeping::newest_first;
 use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
-use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times};
+use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime};
 use crate::leases::key::check_text;
 use crate::lock::LockStatus;
 use crate::settle::Found;
@@ -63,7 +63,7 @@ impl LockClient {
             let (holders, found) = self.settle(found, |found| decide(&found.seen), group_arrived(lock_id))?;
             // Not the time of the read: the leases went on since.
             let now = found.now(self.family.clock.now());
-            renewed.extend(statuses(&found.seen.record.key, &holders, now));
+            renewed.extend(statuses(&found.seen, &holders, now));
         }
         newest_first(&mut renewed);
         Ok(renewed)
@@ -102,7 +102,7 @@ impl LockClient {
         for found in group {
             let release = |found: &Found| Ok(release_group(&found.seen.record, lock_id));
             let (holders, found) = self.settle(found, release, group_arrived(lock_id))?;
-            freed.extend(statuses(&found.seen.record.key, &holders, found.seen.now));
+            freed.extend(statuses(&found.seen, &holders, found.seen.now));
         }
         newest_first(&mut freed);
         Ok(freed)
@@ -124,13 +124,12 @@ impl LockClient {
 
     /// A refusal is an error here.
     fn decide_renewal(&self, seen: &Seen, lock_id: &str, lease: Lease) -> Result<Step<Holders>> {
-        let times = Times { now: seen.now, cut: seen.now, stamp: seen.stamp };
         let key = &seen.record.key;
-        let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &times);
+        let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &seen.times());
         match answer {
             GroupAnswer::Renewed(holders) => Ok(Step { answer: holders, record }),
             GroupAnswer::TooLate(mode, holder) => {
-                let late = LockStatus::new(key, mode, &holder, seen.now);
+                let late = LockStatus::new(seen, mode, &holder);
                 let message = format!("the group has less than a second left on this key: {late}");
                 Err(self.error(ErrorKind::Lost, key, &message).with_holders(vec![late]))
             }
@@ -149,6 +148,8 @@ pub(crate) fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, 
 
 pub(crate) type Holders = Vec<(Mode, Holder)>;
 
-pub(crate) fn statuses(key: &str, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
-    holders.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, now)).collect()
+/// Holders of the record that was seen, at this time of the store.
+pub(crate) fn statuses(seen: &Seen, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
+    let status = |(mode, h): &(Mode, Holder)| LockStatus::at(&seen.record.key, *mode, h, now, seen.is_live(h));
+    holders.iter().map(status).collect()
 }

@@ -46,7 +46,7 @@ impl LockClient {
             let record = &seen.record;
             // Not what a diagnosis tries the store with.
             if record.kind == Kind::Lock && key::parts(&record.key).is_none() {
-                let all = record.holders().map(|(mode, h)| LockStatus::new(&record.key, mode, h, seen.now));
+                let all = record.holders().map(|(mode, h)| LockStatus::new(&seen, mode, h));
                 found.extend(all.filter(|status| filter.matches(status)));
             }
             Ok(())
@@ -122,13 +122,12 @@ impl LockClient {
 
 fn purge_step(seen: &Seen, older_than: Duration) -> Step<transition::Purge> {
     let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
-    transition::purge(&seen.record, seen.now.minus(older_than), seen.stamp.saturating_sub(idle))
+    transition::purge(&seen.record, seen.cut.minus(older_than), seen.stamp.saturating_sub(idle))
 }
 
 impl Purged {
     fn add(&mut self, seen: &Seen, purge: &transition::Purge) {
-        let key = &seen.record.key;
-        self.freed.extend(purge.freed.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, seen.now)));
+        self.freed.extend(purge.freed.iter().map(|(mode, h)| LockStatus::new(seen, *mode, h)));
         self.deleted += usize::from(purge.delete);
     }
 

@@ -101,7 +101,7 @@ impl Lock {
 
     /// What stands, whoever asked for it and how often.
     pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
-        let status = LockStatus::new(key, mode, holder, now);
+        let status = LockStatus::at(key, mode, holder, now, true);
         Lock {
             key: status.key,
             grant: holder.grant.clone(),
@@ -142,10 +142,16 @@ pub struct LockStatus {
     renewed: Option<SystemTime>,
     leased_until: Option<SystemTime>,
     remaining: Option<Duration>,
+    is_live: bool,
 }
 
 impl LockStatus {
-    pub(crate) fn new(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
+    pub(crate) fn new(seen: &Seen, mode: Mode, holder: &Holder) -> Self {
+        LockStatus::at(&seen.record.key, mode, holder, seen.now, seen.is_live(holder))
+    }
+
+    /// At this time of the store.
+    pub(crate) fn at(key: &str, mode: Mode, holder: &Holder, now: StoreTime, is_live: bool) -> Self {
         let wall = |at| wall_time(at, now, SystemTime::now());
         LockStatus {
             key: key.to_owned(),
@@ -160,22 +166,24 @@ impl LockStatus {
                 End::Never => None,
             },
             remaining: holder.until.left(now),
+            is_live,
         }
     }
 
     /// All live holders of what was seen.
     pub(crate) fn live(seen: &Seen) -> Vec<LockStatus> {
-        seen.live().map(|(mode, h)| LockStatus::new(&seen.record.key, mode, h, seen.now)).collect()
+        seen.live().map(|(mode, h)| LockStatus::new(seen, mode, h)).collect()
     }
 
-    /// What was left of the lease when this was read; zero: expired, `None`: it never ends.
+    /// What was left of the lease when this was read, at the least; `None`: it never ends. Zero: it was over, but a
+    /// store whose clients' clocks differ respects the holder for [a grace](crate::Diagnosis::grace) longer.
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
     }
 
-    /// Whether its lease had ended when this was read.
+    /// Whether its lease, and the store's grace after it, had ended when this was read: others may get the lock.
     pub fn is_expired(&self) -> bool {
-        self.remaining == Some(Duration::ZERO)
+        !self.is_live
     }
 }
 
@@ -185,7 +193,7 @@ impl fmt::Display for LockStatus {
         write!(f, "{:?} ({}, token {}, ", self.labels.owner, self.mode, self.token)?;
         match self.remaining {
             None => f.write_str("no end)"),
-            Some(left) if left.is_zero() => f.write_str("expired)"),
+            Some(_) if self.is_expired() => f.write_str("expired)"),
             Some(left) => write!(f, "{:.1} s left)", left.as_secs_f64()),
         }
     }
@@ -220,7 +228,7 @@ impl KeyStatus {
         KeyStatus {
             key: record.key.clone(),
             token: record.token,
-            holders: record.holders().map(|(mode, h)| LockStatus::new(&record.key, mode, h, seen.now)).collect(),
+            holders: record.holders().map(|(mode, h)| LockStatus::new(seen, mode, h)).collect(),
         }
     }
 
@@ -239,7 +247,7 @@ impl KeyStatus {
         &self.holders
     }
 
-    /// Whether nobody's lease was running when this was read.
+    /// Whether every holder was [expired](LockStatus::is_expired) when this was read.
     pub fn is_free(&self) -> bool {
         self.holders.iter().all(LockStatus::is_expired)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::backend::{Seen, Swapped, Which};
 use crate::client::LockClient;
 use crate::error::{ErrorKind, Result};
-use crate::lease::{LockRecord, Step, StoreTime, Times, backoff};
+use crate::lease::{LockRecord, Step, StoreTime, backoff};
 use crate::rt::clock::BootTime;
 use crate::rt::deadline::Deadline;
 
@@ -19,11 +19,6 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// The times to decide by, for a store that respects ends for a grace longer.
-    pub fn times(&self, grace: Duration) -> Times {
-        Times { now: self.seen.now, cut: self.seen.now.minus(grace), stamp: self.seen.stamp }
-    }
-
     /// The store's time now, by what has passed since the record was asked for.
     pub fn now(&self, on_clock: BootTime) -> StoreTime {
         self.seen.now.plus(on_clock.since(self.asked))

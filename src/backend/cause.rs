@@ -24,7 +24,7 @@ impl Cause {
         Cause(text)
     }
 
-    #[cfg(any(feature = "dynamodb", feature = "spanner"))]
+    #[cfg(feature = "spanner")]
     pub fn says(&self, part: &str) -> bool {
         self.0.contains(part)
     }

@@ -158,7 +158,7 @@ fn check_format(record: &LockRecord) -> Result<()> {
 }
 
 fn seen(record: LockRecord, times: &Times) -> Seen {
-    Seen { record, now: times.now, stamp: times.stamp, native: None }
+    Seen { record, now: times.now, cut: times.cut, stamp: times.stamp, native: None }
 }
 
 impl Backend for Memory {

@@ -31,7 +31,7 @@ use std::time::{Duration, SystemTime};
 use crossbeam_channel::Sender;
 
 use crate::error::{Error, Result};
-use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime};
+use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime, Times};
 use crate::rt::clock::BootTime;
 use crate::rt::deadline::Deadline;
 
@@ -205,6 +205,8 @@ pub struct Seen {
     pub record: LockRecord,
     /// The store's now when it was read, as late as it may be.
     pub now: StoreTime,
+    /// As early as it may be, less the store's grace: whose lease ends later is live.
+    pub cut: StoreTime,
     /// The store's time in microseconds since 1970, for the token of a swap that grants.
     pub stamp: u64,
     /// What the store compares in a swap, where the record does not say it all.
@@ -212,9 +214,19 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Whether somebody's lease is running. Mode, holder.
+    /// The holders who must be respected. Mode, holder.
     pub fn live(&self) -> impl Iterator<Item = (Mode, &Holder)> {
-        self.record.live(self.now)
+        self.record.live(self.cut)
+    }
+
+    /// Whether this holder must be respected.
+    pub fn is_live(&self, holder: &Holder) -> bool {
+        holder.until.is_after(self.cut)
+    }
+
+    /// The times to decide by.
+    pub fn times(&self) -> Times {
+        Times { now: self.now, cut: self.cut, stamp: self.stamp }
     }
 }
 

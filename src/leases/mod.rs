@@ -227,9 +227,8 @@ impl Leases {
         let by = Deadline::after(Duration::MAX).or_cancel(family.closing()).or_cancel(cancel);
         let started = Instant::now();
         loop {
-            let cut = |seen: &Seen| seen.now.minus(family.backend.info().grace);
             let free_in = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
-                Ok(found) => transition::free_in(&found.seen.record, Mode::Exclusive, None, cut(&found.seen)),
+                Ok(found) => transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.cut),
                 Err(error) if error.is_retryable() => None,
                 Err(_) if by.is_over() => None,
                 Err(error) => return Err(error),
@@ -306,15 +305,14 @@ impl Leases {
         rule: impl Fn(&LockRecord, &Times) -> Step<LeaseAnswer>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<(LeaseStatus, Holder, Found)> {
-        let grace = self.client.family.backend.info().grace;
         let decide = |found: &Found| {
-            let Step { answer, record } = rule(&found.seen.record, &found.times(grace));
+            let Step { answer, record } = rule(&found.seen.record, &found.seen.times());
             let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
             Ok(Step { answer, record })
         };
         let (holder, found) = self.client.settle(self.found(key)?, decide, arrived)?;
         let now = found.now(self.client.family.clock.now());
-        let status = LeaseStatus::new(key, &holder, &found.seen.record.pins, now);
+        let status = LeaseStatus::new(&found.seen, &holder, now);
         Ok((status, holder, found))
     }
 
@@ -351,6 +349,6 @@ impl LeaseStatus {
     fn seen(seen: &Seen) -> Option<LeaseStatus> {
         let record = &seen.record;
         let holder = record.exclusive.as_ref().filter(|_| record.kind == Kind::Lease)?;
-        Some(LeaseStatus::new(&record.key, holder, &record.pins, seen.now))
+        Some(LeaseStatus::new(seen, holder, seen.now))
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use super::key;
+use crate::backend::Seen;
 use crate::lease::{Holder, Mode, StoreTime};
 use crate::lock::Lock;
 
@@ -15,14 +16,16 @@ pub struct LeaseStatus {
     /// Its key is the row's.
     pub(crate) lock: Lock,
     remaining: Duration,
+    is_live: bool,
     pins: BTreeSet<String>,
 }
 
 impl LeaseStatus {
-    pub(crate) fn new(key: &str, holder: &Holder, pins: &BTreeSet<String>, now: StoreTime) -> Self {
-        let lock = Lock::found(key, Mode::Exclusive, holder, now);
+    /// A holder of the record that was seen, at this time of the store.
+    pub(crate) fn new(seen: &Seen, holder: &Holder, now: StoreTime) -> Self {
+        let lock = Lock::found(&seen.record.key, Mode::Exclusive, holder, now);
         let remaining = holder.until.left(now).unwrap_or(Duration::MAX);
-        LeaseStatus { lock, remaining, pins: pins.clone() }
+        LeaseStatus { lock, remaining, is_live: seen.is_live(holder), pins: seen.record.pins.clone() }
     }
 
     /// The namespace of the lease.
@@ -60,14 +63,14 @@ impl LeaseStatus {
         self.lock.leased_until().unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// What was left of its time when it was read; zero: it can be expired.
+    /// What was left of its time when it was read, at the least.
     pub fn remaining(&self) -> Duration {
         self.remaining
     }
 
-    /// Whether its time was over when it was read. It stands all the same until somebody expires it.
+    /// Whether its time, and [the store's grace](crate::Diagnosis::grace) after it, was over when it was read. It stands all the same until somebody expires it.
     pub fn is_expired(&self) -> bool {
-        self.remaining.is_zero()
+        !self.is_live
     }
 
     /// Who keeps it from being expired.

@@ -481,7 +481,7 @@ impl Hold {
             return LossReason::Gone;
         }
         let rival = seen.live().find(|(mode, _)| *mode == Mode::Exclusive || self.granted.mode == Mode::Exclusive);
-        let by = rival.map(|(mode, h)| LockStatus::new(&seen.record.key, mode, h, seen.now));
+        let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
         // Others may share with a shared holder that an operator has released.
         let granted_since = self.granted.mode == Mode::Exclusive && seen.record.token > self.granted.token;
         if by.is_some() || granted_since { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther }

@@ -157,8 +157,7 @@ impl Wait<'_> {
     /// In what time the lock can be free if nobody releases it.
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.refusal.as_ref()?;
-        let cut = seen.now.minus(self.family.backend.info().grace);
-        transition::free_in(&seen.record, self.want.wanted.mode, self.want.wanted.max_holders, cut)
+        transition::free_in(&seen.record, self.want.wanted.mode, self.want.wanted.max_holders, seen.cut)
     }
 
     /// Tells everyone who wants to know that the wait goes on.

@@ -169,7 +169,7 @@ fn unlock_frees_the_whole_group_newest_first_and_tells_how_it_was() {
         store.rival().request("c2").shared().lock_id("g").comment("mine").lease_forever().acquire().unwrap();
         store.rival().request("c2").shared().lock_id("h").acquire().unwrap();
         client.request("other").lock_id("gg").acquire().unwrap();
-        store.advance(2 * SECOND);
+        store.outlast(SECOND);
         let token = client.get("a").unwrap().unwrap().fencing_token();
         let freed = client.unlock("g").unwrap();
         assert_eq!(keys(&freed), ["c2", "c", "b", "a"]);

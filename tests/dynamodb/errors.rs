@@ -4,7 +4,8 @@ use std::error::Error as _;
 use std::process::Command;
 use std::time::Instant;
 
-use leasehold::dynamodb::aws_config::{BehaviorVersion, SdkConfig};
+use leasehold::dynamodb::aws_config::credential_process::CredentialProcessProvider;
+use leasehold::dynamodb::aws_config::{self, BehaviorVersion, SdkConfig};
 use leasehold::{Error, ErrorKind, LockClient};
 
 use crate::common::dynamodb::config_at;
@@ -175,4 +176,45 @@ fn an_idle_client_does_nothing() {
         println!("{woke}");
         assert!(woke <= 2, "it woke {woke} times in 2 s with nothing to do");
     });
+}
+
+/// Credentials that a command says, which are over at once and so loaded again for each request. As many loads fail
+/// as `failures` has bytes; each takes one away.
+fn refreshed(failures: &std::path::Path) -> SdkConfig {
+    let script = r#"if [ -s "$1" ]; then truncate -s -1 "$1"; exit 1; fi
+        echo '{"Version":1,"AccessKeyId":"key","SecretAccessKey":"secret-canary","Expiration":"2020-01-01T00:00:00Z"}'"#;
+    let file = failures.with_extension("sh");
+    std::fs::write(&file, script).unwrap();
+    let command = format!("sh {} {}", file.display(), failures.display());
+    let provider = CredentialProcessProvider::new(command);
+    let provider = sdk::config::SharedCredentialsProvider::new(provider);
+    config().into_builder().credentials_provider(provider).build()
+}
+
+#[test]
+fn a_refresh_that_fails_for_a_moment_ends_no_wait() {
+    needs_server!();
+    let (table, folder) = (Table::fresh(), tempfile::tempdir().unwrap());
+    let failures = folder.path().join("failures");
+    std::fs::write(&failures, "").unwrap();
+    let client = leasehold::dynamodb::builder(refreshed(&failures), &table.0).connect().unwrap();
+    std::fs::write(&failures, "xx").unwrap();
+    client.lock("k").unwrap().release().unwrap();
+    assert_eq!(std::fs::read(&failures).unwrap(), b"", "both failures were met");
+    std::fs::write(&failures, "x".repeat(1_000)).unwrap();
+    let error = client.request("k").wait(Duration::from_millis(300)).lock().unwrap_err();
+    assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
+    // Nobody knows whether the first ones failed for a moment.
+    let error = leasehold::dynamodb::builder(refreshed(&failures), &table.0).connect().unwrap_err();
+    assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
+    assert!(error.to_string().contains("credentials could not be loaded"), "{}", text(&error));
+}
+
+#[test]
+fn settings_without_credentials_are_said() {
+    let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12());
+    let config = config.region(aws_config::Region::new("us-east-1")).endpoint_url("http://127.0.0.1:1").build();
+    let error = leasehold::dynamodb::builder(config, "locks").connect().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+    assert!(error.to_string().contains("credentials"), "{error}");
 }

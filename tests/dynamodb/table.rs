@@ -201,3 +201,26 @@ fn connects_to_the_url_of_the_environment() {
     assert!(guard.is_held());
     guard.release().unwrap();
 }
+
+/// DynamoDB Local makes a table at once, so the proxy says in its place that this one is still being made.
+#[test]
+fn a_table_that_takes_longer_than_a_request_is_waited_for() {
+    needs_server!();
+    const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
+    let table = Table(unique());
+    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+    let timeout = Duration::from_millis(500);
+    let connect = || leasehold::dynamodb::builder(config_at(&proxy.url()), &table.0).request_timeout(timeout).connect();
+    let client = connect().unwrap();
+    // A look each 250 ms; the first sees that there is none.
+    proxy.add(Rule::next(6, Network::Say(200, MAKING)).on("DescribeTable").after(1));
+    client.create_schema().unwrap();
+    let looks = proxy.requests().iter().filter(|request| request.target == "DescribeTable").count();
+    assert_eq!(looks, 9, "one by the connect, one before it is made, seven after");
+    // Who does not answer is noticed as soon as by any call.
+    proxy.clear();
+    proxy.add(Rule::always(Network::HoleToServer));
+    let started = std::time::Instant::now();
+    assert!(client.create_schema().unwrap_err().is_retryable());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}

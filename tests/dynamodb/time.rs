@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
-use leasehold::LockClient;
+use leasehold::internals::backend::Renewed;
 use leasehold::internals::backend::dynamodb::Estimate;
 use leasehold::internals::builder_over;
+use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::common::dynamodb::{Table, options};
+use crate::common::proxy::{self, Rule};
 use crate::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use crate::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
 use crate::sdk::error::BoxError;
@@ -105,7 +107,7 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     all.estimate = Some(estimate);
     let unsure = open(all, &clock);
     clock.advance(LEASE + Duration::from_secs(10));
-    refused(&unsure, &mut exclusive("expired"));
+    assert_eq!(refused(&unsure, &mut exclusive("expired")).live().count(), 1, "nor does a purge free him");
     match unsure.acquire(&mut exclusive("free"), &soon()).unwrap() {
         Acquired::Granted { holder, now, .. } => {
             assert!(now.since(holder.created) > Duration::from_millis(300), "it counts itself as lost earlier");
@@ -113,4 +115,180 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
         other => panic!("{other:?}"),
     }
     granted(&store, &mut exclusive("expired"));
+}
+
+const DAYS: u64 = 4 * 86_400;
+
+/// A store behind the proxy that has known the service's time since now, and its clock.
+fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
+    let clock = Clock::system();
+    (open(by_way_of(&at.proxy, &at.table), &clock), clock)
+}
+
+/// The holder of `k`, whose store has just connected through the proxy.
+fn holding(at: &Behind) -> (Dynamodb, Attempt) {
+    let store = idle(at).0;
+    let mut held = exclusive("k");
+    held.ask.lease = Duration::from_secs(20);
+    granted(&store, &mut held);
+    (store, held)
+}
+
+/// How many requests a step takes on its way through the proxy.
+fn sent<T>(at: &Behind, step: impl FnOnce() -> T) -> (T, u64) {
+    let before = at.proxy.count();
+    let answer = step();
+    (answer, at.proxy.count() - before)
+}
+
+#[test]
+fn who_was_idle_for_days_asks_for_the_time_before_it_takes_a_lock() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    granted(&idle, &mut exclusive("once"));
+    // 50 ppm fast.
+    at.proxy.shift_dates(DAYS as i64);
+    clock.advance(Duration::from_secs(DAYS + 25));
+    let (store, mut held) = holding(&at);
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 2, "a read for the time, and the acquire");
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 1);
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let mut held = exclusive("held");
+    granted(&idle, &mut held);
+    at.proxy.shift_dates(DAYS as i64);
+    clock.advance(Duration::from_secs(DAYS - 25));
+    let lease = Duration::from_secs(20);
+    let (answer, requests) = sent(&at, || idle.renew(&mut held, renewal(lease), &soon()).unwrap());
+    assert_eq!(requests, 2, "a read for the time, and the renewal");
+    let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
+    let (store, _) = self::idle(&at);
+    let rivals = get(&store, "held");
+    let left = until.left(rivals.now).unwrap();
+    assert!(left > Duration::from_secs(17), "{left:?} of {lease:?} are left");
+    assert!(until.left(now).unwrap() <= left + Duration::from_secs(1));
+}
+
+#[test]
+fn a_grant_that_its_own_answer_contradicts_is_undone() {
+    needs_server!();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        let before = get(&at.beside, "k").record;
+        // The host's clock jumps, and the estimate is too young to be doubted.
+        clock.advance(Duration::from_secs(60));
+        let (seen, requests) = sent(&at, || refused(&idle, &mut attempt("k", mode)));
+        assert_eq!(seen.live().count(), 1, "{seen:?}");
+        assert_eq!(requests, 4, "the acquire, then the time, the row and what undoes it");
+        let mut after = get(&at.beside, "k").record;
+        assert_eq!(after.given_up.len(), 1, "a copy of what was undone can't be granted");
+        (after.version, after.given_up) = (before.version, before.given_up.clone());
+        assert_eq!(after, before, "the holder stands as before");
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+        // What nobody holds is granted all the same.
+        clock.advance(Duration::from_secs(60));
+        granted(&idle, &mut attempt("free", mode));
+    }
+}
+
+#[test]
+fn an_undoing_that_is_not_answered_is_done_by_the_repeat() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let (store, mut held) = holding(&at);
+    clock.advance(Duration::from_secs(60));
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+    let mut late = exclusive("k");
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    refused(&idle, &mut late);
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let mut held = exclusive("k");
+    granted(&idle, &mut held);
+    at.proxy.shift_dates(40);
+    clock.advance(Duration::from_secs(10));
+    assert!(matches!(idle.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Unknown(_)));
+    let answer = idle.renew(&mut held, renewal(LEASE), &soon()).unwrap();
+    let Renewed::Until { until, .. } = answer else { panic!("{answer:?}") };
+    let left = until.left(get(&self::idle(&at).0, "k").now).unwrap();
+    assert!(left > LEASE - Duration::from_secs(3) && left < LEASE + Duration::from_secs(2), "{left:?}");
+}
+
+#[test]
+fn the_date_of_a_proxy_is_not_the_services() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, _) = idle(&at);
+    let (store, mut held) = holding(&at);
+    at.proxy.shift_dates(3_600);
+    at.proxy.add(Rule::next(1, proxy::Mode::Say(503, "{}")));
+    idle.read(&Which::Key("other".to_owned()), None, true, &soon()).unwrap_err();
+    at.proxy.shift_dates(0);
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 1);
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, _) = idle(&at);
+    let (store, mut held) = holding(&at);
+    at.proxy.add(Rule::next(1, proxy::Mode::ShiftDate(3_600)));
+    idle.read(&Which::Key("other".to_owned()), None, false, &soon()).unwrap();
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 2, "a read for the time, and the acquire");
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    // The wrong one may also be the answer to a write: what it did stays, if it was right.
+    at.proxy.add(Rule::next(1, proxy::Mode::ShiftDate(3_600)));
+    let mut free = exclusive("free");
+    let (holder, requests) = sent(&at, || granted(&idle, &mut free));
+    assert_eq!(requests, 3, "the acquire, then the time and the row");
+    assert!(holder.until.left(get(&at.beside, "free").now).unwrap() <= LEASE + Duration::from_secs(1));
+}
+
+#[test]
+fn in_the_grace_a_holder_is_held_for_everybody() {
+    needs_server!();
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let mut all = crate::options(&table.0, &clock);
+    all.grace = Duration::from_secs(30);
+    let client = builder_over(Arc::new(open(all, &clock)), clock.clone()).connect().unwrap();
+    client.request("k").lease(LEASE).acquire().unwrap();
+    let leases = client.leases("ns");
+    leases.claim("name", "holder", LEASE).unwrap();
+    clock.advance(LEASE + Duration::from_secs(10));
+    let refused = client.request("k").acquire().unwrap_err();
+    assert_eq!(refused.holders().len(), 1, "{refused}");
+    let found = client.get("k").unwrap().unwrap();
+    assert!(!found.is_free() && !found.holders()[0].is_expired(), "{found:?}");
+    assert_eq!(found.holders()[0].remaining(), Some(Duration::ZERO));
+    assert_eq!(client.list(&Filter::new().live()).unwrap().len(), 1);
+    assert!(client.purge_preview(Duration::ZERO).unwrap().freed.is_empty());
+    assert!(client.purge(Duration::ZERO).unwrap().freed.is_empty());
+    assert!(!leases.get("name").unwrap().unwrap().is_expired());
+    assert_eq!(leases.expire("name").unwrap_err().kind(), ErrorKind::InvalidLease);
+    clock.advance(Duration::from_secs(25));
+    assert!(client.get("k").unwrap().unwrap().is_free() && leases.get("name").unwrap().unwrap().is_expired());
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+    leases.expire("name").unwrap();
 }

@@ -1,6 +1,8 @@
 //! To be granted a key: one conditional write that means the pure rule in the common cases, and for the rest
 //! the pure rule on the row that came back, written by compare-and-swap.
 
+use std::time::Duration;
+
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
@@ -41,7 +43,10 @@ struct Next {
 
 impl Dynamodb {
     pub(super) fn acquire_key(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired, DynamodbError> {
-        let mut moment = self.moment()?;
+        if let Some(old) = Dynamodb::doubted(attempt) {
+            return Ok(self.settle_doubt(attempt, old, by));
+        }
+        let mut moment = self.sure_moment(Duration::ZERO, by)?;
         // A shared holder that is replaced: the row's end depends on all of them, so it is looked at first.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
         let mut next = if blind {
@@ -54,15 +59,18 @@ impl Dynamodb {
             }
         };
         loop {
-            let found = match self.update(next.expr, by)? {
-                Wrote::Done(_) => {
+            let found = match self.grant(next.expr, by)? {
+                Wrote::Done(old) => {
+                    if self.moment()?.contradicts(&moment) {
+                        return Ok(self.settle_doubt(attempt, old, by));
+                    }
                     return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.late() });
                 }
                 Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
             let asked = moment;
-            moment = self.moment()?;
+            moment = self.sure_moment(Duration::ZERO, by)?;
             next = match self.decide(attempt, found, &moment)? {
                 Ok(next) => next,
                 Err(Acquired::Granted { holder, repeated, .. }) => {

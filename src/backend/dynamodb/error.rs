@@ -3,9 +3,11 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
+use super::send::Place;
 use crate::backend::cause::Cause;
 use crate::error::{Error, ErrorKind};
 use crate::lease::record::FORMAT_MAJOR;
@@ -56,6 +58,12 @@ pub(super) enum DynamodbError {
     NoCredentials { cause: Cause },
 
     #[error(
+        "the AWS credentials could not be loaded, so nothing was sent; a refresh may fail for a moment, else correct what \
+         they come from"
+    )]
+    NotRefreshed { cause: Cause },
+
+    #[error(
         "no request could be sent in the time that this call had; check the endpoint, the network and the credentials"
     )]
     NotSent,
@@ -70,6 +78,11 @@ pub(super) enum DynamodbError {
 
     #[error("the request was sent, but no answer settled whether it happened")]
     Unanswered { cause: Cause },
+
+    #[error(
+        "the answer's time contradicts those before: the clock of this host or of the service has jumped; repeat the call"
+    )]
+    Jumped,
 
     #[error("no answer came; check the endpoint, the region and the network, or repeat the call")]
     Unread { cause: Cause },
@@ -117,18 +130,18 @@ impl DynamodbError {
     }
 
     /// What an error of the SDK means. `sent`: the request may have left this host.
-    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, table: &str, partition_key: &str) -> (Fate, Self)
+    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, place: &Place) -> (Fate, Self)
     where
         E: ProvideErrorMetadata + StdError + 'static,
     {
         let Some(answer) = error.as_service_error() else {
-            return transport(error, sent);
+            return transport(error, sent, place.has_sent());
         };
         let code = answer.code().unwrap_or_default();
         let message = answer.message().unwrap_or("without a message");
         let cause = Cause::from(format!("{code}: {message}"));
         let status = error.raw_response().map_or(0, |response| response.status().as_u16());
-        let table = table.to_owned();
+        let table = place.table.clone();
         match code {
             "ProvisionedThroughputExceededException"
             | "ThrottlingException"
@@ -158,7 +171,7 @@ impl DynamodbError {
                 (Fate::Refused, DynamodbError::LongExpression { cause })
             }
             "ValidationException" => {
-                (Fate::Refused, DynamodbError::Invalid { partition_key: partition_key.to_owned(), cause })
+                (Fate::Refused, DynamodbError::Invalid { partition_key: place.partition_key.clone(), cause })
             }
             _ if status == 429 => (Fate::NotDone, DynamodbError::Throttled { cause }),
             // Also what was done, but whose answer can't be read.
@@ -187,11 +200,14 @@ impl DynamodbError {
             }
             DynamodbError::NoCredentials { .. } | DynamodbError::Config(_) => (ErrorKind::Config, false),
             DynamodbError::NotSent
+            | DynamodbError::NotRefreshed { .. }
             | DynamodbError::NotReady
             | DynamodbError::Unread { .. }
             | DynamodbError::Unreachable { .. }
             | DynamodbError::Throttled { .. } => (ErrorKind::Store, true),
-            DynamodbError::Unanswered { .. } | DynamodbError::Panicked => (ErrorKind::Ambiguous, true),
+            DynamodbError::Unanswered { .. } | DynamodbError::Jumped | DynamodbError::Panicked => {
+                (ErrorKind::Ambiguous, true)
+            }
             DynamodbError::Other { .. } | DynamodbError::Ended => (ErrorKind::Store, false),
             DynamodbError::NotRead | DynamodbError::TooLarge { .. } | DynamodbError::LongExpression { .. } => {
                 (ErrorKind::InvalidInput, false)
@@ -207,6 +223,7 @@ impl DynamodbError {
             | DynamodbError::Unread { cause }
             | DynamodbError::Credentials { cause }
             | DynamodbError::NoCredentials { cause }
+            | DynamodbError::NotRefreshed { cause }
             | DynamodbError::Unreachable { cause }
             | DynamodbError::Throttled { cause }
             | DynamodbError::Unanswered { cause }
@@ -231,13 +248,14 @@ impl From<DynamodbError> for Error {
     }
 }
 
-/// No answer of the service.
-fn transport<E>(error: &SdkError<E, HttpResponse>, sent: bool) -> (Fate, DynamodbError)
+/// No answer of the service. `has_sent`: an earlier request was sent, so there were credentials and a right
+/// configuration, and what is wrong now may pass.
+fn transport<E>(error: &SdkError<E, HttpResponse>, sent: bool, has_sent: bool) -> (Fate, DynamodbError)
 where
     E: StdError + 'static,
 {
     let cause = Cause::of(error);
-    let refused = io_error(error).is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
+    let refused = of_type::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
     if refused {
         // Only connecting fails so.
         return (Fate::NotDone, DynamodbError::Unreachable { cause });
@@ -245,20 +263,27 @@ where
     if sent {
         return (Fate::Unknown, DynamodbError::Unanswered { cause });
     }
-    if cause.says("credentials") || cause.says("identity") {
-        return (Fate::Refused, DynamodbError::NoCredentials { cause });
-    }
-    match error {
-        SdkError::ConstructionFailure(_) => (Fate::Refused, DynamodbError::Config(cause.to_string())),
+    match (of_type::<CredentialsError>(error), error) {
+        (Some(CredentialsError::CredentialsNotLoaded(_)), _) if !has_sent => {
+            (Fate::Refused, DynamodbError::NoCredentials { cause })
+        }
+        (Some(CredentialsError::InvalidConfiguration(_)), _) if !has_sent => {
+            (Fate::Refused, DynamodbError::Config(cause.to_string()))
+        }
+        (Some(_), _) => (Fate::NotDone, DynamodbError::NotRefreshed { cause }),
+        (None, SdkError::ConstructionFailure(_)) if !has_sent => {
+            (Fate::Refused, DynamodbError::Config(cause.to_string()))
+        }
         _ => (Fate::NotDone, DynamodbError::Unreachable { cause }),
     }
 }
 
-fn io_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a std::io::Error> {
+/// The error of this type, or the one beneath it.
+fn of_type<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<std::io::Error>() {
-            return Some(io);
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
         }
         next = error.source();
     }

@@ -2,8 +2,9 @@
 //!
 //! Each answer's `Date` header is the service's time at some moment between sending and receiving, cut to the
 //! second. So (service's time - our boot-time clock) lies between `Date - received` and `Date + 1 s - sent`;
-//! what many answers allow is their intersection. Every time that is stored or compared is taken from its
-//! middle. When the intersection is empty a clock was moved, or the two drifted apart: it begins anew.
+//! what many answers allow is their intersection, which widens with its age, since clocks drift. Every time that is
+//! stored or compared is taken from its middle. When the intersection is empty a clock was moved, or one answer is
+//! wrong: the new answer counts and is in doubt, until the next one agrees with it or with what was known before.
 
 use std::time::Duration;
 
@@ -19,43 +20,101 @@ const SLACK: Duration = Duration::from_millis(100);
 /// Only what was never held or was released ended before this: 1970-01-02.
 const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 
+/// A clock runs wrong by at most one part in so many (500 ppm), which is also as fast as NTP corrects one.
+const DRIFT: u128 = 2_000;
+/// An answer that is no older than this is as good as a new one.
+const FRESH: Duration = Duration::from_secs(10);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Estimate(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
-    ahead: Option<(i64, i64)>,
+    ahead: Option<Ahead>,
+    /// What was known before an answer contradicted it.
+    before: Option<Ahead>,
     /// The latest time that was told while it was known well: a narrower interval may have its middle earlier, and
     /// time never goes back, only slower. With when that was.
     told: Option<(i64, BootTime)>,
+}
+
+/// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    low: i64,
+    high: i64,
+    /// When it was so.
+    at: BootTime,
+}
+
+impl Ahead {
+    /// What is left of it later, at `at`.
+    fn aged(self, at: BootTime) -> Ahead {
+        let drift = i64::try_from(at.since(self.at).as_nanos() / DRIFT).unwrap_or(i64::MAX);
+        Ahead { low: self.low.saturating_sub(drift), high: self.high.saturating_add(drift), at: at.max(self.at) }
+    }
+
+    /// Whether both may be true; the clocks of the service's hosts differ a little, too.
+    fn fits(self, other: Ahead) -> bool {
+        let slack = i64::try_from(SLACK.as_nanos()).unwrap_or(i64::MAX);
+        self.low.max(other.low).saturating_sub(slack) <= self.high.min(other.high)
+    }
+
+    /// What a new answer leaves of it.
+    fn and(self, told: Ahead) -> Ahead {
+        let both = Ahead { low: self.low.max(told.low), high: self.high.min(told.high), ..told };
+        if both.low <= both.high { both } else { told }
+    }
+
+    fn width(self) -> Duration {
+        Duration::from_nanos(u64::try_from(self.high.saturating_sub(self.low)).unwrap_or(0))
+    }
+
+    /// The middle of what the service's time may be at `at`.
+    fn middle(self, at: BootTime) -> i64 {
+        nanos(at).saturating_add(self.low).saturating_add(self.high.saturating_sub(self.low) / 2)
+    }
 }
 
 impl Estimate {
     /// Learns from an answer with this `Date`, in seconds since 1970.
     pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) {
         let date = date.saturating_mul(1_000_000_000);
-        let told = (date.saturating_sub(nanos(received)), date.saturating_add(RESOLUTION).saturating_sub(nanos(sent)));
+        let told = Ahead {
+            low: date.saturating_sub(nanos(received)),
+            high: date.saturating_add(RESOLUTION).saturating_sub(nanos(sent)),
+            at: received,
+        };
         let mut known = self.0.lock();
-        known.ahead = Some(match known.ahead {
-            Some((low, high)) if told.0.max(low) <= told.1.min(high) => (told.0.max(low), told.1.min(high)),
-            Some(_) => {
-                known.told = None;
+        let Some(ahead) = known.ahead.map(|ahead| ahead.aged(received)) else {
+            known.ahead = Some(told);
+            return;
+        };
+        let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(told));
+        known.ahead = Some(match before {
+            _ if ahead.fits(told) => ahead.and(told),
+            // The answer between them was wrong.
+            Some(before) => before.and(told),
+            None => {
+                known.before = Some(ahead);
                 told
             }
-            None => told,
         });
+        if !ahead.fits(told) {
+            known.told = None;
+        }
     }
 
     /// The service's time at `at`; `None` before the first answer.
     pub fn moment(&self, at: BootTime, grace: Duration) -> Option<Moment> {
         let mut known = self.0.lock();
-        let (low, high) = known.ahead?;
-        let width = high.saturating_sub(low);
-        let middle = nanos(at).saturating_add(low).saturating_add(width / 2);
-        let width = Duration::from_nanos(u64::try_from(width).unwrap_or(0));
-        let moment = |now| Moment { now: StoreTime::from_nanos(now), width, grace };
+        let learned = known.ahead?;
+        let (ahead, age) = (learned.aged(at), at.since(learned.at));
+        let before = known.before.map(|before| before.aged(at));
+        let moment =
+            |now| Moment { now: StoreTime::from_nanos(now), width: ahead.width(), at, age, ahead, before, grace };
+        let middle = ahead.middle(at);
         if !moment(middle).is_known() {
             // It may be far off: nothing shall cling to it.
             return Some(moment(middle));
@@ -82,6 +141,11 @@ pub struct Moment {
     pub now: StoreTime,
     /// How much it may be.
     pub width: Duration,
+    at: BootTime,
+    /// How old the last answer is.
+    age: Duration,
+    ahead: Ahead,
+    before: Option<Ahead>,
     grace: Duration,
 }
 
@@ -89,7 +153,9 @@ impl Moment {
     /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace does not
     /// cover is taken off its own lease.
     pub fn late(&self) -> StoreTime {
-        self.now.plus(self.width.saturating_sub(self.grace) / 2)
+        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace) / 2);
+        let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
+        self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
 
     /// What the rules decide by. While too little is known nobody is taken over.
@@ -99,7 +165,19 @@ impl Moment {
     }
 
     fn is_known(&self) -> bool {
-        self.width <= self.grace + SLACK
+        self.before.is_none() && self.width <= self.grace + SLACK
+    }
+
+    /// Whether a new answer could tell it better, which is worth a request where it may be off by more than the
+    /// grace, and than this.
+    pub fn is_old(&self, most: Duration) -> bool {
+        let is_wide = self.width > (self.grace + SLACK).max(most);
+        self.before.is_some() || is_wide && self.age > FRESH
+    }
+
+    /// Whether the answers since `used`, an earlier moment, say that it was wrong by more than was known.
+    pub fn contradicts(&self, used: &Moment) -> bool {
+        !self.ahead.fits(used.ahead.aged(self.at))
     }
 
     /// The time in microseconds, from which tokens are made.
@@ -132,10 +210,40 @@ mod tests {
         assert_eq!(moment(&estimate, 500), (100_500, 1_020));
         estimate.learn(100, boot(980), boot(990));
         estimate.learn(101, boot(1_010), boot(1_020));
-        assert_eq!(moment(&estimate, 2_000), (102_000, 40));
+        assert_eq!(moment(&estimate, 1_020), (101_020, 40));
         // A slow answer says nothing new.
         estimate.learn(103, boot(1_100), boot(9_000));
-        assert_eq!(moment(&estimate, 3_000), (103_000, 40));
+        assert_eq!(moment(&estimate, 9_000), (109_000, 47));
+    }
+
+    #[test]
+    fn it_widens_with_its_age() {
+        let estimate = Estimate::default();
+        estimate.learn(100, boot(490), boot(510));
+        let days = 4 * 86_400_000;
+        let idle = estimate.moment(boot(510 + days), GRACE).unwrap();
+        assert_eq!(idle.width.as_millis(), 1_020 + u128::from(days) / 1_000);
+        assert!(idle.is_old(Duration::ZERO) && idle.times().cut == ONLY_RELEASED);
+        assert!(!estimate.moment(boot(60_000), GRACE).unwrap().is_old(Duration::ZERO));
+        // A clock that was 50 ppm fast is no contradiction, and one answer is enough.
+        estimate.learn(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days));
+        let known = estimate.moment(boot(510 + days), GRACE).unwrap();
+        assert!(!known.is_old(Duration::ZERO) && known.width.as_millis() == 1_020, "{known:?}");
+    }
+
+    #[test]
+    fn one_wrong_answer_is_doubted_and_then_forgotten() {
+        let estimate = Estimate::default();
+        estimate.learn(100, boot(490), boot(510));
+        let used = estimate.moment(boot(510), GRACE).unwrap();
+        estimate.learn(3_700, boot(490), boot(510));
+        let doubted = estimate.moment(boot(510), GRACE).unwrap();
+        assert!(doubted.contradicts(&used) && doubted.is_old(Duration::ZERO));
+        assert_eq!(doubted.times().cut, ONLY_RELEASED);
+        estimate.learn(100, boot(490), boot(510));
+        let settled = estimate.moment(boot(510), GRACE).unwrap();
+        assert!(!settled.contradicts(&used) && !settled.is_old(Duration::ZERO));
+        assert_eq!(moment(&estimate, 510).0, 100_510);
     }
 
     #[test]
@@ -145,6 +253,11 @@ mod tests {
         moment(&estimate, 500);
         estimate.learn(70, boot(490), boot(510));
         assert_eq!(moment(&estimate, 500), (70_500, 1_020));
+        let doubted = estimate.moment(boot(500), GRACE).unwrap();
+        assert_eq!(doubted.late().as_nanos(), 100_510_000_000, "a holder trusts neither");
+        // The next one agrees.
+        estimate.learn(70, boot(490), boot(510));
+        assert!(!estimate.moment(boot(510), GRACE).unwrap().is_old(Duration::ZERO));
     }
 
     #[test]

@@ -3,9 +3,8 @@
 use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure;
 use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
 
-use super::Dynamodb;
 use super::expr::{Expr, number, text};
-use super::item;
+use super::{Dynamodb, Found};
 use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Mode;
@@ -53,10 +52,9 @@ pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Resul
     let (store, lock) = (store_of(standing)?, standing.lock);
     Ok(match reason.code() {
         Some("ConditionalCheckFailed") => {
-            let record = reason.item().and_then(|row| item::decode(&lock.key, row).ok());
-            let now = store.moment().map_err(|error| store.told(error, &lock.key))?.late();
-            let status = |(mode, holder)| LockStatus::new(&lock.key, mode, holder, now);
-            let holders = record.iter().flat_map(|record| record.live(now).map(status)).collect();
+            let found = Found::new(&lock.key, reason.item().cloned()).ok();
+            let moment = store.moment().map_err(|error| store.told(error, &lock.key))?;
+            let holders = found.map(|found| LockStatus::live(&found.seen(&moment))).unwrap_or_default();
             let error = standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not applied");
             Canceled::Lost(error.with_holders(holders))
         }

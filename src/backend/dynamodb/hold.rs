@@ -1,5 +1,7 @@
 //! To renew, to release and to give up what was granted.
 
+use std::time::Duration;
+
 use super::acquire::stopping;
 use super::error::DynamodbError;
 use super::estimate::Moment;
@@ -8,7 +10,7 @@ use super::item;
 use super::send::Wrote;
 use super::{Dynamodb, Found};
 use crate::backend::{Attempt, Released, Renewal, Renewed};
-use crate::lease::{End, Mode, RenewAnswer, transition};
+use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
 use crate::rt::deadline::Deadline;
 
 impl Dynamodb {
@@ -19,13 +21,23 @@ impl Dynamodb {
         by: &Deadline,
     ) -> Result<Renewed, DynamodbError> {
         let Renewal { lease, may_end_endless } = renewal;
-        let mut moment = self.moment()?;
+        // An end that is off by a part of the lease is of use.
+        let most = match lease {
+            Lease::For(lease) => lease / 10,
+            Lease::Forever => Duration::MAX,
+        };
+        let mut moment = self.sure_moment(most, by)?;
         let mut until = lease.end(moment.now);
         // Mostly ours becomes the latest end of the row.
         let mut expr = renewing(attempt, until, &moment, true);
         loop {
             let found = match self.update(expr, by)? {
-                Wrote::Done(_) => return Ok(Renewed::Until { until, now: moment.late() }),
+                Wrote::Done(_) => {
+                    if self.moment()?.contradicts(&moment) {
+                        return Ok(Renewed::Unknown(DynamodbError::Jumped.into()));
+                    }
+                    return Ok(Renewed::Until { until, now: moment.late() });
+                }
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
@@ -74,7 +86,7 @@ impl Dynamodb {
                     if !matches!(next, Ending::GiveUp) {
                         return Ok(Released::Done);
                     }
-                    let found = Found::new(&attempt.key, Some(row))?;
+                    let found = Found::new(&attempt.key, row)?;
                     return Ok(nobodys(found, &self.moment()?));
                 }
                 Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),

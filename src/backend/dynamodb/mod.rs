@@ -39,6 +39,7 @@ mod read;
 mod schema;
 mod send;
 mod swap;
+mod undo;
 
 use error::DynamodbError;
 pub use estimate::Estimate;
@@ -97,7 +98,7 @@ impl Dynamodb {
             grant_form: GrantForm::Uuid,
             most_shared: Some(most_shared),
         };
-        let place = send::Place { table: options.table.clone(), partition_key: options.partition_key.clone() };
+        let place = send::Place::new(&options.table, &options.partition_key);
         let protection = options.protection;
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
@@ -131,8 +132,21 @@ impl Dynamodb {
 
     /// Now, by the service's clock.
     fn moment(&self) -> Result<Moment, DynamodbError> {
-        let missing = || DynamodbError::Config("the service's answers have no Date header".to_owned());
+        let text = "the service's answers have no headers Date and x-amzn-RequestId, from which its time is known";
+        let missing = || DynamodbError::Config(text.to_owned());
         self.estimate.moment(self.clock.now(), self.info.grace).ok_or_else(missing)
+    }
+
+    /// Now, for a write that needs it known to the grace or to `most`: another answer is asked for first where the last
+    /// one is too old for that, or in doubt.
+    fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
+        if self.moment()?.is_old(most) {
+            match self.get_item(NOBODYS, false, by) {
+                Ok(_) | Err(DynamodbError::NoTable { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.moment()
     }
 
     fn told(&self, error: DynamodbError, key: &str) -> Error {
@@ -172,7 +186,8 @@ impl Found {
 
     fn seen(self, moment: &Moment) -> Seen {
         let native = swap::Row(self.row);
-        Seen { record: self.record, now: moment.late(), stamp: moment.stamp(), native: Some(Box::new(native)) }
+        let cut = moment.times().cut;
+        Seen { record: self.record, now: moment.late(), cut, stamp: moment.stamp(), native: Some(Box::new(native)) }
     }
 
     /// Every later grant of this key has a token above it.

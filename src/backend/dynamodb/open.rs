@@ -161,6 +161,10 @@ pub(super) async fn client(options: DynamodbOptions) -> Result<Client> {
         let message = "no region: add ?region=.. to the URL, or set AWS_REGION or a profile with a region";
         return Err(DynamodbError::Config(message.to_owned()).into());
     }
+    if config.credentials_provider().is_none() {
+        let message = "the given SdkConfig has no credentials provider; make it by aws_config::load_defaults(..)";
+        return Err(DynamodbError::Config(message.to_owned()).into());
+    }
     let mut builder = Builder::from(&config)
         .retry_config(RetryConfig::disabled())
         .timeout_config(TimeoutConfig::disabled())

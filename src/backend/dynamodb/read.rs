@@ -1,5 +1,7 @@
 //! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index, a page in each request.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
@@ -25,7 +27,8 @@ impl Dynamodb {
         if let Which::Key(key) = which {
             let row = self.get_item(key, strong, by)?;
             let found = Found::new(key, row)?;
-            return Ok(Page { records: vec![found.seen(&self.moment()?)], next: None });
+            let moment = if strong { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
+            return Ok(Page { records: vec![found.seen(&moment)], next: None });
         }
         let (rows, next) = self.scan(which, from, strong, by)?;
         let moment = self.moment()?;

@@ -1,7 +1,7 @@
 //! The table: looked at, told about, made.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency,
@@ -17,6 +17,9 @@ use crate::rt::deadline::Deadline;
 
 /// How long to wait between two looks at a table that is being made.
 const LOOK: Duration = Duration::from_millis(250);
+
+/// How often the log says that a table is still being made.
+const PROGRESS: Duration = Duration::from_secs(10);
 
 /// What is known of the table.
 enum Table {
@@ -46,7 +49,7 @@ impl Dynamodb {
                     Ok(error.to_string())
                 }
             },
-            Schema::Create => self.create(by),
+            Schema::Create => self.create(&by.long()),
         }
     }
 
@@ -71,13 +74,15 @@ impl Dynamodb {
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
         let mut made = false;
+        let (started, mut told) = (Instant::now(), Instant::now());
         loop {
-            match self.describe(by)? {
+            let each = &by.of_request();
+            match self.describe(each)? {
                 Table::There(table) => {
                     let text = self.check(&table)?;
                     // An updating table serves.
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
-                    if is_there && self.is_protected(&table, by)? {
+                    if is_there && self.is_protected(&table, each)? {
                         return Ok(text);
                     }
                 }
@@ -87,9 +92,14 @@ impl Dynamodb {
                 }
                 Table::Missing(_) if made => {}
                 Table::Missing(_) => {
-                    self.make(by)?;
+                    self.make(each)?;
                     made = true;
                 }
+            }
+            if told.elapsed() >= PROGRESS {
+                told = Instant::now();
+                log::info!(target: "leasehold::dynamodb", table:? = self.place.table;
+                    "the service is still making the table, after {} s", started.elapsed().as_secs());
             }
             if !by.wait_for(LOOK) {
                 return Err(DynamodbError::NotReady);

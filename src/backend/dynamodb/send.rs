@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use aws_sdk_dynamodb::Client;
@@ -85,7 +85,10 @@ impl Intercept for Stamp {
         _components: &RuntimeComponents,
         _config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let date = context.response().headers().get("date");
+        let headers = context.response().headers();
+        // What comes from a proxy says nothing of the service's clock.
+        let is_the_services = headers.get("x-amzn-requestid").is_some();
+        let date = headers.get("date").filter(|_| is_the_services);
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
             let sent = BootTime::from_nanos(self.0.sent.load(Ordering::SeqCst));
             self.0.estimate.learn(date.as_second(), sent, self.0.clock.now());
@@ -102,22 +105,35 @@ pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 pub(super) struct Place {
     pub table: String,
     pub partition_key: String,
+    has_sent: Arc<AtomicBool>,
 }
 
 impl Place {
+    pub fn new(table: &str, partition_key: &str) -> Self {
+        Place { table: table.to_owned(), partition_key: partition_key.to_owned(), has_sent: Arc::default() }
+    }
+
+    /// Whether a request of this client was ever sent.
+    pub fn has_sent(&self) -> bool {
+        self.has_sent.load(Ordering::SeqCst)
+    }
+
     pub fn classify<T, E>(&self, result: Result<T, SdkError<E, HttpResponse>>, stamp: &Stamp) -> Answer<T>
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
-        result.map_err(|error| DynamodbError::classify(&error, stamp.is_sent(), &self.table, &self.partition_key))
+        if stamp.is_sent() {
+            self.has_sent.store(true, Ordering::SeqCst);
+        }
+        result.map_err(|error| DynamodbError::classify(&error, stamp.is_sent(), self))
     }
 }
 
 /// How a conditional write went.
 #[derive(Debug)]
 pub(super) enum Wrote {
-    /// It is written; the row as it is now, none after a delete.
-    Done(Item),
+    /// It is written; the row as it is now, none after a delete. Of a grant: as it was before, if there was one.
+    Done(Option<Item>),
     /// Its condition failed; the row as it is, if there is one.
     Failed(Option<Item>),
     /// It may or may not be written.
@@ -152,6 +168,15 @@ impl Dynamodb {
 
     /// Does one `UpdateItem`.
     pub(super) fn update(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        self.update_item(expr, ReturnValue::AllNew, by)
+    }
+
+    /// Does the `UpdateItem` of a grant, which may have to be undone.
+    pub(super) fn grant(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        self.update_item(expr, ReturnValue::AllOld, by)
+    }
+
+    fn update_item(&self, expr: Expr, answer: ReturnValue, by: &Deadline) -> Result<Wrote, DynamodbError> {
         settle(self.send(by, move |client, stamp, place| async move {
             let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
             let request = client
@@ -162,10 +187,10 @@ impl Dynamodb {
                 .update_expression(&expr.update)
                 .set_expression_attribute_names(Some(expr.names(&place.partition_key)))
                 .set_expression_attribute_values(Some(expr.values()))
-                .return_values(ReturnValue::AllNew)
+                .return_values(answer)
                 .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
             match request.customize().interceptor(stamp.clone()).send().await {
-                Ok(done) => Ok(Wrote::Done(done.attributes.unwrap_or_default())),
+                Ok(done) => Ok(Wrote::Done(done.attributes)),
                 Err(error) => match error.as_service_error() {
                     Some(
                         aws_sdk_dynamodb::operation::update_item::UpdateItemError::ConditionalCheckFailedException(
@@ -191,7 +216,7 @@ impl Dynamodb {
                 .set_expression_attribute_values(Some(expr.values()))
                 .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
             match request.customize().interceptor(stamp.clone()).send().await {
-                Ok(_) => Ok(Wrote::Done(Item::new())),
+                Ok(_) => Ok(Wrote::Done(None)),
                 Err(error) => match error.as_service_error() {
                     Some(
                         aws_sdk_dynamodb::operation::delete_item::DeleteItemError::ConditionalCheckFailedException(

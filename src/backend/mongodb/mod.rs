@@ -142,7 +142,7 @@ impl Found {
 
     fn seen(self) -> Seen {
         let stamp = u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0);
-        Seen { record: self.record, now: self.now, stamp, native: Some(Box::new(swap::Row(self.row))) }
+        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(swap::Row(self.row))) }
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Native(pub Option<Row>);
 impl Read {
     pub fn seen(self) -> Seen {
         let stamp = self.stamp();
-        Seen { record: self.record, now: self.now, stamp, native: Some(Box::new(Native(self.row))) }
+        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(Native(self.row))) }
     }
 
     pub fn stamp(&self) -> u64 {

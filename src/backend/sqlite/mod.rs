@@ -169,7 +169,7 @@ impl Sqlite {
 
     /// A record with the times that it was read at.
     fn seen(&self, record: LockRecord, times: &Times) -> Seen {
-        Seen { record, now: times.now, stamp: times.stamp, native: None }
+        Seen { record, now: times.now, cut: times.cut, stamp: times.stamp, native: None }
     }
 
     /// Runs `work` in a transaction on the file that stands at the path; again if it began as a reader and could
