@@ -38,6 +38,12 @@
 //! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs
 //! `roles/spanner.databaseAdmin` (`spanner.databases.updateDdl`).
 //!
+//! # Making the table
+//! [`create_schema`](crate::LockClient::create_schema) sends DDL by REST, to where Google's client looks, or ten ports
+//! above `SPANNER_EMULATOR_HOST`. `admin_endpoint=http://HOST:PORT` in the URL, or else the environment variable
+//! `LEASEHOLD_SPANNER_ADMIN_ENDPOINT`, names another place. It waits for up to ten minutes for what the service has
+//! begun. Every column of texts must take at least 1,024 characters; it makes a shorter one `STRING(MAX)`.
+//!
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.
 

@@ -8,12 +8,15 @@ use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
-use super::error::SpannerError;
+use super::error::{SpannerError, Stage};
 use crate::backend::cause::Cause;
 use crate::error::Result;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
 const REST_ABOVE_GRPC: u16 = 10;
+
+/// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
+pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
 
 /// What `Spanner::open` needs to know.
 #[derive(Clone)]
@@ -26,7 +29,7 @@ pub struct SpannerOptions {
     pub spindle_duration: Duration,
     /// Endpoint and credentials.
     pub settings: Settings,
-    /// For tests: where REST is served, when it is not where the SDK looks.
+    /// Where REST is served, if it is not where the environment says or the SDK looks.
     pub admin_endpoint: Option<String>,
 }
 
@@ -99,6 +102,9 @@ impl SpannerOptions {
                 self.table
             )));
         }
+        if let Some(endpoint) = &self.admin_endpoint {
+            check_endpoint("the option admin_endpoint", endpoint)?;
+        }
         if self.spindle_duration > Duration::from_secs(24 * 3600) {
             return Err(SpannerError::Config(format!(
                 "spindle_duration is {:?}, but must be at most a day",
@@ -107,6 +113,16 @@ impl SpannerOptions {
         }
         Ok(())
     }
+}
+
+/// What is wrong is not shown: it may hold a password.
+fn check_endpoint(what: &str, endpoint: &str) -> Result<(), SpannerError> {
+    let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
+    if is_http && !endpoint.contains('@') {
+        return Ok(());
+    }
+    let right = "must be like http://localhost:9020, without credentials in it";
+    Err(SpannerError::Config(format!("{what} {right}")))
 }
 
 /// The SDK's objects, which never leave the driver's thread.
@@ -123,6 +139,14 @@ pub(super) struct Handles {
 
 /// Makes the client and its session.
 pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
+    let admin_endpoint = match (options.admin_endpoint, std::env::var(ADMIN_ENDPOINT)) {
+        (Some(endpoint), _) => Some(endpoint),
+        (None, Ok(endpoint)) => {
+            check_endpoint(&format!("the environment variable {ADMIN_ENDPOINT}"), &endpoint)?;
+            Some(endpoint)
+        }
+        (None, Err(_)) => emulator_rest(),
+    };
     let builder = match options.settings {
         Settings::Given(builder) => *builder,
         // One connection carries a hundred requests at a time.
@@ -139,11 +163,11 @@ pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
     let client = made?;
     let session = client.database_client(&options.database).build().await;
     let database =
-        session.map_err(|error| SpannerError::classify(&error, false, &options.database, &options.table).1)?;
+        session.map_err(|error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1)?;
     Ok(Handles {
         client,
         database,
-        admin_endpoint: options.admin_endpoint.or_else(emulator_rest),
+        admin_endpoint,
         one_at_a_time: Cell::new(false),
         turn: tokio::sync::Mutex::default(),
     })

@@ -3,7 +3,7 @@
 use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::SpannerError;
+use super::error::{SpannerError, Stage};
 use super::row::{COLUMNS, Row, micros};
 use super::{Place, Spanner};
 use crate::backend::{Page, Seen, Which};
@@ -99,7 +99,7 @@ impl Spanner {
     pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page, SpannerError> {
         let (place, which) = (self.place.clone(), which.clone());
         self.ask(by, move |handles, limit| async move {
-            let told = |error| SpannerError::classify(&error, false, &place.database, &place.table).1;
+            let told = |error| SpannerError::classify(&error, Stage::Reading, &place.database, &place.table).1;
             let read = async {
                 let single = handles.database.single_use().build();
                 if let Which::Key(key) = &which {
