@@ -32,7 +32,8 @@
 //! one key write one row, and the service commits those one after the other: across regions, where a commit takes
 //! some ten milliseconds, that is at most about a hundred a second for one key. Keys do not slow down each other.
 //!
-//! Reading by lock id reads the whole table, since the lock ids of shared holders stand in `holders`.
+//! Reading by lock id (`unlock`, `renew`) goes by the index: it reads the exclusive locks of that id, and every key
+//! that is held by shared holders, whose lock ids stand in `holders`.
 //!
 //! # Roles
 //! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs

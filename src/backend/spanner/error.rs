@@ -72,7 +72,7 @@ pub(super) enum SpannerError {
     #[error("the commit was sent, but no answer settled whether it happened")]
     Unanswered { cause: Option<Cause> },
 
-    #[error("the service refused the request as wrong; does the table {table:?} have all its columns?")]
+    #[error("the service refused the request as wrong; does the table {table:?} have all its columns and its index?")]
     Invalid { table: String, cause: Cause },
 
     #[error("the service refused the request")]

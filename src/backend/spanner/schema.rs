@@ -9,6 +9,7 @@ use google_cloud_spanner::statement::Statement;
 
 use super::error::{SpannerError, Stage};
 use super::open::Handles;
+use super::transact::is_answer;
 use super::{Place, Spanner};
 use crate::backend::Schema;
 use crate::backend::cause::Cause;
@@ -76,7 +77,7 @@ impl Spanner {
     }
 
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, SpannerError> {
-        let ready = format!("{}: the table is there, with all its columns", self.place.table);
+        let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
         match what {
             Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
             Schema::Check => {
@@ -144,16 +145,16 @@ impl Spanner {
         let place = self.place.clone();
         self.ask(by, move |handles, limit| async move {
             let read = async {
-                let mut rows = handles.database.single_use().build().execute_query(statement).await?;
+                let mut rows = handles.live().database.single_use().build().execute_query(statement).await?;
                 let mut found = Vec::new();
                 while let Some(row) = rows.next().await {
                     found.push(row?);
                 }
                 Ok(found)
             };
-            match tokio::time::timeout(limit, read).await {
-                Ok(read) => read.map_err(|error| place.told(&error)),
-                Err(_) => Err(SpannerError::NotSent),
+            match handles.within(limit, read, is_answer).await {
+                Some(read) => read.map_err(|error| place.told(&error)),
+                None => Err(SpannerError::NotSent),
             }
         })
     }
@@ -175,7 +176,7 @@ async fn make(
     statements: Vec<String>,
     each: Duration,
 ) -> Result<bool, SpannerError> {
-    let mut builder = handles.client.database_admin_builder();
+    let mut builder = handles.live().client.database_admin_builder();
     if let Some(endpoint) = &handles.admin_endpoint {
         builder = builder.with_endpoint(endpoint);
     }
@@ -237,7 +238,7 @@ impl Place {
         })
     }
 
-    fn index(&self) -> String {
+    pub(super) fn index(&self) -> String {
         format!("{}_lock_id", self.table)
     }
 
@@ -285,6 +286,9 @@ impl Place {
                 "has columns that are too short: {short}; create_schema() makes them STRING(MAX), and STRING({LONGEST}) \
                  would do"
             ));
+        }
+        if !found.indexes.contains_key(&self.index()) {
+            wrong.push(format!("has no index {}; create_schema() adds it", self.index()));
         }
         let table = &self.table;
         (!wrong.is_empty()).then(|| SpannerError::Table(format!("the table {table:?} {}", wrong.join("; it "))))

@@ -209,31 +209,32 @@ where
                 }
             }
         };
-        let ran = tokio::time::timeout(left, handles.alone(handles.runner(left, &flight).run(attempt))).await;
+        let runs = handles.alone(handles.runner(left, &flight).run(attempt));
+        let ran = handles.within(left, runs, is_answer).await;
         // Rolling back may have failed or taken too long: that changes nothing.
         if let Some(kept) = kept {
             return kept;
         }
         match ran {
-            Ok(Ok(result)) => {
+            Some(Ok(result)) => {
                 let committed = result.commit_timestamp();
                 let (answer, write, read) = result.into_inner();
                 break (answer, write, read, committed);
             }
-            Ok(Err(error)) if is_superseded(&error) => {
+            Some(Err(error)) if is_superseded(&error) => {
                 // The commit may have happened before, and this be the answer to a repeat of it.
                 doubtful |= flight.stage() != Stage::Reading;
                 handles.one_at_a_time.set(true);
             }
-            Ok(Err(error)) => {
+            Some(Err(error)) => {
                 if doubtful {
                     let cause = Some(Cause::of(&error));
                     return Err((Fate::Unknown, SpannerError::Unanswered { cause }));
                 }
                 return Err(SpannerError::classify(&error, flight.stage(), &place.database, &place.table));
             }
-            Err(_) if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
-            Err(_) => return Err((Fate::NotDone, SpannerError::NotSent)),
+            None if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
+            None => return Err((Fate::NotDone, SpannerError::NotSent)),
         }
     };
     let at = committed.as_ref().map_or(read.now, time);
@@ -248,7 +249,8 @@ where
 
 impl Handles {
     fn runner(self: &Rc<Self>, limit: Duration, flight: &Flight) -> TransactionRunner {
-        self.database
+        self.live()
+            .database
             .read_write_transaction()
             // The read must lock.
             .set_isolation_level(IsolationLevel::Serializable)
@@ -273,6 +275,11 @@ impl TransactionRetryPolicy for UntilTheDeadline {
     fn on_abort(&self, error: SdkError, _attempts: u32, _elapsed: Duration) -> RetryResult {
         RetryResult::Continue(error)
     }
+}
+
+/// Whether the service answered, and if only that it refuses.
+pub(super) fn is_answer<T>(answer: &std::result::Result<T, SdkError>) -> bool {
+    answer.as_ref().err().is_none_or(|error| error.status().is_some() || error.is_serialization())
 }
 
 /// Whether the emulator ended the transaction for a newer one of the same session.
