@@ -202,12 +202,13 @@ pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Open
 
 #[cfg(feature = "spanner")]
 fn spanner(url: StoreUrl) -> Result<Opener> {
-    url.only(&["table", "spindle_duration"])?;
+    url.only(&["table", "spindle_duration", "admin_endpoint"])?;
     let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
         let right = "spanner:projects/P/instances/I/databases/D?table=locks";
         return Err(config(&format!("spanner: needs the name of a table, like {right}")));
     };
     let mut options = SpannerOptions::new(url.path.as_ref(), table, SpannerSettings::Environment);
+    options.admin_endpoint = url.option("admin_endpoint").map(str::to_owned);
     if let Some(duration_of_spindle) = url.option("spindle_duration") {
         options.spindle_duration = duration("spindle_duration", duration_of_spindle)?;
     }

@@ -114,6 +114,14 @@ impl Error {
         self
     }
 
+    /// The error of a call that only reads: no answer is no more than that.
+    pub(crate) fn of_read(mut self) -> Self {
+        if self.kind() == ErrorKind::Ambiguous {
+            self.inner().kind = ErrorKind::Store;
+        }
+        self
+    }
+
     fn inner(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.0)
     }

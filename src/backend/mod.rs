@@ -61,7 +61,8 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// What is the same for the whole life of the client. No I/O.
     fn info(&self) -> &StoreInfo;
 
-    /// Checks, describes or creates what the store needs; answers with a text for people.
+    /// Checks, describes or creates what the store needs; answers with a text for people. What takes the store
+    /// minutes to create is waited for by [`Deadline::long`].
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String>;
 
     /// Grants the key, finds an earlier copy of the same attempt, or refuses. Also a transfer

@@ -64,7 +64,10 @@ impl Backend for Observed {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.run(Operation::Schema, None, |store| store.schema(what, by))
+        self.run(Operation::Schema, None, |store| {
+            let answer = store.schema(what, by);
+            if what == Schema::Create { answer } else { answer.map_err(Error::of_read) }
+        })
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
@@ -87,7 +90,7 @@ impl Backend for Observed {
             Which::Key(key) => Some(key.as_str()),
             _ => None,
         };
-        self.run(Operation::Read, key, |store| store.read(which, from, strong, by))
+        self.run(Operation::Read, key, |store| store.read(which, from, strong, by).map_err(Error::of_read))
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {

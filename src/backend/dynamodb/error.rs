@@ -101,7 +101,7 @@ pub(super) enum DynamodbError {
     #[error("the service refused the request")]
     Other { cause: Cause },
 
-    #[error("the AWS SDK panicked or was ended during a request, and what that did is not known")]
+    #[error("the AWS SDK panicked, or its thread ended, during a request")]
     Panicked,
 
     #[error("the thread that talks to the service has ended; connect again")]

@@ -60,7 +60,7 @@ pub(super) enum MongodbError {
     #[error("the server refused the request")]
     Other { cause: Cause },
 
-    #[error("the driver panicked or was ended during a request, and what that did is not known")]
+    #[error("the driver panicked, or its thread ended, during a request")]
     Panicked,
 
     #[error("the thread that talks to the server has ended; connect again")]
