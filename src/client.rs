@@ -21,6 +21,9 @@ use crate::rt::family::Family;
 /// The environment variable that [`LockClient::from_env`] reads.
 pub(crate) const STORE_VARIABLE: &str = "LEASEHOLD_STORE";
 
+/// How long a store may take to make a table.
+const MAKING: Duration = Duration::from_secs(600);
+
 /// A client of one store. Cheap to clone; clones share connections, threads and guards.
 ///
 /// Every call blocks, and none outlives its deadline. Calling and dropping inside someone's async
@@ -298,11 +301,14 @@ impl LockClient {
 
     /// Makes what the store needs (tables, indexes) where it is missing. Says what it did.
     ///
+    /// Some stores take minutes to make it: then it waits for up to ten of them, and the log says so. A store that does not
+    /// answer ends it after the request timeout.
+    ///
     /// # Errors
     /// `Permission` when that is not allowed: [`schema`](LockClient::schema) says what to ask for.
     pub fn create_schema(&self) -> Result<String> {
         self.family.check_open()?;
-        self.family.backend.schema(Schema::Create, &self.family.request_deadline())
+        self.family.backend.schema(Schema::Create, &self.family.request_deadline().with_long(MAKING))
     }
 
     /// What [`create_schema`](LockClient::create_schema) would do, for those who may not.

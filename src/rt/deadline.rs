@@ -11,6 +11,8 @@ use crate::cancel::CancelToken;
 pub struct Deadline {
     at: Instant,
     cancels: Vec<CancelToken>,
+    /// Until when a call may wait for what the store has begun, and how long each of its requests may take.
+    long: Option<(Instant, Duration)>,
 }
 
 /// What ended a wait.
@@ -27,7 +29,7 @@ pub enum Waited {
 impl Deadline {
     /// Ends at `at`.
     pub fn at(at: Instant) -> Self {
-        Deadline { at, cancels: Vec::new() }
+        Deadline { at, cancels: Vec::new(), long: None }
     }
 
     /// Ends `after` from now.
@@ -45,6 +47,23 @@ impl Deadline {
     pub fn within(mut self, after: Duration) -> Self {
         self.at = self.at.min(far_from(Instant::now(), after));
         self
+    }
+
+    /// The same, but a call that the store has begun to serve may wait for `after` from now: see [`long`](Self::long).
+    pub fn with_long(mut self, after: Duration) -> Self {
+        self.long = Some((far_from(Instant::now(), after), self.remaining()));
+        self
+    }
+
+    /// For what the store takes long for, like making a table. Each request on the way has a deadline of its own, by
+    /// [`of_request`](Self::of_request), so that a store that does not answer is noticed as soon as by any call.
+    pub fn long(&self) -> Deadline {
+        Deadline { at: self.long.map_or(self.at, |(at, _)| at), ..self.clone() }
+    }
+
+    /// The deadline of a request that begins now.
+    pub fn of_request(&self) -> Deadline {
+        self.clone().within(self.long.map_or(Duration::MAX, |(_, each)| each))
     }
 
     /// When it ends if nothing is cancelled.
