@@ -1,7 +1,11 @@
 //! Faults that the server makes itself, where it takes the commands for tests: in a replica set of a test's own.
 
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
 use leasehold::ErrorKind;
 use leasehold::internals::backend::{Acquired, Schema};
+use leasehold::internals::rt::deadline::Deadline;
 use leasehold::mongodb::driver::IndexModel;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::IndexOptions;
@@ -14,6 +18,7 @@ use crate::waking::{LONG, watch};
 use crate::*;
 
 const NAME: &str = "locks";
+const HANG: &str = "hangAfterStartingIndexBuild";
 
 struct At {
     cluster: Cluster,
@@ -39,6 +44,20 @@ impl At {
         self.client.database("admin").run_command(command).run().unwrap()
     }
 
+    /// Does this until the server has begun to build an index, and no further before [`At::build`].
+    fn hang_while<T: Send + 'static>(&self, make: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        // Of an empty collection it is made at once.
+        self.raw().insert_one(doc! { "x": 1 }).run().unwrap();
+        let entered = self.admin(doc! { "configureFailPoint": HANG, "mode": "alwaysOn" }).get_i32("count").unwrap();
+        let making = std::thread::spawn(make);
+        self.admin(doc! { "waitForFailPoint": HANG, "timesEntered": entered + 1, "maxTimeMS": 60_000 });
+        making
+    }
+
+    fn build(&self) {
+        self.admin(doc! { "configureFailPoint": HANG, "mode": "off" });
+    }
+
     /// The next one of these commands fails so, without a label by which the driver would repeat it.
     fn fail_once(&self, command: &str, code: i32) {
         let data = doc! { "failCommands": [command], "errorCode": code, "errorLabels": [] };
@@ -50,26 +69,48 @@ impl At {
 #[test]
 fn a_unique_index_that_is_being_built_is_not_there_yet() {
     let Some(at) = At::start() else { return };
-    // Of an empty collection it is made at once.
-    at.raw().insert_one(doc! { "x": 1 }).run().unwrap();
-    let hang = doc! { "configureFailPoint": "hangAfterStartingIndexBuild", "mode": "alwaysOn" };
-    let entered = at.admin(hang).get_i32("count").unwrap() + 1;
     let raw = at.raw();
-    let building = std::thread::spawn(move || {
+    let building = at.hang_while(move || {
         let options = IndexOptions::builder().unique(true).sparse(true).build();
         raw.create_index(IndexModel::builder().keys(doc! { "resource": 1 }).options(options).build()).run().map(drop)
     });
-    let wait = doc! { "waitForFailPoint": "hangAfterStartingIndexBuild", "timesEntered": entered, "maxTimeMS": 60_000 };
-    at.admin(wait);
     let store = at.open();
     let text = store.schema(Schema::Check, &soon()).unwrap();
     assert!(text.contains("being built"), "{text}");
     let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     assert!(error.to_string().contains("being built"), "{error}");
-    at.admin(doc! { "configureFailPoint": "hangAfterStartingIndexBuild", "mode": "off" });
+    at.build();
     building.join().unwrap().unwrap();
     granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// The indexes of a large collection take longer than one request may; the server ends a build with its request.
+#[test]
+fn indexes_may_take_longer_than_a_request() {
+    let Some(mut at) = At::start() else { return };
+    let each = Duration::from_secs(2);
+    let create = |store: Mongodb| {
+        let by = Deadline::after(each).with_long(Duration::from_secs(120));
+        move || store.schema(Schema::Create, &by)
+    };
+    let store = at.open();
+    let making = at.hang_while(create(at.open()));
+    // As long as it may not take.
+    std::thread::sleep(2 * each);
+    assert!(!making.is_finished());
+    at.build();
+    making.join().unwrap().unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+    // A server that hangs ends it, as it ends any call.
+    at.raw().drop().run().unwrap();
+    let making = at.hang_while(create(at.open()));
+    let stopped = Instant::now();
+    at.cluster.stop(0);
+    let error = making.join().unwrap().unwrap_err();
+    let took = stopped.elapsed();
+    assert!(took < Duration::from_secs(60), "{took:?}: {error}");
+    at.cluster.go_on(0);
 }
 
 /// A router says so where it lost its connection to the shard after it had passed the write on.

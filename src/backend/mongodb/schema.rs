@@ -4,12 +4,14 @@
 //! somebody drops the index later.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use mongodb::IndexModel;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::IndexOptions;
 
 use super::error::{Fate, MongodbError};
+use super::open::hello;
 use super::send::{Answer, Wrote, limit, majority, settle};
 use super::{Mongodb, Place};
 use crate::backend::Schema;
@@ -41,7 +43,7 @@ impl Mongodb {
         match what {
             Schema::Describe => Ok(self.commands()),
             Schema::Check => self.check(by),
-            Schema::Create => self.create(by),
+            Schema::Create => self.create(&by.long()),
         }
     }
 
@@ -138,10 +140,10 @@ impl Mongodb {
     }
 
     fn create(&self, by: &Deadline) -> Result<String, MongodbError> {
-        if let Known::There(collection) = self.collection(by)? {
+        if let Known::There(collection) = self.collection(&by.of_request())? {
             self.check_kind(&collection)?;
         }
-        let there = match self.indexes(by)? {
+        let there = match self.indexes(&by.of_request())? {
             Known::There(indexes) => indexes,
             Known::Missing | Known::Hidden => Vec::new(),
         };
@@ -157,11 +159,7 @@ impl Mongodb {
             }
         }
         if !missing.is_empty() {
-            let (limit, concern) = (limit(by), majority(None));
-            let answer: Answer<()> = self.send(by, move |owned| async move {
-                owned.locks.create_indexes(missing).max_time(limit).write_concern(concern).await.map(drop)
-            });
-            match answer {
+            match self.build(missing, by) {
                 Err((Fate::Duplicate, _)) => {
                     return Err(MongodbError::Collection(format!(
                         "the collection {:?} has two documents with the same \"resource\"; delete one of them once \
@@ -183,6 +181,29 @@ impl Mongodb {
         }
         self.is_unique.store(true, Ordering::Relaxed);
         Ok(format!("{}: the collection is there, with its indexes", self.collection))
+    }
+
+    /// One request, for as long as the server builds: it would end the build with the request. Meanwhile it is asked
+    /// whether it is still there.
+    fn build(&self, missing: Vec<IndexModel>, by: &Deadline) -> Answer<()> {
+        let (limit, each, store) = (limit(by), by.of_request().remaining(), self.info.label.clone());
+        self.send(by, move |owned| async move {
+            let request = owned.locks.create_indexes(missing).max_time(limit).write_concern(majority(None));
+            let (mut building, started) = (request.into_future(), Instant::now());
+            loop {
+                if let Ok(built) = tokio::time::timeout(each, &mut building).await {
+                    return built.map(drop);
+                }
+                match tokio::time::timeout(each, hello(&owned)).await {
+                    Ok(said) => drop(said?),
+                    Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                }
+                log::info!(
+                    target: "leasehold::mongodb", store:?;
+                    "the server is still building the indexes, after {} s", started.elapsed().as_secs()
+                );
+            }
+        })
     }
 
     fn collection(&self, by: &Deadline) -> Result<Known<Document>, MongodbError> {
