@@ -157,6 +157,7 @@ pub struct Ask {
     ///
     /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more (at
     /// most a sixth of the lease), before its lease ends. Both together are at most a third of the lease.
+    /// When it is given and not 0, KILL follows a TERM that is passed on to the command, too.
     #[arg(long, value_name = "DURATION", value_parser = crate::words::duration_or_zero)]
     kill_after: Option<Duration>,
     /// The lock counts as lost after so long, for a command that hangs
@@ -168,6 +169,11 @@ impl Ask {
     /// The time between TERM and KILL.
     pub fn kill_after(&self) -> Duration {
         self.kill_after.unwrap_or_else(|| Duration::from_secs(5).min(self.lease / 6))
+    }
+
+    /// The same for a TERM that is passed on, as `timeout -k` does, if it is asked for.
+    pub fn kill_after_term(&self) -> Option<Duration> {
+        self.kill_after.filter(|time| !time.is_zero())
     }
 
     /// Between KILL and the end of the lease, for what the system takes to do it.
