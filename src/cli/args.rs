@@ -94,8 +94,8 @@ pub enum Command {
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Run {
-    /// The name of the lock
-    pub key: String,
+    #[command(flatten)]
+    pub key: Key,
     #[command(flatten)]
     pub ask: Ask,
     /// What is done to the command when the lock is lost
@@ -132,13 +132,45 @@ pub struct Run {
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Elect {
-    /// The name of the election
-    pub name: String,
+    #[command(flatten)]
+    pub name: Name,
     #[command(flatten)]
     pub ask: Ask,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Key {
+    /// The name of the lock
+    key: Option<String>,
+    /// The same for one that begins with a hyphen
+    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
+    hyphened_key: Option<String>,
+}
+
+impl Key {
+    pub fn get(&self) -> &str {
+        self.key.as_deref().or(self.hyphened_key.as_deref()).unwrap_or_default()
+    }
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Name {
+    /// The name of the election
+    name: Option<String>,
+    /// The same for one that begins with a hyphen
+    #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true)]
+    hyphened_name: Option<String>,
+}
+
+impl Name {
+    pub fn get(&self) -> &str {
+        self.name.as_deref().or(self.hyphened_name.as_deref()).unwrap_or_default()
+    }
 }
 
 /// What `run` and `elect` ask for alike.
@@ -242,8 +274,8 @@ pub struct Status {
 pub struct Release {
     /// The name of the lock
     pub key: String,
-    /// The lock id, by which its holders are known; others are left alone
-    #[arg(long, value_name = "ID", env = "LEASEHOLD_LOCK_ID", hide_env_values = true, conflicts_with = "force")]
+    /// The lock id, by which its holders are known; others are left alone [env: LEASEHOLD_LOCK_ID]
+    #[arg(long, value_name = "ID", conflicts_with = "force")]
     pub lock_id: Option<String>,
     /// Whoever holds it; shows the holder and asks
     #[arg(long)]

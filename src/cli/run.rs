@@ -28,7 +28,7 @@ const TOLD: Duration = Duration::from_secs(2);
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
     let session = Session::start(global, &args.ask, args.on_loss)?;
-    let mut request = session.request(&args.key);
+    let mut request = session.request(args.key.get());
     if args.shared {
         request = request.shared();
     }
@@ -56,7 +56,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
 pub fn elect(global: &Global, args: &Elect) -> Outcome {
     let session = Session::start(global, &args.ask, OnLoss::Kill)?;
     loop {
-        let guard = session.wait(session.request(&args.name))?;
+        let guard = session.wait(session.request(args.name.get()))?;
         match session.hold(&args.command, guard)? {
             End::Command(code) => return Ok(code),
             End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
@@ -79,6 +79,7 @@ struct Session<'a> {
     url: String,
     on_loss: OnLoss,
     shows: Shows,
+    json: bool,
     client: LockClient,
     signals: Receiver<Signal>,
 }
@@ -97,7 +98,7 @@ impl<'a> Session<'a> {
         let (url, client) = (store::url(global)?, store::holding(global, ask, on_loss)?);
         let signals = signals::watch().map_err(internal)?;
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
-        Ok(Session { ask, url, on_loss, shows, client, signals })
+        Ok(Session { ask, url, on_loss, shows, json: global.json, client, signals })
     }
 
     fn request(&self, key: &str) -> LockRequest {
@@ -119,7 +120,7 @@ impl<'a> Session<'a> {
     fn hold(&self, command: &[OsString], guard: LockGuard) -> Outcome<End> {
         let terminal = Terminal::open();
         let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-        let mut prepared = prepared(getpid(), foreground, command);
+        let mut prepared = prepared(getpid(), foreground, self.json, command);
         prepared.env("LEASEHOLD_KEY", guard.key());
         prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
         prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
