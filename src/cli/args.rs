@@ -94,8 +94,8 @@ pub enum Command {
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Run {
-    /// The name of the lock
-    pub key: String,
+    #[command(flatten)]
+    pub key: Key,
     #[command(flatten)]
     pub ask: Ask,
     /// What is done to the command when the lock is lost
@@ -132,13 +132,45 @@ pub struct Run {
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Elect {
-    /// The name of the election
-    pub name: String,
+    #[command(flatten)]
+    pub name: Name,
     #[command(flatten)]
     pub ask: Ask,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Key {
+    /// The name of the lock
+    key: Option<String>,
+    /// The same for one that begins with a hyphen
+    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
+    hyphened_key: Option<String>,
+}
+
+impl Key {
+    pub fn get(&self) -> &str {
+        self.key.as_deref().or(self.hyphened_key.as_deref()).unwrap_or_default()
+    }
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Name {
+    /// The name of the election
+    name: Option<String>,
+    /// The same for one that begins with a hyphen
+    #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true)]
+    hyphened_name: Option<String>,
+}
+
+impl Name {
+    pub fn get(&self) -> &str {
+        self.name.as_deref().or(self.hyphened_name.as_deref()).unwrap_or_default()
+    }
 }
 
 /// What `run` and `elect` ask for alike.
@@ -157,6 +189,7 @@ pub struct Ask {
     ///
     /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more (at
     /// most a sixth of the lease), before its lease ends. Both together are at most a third of the lease.
+    /// When it is given and not 0, KILL follows a TERM that is passed on to the command, too.
     #[arg(long, value_name = "DURATION", value_parser = crate::words::duration_or_zero)]
     kill_after: Option<Duration>,
     /// The lock counts as lost after so long, for a command that hangs
@@ -168,6 +201,11 @@ impl Ask {
     /// The time between TERM and KILL.
     pub fn kill_after(&self) -> Duration {
         self.kill_after.unwrap_or_else(|| Duration::from_secs(5).min(self.lease / 6))
+    }
+
+    /// The same for a TERM that is passed on, as `timeout -k` does, if it is asked for.
+    pub fn kill_after_term(&self) -> Option<Duration> {
+        self.kill_after.filter(|time| !time.is_zero())
     }
 
     /// Between KILL and the end of the lease, for what the system takes to do it.
@@ -236,8 +274,8 @@ pub struct Status {
 pub struct Release {
     /// The name of the lock
     pub key: String,
-    /// The lock id, by which its holders are known; others are left alone
-    #[arg(long, value_name = "ID", env = "LEASEHOLD_LOCK_ID", hide_env_values = true, conflicts_with = "force")]
+    /// The lock id, by which its holders are known; others are left alone [env: LEASEHOLD_LOCK_ID]
+    #[arg(long, value_name = "ID", conflicts_with = "force")]
     pub lock_id: Option<String>,
     /// Whoever holds it; shows the holder and asks
     #[arg(long)]

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::failure::{Failure, Outcome, code};
+use crate::words::plain;
 
 /// Others see the arguments of a process. If a URL is among them, this process begins anew with it in its
 /// environment instead, which only its user sees.
@@ -56,7 +57,11 @@ pub fn scrubbed(message: &str, given: &[OsString]) -> String {
             && let Some((secret, _)) = rest.rsplit_once('@')
             && !secret.is_empty()
         {
-            message = message.replace(secret, "***");
+            // As it is, and as it is shown where a terminal would obey it.
+            let stripped = anstream::adapter::strip_str(secret).to_string();
+            for shown in [&plain(secret), secret, &plain(&stripped)].into_iter().filter(|s| !s.is_empty()) {
+                message = message.replace(shown, "***");
+            }
         }
     }
     message
@@ -95,5 +100,9 @@ mod tests {
     fn passwords_are_scrubbed() {
         let given = os(&["l", "mongodb://me:p@ss@host/db"]);
         assert_eq!(scrubbed("unknown 'mongodb://me:p@ss@host/db'", &given), "unknown 'mongodb://***@host/db'");
+        let given = os(&["l", "mongodb://me:\u{1b}[1mp\u{7}@host/db"]);
+        for shown in [given[1].to_str().unwrap(), &plain(given[1].to_str().unwrap()), "mongodb://me:p@host/db"] {
+            assert_eq!(scrubbed(shown, &given), "mongodb://***@host/db");
+        }
     }
 }

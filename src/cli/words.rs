@@ -69,11 +69,22 @@ pub fn timestamp(at: SystemTime) -> Option<String> {
 
 /// A name that others chose, without anything that a terminal would obey.
 pub fn plain(text: &str) -> String {
-    let obeyed = |c: char| {
-        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     let shown = |c: char| if obeyed(c) { c.escape_unicode().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()
+}
+
+/// The same for a text of several lines.
+pub fn plain_lines(text: &str) -> String {
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether a terminal would obey something in it.
+pub fn is_obeyed(text: &str) -> bool {
+    text.contains(obeyed)
+}
+
+fn obeyed(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
