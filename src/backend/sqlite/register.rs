@@ -18,6 +18,8 @@ use parking_lot::{Mutex, MutexGuard};
 use super::error::SqliteError;
 use super::file::{self, FileId};
 use super::own_locks::{Idle, OwnLocks};
+use crate::error::Error;
+use crate::log;
 use crate::process::ProcessId;
 use crate::rt::deadline::Deadline;
 
@@ -174,7 +176,7 @@ impl Opened {
                         return Err(error);
                     }
                     // A file system without such locks: then it is only noticed when the log is gone.
-                    log::debug!(target: "leasehold::sqlite", "{}", crate::error::Error::from(error));
+                    log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
                     return Ok(());
                 }
             }
