@@ -112,6 +112,20 @@ fn no_rival_comes_where_the_data_is_in_an_attached_file() {
     lost(client.fence(&locks[1]).assert_in(&transaction));
 }
 
+/// What the transaction sees may be a log of its own, in which no rival stands.
+#[test]
+fn nothing_is_asserted_where_the_log_was_removed() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let mut db = open.data.open();
+    let transaction = db.transaction().unwrap();
+    transaction.execute("INSERT INTO data VALUES ('a', 'late')", []).unwrap();
+    std::fs::remove_file(format!("{}-wal", open.url.strip_prefix("sqlite:").unwrap())).unwrap();
+    let error = guard.assert_in(&transaction).unwrap_err();
+    assert!(error.to_string().contains("removed or replaced") && !error.is_retryable(), "{error}");
+}
+
 /// What asserts changes nothing: no row, and not what the connection's program counts.
 #[test]
 fn an_assertion_writes_no_row() {

@@ -20,11 +20,11 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     let failed = |error: SqliteError| Error::from(error).with_key(&lock.key);
     let path = Path::new(conn.path().unwrap_or_default());
     // One file may have several paths.
-    let is_here = |store: &Sqlite| identity(path).is_ok_and(|file| file == Some(store.place.file));
-    if !standing.store().is_some_and(is_here) {
+    let is_here = |store: &&Sqlite| identity(path).is_ok_and(|file| file == Some(store.place.file));
+    let Some(store) = standing.store().filter(is_here) else {
         let message = format!("the transaction is one of {}, where this lock is not", label(path));
         return Err(standing.error(ErrorKind::InvalidInput, message));
-    }
+    };
     let claimed = conn.prepare_cached(CLAIM).and_then(|mut statement| statement.execute([]));
     if let Err(source) = claimed {
         let message = "the file is being written to, or was written to since the transaction read it; \
@@ -34,6 +34,8 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
             false => failed(SqliteError::Engine { path: path.to_owned(), doing: "assert the lock", source }),
         });
     }
+    // In another log nobody would see that a rival was granted it.
+    store.place.check().map_err(failed)?;
     let (_, row) = Row::read(conn, path, &lock.key).map_err(failed)?;
     if row.token_of(&lock.grant) == Some(lock.token) {
         return Ok(());

@@ -136,6 +136,11 @@ impl Sqlite {
         let open = || {
             let mut writer = Writer::open(&path, before, by)?;
             schema::create(&writer, &path, by)?;
+            if writer.is_readonly("main").unwrap_or(false)
+                && let Some(denied) = file::denied(&path)
+            {
+                return Err(denied);
+            }
             let log = writer.protect(&path, by)?;
             let mut reader = conn::open(&path, before, Durability::Process, by)?;
             match reader.protect(&path, by)? {
@@ -144,11 +149,6 @@ impl Sqlite {
             }
         };
         let (writer, reader, log) = open().map_err(|error| explained(error, &path))?;
-        if writer.is_readonly("main").unwrap_or(false)
-            && let Some(denied) = file::denied(&path)
-        {
-            return Err(denied);
-        }
         // Both opened the file that is there before and after.
         if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });

@@ -19,6 +19,7 @@ mod linux {
     use std::fs::File;
     use std::io;
     use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
     use std::path::Path;
 
     use nix::errno::Errno;
@@ -115,6 +116,10 @@ mod linux {
             for file in self.0.drain(..) {
                 if is_locked(&file) {
                     kept.push(file);
+                    continue;
+                }
+                // Nobody finds it any more, as `-shm` after a last close.
+                if file.metadata().is_ok_and(|meta| meta.nlink() == 0) {
                     continue;
                 }
                 // With a lock on `file` itself, a child that was forked meanwhile would keep it for ever.

@@ -7,6 +7,7 @@
 //! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
 //! last one's closing: what they stand on must not be closed while SQLite has locks on the file.
 
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,6 +18,8 @@ use parking_lot::{Mutex, MutexGuard};
 use super::error::SqliteError;
 use super::file::{self, FileId};
 use super::own_locks::{Idle, OwnLocks};
+use crate::error::Error;
+use crate::log;
 use crate::process::ProcessId;
 use crate::rt::deadline::Deadline;
 
@@ -25,10 +28,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// How long the end of a connection waits for its turn, which takes microseconds.
 const END: Duration = Duration::from_secs(1);
 
-static FILES: Mutex<Files> = Mutex::new(Files::new());
-/// The number of the process whose thread is at [`FILES`]; 0 for none. Where it is another one's, this one was forked
-/// from that, and the mutex is never free. (A process 1 that was forked from a process 1 waits until its deadline.)
+/// The number of the process whose thread has its turn at [`FILES`]; 0 for none. In a child that finds its parent here
+/// the turn never ends, and the parent was opening or closing a file. (A process 1 that was forked from a process 1
+/// waits until its deadline.)
 static HOLDER: AtomicU32 = AtomicU32::new(0);
+static FILES: Mutex<Files> = Mutex::new(Files::new());
 
 #[derive(Debug)]
 struct Files {
@@ -70,19 +74,34 @@ impl Files {
 }
 
 /// The register, for a moment.
-struct Turn(MutexGuard<'static, Files>);
+struct Turn {
+    // Free again before the turn is over, so that a child that finds the turn free finds it free, too.
+    files: MutexGuard<'static, Files>,
+    _holder: Holder,
+}
+
+struct Holder;
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        HOLDER.store(0, Ordering::SeqCst);
+    }
+}
 
 impl Turn {
-    /// Never parks, since a child could never be woken.
+    /// Never parks, since in a child nobody would wake it.
     fn take(path: &Path, by: &Deadline) -> Result<Turn, SqliteError> {
         let now = std::process::id();
         loop {
-            if let Some(mut files) = FILES.try_lock() {
-                HOLDER.store(now, Ordering::SeqCst);
-                files.make_current();
-                return Ok(Turn(files));
-            }
-            if ![0, now].contains(&HOLDER.load(Ordering::SeqCst)) {
+            let holder = match HOLDER.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => {
+                    let (_holder, mut files) = (Holder, FILES.lock());
+                    files.make_current();
+                    return Ok(Turn { files, _holder });
+                }
+                Err(holder) => holder,
+            };
+            if holder != now {
                 return Err(SqliteError::OpenInParent { path: path.to_owned() });
             }
             if !by.wait_for(PAUSE) {
@@ -95,19 +114,13 @@ impl Turn {
 impl Deref for Turn {
     type Target = Files;
     fn deref(&self) -> &Files {
-        &self.0
+        &self.files
     }
 }
 
 impl DerefMut for Turn {
     fn deref_mut(&mut self) -> &mut Files {
-        &mut self.0
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        HOLDER.store(0, Ordering::SeqCst);
+        &mut self.files
     }
 }
 
@@ -156,10 +169,14 @@ impl Opened {
                 // Somebody is closing the file just now, or opening it as the first.
                 Ok(None) => drop(files),
                 Err(source) if file::is_missing(&source) => return Err(SqliteError::Moved { path: path.to_owned() }),
-                // Not every file system has such locks; then it is only noticed when the log is gone.
                 Err(source) => {
+                    let is_unknown = matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput);
                     let error = SqliteError::File { path: path.to_owned(), doing, source };
-                    log::debug!(target: "leasehold::sqlite", "{}", crate::error::Error::from(error));
+                    if !is_unknown {
+                        return Err(error);
+                    }
+                    // A file system without such locks: then it is only noticed when the log is gone.
+                    log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
                     return Ok(());
                 }
             }
