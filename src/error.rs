@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::leases::{LeaseStatus, key};
+use crate::leases::key;
+use crate::leases::status::LeaseStatus;
 use crate::lock::LockStatus;
 
 /// The answer of every call that can fail.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::sealed::Standing;
 use crate::lease::Mode;
 use crate::lock::Lock;
 use crate::log;
@@ -143,7 +143,7 @@ impl LockGuard {
     /// is final: the lock was not held any more.
     pub fn release(mut self) -> Result<(), ReleaseError> {
         let by = self.drop_by();
-        match self.release_within(self.hold.drop_timeout()) {
+        match self.release_shared() {
             Ok(()) => {
                 self.let_family_go(by);
                 Ok(())
@@ -152,7 +152,12 @@ impl LockGuard {
         }
     }
 
-    /// The same within `bound`, for whoever shares the guard; after an error it can be called again.
+    /// The same for whoever shares the guard; after an error it can be called again.
+    pub(crate) fn release_shared(&self) -> Result<()> {
+        self.release_within(self.hold.drop_timeout())
+    }
+
+    /// The same within `bound`.
     pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
         if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
     }
@@ -180,9 +185,14 @@ impl LockGuard {
             return self.hold.info();
         }
         let by = self.drop_by();
-        let lock = self.hold.hand_over(self.hold.drop_timeout());
+        let lock = self.hand_over();
         self.let_family_go(by);
         lock
+    }
+
+    /// The same for whoever shares the guard.
+    pub(crate) fn hand_over(&self) -> Lock {
+        if self.is_own_process() { self.hold.hand_over(self.hold.drop_timeout()) } else { self.hold.info() }
     }
 
     fn drop_by(&self) -> Instant {

@@ -75,7 +75,7 @@ impl LockClient {
             }
             Ok(())
         })?;
-        Ok(purged)
+        Ok(purged.sorted())
     }
 
     /// What [`purge`](LockClient::purge) would do now. Nothing is written.
@@ -99,7 +99,7 @@ impl LockClient {
             purged.add(&seen, &purge_step(&seen, older_than).answer);
             Ok(())
         })?;
-        Ok(purged)
+        Ok(purged.sorted())
     }
 
     /// Every record that `which` names, page by page, each with the time from before it was asked for.
@@ -130,6 +130,12 @@ impl Purged {
         let key = &seen.record.key;
         self.freed.extend(purge.freed.iter().map(|(mode, h)| LockStatus::new(key, *mode, h, seen.now)));
         self.deleted += usize::from(purge.delete);
+    }
+
+    /// A store may read them in any order.
+    fn sorted(mut self) -> Self {
+        self.freed.sort_by(|a, b| a.key().cmp(b.key()));
+        self
     }
 }
 

@@ -125,6 +125,7 @@ pub mod mongodb;
 mod observer;
 mod operators;
 mod options;
+mod process;
 mod request;
 mod request_any;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]

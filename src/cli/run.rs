@@ -16,11 +16,9 @@ use crate::show::{is_stderr_a_terminal, say};
 use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
 use crate::store;
 use crate::terminal::Terminal;
-use crate::wait::wait;
+use crate::wait::{Shows, wait};
 use crate::words::words;
 
-/// Between KILL and the end of the lease, for what the system takes to do it.
-const BEFORE_THE_END: Duration = Duration::from_secs(1);
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
 const STOPPED: Duration = Duration::from_millis(200);
 /// Looks for what the command left behind, where nobody tells that it ended.
@@ -78,8 +76,9 @@ enum End {
 /// A client, and what this process is told, while it waits and holds.
 struct Session<'a> {
     ask: &'a Ask,
+    url: String,
     on_loss: OnLoss,
-    draws: bool,
+    shows: Shows,
     client: LockClient,
     signals: Receiver<Signal>,
 }
@@ -95,10 +94,10 @@ impl<'a> Session<'a> {
     fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss) -> Outcome<Session<'a>> {
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
-        let client = store::holding(global, ask, on_loss)?;
+        let (url, client) = (store::url(global)?, store::holding(global, ask, on_loss)?);
         let signals = signals::watch().map_err(internal)?;
-        let draws = !global.quiet && !global.json && is_stderr_a_terminal();
-        Ok(Session { ask, on_loss, draws, client, signals })
+        let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
+        Ok(Session { ask, url, on_loss, shows, client, signals })
     }
 
     fn request(&self, key: &str) -> LockRequest {
@@ -113,7 +112,7 @@ impl<'a> Session<'a> {
     }
 
     fn wait(&self, request: LockRequest) -> Outcome<LockGuard> {
-        wait(request, &self.signals, self.draws)
+        wait(request, &self.signals, self.shows)
     }
 
     /// Runs the command while `guard` holds, then releases it.
@@ -125,14 +124,15 @@ impl<'a> Session<'a> {
         prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
         prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
         prepared.env("LEASEHOLD_OWNER", guard.info().owner());
-        // It may hold a password.
-        prepared.env_remove("LEASEHOLD_STORE");
+        let (name, value) = store::passed_on(self.url.clone());
+        prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).env(name, value);
         let job = Job::start(prepared, terminal).map_err(|error| {
             let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
             Failure::Own(code::CANNOT_RUN, message)
         })?;
         let mut holding = Holding {
-            kill_after: self.ask.kill_after,
+            kill_after: self.ask.kill_after(),
+            after_kill: self.ask.after_kill(),
             on_loss: self.on_loss,
             guard,
             job,
@@ -153,6 +153,7 @@ fn internal(error: impl std::fmt::Display) -> Failure {
 /// A command that runs while a lock is held.
 struct Holding {
     kill_after: Duration,
+    after_kill: Duration,
     on_loss: OnLoss,
     guard: LockGuard,
     job: Job,
@@ -229,7 +230,7 @@ impl Holding {
 
     /// TERM, and KILL while nobody else can be in.
     fn end_command(&mut self) -> String {
-        let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(BEFORE_THE_END));
+        let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(self.after_kill));
         // Nothing is left when we were stopped or suspended for longer than the lease.
         let left = end.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
         let kill_after = left.map_or(self.kill_after, |left| left.min(self.kill_after));

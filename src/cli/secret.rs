@@ -19,6 +19,13 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {error}")))
 }
 
+/// Whether a URL that a client has connected with may hold one. Only MongoDB's can: as a part of its hosts, or as an
+/// option.
+pub fn has_password(url: &str) -> bool {
+    let may = |word: &str| url.to_ascii_lowercase().contains(word);
+    may("mongodb") && ["@", "%40", "password", "properties"].into_iter().any(may)
+}
+
 /// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.
 fn taken_out(given: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
     let mut rest = Vec::new();
@@ -71,6 +78,17 @@ mod tests {
         assert_eq!(rest, os(&["l", "run", "k", "--", "prog", "--store", "y"]));
         assert_eq!(taken_out(&os(&["l", "run", "--store=a", "k"])).unwrap().1, os(&["l", "run", "k"]));
         assert!(taken_out(&os(&["l", "run", "k", "--", "--store", "y"])).is_none());
+    }
+
+    #[test]
+    fn a_url_with_a_password_is_known() {
+        for with in ["mongodb://u:p@h/d", "mongodb+srv://u:p@h/d", "MongoDB://h/d?tlsCertificateKeyFilePassword=x"] {
+            assert!(has_password(with), "{with}");
+        }
+        let spanner = "spanner:projects/p/instances/i/databases/d?table=t";
+        for without in ["sqlite:/a@b/c.db", "mongodb://h/d?collection=c", "dynamodb://t?region=r", spanner] {
+            assert!(!has_password(without), "{without}");
+        }
     }
 
     #[test]

@@ -40,9 +40,21 @@ pub fn words(d: Duration) -> String {
 }
 
 /// How long ago that was.
+pub fn age(at: SystemTime) -> Duration {
+    SystemTime::now().duration_since(at).unwrap_or_default()
+}
+
+/// The same in words.
 pub fn ago(at: SystemTime) -> String {
-    let age = SystemTime::now().duration_since(at).unwrap_or_default();
-    format!("{} ago", words(age))
+    format!("{} ago", words(age(at)))
+}
+
+/// The text in so many columns, with an ellipsis in place of what does not fit.
+pub fn fitted(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// UTC, for people.
@@ -95,6 +107,11 @@ mod tests {
         for (millis, text) in cases {
             assert_eq!(words(Duration::from_millis(millis)), text);
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_ends_with_an_ellipsis() {
+        assert_eq!([5, 4, 2, 1].map(|columns| fitted("häng", columns)), ["häng", "häng", "h…", "…"]);
     }
 
     #[test]

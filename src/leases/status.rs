@@ -19,7 +19,7 @@ pub struct LeaseStatus {
 }
 
 impl LeaseStatus {
-    pub(super) fn new(key: &str, holder: &Holder, pins: &BTreeSet<String>, now: StoreTime) -> Self {
+    pub(crate) fn new(key: &str, holder: &Holder, pins: &BTreeSet<String>, now: StoreTime) -> Self {
         let lock = Lock::found(key, Mode::Exclusive, holder, now);
         let remaining = holder.until.left(now).unwrap_or(Duration::MAX);
         LeaseStatus { lock, remaining, pins: pins.clone() }

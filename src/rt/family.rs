@@ -21,6 +21,7 @@ use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Labels, backoff};
 use crate::options::{ClientOptions, Terms, default_labels};
+use crate::process::ProcessId;
 
 /// So many guards are released at the same time by `close`; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -35,7 +36,7 @@ pub struct Family {
     /// What tells them that a lock may be free.
     pub hub: Arc<Hub>,
     labels: Labels,
-    pid: u32,
+    process: ProcessId,
     watcher: Arc<Watcher>,
     /// Wakes every waiter; nothing is acquired afterwards.
     closing: CancelToken,
@@ -71,19 +72,18 @@ impl Drop for Obtaining {
 
 impl Family {
     pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
-        let pid = std::process::id();
         let (queues, closing) = (Arc::<Queues>::default(), CancelToken::new());
         let hub = Hub::new(backend.clone(), queues.clone(), clock.clone(), closing.clone(), options.request_timeout);
         Arc::new(Family {
             hub: Arc::new(hub),
             undo: Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout)),
             watcher: Arc::new(Watcher::new(clock.clone())),
-            labels: default_labels(pid),
+            labels: default_labels(std::process::id()),
             backend,
             clock,
             options,
             queues,
-            pid,
+            process: ProcessId::current(),
             closing,
             obtaining: Mutex::default(),
             obtained: Condvar::new(),
@@ -94,13 +94,14 @@ impl Family {
 
     /// Whether this is the process that connected, and not one forked from it.
     pub fn is_own_process(&self) -> bool {
-        self.pid == std::process::id()
+        self.process.is_current()
     }
 
     /// Refuses every call after `close` and in a forked child.
     pub fn check_open(&self) -> Result<()> {
         let why = if !self.is_own_process() {
-            "the client belongs to the process that this one was forked from; connect again here"
+            "the client belongs to the process that this one was forked from; connect again here, or for an SQLite file \
+             connect only after the fork"
         } else if self.closing.is_cancelled() {
             "the client was closed"
         } else {

@@ -23,6 +23,7 @@ use crate::log;
 use crate::loss::{Loss, LossReason, LossWatch};
 use crate::observer::{Event, Observing, later};
 use crate::options::Terms;
+use crate::process::ProcessId;
 
 /// The pause after a heartbeat thread could not be started.
 const START_RETRY: Duration = Duration::from_millis(100);
@@ -62,7 +63,7 @@ pub struct Hold {
     pub(super) granted: Lock,
     pub(super) granted_at: BootTime,
     pub(super) chain: Chain,
-    pid: u32,
+    process: ProcessId,
     /// Until when the holder counts itself as such, in boot time; zero once it does not. Raised
     /// only under `state` and while it is still to come.
     held_until: AtomicU64,
@@ -133,7 +134,7 @@ impl Hold {
         Arc::new(Hold {
             granted_at,
             chain,
-            pid: std::process::id(),
+            process: ProcessId::current(),
             held_until: AtomicU64::new(held_until.as_nanos()),
             shown: Arc::new(Mutex::new(lock.clone())),
             state: Mutex::new(State {
@@ -223,7 +224,7 @@ impl Hold {
 
     /// Whether this is the process that made it, and not one forked from it.
     pub fn is_own_process(&self) -> bool {
-        self.pid == std::process::id()
+        self.process.is_current()
     }
 
     /// No I/O, no mutex, no thread: one clock and one number, right after a suspend, too.

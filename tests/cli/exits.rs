@@ -120,6 +120,22 @@ fn wrong_usage_is_64() {
 }
 
 #[test]
+fn a_short_lease_needs_no_other_option() {
+    let store = Store::new();
+    for lease in ["6s", "3s", "2s"] {
+        let ran = run(&mut store.leasehold(&["run", "k", "--lease", lease, "--", "true"]));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{lease}");
+    }
+    // So short that a busy machine may lose it; but it is no wrong usage.
+    let ran = run(&mut store.leasehold(&["run", "k", "--lease", "100ms", "--", "true"]));
+    assert!(matches!(ran.code, Some(0 | 76)), "{}", ran.stderr);
+    let ran = run(&mut store.leasehold(&["run", "k", "--lease", "99ms", "--", "true"]));
+    assert_eq!(ran.code, Some(64), "{}", ran.stderr);
+    let ran = run(&mut store.leasehold(&["run", "k", "--lease", "2s", "--kill-after", "400ms", "--", "true"]));
+    assert!(ran.code == Some(64) && ran.stderr.contains("make the lease 2.4 s or longer"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_wrong_store_is_78() {
     for (url, message) in [
         ("locks.db", "write one like sqlite:locks.db"),

@@ -54,7 +54,7 @@ mod on_every_store {
             a_missing_row_is_read_with_the_time,
             the_time_of_the_answers_goes_on,
             a_prefix_is_bytes_and_no_pattern,
-            pages_have_every_record_once_in_order,
+            pages_have_every_record_once,
             a_lock_id_finds_every_holder,
             a_swap_is_written_if_nothing_changed,
             a_swap_sees_every_change,

@@ -82,6 +82,9 @@ pub(super) enum DynamodbError {
     #[error("the row would be larger than the service allows (400 KB): too many shared holders, or too long texts")]
     TooLarge { cause: Cause },
 
+    #[error("the request's condition would be longer than the service allows (4 KB): too many shared holders at once")]
+    LongExpression { cause: Cause },
+
     #[error("the service refused the request")]
     Other { cause: Cause },
 
@@ -148,7 +151,12 @@ impl DynamodbError {
             | "MissingAuthenticationTokenException"
             | "RequestExpired" => (Fate::Refused, DynamodbError::Credentials { cause }),
             "ItemCollectionSizeLimitExceededException" => (Fate::Refused, DynamodbError::TooLarge { cause }),
-            "ValidationException" if message.contains("size") => (Fate::Refused, DynamodbError::TooLarge { cause }),
+            "ValidationException" if message.contains("Item size") => {
+                (Fate::Refused, DynamodbError::TooLarge { cause })
+            }
+            "ValidationException" if message.contains("xpression size") => {
+                (Fate::Refused, DynamodbError::LongExpression { cause })
+            }
             "ValidationException" => {
                 (Fate::Refused, DynamodbError::Invalid { partition_key: partition_key.to_owned(), cause })
             }
@@ -185,7 +193,9 @@ impl DynamodbError {
             | DynamodbError::Throttled { .. } => (ErrorKind::Store, true),
             DynamodbError::Unanswered { .. } | DynamodbError::Panicked => (ErrorKind::Ambiguous, true),
             DynamodbError::Other { .. } | DynamodbError::Ended => (ErrorKind::Store, false),
-            DynamodbError::NotRead | DynamodbError::TooLarge { .. } => (ErrorKind::InvalidInput, false),
+            DynamodbError::NotRead | DynamodbError::TooLarge { .. } | DynamodbError::LongExpression { .. } => {
+                (ErrorKind::InvalidInput, false)
+            }
         }
     }
 
@@ -202,6 +212,7 @@ impl DynamodbError {
             | DynamodbError::Unanswered { cause }
             | DynamodbError::Invalid { cause, .. }
             | DynamodbError::TooLarge { cause }
+            | DynamodbError::LongExpression { cause }
             | DynamodbError::Other { cause } => Some(cause),
             _ => None,
         }

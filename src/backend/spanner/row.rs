@@ -134,6 +134,7 @@ impl Row {
             shared,
             pins: self.pins.iter().flatten().cloned().collect(),
             given_up: BTreeSet::new(),
+            gave_up_at: 0,
             version: self.version(),
             format: self.format.as_deref().map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
         })
