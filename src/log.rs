@@ -12,6 +12,8 @@ macro_rules! error_ { ($($arg:tt)+) => { $crate::log::contained(|| ::log::error!
 macro_rules! warn_ { ($($arg:tt)+) => { $crate::log::contained(|| ::log::warn!($($arg)+)) } }
 macro_rules! info_ { ($($arg:tt)+) => { $crate::log::contained(|| ::log::info!($($arg)+)) } }
 macro_rules! debug_ { ($($arg:tt)+) => { $crate::log::contained(|| ::log::debug!($($arg)+)) } }
+// Only SQLite has use for it.
+#[allow(unused_macros)]
 macro_rules! trace_ { ($($arg:tt)+) => { $crate::log::contained(|| ::log::trace!($($arg)+)) } }
 
 // Not every store uses each of them.

@@ -150,6 +150,9 @@ impl LossWatch {
 
     /// A channel of its own that gets the loss, at once if it came before. It is disconnected
     /// without a message when the lock is released or handed over.
+    ///
+    /// Take it once and keep it: what a call makes stays for as long as the lock is held, also when the receiver is
+    /// gone. [`get`](LossWatch::get) and [`wait_timeout`](LossWatch::wait_timeout) leave nothing.
     pub fn receiver(&self) -> Receiver<Loss> {
         let (sender, receiver) = crossbeam_channel::bounded(1);
         if !self.is_own_process() {

@@ -263,3 +263,26 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
     drop(stop);
     telling.join().unwrap();
 }
+
+/// The store tells, and the key that it told looked free: nobody tells that again.
+#[test]
+fn what_could_not_be_asked_for_is_asked_for_again_soon() {
+    let bench = Bench::new();
+    let poll = Duration::from_millis(400);
+    let client = bench.builder().lease(Duration::from_millis(300)).poll(poll..=poll).connect().unwrap();
+    let [a, _b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let (told, tells) = mpsc::channel();
+    let request = client.request_any(KEYS).on_wait(move |_| told.send(()).unwrap_or_default());
+    let any = std::thread::spawn(move || request.lock());
+    // Once for what was asked, once because the store tells now.
+    wait_until(|| bench.faults.count(Call::Read) >= 3);
+    let asked = bench.faults.count(Call::Acquire);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    drop(a);
+    bench.wait_for_call(Call::Acquire, asked);
+    while tells.try_recv().is_ok() {}
+    tells.recv_timeout(LONG).expect("it goes on to wait");
+    bench.faults.heal();
+    wait_until(|| any.is_finished());
+    assert_eq!(any.join().unwrap().unwrap().key(), "a");
+}

@@ -230,7 +230,7 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last() {
     const ACQUIRES: usize = 60;
     alone("unanswered_acquires_have_one_thread_that_ends_with_the_last", || {
         for store in Store::all() {
-            let client = store.builder().request_timeout(millis(300)).connect().expect("a client");
+            let client = store.builder().request_timeout(millis(300)).drop_timeout(DROP).connect().expect("a client");
             let undoing = || ours().iter().filter(|name| *name == "leasehold-undo").count();
             store.plan.always(Call::Release, Fault::HangBefore);
             for n in 0..ACQUIRES {
@@ -253,6 +253,25 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last() {
             eventually("it is tried", || undoing() == 1);
             store.advance(Duration::from_secs(21));
             eventually("nobody tries that any more", || undoing() == 0);
+
+            // What was renewed already may stand for longer than an acquisition.
+            store.plan.next(Call::Renew, Fault::ApplyThenHang);
+            let request = client.request("long").lease(Duration::from_secs(3600)).wait(millis(50));
+            assert!(request.lock().is_err());
+            eventually("it is tried", || undoing() == 1);
+            store.advance(Duration::from_secs(90));
+            let before = store.plan.count(Call::Release);
+            eventually("it is still tried", || store.plan.count(Call::Release) > before + 1);
+            store.plan.heal();
+            eventually("it is given up", || store.is_vacant("long"));
+
+            store.plan.always(Call::Release, Fault::HangBefore);
+            for n in 0..10 {
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                assert!(client.try_lock_for(&format!("left-{n}"), millis(1)).is_err());
+            }
+            within("the drop", DROP, || drop(client));
+            none_soon();
         }
     });
 }

@@ -69,7 +69,8 @@ impl Wait<'_> {
         let poll = &self.family.options.poll;
         match self.family.hub.tells(&self.want.wanted.key) {
             true if is_new => Duration::ZERO,
-            true if self.is_told => backoff::told_delay(poll, free_in, fastrand::f64()),
+            // What could not be asked for is not told again.
+            true if self.is_told && self.last_error.is_none() => backoff::told_delay(poll, free_in, fastrand::f64()),
             _ => backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64()),
         }
     }

@@ -156,7 +156,8 @@ impl Undo {
         }
         left.failures = left.failures.saturating_add(1);
         let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());
-        left.due = far_from(Instant::now(), delay);
+        // A lock without end is worth patience, and not a request a second for ever.
+        left.due = far_from(Instant::now(), delay * (left.failures / 60).clamp(1, 60));
         self.state.lock().left.push(left);
     }
 }
