@@ -56,8 +56,8 @@ impl LockClient {
     }
 
     /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
-    /// had a grant of for 30 days. Only housekeeping: an expired lock is granted without it, and
-    /// tokens go on rising after it.
+    /// had a grant of for 30 days, also of leases that nobody holds or pins. Only housekeeping: an
+    /// expired lock is granted without it, and tokens go on rising after it.
     ///
     /// # Errors
     /// What the store says. What was freed before stays so.

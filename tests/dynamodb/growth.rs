@@ -118,7 +118,7 @@ fn what_is_given_up_makes_no_row_grow() {
     let (mut stands, mut reader) = (exclusive("held"), shared("shared"));
     let held = granted(&store, &mut stands);
     granted(&store, &mut reader);
-    for _ in 0..200 {
+    for _ in 0..70 {
         for key in ["free", "held", "shared"] {
             store.release(&mut exclusive(key), true, &soon()).unwrap();
         }

@@ -57,9 +57,12 @@ fn at(proxy: &Proxy, table: &Table) -> LockClient {
 fn fill(table: &Table) {
     let (raw, (store, _)) = (Raw::new(table), client(table));
     granted(&store, &mut exclusive("row"));
-    let row = raw.get("row");
     let text = |text: &str| AttributeValue::S(text.to_owned());
-    let mut rows = vec![raw.get("row")];
+    // None of them ends meanwhile.
+    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(24);
+    let mut row = raw.get("row");
+    row.insert("leasedUntil".to_owned(), text(&format!("{until:.9}")));
+    let mut rows = vec![row.clone()];
     for i in 0..ROWS {
         let mut row = row.clone();
         let key = match i {
@@ -77,7 +80,7 @@ fn fill(table: &Table) {
         }
         rows.push(row);
     }
-    raw.put_all(rows.split_off(1));
+    raw.put_all(rows);
 }
 
 #[test]
@@ -108,7 +111,7 @@ fn a_large_table_takes_as_many_pages_as_it_needs() {
             let prefixed = client.list(&Filter::new().key_prefix("row 1")).unwrap();
             assert_eq!(prefixed.len(), 110);
         });
-        scope.spawn(|| assert_eq!(client.renew("group 7", LEASE).unwrap().len(), 4));
+        scope.spawn(|| assert_eq!(client.renew("group 7", Duration::from_secs(48 * 3_600)).unwrap().len(), 4));
         scope.spawn(|| assert_eq!(client.unlock("group 8").unwrap().len(), 4));
         scope.spawn(|| assert_eq!(client.leases("scans").list().unwrap().len(), 1));
         scope.spawn(|| assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0));
