@@ -9,7 +9,8 @@ use super::shared::Shared;
 use crate::error::{ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::log;
-use crate::loss::{Loss, LossWatch};
+use crate::loss::Loss;
+use crate::rt::loss_watch::LossWatch;
 use crate::rt::thread::Thread;
 
 /// How a term ended.
