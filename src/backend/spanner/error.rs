@@ -8,6 +8,8 @@ use crate::lease::record::FORMAT_MAJOR;
 
 use super::open::ADMIN_ENDPOINT;
 
+/// What the service says when it does not know a session.
+pub(super) const NO_SESSION: &str = "Session not found";
 /// What the service says of a text that its column is too short for; the column's name follows.
 const TOO_LONG: &str = "exceeds the maximum size limit for this column:";
 
@@ -62,6 +64,9 @@ pub(super) enum SpannerError {
 
     #[error("no answer came in the time that this call had, and nothing was written; check the network")]
     NotSent,
+
+    #[error("the service does not know the client's session any more; another one is being made")]
+    NoSession { cause: Cause },
 
     #[error("the service can't be reached; check the network")]
     Unreachable { cause: Cause },
@@ -143,6 +148,7 @@ impl SpannerError {
             _ if stage == Stage::Committing => return unanswered(cause),
             Some("RESOURCE_EXHAUSTED") => SpannerError::Aborted { cause },
             Some("OUT_OF_RANGE") => SpannerError::Invalid { table, cause },
+            Some("NOT_FOUND") if cause.says(NO_SESSION) => SpannerError::NoSession { cause },
             Some("NOT_FOUND") if cause.says("Database") || cause.says("Instance") || cause.says("Project") => {
                 SpannerError::NoDatabase { database, cause }
             }
@@ -169,6 +175,7 @@ impl SpannerError {
             | SpannerError::NotSent
             | SpannerError::NotReady
             | SpannerError::NoAdmin { .. }
+            | SpannerError::NoSession { .. }
             | SpannerError::Unreachable { .. }
             | SpannerError::Aborted { .. } => (ErrorKind::Store, true),
             SpannerError::Unanswered { .. } | SpannerError::Panicked => (ErrorKind::Ambiguous, true),
@@ -187,6 +194,7 @@ impl SpannerError {
             | SpannerError::MayNotMake { cause, .. }
             | SpannerError::Credentials { cause }
             | SpannerError::NoCredentials { cause }
+            | SpannerError::NoSession { cause }
             | SpannerError::Unreachable { cause }
             | SpannerError::Aborted { cause }
             | SpannerError::Invalid { cause, .. }
