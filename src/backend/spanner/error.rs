@@ -131,7 +131,10 @@ impl SpannerError {
             Some("ABORTED") => SpannerError::Aborted { cause },
             _ if stage == Stage::Repeating => return unanswered(cause),
             None if stage == Stage::Committing => return unanswered(cause),
-            None if error.is_authentication() => SpannerError::NoCredentials { cause },
+            // Others may be had in a moment.
+            None if error.is_authentication() && !error.is_transient_and_before_rpc() => {
+                SpannerError::NoCredentials { cause }
+            }
             None => SpannerError::Unreachable { cause },
             Some("PERMISSION_DENIED") => SpannerError::Denied { database, cause },
             Some("UNAUTHENTICATED") => SpannerError::Credentials { cause },
@@ -218,5 +221,26 @@ impl From<SpannerError> for Error {
             Some(cause) => told.caused_by(cause.clone()),
             None => told,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use google_cloud_gax::error::CredentialsError;
+
+    use super::*;
+
+    /// As when the metadata service of a host restarts while a token is renewed.
+    #[test]
+    fn a_token_that_can_not_be_had_for_a_moment_is_no_wrong_configuration() {
+        let kind = |is_transient| {
+            let error = SdkError::authentication(CredentialsError::from_msg(is_transient, "no token"));
+            let (fate, told) = SpannerError::classify(&error, Stage::Reading, "d", "t");
+            assert_eq!(fate, Fate::NotDone);
+            let told = Error::from(told);
+            (told.kind(), told.is_retryable())
+        };
+        assert_eq!(kind(true), (ErrorKind::Store, true));
+        assert_eq!(kind(false), (ErrorKind::Config, false));
     }
 }
