@@ -23,6 +23,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{End, GrantId, LockRecord, Times};
+use crate::log;
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 use crate::rt::driver::Driver;

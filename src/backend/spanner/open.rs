@@ -13,6 +13,7 @@ use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 use super::error::{SpannerError, Stage};
 use crate::backend::cause::Cause;
 use crate::error::Result;
+use crate::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
 const REST_ABOVE_GRPC: u16 = 10;
