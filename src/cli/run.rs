@@ -18,7 +18,7 @@ use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
 use crate::store;
 use crate::terminal::Terminal;
 use crate::wait::{Shows, wait};
-use crate::words::words;
+use crate::words::{ours, words};
 
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
 const STOPPED: Duration = Duration::from_millis(200);
@@ -276,7 +276,7 @@ impl Holding {
                 "the command goes on".to_owned()
             }
         };
-        say(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
+        say(&format!("the lock {:?} was lost: {}; {end}", loss.key, ours(&loss.to_string())));
         self.lost = Some(loss);
     }
 

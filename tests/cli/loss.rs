@@ -129,8 +129,8 @@ fn machines_are_told_as_json() {
 #[test]
 fn a_command_that_hangs_is_ended_by_max_hold() {
     let store = Store::new();
-    let options = ["--lease", "3s", "--kill-after", "0s", "--max-hold", "300ms"];
+    let options = ["--lease", "3", "--kill-after", "0", "--max-hold", "300ms"];
     let ran = run(&mut store.script(&options, "exec sleep 1000"));
     assert_eq!(ran.code, Some(76));
-    assert!(ran.stderr.contains("held for as long as max_hold allows"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("held for as long as --max-hold allows"), "{}", ran.stderr);
 }
