@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
 use super::item;
-use super::{Dynamodb, Found};
+use super::{Dynamodb, Found, NOBODYS};
 use crate::backend::{Page, Seen, Which};
 use crate::lease::LockRecord;
 use crate::rt::deadline::Deadline;
@@ -135,9 +135,10 @@ impl Dynamodb {
 }
 
 fn matches(which: &Which, record: &LockRecord) -> bool {
-    match which {
-        Which::Key(key) => record.key == *key,
-        Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
-        Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
-    }
+    record.key != NOBODYS
+        && match which {
+            Which::Key(key) => record.key == *key,
+            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+            Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
+        }
 }
