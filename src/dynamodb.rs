@@ -148,6 +148,9 @@ impl Table {
     /// For how long after its end a lease is respected, since two clients know the service's time a little
     /// differently: at most a minute. With less than 950 ms a client first has to learn the time better, from more
     /// answers, before it takes anybody over. Defaults to 1 s.
+    ///
+    /// All clients of a table must have the same, since whoever waits for less would take over too early: the table notes
+    /// the largest that a client ever had, and connecting with less is an error that says what to do.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.0.grace = grace;
         self

@@ -1,5 +1,6 @@
 //! Two clients with an estimate each, services whose time is off, and hosts whose clock is.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use leasehold::internals::backend::Renewed;
@@ -12,6 +13,7 @@ use crate::common::proxy::{self, Rule};
 use crate::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use crate::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
 use crate::sdk::error::BoxError;
+use crate::sdk::types::AttributeValue;
 use crate::*;
 
 fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)) -> LockClient {
@@ -97,6 +99,10 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     let (store, clock) = client(&table);
     let mut a = exclusive("expired");
     granted(&store, &mut a);
+    Raw::new(&table).put(HashMap::from([
+        ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
+        ("graceMicros".to_owned(), AttributeValue::N("100000".to_owned())),
+    ]));
     // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
     let mut all = options(&table.0, &clock);
     all.grace = Duration::from_millis(100);
@@ -291,4 +297,47 @@ fn in_the_grace_a_holder_is_held_for_everybody() {
     assert!(client.get("k").unwrap().unwrap().is_free() && leases.get("name").unwrap().unwrap().is_expired());
     assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
     leases.expire("name").unwrap();
+}
+
+fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
+    let table = leasehold::dynamodb::Table::new(&table.0).grace(Duration::from_millis(grace));
+    leasehold::dynamodb::builder(common::dynamodb::config(), table).connect()
+}
+
+#[test]
+fn who_waits_for_less_than_others_is_refused() {
+    needs_server!();
+    let table = Table::fresh();
+    let refused = |grace: u64, right: &str| {
+        let error = with_grace(&table, grace).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(right), "{error}");
+    };
+    let (idle, clock) = client(&table);
+    // It was made with the default.
+    refused(500, "grace=1000ms");
+    let client = with_grace(&table, 3_000).unwrap();
+    refused(1_000, "grace=3000ms");
+    with_grace(&table, 3_000).unwrap();
+    // Who was there before hears of it when it asks for the time.
+    clock.advance(Duration::from_secs(86_400));
+    let error = idle.acquire(&mut exclusive("k"), &soon()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && !error.is_retryable(), "{error}");
+    // The note is nobody's lock.
+    assert!(client.list(&Filter::new()).unwrap().is_empty());
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
+    refused(1_000, "grace=3000ms");
+}
+
+#[test]
+fn in_a_table_without_a_note_the_largest_grace_counts() {
+    needs_server!();
+    let table = Table::fresh();
+    let raw = Raw::new(&table);
+    let key = AttributeValue::S("\u{1}time".to_owned());
+    raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
+    with_grace(&table, 500).unwrap();
+    with_grace(&table, 500).unwrap();
+    with_grace(&table, 1_000).unwrap();
+    assert!(with_grace(&table, 500).is_err());
 }

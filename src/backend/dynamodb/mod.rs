@@ -33,6 +33,7 @@ mod error;
 mod estimate;
 mod expr;
 pub mod fence;
+mod grace;
 mod hold;
 mod item;
 mod open;
@@ -48,7 +49,7 @@ use estimate::Moment;
 use expr::Item;
 pub use open::{DynamodbOptions, Protection, Settings};
 
-/// The key that nobody has, which is read for the service's time.
+/// The key that nobody has, which is read for the service's time. Its row says the grace.
 const NOBODYS: &str = "\u{1}time";
 /// One answer can tell the time no better than to a second; more than this beside it is worth another.
 const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
@@ -108,7 +109,8 @@ impl Dynamodb {
         // A second answer where the first took long.
         for _ in 0..2 {
             match store.get_item(NOBODYS, false, by) {
-                Ok(_) | Err(DynamodbError::NoTable { .. }) => {}
+                Ok(row) => store.agree_on_grace(row.as_ref(), by)?,
+                Err(DynamodbError::NoTable { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
             if store.moment()?.width <= GOOD_ENOUGH {
@@ -143,7 +145,8 @@ impl Dynamodb {
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         if self.moment()?.is_old(most) {
             match self.get_item(NOBODYS, false, by) {
-                Ok(_) | Err(DynamodbError::NoTable { .. }) => {}
+                Ok(row) => self.check_grace(row.as_ref())?,
+                Err(DynamodbError::NoTable { .. }) => {}
                 Err(error) => return Err(error),
             }
         }

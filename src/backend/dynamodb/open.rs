@@ -108,7 +108,8 @@ impl DynamodbOptions {
         if self.grace > MAX_GRACE {
             return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
-        const TAKEN: [&str; 17] = [
+        const TAKEN: [&str; 18] = [
+            "graceMicros",
             "owner",
             "leasedUntil",
             "createdAt",

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
 use super::item;
-use super::{Dynamodb, Found};
+use super::{Dynamodb, Found, NOBODYS};
 use crate::backend::{Page, Which};
 use crate::lease::LockRecord;
 use crate::log;
@@ -110,9 +110,10 @@ fn key_of(row: &Item, partition_key: &str) -> Option<String> {
 }
 
 fn matches(which: &Which, record: &LockRecord) -> bool {
-    match which {
-        Which::Key(key) => record.key == *key,
-        Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
-        Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
-    }
+    record.key != NOBODYS
+        && match which {
+            Which::Key(key) => record.key == *key,
+            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+            Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
+        }
 }

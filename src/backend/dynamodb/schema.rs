@@ -83,6 +83,7 @@ impl Dynamodb {
                     // An updating table serves.
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
                     if is_there && self.is_protected(&table, each)? {
+                        self.note_grace(each)?;
                         return Ok(text);
                     }
                 }
