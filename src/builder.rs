@@ -11,7 +11,7 @@ use crate::client::LockClient;
 use crate::connect::{Opener, opener};
 use crate::error::Result;
 use crate::observer::{Observer, Observing};
-use crate::options::ClientOptions;
+use crate::options::{ClientOptions, DEFAULT_LEASE};
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 use crate::rt::family::Family;
@@ -41,13 +41,18 @@ impl ClientBuilder {
     }
 
     pub(crate) fn with_opener(opener: Result<Opener>, clock: Arc<Clock>) -> Self {
-        ClientBuilder { opener, clock, options: ClientOptions::default() }
+        let mut options = ClientOptions::default();
+        if let Ok(opener) = &opener {
+            options.lease = opener.default_lease;
+        }
+        ClientBuilder { opener, clock, options }
     }
 
     /// A client of a store that is open already.
     pub(crate) fn over(backend: Arc<dyn Backend>, clock: Arc<Clock>) -> Self {
         let min_lease = backend.info().min_lease;
-        ClientBuilder::with_opener(Ok(Opener { min_lease, open: Box::new(move |_, _| Ok(backend)) }), clock)
+        let open = Box::new(move |_: Arc<Clock>, _: &Deadline| Ok(backend));
+        ClientBuilder::with_opener(Ok(Opener { min_lease, default_lease: DEFAULT_LEASE, open }), clock)
     }
 
     /// Who holds its locks, for people: 1 to 1,024 bytes. Defaults to `host:pid`.
@@ -57,7 +62,7 @@ impl ClientBuilder {
     }
 
     /// For how long a lock is held without a renewal: 1 s (SQLite and memory: 100 ms) to 30 days.
-    /// Defaults to 20 s.
+    /// Defaults to 20 s; on MongoDB to 30 s, which an election of another primary does not outlast.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self
@@ -110,7 +115,7 @@ impl ClientBuilder {
     /// anything is opened; else what the store says.
     pub fn connect(self) -> Result<LockClient> {
         let ClientBuilder { opener, clock, options } = self;
-        let Opener { min_lease, open } = opener?;
+        let Opener { min_lease, open, .. } = opener?;
         options.validate(min_lease)?;
         let by = Deadline::after(options.request_timeout);
         let store = open(clock.clone(), &by)?;

@@ -1,7 +1,7 @@
 //! A switch that ends waits.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use parking_lot::Mutex;
@@ -20,21 +20,45 @@ use parking_lot::Mutex;
 /// ```
 #[derive(Clone, Debug)]
 pub struct CancelToken {
-    // Nothing is ever sent: dropping the only sender wakes all receivers.
-    sender: Arc<Mutex<Option<Sender<Infallible>>>>,
+    live: Arc<Mutex<Option<Live>>>,
     cancelled: Receiver<Infallible>,
+}
+
+/// What a token has until it is cancelled.
+#[derive(Debug)]
+struct Live {
+    // Nothing is ever sent: dropping the only sender wakes all receivers.
+    _sender: Sender<Infallible>,
+    followers: Vec<Weak<Mutex<Option<Live>>>>,
+}
+
+fn end(live: &Mutex<Option<Live>>) {
+    let ended = live.lock().take();
+    ended.iter().flat_map(|live| &live.followers).filter_map(Weak::upgrade).for_each(|follower| end(&follower));
 }
 
 impl CancelToken {
     /// A token that is not cancelled yet.
     pub fn new() -> Self {
-        let (sender, cancelled) = crossbeam_channel::bounded(0);
-        CancelToken { sender: Arc::new(Mutex::new(Some(sender))), cancelled }
+        let (_sender, cancelled) = crossbeam_channel::bounded(0);
+        let live = Live { _sender, followers: Vec::new() };
+        CancelToken { live: Arc::new(Mutex::new(Some(live))), cancelled }
     }
 
     /// Ends the waits. Doing it again changes nothing.
     pub fn cancel(&self) {
-        self.sender.lock().take();
+        end(&self.live);
+    }
+
+    /// Cancelled as soon as `other` is. Never in a circle.
+    pub(crate) fn follow(&self, other: &CancelToken) {
+        match &mut *other.live.lock() {
+            Some(live) => {
+                live.followers.retain(|follower| follower.strong_count() > 0);
+                live.followers.push(Arc::downgrade(&self.live));
+            }
+            None => self.cancel(),
+        }
     }
 
     /// Whether [`cancel`](CancelToken::cancel) was called.
@@ -51,5 +75,28 @@ impl CancelToken {
 impl Default for CancelToken {
     fn default() -> Self {
         CancelToken::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_follows_is_cancelled_with_the_other_and_leaves_nothing_behind() {
+        let other = CancelToken::new();
+        for _ in 0..100 {
+            CancelToken::new().follow(&other);
+        }
+        let (before, by_itself) = (CancelToken::new(), CancelToken::new());
+        before.follow(&other);
+        by_itself.follow(&other);
+        assert_eq!(other.live.lock().as_ref().map(|live| live.followers.len()), Some(2));
+        by_itself.cancel();
+        assert!(!other.is_cancelled() && !before.is_cancelled());
+        other.cancel();
+        let after = CancelToken::new();
+        after.follow(&other);
+        assert!(before.is_cancelled() && after.is_cancelled());
     }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 #[cfg(feature = "mongodb")]
 use ::mongodb as mongodb_driver;
-use percent_encoding::percent_decode_str;
 
 use crate::backend::Backend;
 #[cfg(feature = "dynamodb")]
@@ -19,6 +18,7 @@ use crate::backend::spanner::{Settings as SpannerSettings, Spanner, SpannerOptio
 #[cfg(feature = "sqlite")]
 use crate::backend::sqlite::{Sqlite, SqliteOptions};
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::DEFAULT_LEASE;
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 
@@ -26,6 +26,8 @@ use crate::rt::deadline::Deadline;
 pub(crate) struct Opener {
     /// The shortest lease that makes sense there.
     pub min_lease: Duration,
+    /// The lease of a client that sets none.
+    pub default_lease: Duration,
     /// Opens it, creating what it can do without.
     pub open: Open,
 }
@@ -41,22 +43,20 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         #[cfg(feature = "dynamodb")]
         "dynamodb" => dynamodb(StoreUrl::parse("dynamodb", rest)?),
         #[cfg(not(feature = "dynamodb"))]
-        "dynamodb" => Err(config("this build has no dynamodb: store; turn on the feature `dynamodb` of leasehold")),
+        "dynamodb" => Err(not_built("dynamodb")),
         #[cfg(feature = "mongodb")]
         "mongodb" | "mongodb+srv" => mongodb(url),
         #[cfg(not(feature = "mongodb"))]
-        "mongodb" | "mongodb+srv" => {
-            Err(config("this build has no mongodb: store; turn on the feature `mongodb` of leasehold"))
-        }
+        "mongodb" | "mongodb+srv" => Err(not_built("mongodb")),
         "memory" => memory(StoreUrl::parse("memory", rest)?),
         #[cfg(feature = "spanner")]
         "spanner" => spanner(StoreUrl::parse("spanner", rest)?),
         #[cfg(not(feature = "spanner"))]
-        "spanner" => Err(config("this build has no spanner: store; turn on the feature `spanner` of leasehold")),
+        "spanner" => Err(not_built("spanner")),
         #[cfg(feature = "sqlite")]
         "sqlite" => sqlite(StoreUrl::parse("sqlite", rest)?),
         #[cfg(not(feature = "sqlite"))]
-        "sqlite" => Err(config("this build has no sqlite: store; turn on the feature `sqlite` of leasehold")),
+        "sqlite" => Err(not_built("sqlite")),
         // Only the scheme is shown: the rest may hold a password.
         other => {
             let hint = near(other, &["sqlite", "memory", "dynamodb", "mongodb", "mongodb+srv", "spanner"]);
@@ -71,6 +71,7 @@ fn memory(url: StoreUrl) -> Result<Opener> {
     let name = url.path.into_owned();
     Ok(Opener {
         min_lease: Memory::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, _| Ok(Arc::new(Memory::open(&name, clock)))),
     })
 }
@@ -105,6 +106,7 @@ fn sqlite(url: StoreUrl) -> Result<Opener> {
 pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
     Opener {
         min_lease: Sqlite::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Sqlite::open(options, clock, by)?))),
     }
 }
@@ -152,6 +154,7 @@ pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
     options.validate()?;
     Ok(Opener {
         min_lease: Dynamodb::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
     })
 }
@@ -190,17 +193,22 @@ fn mongodb(url: &str) -> Result<Opener> {
 #[cfg(feature = "mongodb")]
 pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Opener> {
     let options = options?;
-    Ok(Opener { min_lease: Mongodb::MIN_LEASE, open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))) })
+    Ok(Opener {
+        min_lease: Mongodb::MIN_LEASE,
+        default_lease: Mongodb::DEFAULT_LEASE,
+        open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))),
+    })
 }
 
 #[cfg(feature = "spanner")]
 fn spanner(url: StoreUrl) -> Result<Opener> {
-    url.only(&["table", "spindle_duration"])?;
+    url.only(&["table", "spindle_duration", "admin_endpoint"])?;
     let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
         let right = "spanner:projects/P/instances/I/databases/D?table=locks";
         return Err(config(&format!("spanner: needs the name of a table, like {right}")));
     };
     let mut options = SpannerOptions::new(url.path.as_ref(), table, SpannerSettings::Environment);
+    options.admin_endpoint = url.option("admin_endpoint").map(str::to_owned);
     if let Some(duration_of_spindle) = url.option("spindle_duration") {
         options.spindle_duration = duration("spindle_duration", duration_of_spindle)?;
     }
@@ -213,6 +221,7 @@ pub(crate) fn spanner_table(options: SpannerOptions) -> Result<Opener> {
     options.validate()?;
     Ok(Opener {
         min_lease: Spanner::MIN_LEASE,
+        default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by| Ok(Arc::new(Spanner::open(options, clock, by)?))),
     })
 }
@@ -283,10 +292,21 @@ impl<'a> StoreUrl<'a> {
     }
 }
 
+/// `%` and two hex digits are a byte; any other `%` stands for itself.
 fn decode(text: &str) -> Result<Cow<'_, str>> {
-    percent_decode_str(text)
-        .decode_utf8()
-        .map_err(|_| config("the store URL is not UTF-8 after its %-escapes are decoded"))
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let digits = part.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let (byte, rest) = match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => (byte, &part[2..]),
+            None => (b'%', part),
+        };
+        bytes.push(byte);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    let decoded = String::from_utf8(bytes).map(Cow::Owned);
+    decoded.map_err(|_| config("the store URL is not UTF-8 after its %-escapes are decoded"))
 }
 
 /// `, did you mean ..?` with the known names that are close.
@@ -309,6 +329,12 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(not(all(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")))]
+fn not_built(store: &str) -> Error {
+    let in_c = if cfg!(feature = "capi") { format!(" (the C library: make FEATURES={store})") } else { String::new() };
+    config(&format!("this build has no {store}: store; turn on the feature `{store}` of leasehold{in_c}"))
 }
 
 fn config(message: &str) -> Error {

@@ -63,7 +63,8 @@ impl LockClient {
     /// Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a
     /// round trip takes, and what this client may do there.
     ///
-    /// It writes a row of its own, which no listing shows and no lock can meet, and deletes it again.
+    /// It writes a row of its own, which no listing shows and no lock can meet, and deletes it again. All of it takes at
+    /// most twice the request timeout; what was not tried by then is reported as not answered.
     ///
     /// # Errors
     /// `Closed`. What is wrong with the store is in the answer.
@@ -79,34 +80,36 @@ impl LockClient {
         self.family.check_open()?;
         let info = self.family.backend.info();
         let row = key::of("leasehold", &format!("diagnosis-{}", uuid::Uuid::new_v4()))?;
-        let measured = self.measured(&row);
+        let all = Deadline::after(2 * self.family.options.request_timeout).or_cancel(self.family.closing());
+        let measured = self.measured(&row, &all);
         Ok(Diagnosis {
             store: info.label.clone(),
             clock: info.clock,
             grace: info.grace,
-            schema: self.family.backend.schema(Schema::Check, &self.by()),
+            schema: self.family.backend.schema(Schema::Check, &self.by(&all)),
             clock_difference_ms: measured.as_ref().ok().map(|(_, difference)| *difference),
             round_trip: measured.map(|(round_trip, _)| round_trip),
-            rights: self.rights(&row),
+            rights: self.rights(&row, &all),
         })
     }
 
-    fn by(&self) -> Deadline {
-        self.family.request_deadline()
+    /// The next request of `all`.
+    fn by(&self, all: &Deadline) -> Deadline {
+        all.clone().within(self.family.options.request_timeout)
     }
 
-    fn row(&self, row: &str) -> Result<Seen> {
-        let page = self.family.backend.read(&Which::Key(row.to_owned()), None, true, &self.by())?;
+    fn row(&self, row: &str, all: &Deadline) -> Result<Seen> {
+        let page = self.family.backend.read(&Which::Key(row.to_owned()), None, true, &self.by(all))?;
         let nothing = || self.error(ErrorKind::Store, row, "the store found neither a row nor none");
         page.records.into_iter().next().ok_or_else(nothing)
     }
 
     /// The median round trip, and the clock's difference in the shortest one.
-    fn measured(&self, row: &str) -> Result<(Duration, i64)> {
+    fn measured(&self, row: &str, all: &Deadline) -> Result<(Duration, i64)> {
         let mut reads = Vec::with_capacity(READS);
         for _ in 0..READS {
             let (sent, started) = (SystemTime::now(), Instant::now());
-            let seen = self.row(row)?;
+            let seen = self.row(row, all)?;
             let took = started.elapsed();
             let middle = sent.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
             let millis = |micros: u128| i64::try_from(micros / 1000).unwrap_or(i64::MAX);
@@ -118,7 +121,7 @@ impl LockClient {
     }
 
     /// Each is tried whatever became of the one before: a store that denies says so also where there is nothing to do.
-    fn rights(&self, row: &str) -> Vec<Right> {
+    fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
         let backend = &self.family.backend;
         let lease = LEASE.max(backend.info().min_lease);
         let mut attempt = Attempt::new(
@@ -136,22 +139,22 @@ impl LockClient {
         );
         attempt.first_sent = Some(self.family.clock.now());
         attempt.sends = 1;
-        let read = self.row(row).map(drop);
-        let list = backend.read(&Which::Prefix(row.to_owned()), None, true, &self.by()).map(drop);
-        let acquired = match backend.acquire(&mut attempt, &self.by()) {
+        let read = self.row(row, all).map(drop);
+        let list = backend.read(&Which::Prefix(row.to_owned()), None, true, &self.by(all)).map(drop);
+        let acquired = match backend.acquire(&mut attempt, &self.by(all)) {
             Ok(Acquired::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
         let renewal = Renewal { lease: Lease::For(lease), may_end_endless: false };
-        let renewed = match backend.renew(&mut attempt, renewal, &self.by()) {
+        let renewed = match backend.renew(&mut attempt, renewal, &self.by(all)) {
             Ok(Renewed::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        let released = match backend.release(&mut attempt, false, &self.by()) {
+        let released = match backend.release(&mut attempt, false, &self.by(all)) {
             Ok(Released::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        let deleted = match self.row(row).and_then(|seen| backend.swap(&seen, None, &self.by())) {
+        let deleted = match self.row(row, all).and_then(|seen| backend.swap(&seen, None, &self.by(all))) {
             Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };

@@ -29,6 +29,23 @@
 //! No time to live: rows are small, and a purge deletes those that were free for a month. After a restore from a backup
 //! fencing tokens still rise, since they are made from the time; who held a lock before it has lost it.
 //!
+//! # Shared holders
+//! They stand in one row, some 256 bytes each, and each renewal writes the whole row. The service writes no more than
+//! 1,000 KB of a row in a second and keeps 400 KB of it. With n holders and a heartbeat each h seconds (a third of the
+//! lease) that is n x n x 256 bytes in h seconds, so n is at most the square root of 4,000 h:
+//!
+//! | lease | holders |
+//! |---|---|
+//! | 5 s | 81 |
+//! | 20 s | 163 |
+//! | 60 s | 282 |
+//! | 5 min | 632 |
+//! | 30 min or more | 1,549; never above 1,600 |
+//!
+//! More than that and renewals are refused for their rate, until holders lose the lock. A `max_holders` above it is
+//! refused, and a row above 20 KB is warned of once in the log; long owners and comments make it larger. What a holder
+//! costs rises with their number: at 160 of 256 bytes each heartbeat is 40 write units.
+//!
 //! # Rights
 //! The least that an IAM policy must allow on `arn:aws:dynamodb:REGION:ACCOUNT:table/locks`:
 //!
@@ -81,10 +98,11 @@ use aws_config::SdkConfig;
 pub use aws_sdk_dynamodb;
 use aws_sdk_dynamodb::types::{self, CancellationReason};
 
+pub use crate::backend::dynamodb::fence::Canceled;
 use crate::backend::dynamodb::{DynamodbOptions, Settings};
 use crate::builder::ClientBuilder;
 use crate::connect::dynamodb_table;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fence::Fenced;
 use crate::rt::clock::Clock;
 
@@ -223,16 +241,4 @@ impl<T: Fenced> ConditionCheck for T {
     fn read_reason(&self, reason: &CancellationReason) -> Result<Canceled> {
         crate::backend::dynamodb::fence::read_reason(self.standing()?, reason)
     }
-}
-
-/// Why a transaction with a [`ConditionCheck`] was not applied, as far as the check can tell.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Canceled {
-    /// The lock is not held any more: an error of kind `Lost` that tells who holds it.
-    Lost(Error),
-    /// Another write was under way on one of the items. Try again.
-    Conflict,
-    /// The check passed; another part was refused.
-    Other,
 }

@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::leases::{LeaseStatus, key};
+use crate::leases::key;
+use crate::leases::status::LeaseStatus;
 use crate::lock::LockStatus;
 
 /// The answer of every call that can fail.
@@ -110,6 +111,14 @@ impl Error {
 
     pub(crate) fn with_lease(mut self, lease: LeaseStatus) -> Self {
         self.inner().lease = Some(lease);
+        self
+    }
+
+    /// The error of a call that only reads: no answer is no more than that.
+    pub(crate) fn of_read(mut self) -> Self {
+        if self.kind() == ErrorKind::Ambiguous {
+            self.inner().kind = ErrorKind::Store;
+        }
         self
     }
 

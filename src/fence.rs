@@ -69,7 +69,7 @@
 
 use std::fmt;
 
-use crate::backend::Backend;
+use crate::backend::fence::Standing;
 use crate::client::LockClient;
 use crate::election::Leadership;
 use crate::error::Result;
@@ -123,18 +123,6 @@ pub(crate) mod sealed {
     pub trait Sealed {
         /// An error where nothing of the kind can stand: in a forked child.
         fn standing(&self) -> Result<Standing<'_>>;
-    }
-
-    /// What is asserted, and on which store.
-    #[derive(Clone, Copy)]
-    // Not every store has asserts.
-    #[cfg_attr(
-        not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
-        allow(dead_code)
-    )]
-    pub struct Standing<'a> {
-        pub(crate) lock: &'a Lock,
-        pub(crate) backend: &'a dyn Backend,
     }
 
     impl Sealed for LockGuard {

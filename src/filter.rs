@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use crate::backend::Which;
 use crate::error::Result;
+use crate::leases::key::{check_key, check_text};
 use crate::lock::{LockStatus, Mode};
-use crate::options::{check_key, check_text};
 
 /// Which locks [`LockClient::list`](crate::LockClient::list) shall find: those that fit everything
 /// that is set here. A new filter fits all.

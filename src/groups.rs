@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::housekeeping::newest_first;
 use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
 use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime};
+use crate::leases::key::check_text;
 use crate::lock::LockStatus;
-use crate::options::check_text;
 use crate::settle::Found;
 
 impl LockClient {
@@ -117,6 +117,8 @@ impl LockClient {
             }
             Ok(())
         })?;
+        // A store may have them in any order.
+        group.sort_by(|a, b| a.seen.record.key.cmp(&b.seen.record.key));
         Ok(group)
     }
 

@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::sealed::Standing;
 use crate::lease::Mode;
 use crate::lock::Lock;
+use crate::log;
 use crate::loss::LossWatch;
+use crate::rt::deadline::far_from;
 use crate::rt::family::Family;
 use crate::rt::hold::{Beat, Hold};
 use crate::rt::thread::Thread;
@@ -40,12 +42,13 @@ use crate::rt::thread::Thread;
 #[clippy::has_significant_drop]
 pub struct LockGuard {
     hold: Arc<Hold>,
-    family: Arc<Family>,
+    /// `None` once it was let go of.
+    family: Option<Arc<Family>>,
 }
 
 impl LockGuard {
     pub(crate) fn new(hold: Arc<Hold>, family: Arc<Family>) -> Self {
-        LockGuard { hold, family }
+        LockGuard { hold, family: Some(family) }
     }
 
     /// The name of the lock.
@@ -138,19 +141,30 @@ impl LockGuard {
     /// # Errors
     /// Gives the guard back with the error, so that it can be tried again. An error of kind `Lost`
     /// is final: the lock was not held any more.
-    pub fn release(self) -> Result<(), ReleaseError> {
-        let outcome = self.release_within(self.family.options.drop_timeout);
-        outcome.map_err(|error| ReleaseError { error, guard: self })
+    pub fn release(mut self) -> Result<(), ReleaseError> {
+        let by = self.drop_by();
+        match self.release_shared() {
+            Ok(()) => {
+                self.let_family_go(by);
+                Ok(())
+            }
+            Err(error) => Err(ReleaseError { error, guard: self }),
+        }
     }
 
-    /// The same within `bound`, for whoever shares the guard; after an error it can be called again.
+    /// The same for whoever shares the guard; after an error it can be called again.
+    pub(crate) fn release_shared(&self) -> Result<()> {
+        self.release_within(self.hold.drop_timeout())
+    }
+
+    /// The same within `bound`.
     pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
         if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
     }
 
     /// What a drop does: dropping it afterwards does nothing.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.hold.release(self.family.options.drop_timeout)
+        if let Err(error) = self.hold.release(self.hold.drop_timeout())
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::guard", key:? = self.key();
@@ -166,15 +180,37 @@ impl LockGuard {
 
     /// Stops the heartbeat and hands the lock over as data, without releasing it. Whoever gets it
     /// takes it up with [`adopt`](crate::LockClient::adopt) before its lease ends.
-    pub fn into_lock(self) -> Lock {
-        if self.is_own_process() { self.hold.hand_over(self.family.options.drop_timeout) } else { self.hold.info() }
+    pub fn into_lock(mut self) -> Lock {
+        if !self.is_own_process() {
+            return self.hold.info();
+        }
+        let by = self.drop_by();
+        let lock = self.hand_over();
+        self.let_family_go(by);
+        lock
+    }
+
+    /// The same for whoever shares the guard.
+    pub(crate) fn hand_over(&self) -> Lock {
+        if self.is_own_process() { self.hold.hand_over(self.hold.drop_timeout()) } else { self.hold.info() }
+    }
+
+    fn drop_by(&self) -> Instant {
+        far_from(Instant::now(), self.hold.drop_timeout())
+    }
+
+    /// What the client may leave to do has the same bound as the end of the guard.
+    fn let_family_go(&mut self, by: Instant) {
+        if let Some(family) = self.family.take() {
+            family.let_go(by);
+        }
     }
 
     pub(crate) fn standing(&self) -> Result<Standing<'_>> {
         if !self.is_own_process() {
             return Err(self.not_held());
         }
-        Ok(Standing { lock: self.hold.granted(), backend: &*self.family.backend })
+        Ok(Standing { lock: self.hold.granted(), backend: &**self.hold.backend() })
     }
 
     fn is_own_process(&self) -> bool {
@@ -190,7 +226,7 @@ impl LockGuard {
     }
 
     fn error(&self, kind: ErrorKind, message: &str) -> Error {
-        Error::new(kind, message).with_key(self.key()).with_store(&self.family.backend.info().label)
+        Error::new(kind, message).with_key(self.key()).with_store(&self.hold.backend().info().label)
     }
 }
 
@@ -201,7 +237,9 @@ impl Drop for LockGuard {
             std::mem::forget((self.hold.clone(), self.family.clone()));
             return;
         }
+        let by = self.drop_by();
         self.end_quietly();
+        self.let_family_go(by);
     }
 }
 

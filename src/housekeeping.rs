@@ -56,8 +56,8 @@ impl LockClient {
     }
 
     /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
-    /// had a grant of for 30 days. Only housekeeping: an expired lock is granted without it, and
-    /// tokens go on rising after it.
+    /// had a grant of for 30 days, also of leases that nobody holds or pins. Only housekeeping: an
+    /// expired lock is granted without it, and tokens go on rising after it.
     ///
     /// # Errors
     /// What the store says. What was freed before stays so.
@@ -75,7 +75,7 @@ impl LockClient {
             }
             Ok(())
         })?;
-        Ok(purged)
+        Ok(purged.sorted())
     }
 
     /// What [`purge`](LockClient::purge) would do now. Nothing is written.
@@ -99,7 +99,7 @@ impl LockClient {
             purged.add(&seen, &purge_step(&seen, older_than).answer);
             Ok(())
         })?;
-        Ok(purged)
+        Ok(purged.sorted())
     }
 
     /// Every record that `which` names, page by page, each with the time from before it was asked for.
@@ -129,6 +129,12 @@ impl Purged {
     fn add(&mut self, seen: &Seen, purge: &transition::Purge) {
         self.freed.extend(purge.freed.iter().map(|(mode, h)| LockStatus::new(seen, *mode, h)));
         self.deleted += usize::from(purge.delete);
+    }
+
+    /// A store may read them in any order.
+    fn sorted(mut self) -> Self {
+        self.freed.sort_by(|a, b| a.key().cmp(b.key()));
+        self
     }
 }
 

@@ -118,12 +118,14 @@ mod housekeeping;
 mod lease;
 mod leases;
 mod lock;
+mod log;
 mod loss;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 mod observer;
 mod operators;
 mod options;
+mod process;
 mod request;
 mod request_any;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::Error;
 use crate::lock::LockStatus;
+use crate::process::ProcessId;
 use crate::rt::deadline::far_from;
 
 /// A lock that was held and is not any more.
@@ -77,7 +78,7 @@ impl fmt::Display for LossReason {
 pub struct LossWatch(Arc<Cell>);
 
 struct Cell {
-    pid: u32,
+    process: ProcessId,
     outcome: Mutex<Outcome>,
     settled: Condvar,
 }
@@ -97,12 +98,12 @@ impl Default for Outcome {
 
 impl LossWatch {
     pub(crate) fn new() -> Self {
-        LossWatch(Arc::new(Cell { pid: std::process::id(), outcome: Mutex::default(), settled: Condvar::new() }))
+        LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), settled: Condvar::new() }))
     }
 
     /// In another process nobody tells it anything, and a thread that is not there may hold its mutex.
     fn is_own_process(&self) -> bool {
-        self.0.pid == std::process::id()
+        self.0.process.is_current()
     }
 
     /// The loss, if the lock was lost.
@@ -141,8 +142,17 @@ impl LossWatch {
         }
     }
 
+    /// Whether it was released or handed over, so that it can't be lost any more.
+    #[cfg(feature = "capi")]
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.is_own_process() || matches!(*self.0.outcome.lock(), Outcome::Ended)
+    }
+
     /// A channel of its own that gets the loss, at once if it came before. It is disconnected
     /// without a message when the lock is released or handed over.
+    ///
+    /// Take it once and keep it: what a call makes stays for as long as the lock is held, also when the receiver is
+    /// gone. [`get`](LossWatch::get) and [`wait_timeout`](LossWatch::wait_timeout) leave nothing.
     pub fn receiver(&self) -> Receiver<Loss> {
         let (sender, receiver) = crossbeam_channel::bounded(1);
         if !self.is_own_process() {

@@ -7,6 +7,14 @@
 //! The server's clock decides (`$$NOW`). Every write waits until the majority has it in its journal, and goes to the
 //! primary, whatever the settings say.
 //!
+//! # What keeps keys apart
+//! The unique index on `resource` must be there, and not still being built, before a client writes anything. Beside it
+//! a document that is made here has its key as its `_id`, so that clients of this version never make two of one key,
+//! also where somebody takes the index away under them: by `drop()`, `dropIndexes` or `mongorestore --drop`. The
+//! documents of mongo-lock and of earlier versions keep the ObjectId that they have, and only the index keeps them apart
+//! from a second one: where such clients run, or such documents are restored, stop all of them before you drop or
+//! restore, or two may hold one lock. What has a key as its `_id` and is no lock's is an error of kind `Schema`.
+//!
 //! # Rights
 //! | who | role on the database | or these actions on the collection |
 //! |---|---|---|
@@ -35,18 +43,22 @@
 //! that loses its disks, a forced reconfiguration, nor members that answer before their journal is written
 //! (`writeConcernMajorityJournalDefault: false`). While no majority can be reached nothing is granted, renewed or
 //! refused: a guard then lives as long as its lease, and bridges half of that whenever it begins. An election takes
-//! some 12 s at MongoDB's defaults. Where the primary hangs instead of dying, a member that copied from it may wait ten
-//! seconds more for it before there is a majority again (seen: 14 s with an election timeout of 2 s). A lease of 45 s
-//! bridges both; `oplogNetworkTimeoutBufferSeconds=1` on the servers shortens the second. A primary that was cut off
-//! and comes back grants nothing, since its majority has gone on.
+//! up to 12 s at MongoDB's defaults; so a lease that nobody set is 30 s here, not 20 s. Where the primary hangs instead
+//! of dying, a member that copied from it may wait ten seconds more for it before there is a majority again (seen: 14 s
+//! with an election timeout of 2 s). A lease of 45 s bridges both; `oplogNetworkTimeoutBufferSeconds=1` on the servers
+//! shortens the second. A primary that was cut off and comes back grants nothing, since its majority has gone on.
+//!
+//! An acquire that is given up before it was answered is stopped by the number of the write that gives it up. Where
+//! that found nothing to remove the members have nothing to copy: after an election, a copy of the acquire that is still
+//! on its way (a router that repeats it) may be granted to nobody, and blocks the key for up to a minute.
 //!
 //! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
 //! stopped there and blocks the key for up to a minute, and waiters poll.
 //!
 //! # Connections
-//! A client opens as many as `maxPoolSize` allows (10 if it is not said), one more while somebody waits, and two that
-//! watch each server. Three fifths of the pool are for those who want a lock, so that heartbeats and releases never
-//! queue behind a thousand waiters.
+//! A client opens as many as `maxPoolSize` allows (10 if it is not said; 3 where it says fewer, with a warning), of which
+//! one tells while somebody waits, and two that watch each server. Three fifths of the pool are for those who want a
+//! lock, so that heartbeats and releases never queue behind a thousand waiters.
 //!
 //! # Versions
 //! MongoDB 4.4 or newer; below 5.0 waiters poll. The tests run on 6.0.5. Amazon DocumentDB, Azure Cosmos DB and
@@ -109,12 +121,13 @@ fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
 /// transaction from then on, and a heartbeat that came between the transaction's start and the assertion makes it
 /// fail with a conflict: then the whole transaction has to be tried again. [`run_fenced`] does all of that.
 pub trait AssertIn: Fenced {
-    /// Asserts in the transaction of a session of the driver's blocking API.
+    /// Asserts in the transaction of a session of the driver's blocking API, which must have been started.
     ///
     /// # Errors
     /// `Lost` when it is not held any more: abort the transaction. A retryable error of kind `Store` when the
     /// transaction has to be tried again as a whole; its source is the driver's error, with the driver's labels.
-    /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
+    /// `InvalidInput` for a lock of another store, and for a session that is in no transaction; `Closed` in a forked
+    /// child.
     fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()>;
 
     /// The same in the transaction of a session of the driver's async API.
@@ -205,12 +218,22 @@ where
 }
 
 fn assert_sync(assertion: &Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {
+    let started = session.start_transaction().run();
+    if started.is_ok() {
+        session.abort_transaction().run()?;
+    }
+    assertion.must_be_inside(started)?;
     let locks = assertion.sync_collection(&session.client());
     let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).run();
     assertion.judge(sent.map(|update| update.matched_count))
 }
 
 async fn assert_async(assertion: &Assertion, session: &mut driver::ClientSession) -> DriverResult<()> {
+    let started = session.start_transaction().await;
+    if started.is_ok() {
+        session.abort_transaction().await?;
+    }
+    assertion.must_be_inside(started)?;
     let locks = assertion.collection(&session.client());
     let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).await;
     assertion.judge(sent.map(|update| update.matched_count))

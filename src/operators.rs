@@ -5,8 +5,8 @@ use crate::error::{ErrorKind, Result};
 use crate::groups::{Holders, group_arrived, statuses};
 use crate::lease::group::{release_all, release_group};
 use crate::lease::{LockRecord, Step};
+use crate::leases::key::{check_key, check_text};
 use crate::lock::LockStatus;
-use crate::options::{check_key, check_text};
 use crate::settle::Found;
 
 impl LockClient {

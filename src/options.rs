@@ -5,16 +5,16 @@ use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, Result};
 use crate::lease::{Labels, Lease};
+use crate::leases::key::check_text;
 use crate::observer::Observing;
 use crate::rt::clock::BootTime;
 
-/// The lease of a client that sets none.
+/// The lease of a client that sets none, on stores that need no other.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 const MAX_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// An acquire never asks for more, so that an unanswered one leaves no more than a minute.
 pub(crate) const MAX_ACQUIRE_LEASE: Duration = Duration::from_secs(60);
 const MIN_POLL: Duration = Duration::from_millis(1);
-const MAX_TEXT: usize = 1024;
 
 /// What a client does where a request does not say otherwise.
 #[derive(Clone, Debug)]
@@ -163,26 +163,6 @@ impl AskedLease {
 pub(crate) fn check_duration(field: &str, d: Duration, least: Duration, or: &str) -> Result<()> {
     if d < least || d > MAX_LEASE {
         return Err(Error::invalid(field, d, &format!("from {least:?} on this store to 30 days{or}")));
-    }
-    Ok(())
-}
-
-/// Checks the name of a lock.
-pub(crate) fn check_key(key: &str) -> Result<()> {
-    check_text("key", key)
-}
-
-/// Checks a text that is stored: 1 to 1,024 bytes without control characters.
-pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
-    // Whoever reads a lock id can release what it names.
-    let most = if field == "lock_id" { 8 } else { 40 };
-    let shown: String = text.chars().take(most).collect();
-    if text.is_empty() || text.len() > MAX_TEXT {
-        let right = format!("1 to {MAX_TEXT} bytes long ({} given)", text.len());
-        return Err(Error::invalid(field, shown, &right));
-    }
-    if text.chars().any(char::is_control) {
-        return Err(Error::invalid(field, shown, "without control characters"));
     }
     Ok(())
 }

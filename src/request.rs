@@ -10,10 +10,11 @@ use crate::backend::Seen;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
-use crate::lease::{GrantId, Mode};
+use crate::lease::{GrantId, Lease, Mode};
+use crate::leases::key::{check_key, check_text};
 use crate::lock::{Lock, LockStatus};
 use crate::loss::Loss;
-use crate::options::{AskedLease, Terms, check_key, check_text};
+use crate::options::{AskedLease, Terms};
 use crate::rt::deadline::far_from;
 use crate::rt::family::Family;
 use crate::rt::hold::Callbacks;
@@ -105,7 +106,8 @@ impl LockRequest {
         self
     }
 
-    /// Shared, and only while fewer than `n` hold the key. Defaults to no limit.
+    /// Shared, and only while fewer than `n` hold the key. Defaults to no limit. On DynamoDB the lease bounds it, about
+    /// 160 at 20 s: see `leasehold::dynamodb`.
     pub fn max_holders(mut self, n: u32) -> Self {
         self.mode = Mode::Shared;
         self.max_holders = Some(n);
@@ -229,6 +231,12 @@ impl LockRequest {
     /// As [`lock`](LockRequest::lock), but never `TimedOut`.
     pub fn try_lock(self) -> Result<Option<LockGuard>> {
         Ok(self.guard(Patience::Once)?.ok())
+    }
+
+    /// [`try_lock`](LockRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
+    #[cfg(feature = "capi")]
+    pub(crate) fn lock_once(self) -> Result<LockGuard> {
+        self.guard(Patience::Once)?.map_err(|refused| refused.error(ErrorKind::Held, "others hold it"))
     }
 
     pub(crate) fn try_lock_until(self, until: Instant) -> Result<Option<LockGuard>> {
@@ -379,7 +387,19 @@ impl LockRequest {
                 (Some(lease), ends_at)
             }
         };
-        self.family.options.terms(lease, ends_at, self.family.backend.info().min_lease)
+        let info = self.family.backend.info();
+        let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
+        let interval = if terms.lease == Lease::Forever { Duration::MAX } else { terms.heartbeat };
+        let most = info.most_shared.map_or(u32::MAX, |most| most(interval));
+        if let Some(n) = self.max_holders.filter(|n| *n > most) {
+            let right = format!(
+                "at most {most} on this store with a heartbeat in {interval:?}: each renewal writes the holders of the \
+                 key all over, 256 bytes each, and the store writes 1,000 KB of a key in a second ({most} x {most} x \
+                 256 bytes in a heartbeat) and keeps 400 KB; a longer lease allows more"
+            );
+            return Err(Error::invalid("max_holders", n, &right));
+        }
+        Ok(terms)
     }
 }
 

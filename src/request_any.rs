@@ -11,9 +11,10 @@ use crate::backend::Seen;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
+use crate::leases::key::check_key;
 use crate::lock::{Lock, LockStatus};
 use crate::loss::Loss;
-use crate::options::{Terms, check_key};
+use crate::options::Terms;
 use crate::request::{LockRequest, SameOwner};
 use crate::rt::any::{AnyObtained, obtain_any};
 use crate::rt::family::Family;
@@ -23,6 +24,8 @@ use crate::waiting::Waiting;
 
 /// So many holders are named in the message of an error; [`Error::holders`] has all.
 const NAMED: usize = 5;
+/// What the refusal of one look says.
+const HELD: &str = "others hold each of them";
 
 /// A request for whichever of several locks is free first, made by
 /// [`LockClient::request_any`](crate::LockClient::request_any).
@@ -186,6 +189,13 @@ impl LockAnyRequest {
         Ok(self.guard(Patience::Once)?.ok())
     }
 
+    /// [`try_lock`](LockAnyRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
+    #[cfg(feature = "capi")]
+    pub(crate) fn lock_once(self) -> Result<LockGuard> {
+        let held = |refused: Refused| refusal(&refused.family, &refused.seen, ErrorKind::Held, HELD);
+        self.guard(Patience::Once)?.map_err(held)
+    }
+
     /// Asks once for each key until one is granted, and gives that lock as data: no guard, no thread,
     /// nothing that renews or releases it.
     ///
@@ -197,7 +207,7 @@ impl LockAnyRequest {
         let (family, _, _, obtained) = self.obtain(Patience::Once, false)?;
         match obtained {
             AnyObtained::Granted(Granted { attempt, holder, now, .. }) => Ok(Lock::granted(&attempt, &holder, now)),
-            AnyObtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, "others hold each of them")),
+            AnyObtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, HELD)),
         }
     }
 

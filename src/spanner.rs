@@ -32,11 +32,18 @@
 //! one key write one row, and the service commits those one after the other: across regions, where a commit takes
 //! some ten milliseconds, that is at most about a hundred a second for one key. Keys do not slow down each other.
 //!
-//! Reading by lock id reads the whole table, since the lock ids of shared holders stand in `holders`.
+//! Reading by lock id (`unlock`, `renew`) goes by the index: it reads the exclusive locks of that id, and every key
+//! that is held by shared holders, whose lock ids stand in `holders`.
 //!
 //! # Roles
 //! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs
 //! `roles/spanner.databaseAdmin` (`spanner.databases.updateDdl`).
+//!
+//! # Making the table
+//! [`create_schema`](crate::LockClient::create_schema) sends DDL by REST, to where Google's client looks, or ten ports
+//! above `SPANNER_EMULATOR_HOST`. `admin_endpoint=http://HOST:PORT` in the URL, or else the environment variable
+//! `LEASEHOLD_SPANNER_ADMIN_ENDPOINT`, names another place. It waits for up to ten minutes for what the service has
+//! begun. Every column of texts must take at least 1,024 characters; it makes a shorter one `STRING(MAX)`.
 //!
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use harness::alone::alone;
@@ -11,7 +11,7 @@ use harness::process::Worker;
 use harness::threads::{no_new_threads, threads_again};
 use harness::{Folder, PATIENCE, SLACK, Store, eventually, millis, within};
 use leasehold::internals::backend::fault::{Call, Fault};
-use leasehold::{CancelToken, ErrorKind, Filter, LockClient, LossReason};
+use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
 
 /// One request.
 const REQUEST: Duration = millis(400);
@@ -208,6 +208,48 @@ fn a_cancelled_wait_ends_at_once_in_every_phase() {
         store.plan.heal();
         drop(held);
     }
+}
+
+/// The last guard takes the client with it, which has something to give up.
+#[test]
+fn the_last_drop_has_one_bound() {
+    let bound = millis(2500);
+    let store = Store::memory();
+    let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
+    let guard = client.lock("job").expect("a lock");
+    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+    store.plan.always(Call::Release, Fault::HangBefore);
+    assert!(client.try_lock_for("other", millis(1)).is_err());
+    drop(client);
+    within("the last drop", bound, || drop(guard));
+}
+
+/// Closes the client when it hears of what is given up.
+struct Closes(Mutex<Option<(LockClient, mpsc::Sender<Duration>)>>);
+
+impl Observer for Closes {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Request { operation: Operation::Release, .. } = event
+            && let Some((client, told)) = { self.0.lock().take() }
+        {
+            let started = Instant::now();
+            let _ = client.close();
+            let _ = told.send(started.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_close_by_an_observer_does_not_wait_for_itself() {
+    let store = Store::memory();
+    let observer = Arc::new(Closes(Mutex::default()));
+    let client = store.builder().drop_timeout(STALL).observer(observer.clone()).connect().expect("a client");
+    let (told, tells) = mpsc::channel();
+    *observer.0.lock() = Some((client.clone(), told));
+    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+    assert!(client.try_lock_for("job", millis(1)).is_err());
+    let took = tells.recv_timeout(STALL).expect("the close hangs");
+    assert!(took < STALL / 2, "it took {took:?}");
 }
 
 /// A heartbeat that never comes back, as on a disk that hangs: against the contract of a store.

@@ -13,12 +13,16 @@ mod counts;
 mod errors;
 #[path = "dynamodb/faults.rs"]
 mod faults;
+#[path = "dynamodb/growth.rs"]
+mod growth;
 #[path = "dynamodb/processes.rs"]
 mod processes;
 #[path = "dynamodb/rights.rs"]
 mod rights;
 #[path = "dynamodb/rows.rs"]
 mod rows;
+#[path = "dynamodb/scans.rs"]
+mod scans;
 #[path = "dynamodb/sweep.rs"]
 mod sweep;
 #[path = "dynamodb/table.rs"]
@@ -27,7 +31,7 @@ mod table;
 mod time;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
 use leasehold::internals::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
@@ -72,6 +76,25 @@ impl Raw {
     fn put(&self, item: std::collections::HashMap<String, sdk::types::AttributeValue>) {
         let request = self.client.put_item().table_name(&self.table).set_item(Some(item));
         self.runtime.block_on(request.send()).unwrap();
+    }
+
+    fn put_all(&self, items: Vec<std::collections::HashMap<String, sdk::types::AttributeValue>>) {
+        let write = |item: &std::collections::HashMap<_, _>| {
+            let put = sdk::types::PutRequest::builder().set_item(Some(item.clone())).build().unwrap();
+            sdk::types::WriteRequest::builder().put_request(put).build()
+        };
+        for some in items.chunks(25) {
+            let request = self.client.batch_write_item();
+            let request = request.request_items(&self.table, some.iter().map(write).collect());
+            let left = self.runtime.block_on(request.send()).unwrap().unprocessed_items;
+            assert!(left.is_none_or(|left| left.is_empty()));
+        }
+    }
+
+    /// Every row of the table.
+    fn all(&self) -> Vec<std::collections::HashMap<String, sdk::types::AttributeValue>> {
+        let request = self.client.scan().table_name(&self.table).consistent_read(true).into_paginator().items();
+        self.runtime.block_on(request.send().collect::<Result<_, _>>()).unwrap()
     }
 
     fn get(&self, key: &str) -> std::collections::HashMap<String, sdk::types::AttributeValue> {

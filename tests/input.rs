@@ -194,7 +194,9 @@ fn urls_lead_to_the_file_that_they_name() {
     LockClient::connect(&format!("sqlite:{}", at("a%20b.db").display())).unwrap();
     LockClient::connect(&format!("sqlite://{}", at("absolute.db").display())).unwrap();
     leasehold::sqlite::builder(at("50%41?.db")).connect().unwrap();
-    for name in ["a b.db", "absolute.db", "50%41?.db"] {
+    // What is no escape stands for itself.
+    LockClient::connect(&format!("sqlite:{}", at("%C3%a4%%4%zz%+1%ä%25").display())).unwrap();
+    for name in ["a b.db", "absolute.db", "50%41?.db", "ä%%4%zz%+1%ä%"] {
         assert!(at(name).exists(), "{name}");
     }
 }

@@ -1,9 +1,12 @@
-//! A guard that is gone leaves no memory behind. Alone in its process, since it counts every byte.
+//! What is over leaves no memory behind. Each test is alone meanwhile, since it counts every byte.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use leasehold::LockClient;
+use leasehold::testing::MemoryStore;
 
 struct Counting;
 
@@ -30,15 +33,69 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many bytes stay of each call of many. What is made once and kept is there after the first round.
+fn bytes_left(calls: isize, mut call: impl FnMut()) -> isize {
+    (0..calls).for_each(|_| call());
+    let before = LIVE.load(Ordering::Relaxed);
+    (0..calls).for_each(|_| call());
+    (LIVE.load(Ordering::Relaxed) - before) / calls
+}
+
 #[test]
 fn guards_that_are_gone_leave_no_memory_behind() {
-    const GUARDS: isize = 2000;
+    let _alone = alone();
     let client = LockClient::connect("memory:").unwrap();
-    let round = || (0..GUARDS).for_each(|_| drop(client.lock("k").unwrap()));
-    // What is made once and kept is there after the first round.
-    round();
-    let before = LIVE.load(Ordering::Relaxed);
-    round();
-    let each = (LIVE.load(Ordering::Relaxed) - before) / GUARDS;
+    let each = bytes_left(2000, || drop(client.lock("k").unwrap()));
     assert!(each < 50, "{each} bytes stay of each guard");
+}
+
+/// In KiB.
+#[cfg(target_os = "linux")]
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|found| found.trim_end() == name).count()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn waits_that_are_over_leave_no_memory_behind() {
+    let _alone = alone();
+    let store = MemoryStore::new();
+    let client = store.client();
+    let _held = client.lock("k").unwrap();
+    let wait = || assert!(client.try_lock_for("k", Duration::from_micros(100)).unwrap().is_none());
+    let each = bytes_left(500, wait);
+    assert!(each < 50, "{each} bytes stay of each wait");
+    let before = resident();
+    (0..5000).for_each(|_| wait());
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 1024, "{grown} KiB more after 5000 waits");
+    // Each with a thread of its own that is told when to look.
+    let each = bytes_left(8, || {
+        wait();
+        while threads("leasehold-wake") > 0 {
+            std::thread::yield_now();
+        }
+    });
+    assert!(each < 100, "{each} bytes stay of each wait that ends its thread");
+    // The same with a client for each.
+    let each = bytes_left(300, || {
+        let client = store.client();
+        assert!(client.try_lock_for("k", Duration::from_micros(100)).unwrap().is_none());
+        client.close().unwrap();
+    });
+    assert!(each < 100, "{each} bytes stay of each client");
 }

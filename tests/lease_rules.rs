@@ -424,9 +424,9 @@ fn a_purge_spares_endless_holders_and_leases() {
     let step = purge(&lease, at(500), u64::MAX);
     assert_eq!((step.answer.freed.len(), step.answer.delete, step.record), (0, false, None));
     let mut free = release(&lease, &grant("a"), &now(0)).record.unwrap();
-    assert!(!purge(&free, at(500), u64::MAX).answer.delete, "leases are left alone when free, too");
-    free.kind = Kind::Lock;
-    assert!(purge(&free, at(500), u64::MAX).answer.delete);
+    assert!(purge(&free, at(500), u64::MAX).answer.delete, "nobody holds it");
+    free.pins.insert("somebody".to_owned());
+    assert!(!purge(&free, at(500), u64::MAX).answer.delete, "whoever claims it is to be kept");
 }
 
 #[test]
@@ -444,10 +444,14 @@ fn a_row_is_deleted_when_it_is_free_and_its_token_is_old() {
 }
 
 #[test]
-fn a_row_that_remembers_who_gave_up_is_not_deleted() {
-    let fresh = give_up(&missing(), &grant("a"), &now(0)).record.unwrap();
-    let step = purge(&fresh, at(0), u64::MAX);
+fn a_row_on_which_somebody_gave_up_lately_is_not_deleted() {
+    let stamped = |stamp| Times { stamp, ..now(0) };
+    let fresh = give_up(&missing(), &grant("a"), &stamped(70)).record.unwrap();
+    let step = purge(&fresh, at(0), 70);
     assert_eq!((step.answer.delete, step.record), (false, None), "a late copy would be granted to nobody");
+    assert!(purge(&fresh, at(0), 71).answer.delete);
+    let twice = give_up(&fresh, &grant("b"), &stamped(60)).record.unwrap();
+    assert_eq!(twice.gave_up_at, 70, "it never goes back");
 }
 
 // When to look again.

@@ -16,6 +16,9 @@ mod deaf;
 mod documents;
 #[path = "mongodb/errors.rs"]
 mod errors;
+#[cfg(target_os = "linux")]
+#[path = "mongodb/failpoints.rs"]
+mod failpoints;
 #[path = "mongodb/faults.rs"]
 mod faults;
 #[path = "mongodb/rights.rs"]

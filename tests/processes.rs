@@ -168,38 +168,82 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
     alone("a_forked_child_holds_nothing_and_ends_nothing", || {
         let folder = Folder::new();
         for url in ["memory:", &folder.url()] {
-            let client = LockClient::builder(url).lease(LEASE).connect().expect("a client");
-            let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
-            let token = guard.fencing_token();
-            // The last handle of its client, whose watcher runs.
-            let another = LockClient::connect(url).expect("a client");
-            drop(another.lock("another").expect("a lock"));
-            let request = another.request("another");
-            drop(another);
-            // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap
-            // usable over a fork. Locks that a heartbeat may have held are what the test is about.
-            #[allow(unsafe_code)]
-            let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-            match forked {
-                nix::unistd::ForkResult::Child => {
-                    let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other, request));
-                    std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
-                }
-                nix::unistd::ForkResult::Parent { child } => {
-                    let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
-                    assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "on {url}: {status:?}");
-                    assert!(guard.is_held() && other.is_held());
-                    let status = client.get("job").expect("a look").expect("a row");
-                    assert_eq!(status.holders()[0].fencing_token(), token);
-                    // Not from what was there before the fork: its heartbeat goes on.
-                    let renewed = guard.info().renewed();
-                    eventually("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
-                    guard.release().expect("a release");
-                    other.release().expect("a release");
-                }
-            }
+            forks(url, false);
         }
     });
+}
+
+/// A process 1 that forks into a new namespace of processes has a child 1: its number does not tell.
+#[test]
+fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing() {
+    const TEST: &str = "a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing";
+    const INSIDE: &str = "LEASEHOLD_PROCESS_ONE";
+    if std::env::var_os(INSIDE).is_some() {
+        assert_eq!(std::process::id(), 1);
+        let folder = Folder::new();
+        for url in ["memory:", &folder.url()] {
+            forks(url, true);
+        }
+        return;
+    }
+    let output = std::process::Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().expect("this test binary"))
+        .args([TEST, "--exact", "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .output();
+    let told = format!("{output:?}");
+    match output {
+        Ok(output) if told.contains("running 1 test") => assert!(output.status.success(), "{told}"),
+        _ => {
+            eprintln!("SKIPPED: no namespace of processes can be made here: {told}");
+            assert!(std::env::var_os("LEASEHOLD_TEST_REQUIRE").is_none(), "SKIPPED: {told}");
+        }
+    }
+}
+
+/// Forks with what the child must leave alone; in a namespace of its own it is process 1.
+fn forks(url: &str, into_a_namespace: bool) {
+    use nix::sched::{CloneFlags, setns, unshare};
+    let client = LockClient::builder(url).lease(LEASE).connect().expect("a client");
+    let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
+    let token = guard.fencing_token();
+    // The last handle of its client, whose watcher runs.
+    let another = LockClient::connect(url).expect("a client");
+    drop(another.lock("another").expect("a lock"));
+    let request = another.request("another");
+    drop(another);
+    let own = into_a_namespace.then(|| {
+        let own = std::fs::File::open("/proc/self/ns/pid").expect("the own namespace");
+        unshare(CloneFlags::CLONE_NEWPID).expect("a namespace for the next child");
+        own
+    });
+    // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap
+    // usable over a fork. Locks that a heartbeat may have held are what the test is about.
+    #[allow(unsafe_code)]
+    let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+    match forked {
+        nix::unistd::ForkResult::Child => {
+            let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other, request));
+            std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            if let Some(own) = own {
+                // No thread could be started there.
+                setns(own, CloneFlags::CLONE_NEWPID).expect("the way back");
+            }
+            let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
+            assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "on {url}: {status:?}");
+            assert!(guard.is_held() && other.is_held());
+            let status = client.get("job").expect("a look").expect("a row");
+            assert_eq!(status.holders()[0].fencing_token(), token);
+            // Not from what was there before the fork: its heartbeat goes on.
+            let renewed = guard.info().renewed();
+            eventually("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
+            guard.release().expect("a release");
+            other.release().expect("a release");
+        }
+    }
 }
 
 fn in_the_child(client: LockClient, guard: LockGuard, other: LockGuard, request: LockRequest) {

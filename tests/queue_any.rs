@@ -237,3 +237,52 @@ fn what_the_store_refuses_while_it_waits_ends_the_call() {
     let error = any.join().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
 }
+
+/// One key is told again and again; the lease of another one ends, which nobody tells.
+#[test]
+fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
+    let _readers = bench.rival().lock_shared("a").unwrap();
+    let _c = bench.rival().lock("c").unwrap();
+    bench.rival().request("b").lease(Duration::from_millis(500)).acquire().unwrap();
+    let any = any(&client, [0; 3], &CancelToken::new());
+    let late = one(&client, "b");
+    let (stop, stopped) = mpsc::channel::<()>();
+    let rival = bench.rival();
+    let telling = std::thread::spawn(move || {
+        while stopped.recv_timeout(Duration::from_millis(20)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            drop(rival.lock_shared("a").unwrap());
+        }
+    });
+    wait_until(|| any.is_finished());
+    let guard = any.join().unwrap().unwrap();
+    assert_eq!(guard.key(), "b");
+    drop(guard);
+    assert_eq!(late.join().unwrap().unwrap().key(), "b");
+    drop(stop);
+    telling.join().unwrap();
+}
+
+/// The store tells, and the key that it told looked free: nobody tells that again.
+#[test]
+fn what_could_not_be_asked_for_is_asked_for_again_soon() {
+    let bench = Bench::new();
+    let poll = Duration::from_millis(400);
+    let client = bench.builder().lease(Duration::from_millis(300)).poll(poll..=poll).connect().unwrap();
+    let [a, _b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let (told, tells) = mpsc::channel();
+    let request = client.request_any(KEYS).on_wait(move |_| told.send(()).unwrap_or_default());
+    let any = std::thread::spawn(move || request.lock());
+    // Once for what was asked, once because the store tells now.
+    wait_until(|| bench.faults.count(Call::Read) >= 3);
+    let asked = bench.faults.count(Call::Acquire);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    drop(a);
+    bench.wait_for_call(Call::Acquire, asked);
+    while tells.try_recv().is_ok() {}
+    tells.recv_timeout(LONG).expect("it goes on to wait");
+    bench.faults.heal();
+    wait_until(|| any.is_finished());
+    assert_eq!(any.join().unwrap().unwrap().key(), "a");
+}

@@ -220,6 +220,16 @@ fn what_the_readme_runs_is_there() {
     assert!(text("CHANGELOG.md").lines().nth(2).is_some_and(|line| line == "## Unreleased"), "CHANGELOG.md");
 }
 
+/// A panic of the user's logger must end no thread of ours, and no drop.
+#[test]
+fn log_calls_are_contained() {
+    for path in files("src", "rs").iter().filter(|path| !path.ends_with("log.rs") && !path.starts_with("src/cli")) {
+        let code = code(path);
+        let calls = ["error", "warn", "info", "debug", "trace"].iter().any(|l| code.contains(&format!("log::{l}!(")));
+        assert!(!calls || code.contains("use crate::log;"), "{} calls the logger itself", path.display());
+    }
+}
+
 #[test]
 fn log_targets_are_in_the_docs() {
     let listed = text("src/design.md");

@@ -2,6 +2,8 @@
 
 mod common;
 
+#[path = "spanner/commits.rs"]
+mod commits;
 #[path = "spanner/counts.rs"]
 mod counts;
 #[path = "spanner/errors.rs"]

@@ -224,6 +224,58 @@ fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
     });
 }
 
+/// However many were not answered, while nothing is: what can be given up then is, whatever hangs beside it.
+#[test]
+fn unanswered_acquires_have_one_thread_that_ends_with_the_last() {
+    const ACQUIRES: usize = 60;
+    alone("unanswered_acquires_have_one_thread_that_ends_with_the_last", || {
+        for store in Store::all() {
+            let client = store.builder().request_timeout(millis(300)).drop_timeout(DROP).connect().expect("a client");
+            let undoing = || ours().iter().filter(|name| *name == "leasehold-undo").count();
+            store.plan.always(Call::Release, Fault::HangBefore);
+            for n in 0..ACQUIRES {
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                assert!(client.try_lock_for(&format!("job-{n}"), millis(1)).is_err());
+            }
+            assert_eq!(undoing(), 1, "on {}", store.name);
+            assert!((0..ACQUIRES).all(|n| !store.is_vacant(&format!("job-{n}"))));
+            store.plan.heal();
+            for _ in 0..3 {
+                store.plan.next(Call::Release, Fault::HangBefore);
+            }
+            eventually("all are given up", || (0..ACQUIRES).all(|n| store.is_vacant(&format!("job-{n}"))));
+            eventually("its thread ends", || undoing() == 0);
+
+            // What has ended by itself is left.
+            store.plan.always(Call::Release, Fault::FailBefore);
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock_for("late", millis(1)).is_err());
+            eventually("it is tried", || undoing() == 1);
+            store.advance(Duration::from_secs(21));
+            eventually("nobody tries that any more", || undoing() == 0);
+
+            // What was renewed already may stand for longer than an acquisition.
+            store.plan.next(Call::Renew, Fault::ApplyThenHang);
+            let request = client.request("long").lease(Duration::from_secs(3600)).wait(millis(50));
+            assert!(request.lock().is_err());
+            eventually("it is tried", || undoing() == 1);
+            store.advance(Duration::from_secs(90));
+            let before = store.plan.count(Call::Release);
+            eventually("it is still tried", || store.plan.count(Call::Release) > before + 1);
+            store.plan.heal();
+            eventually("it is given up", || store.is_vacant("long"));
+
+            store.plan.always(Call::Release, Fault::HangBefore);
+            for n in 0..10 {
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                assert!(client.try_lock_for(&format!("left-{n}"), millis(1)).is_err());
+            }
+            within("the drop", DROP, || drop(client));
+            none_soon();
+        }
+    });
+}
+
 #[test]
 fn a_release_during_a_heartbeat_ends_it_first() {
     alone("a_release_during_a_heartbeat_ends_it_first", || {

@@ -107,7 +107,7 @@ impl Costed {
 }
 
 /// Of this process; zero where that can't be told.
-fn threads() -> usize {
+pub fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
 

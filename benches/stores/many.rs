@@ -1,10 +1,11 @@
 //! Many guards in one process: whether all stay held, what they cost, and how long `close` takes.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use leasehold::LockClient;
+use leasehold::{LockClient, LockGuard};
 
-use super::cost::Costed;
+use super::cost::{Costed, threads};
 use super::store::{Stalling, Store};
 use super::table::{Samples, Table};
 
@@ -24,7 +25,38 @@ pub fn measure(store: &Store, guards: usize, seconds: u64, table: &mut Table) {
 }
 
 fn hold(client: &LockClient, guards: usize) -> Vec<leasehold::LockGuard> {
-    (0..guards).map(|n| client.lock(&format!("many-{n}")).expect("nobody holds it")).collect()
+    let lock = |n| {
+        let refused = |error| panic!("guard {n} of {guards} is not granted, with {}: {error:?}", used());
+        client.lock(&format!("many-{n}")).unwrap_or_else(refused)
+    };
+    (0..guards).map(lock).collect()
+}
+
+fn close(client: &LockClient, guards: usize) {
+    let failed = |error| panic!("not all of {guards} guards are released, with {}: {error:?}", used());
+    client.close().unwrap_or_else(failed);
+}
+
+/// How the guards that are lost were lost, and how many each way.
+fn losses(guards: &[LockGuard]) -> BTreeMap<String, usize> {
+    let mut losses = BTreeMap::new();
+    for guard in guards {
+        let how = match guard.loss().get() {
+            Some(loss) => loss.reason.to_string(),
+            None if !guard.is_held() => "not held, and no loss is told".to_owned(),
+            None => continue,
+        };
+        *losses.entry(how).or_default() += 1;
+    }
+    losses
+}
+
+/// What a process of many threads may come to the end of.
+fn used() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count();
+    let most = |file: &str| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned();
+    let [most_maps, most_pids] = ["vm/max_map_count", "kernel/pid_max"].map(|name| most(&format!("/proc/sys/{name}")));
+    format!("{} threads (the host has numbers for {most_pids}), {maps} of {most_maps} memory maps", threads())
 }
 
 /// Half-way a request stalls, if `stalling` says how.
@@ -49,9 +81,11 @@ fn held(name: &str, url: &str, stalling: Option<&Stalling>, guards: usize, secon
             (stalling.stall)(STALL);
         }
     }
-    let share = (cpu() - cpu_before).as_secs_f64() / started.elapsed().as_secs_f64() * 100.0;
+    let share = cpu().saturating_sub(cpu_before).as_secs_f64() / started.elapsed().as_secs_f64() * 100.0;
     let costs = costed.since(&before_holding);
-    let lost = guards.iter().filter(|guard| !guard.is_held() || guard.loss().get().is_some()).count();
+    let losses = losses(&guards);
+    let lost: usize = losses.values().sum();
+    let used_most = used();
     let beside = format!(
         "then held for {seconds} s{}: {lost} lost, {share:.1} % of a core, {} MB, {} of them before, {costs}",
         if stalling.is_some() { ", by way of a proxy in this process, where one request stalls for 1 s" } else { "" },
@@ -59,15 +93,15 @@ fn held(name: &str, url: &str, stalling: Option<&Stalling>, guards: usize, secon
         before / 1024
     );
     table.alone(name, &format!("{} guards, taken one by one", guards.len()), &taken, beside);
-    client.close().expect("everything is released");
-    assert_eq!(lost, 0, "guards were lost");
+    assert_eq!(lost, 0, "guards were lost, with {used_most}: {losses:#?}");
+    close(client, guards.len());
 }
 
 fn closed(store: &Store, guards: usize, table: &mut Table) {
     let client = store.connect();
     let guards = hold(&client, guards);
     let started = Instant::now();
-    client.close().expect("everything is released");
+    close(&client, guards.len());
     let took = Samples(vec![started.elapsed()]);
     table.alone(store.name, &format!("close() of {} guards", guards.len()), &took, String::new());
 }

@@ -26,7 +26,7 @@ owner = excluded.owner, host = excluded.host, comment = excluded.comment, holder
 created = excluded.created, renewed = excluded.renewed, leased_until = excluded.leased_until, \
 holders = excluded.holders, pins = excluded.pins";
 
-const CLOCK: &str = "6f1b6a55-1c1e-4a58-9d51-3d0a0b7f2d11:time:[4026531834]";
+const CLOCK: &str = "6f1b6a55-1c1e-4a58-9d51-3d0a0b7f2d11:0.0";
 const GRANT: &str = "0d0a2f2c-3a69-4f3e-8d0f-5f1c8d3c2b1a";
 const OWNER: &str = "some-host:12345:stores";
 

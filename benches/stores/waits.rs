@@ -232,7 +232,7 @@ pub fn child(mut args: impl Iterator<Item = String>) {
         let guard = client.lock("hand-over").expect("it becomes free");
         let now = micros_now();
         let made = requests.made().since(before);
-        let used = (cpu() - cpu_before).as_secs_f64();
+        let used = cpu().saturating_sub(cpu_before).as_secs_f64();
         drop(guard);
         println!("{now} {} {} {used}", made.reads, made.asks);
     }

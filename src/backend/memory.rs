@@ -88,6 +88,7 @@ impl Memory {
             grace: Duration::ZERO,
             min_lease: Memory::MIN_LEASE,
             grant_form: GrantForm::Uuid,
+            most_shared: None,
         };
         Memory { info, clock, records, number: CLIENTS.fetch_add(1, Ordering::Relaxed) }
     }

@@ -40,6 +40,12 @@ mod cause;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 pub mod fault;
+// Only stores that can be part of a user's transaction are asked.
+#[cfg_attr(
+    not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
+    allow(dead_code)
+)]
+pub mod fence;
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
@@ -55,7 +61,8 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// What is the same for the whole life of the client. No I/O.
     fn info(&self) -> &StoreInfo;
 
-    /// Checks, describes or creates what the store needs; answers with a text for people.
+    /// Checks, describes or creates what the store needs; answers with a text for people. What takes the store
+    /// minutes to create is waited for by [`Deadline::long`].
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String>;
 
     /// Grants the key, finds an earlier copy of the same attempt, or refuses. Also a transfer
@@ -69,9 +76,10 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// that are still on their way.
     fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released>;
 
-    /// Reads records in the order of their keys, a page at a time; `from` is the last page's `next`. A single key without a row
-    /// answers with a missing record, so that the store's time comes along. A poll need not be
-    /// `strong`: it may see a state that is a moment old.
+    /// Reads records a page at a time, in any order, each of them once; `from` is the last page's `next`. A page takes
+    /// no longer than one request, however many rows there are. A single key without a row answers with a missing
+    /// record, so that the store's time comes along. A poll need not be `strong`: it may see a state that is a moment
+    /// old.
     fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page>;
 
     /// Writes the whole record if nothing changed since `seen`; `None` deletes the row.
@@ -99,6 +107,8 @@ pub struct StoreInfo {
     pub min_lease: Duration,
     /// The form of grant ids.
     pub grant_form: GrantForm,
+    /// How many shared holders of one key can renew at this interval, where the store has a bound.
+    pub most_shared: Option<fn(Duration) -> u32>,
 }
 
 /// The form of a store's grant ids.
@@ -295,6 +305,6 @@ pub enum Which {
 pub struct Page {
     /// The records, each with the store's time.
     pub records: Vec<Seen>,
-    /// Where the next page begins; `None` at the end. A page may be empty and not the last.
+    /// Where the next page begins, in the store's own words; `None` at the end. A page may be empty and not the last.
     pub next: Option<String>,
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
 use crate::error::{Error, Result};
 use crate::lease::LockRecord;
-use crate::observer::{Event, Observing, Operation};
+use crate::observer::{Asked, Observing, Operation};
 use crate::rt::deadline::Deadline;
 use crossbeam_channel::Sender;
 
@@ -42,11 +42,9 @@ impl Observed {
             *error = name(error.clone());
             error.clone()
         });
-        let error = unanswered.as_ref().or(answer.as_ref().err());
-        self.observing.tell(&Event::Request { operation, key, took, error });
-        if let (Some(error), Some(key)) = (&unanswered, key) {
-            self.observing.tell(&Event::Unknown { operation, key, error });
-        }
+        let unknown = unanswered.as_ref().map(|error| (error, Asked::Unknown));
+        let error = unknown.or(answer.as_ref().err().map(|error| (error, Asked::Failed)));
+        self.observing.asked(operation, key, took, error);
         answer
     }
 }
@@ -66,7 +64,10 @@ impl Backend for Observed {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.run(Operation::Schema, None, |store| store.schema(what, by))
+        self.run(Operation::Schema, None, |store| {
+            let answer = store.schema(what, by);
+            if what == Schema::Create { answer } else { answer.map_err(Error::of_read) }
+        })
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
@@ -89,7 +90,7 @@ impl Backend for Observed {
             Which::Key(key) => Some(key.as_str()),
             _ => None,
         };
-        self.run(Operation::Read, key, |store| store.read(which, from, strong, by))
+        self.run(Operation::Read, key, |store| store.read(which, from, strong, by).map_err(Error::of_read))
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {

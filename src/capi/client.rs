@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::asked::Asked;
 use super::code::Code;
 use super::guard::GuardHandle;
-use super::request::Asked;
 use super::{Outcome, call, handle, millis, out_arg, text_arg};
 use crate::client::LockClient;
 use crate::error::Result;
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn leasehold_builder_set_owner(
 }
 
 /// For how long a lock is held without a renewal, in milliseconds: 1,000 (SQLite and memory: 100) to 30 days.
-/// Defaults to 20,000.
+/// Defaults to 20,000; on MongoDB to 30,000.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_lease(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.lease = Some(millis(ms))))

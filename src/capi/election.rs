@@ -5,19 +5,21 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex};
 
 use super::client::{Client, ClientHandle};
 use super::code::Code;
 use super::failure::Failure;
-use super::{Outcome, as_millis, call, handle, millis, out_arg, text, text_arg};
-use crate::election::{Election, Leadership, TermEnd};
-use crate::loss::LossWatch;
+use super::{Outcome, call, handle, millis, out_arg, text, text_arg};
+use crate::cancel::CancelToken;
+use crate::election::{Election, TermEnd};
 
 /// An election, which is built when it is first used.
 pub struct ElectionData {
     options: Mutex<Options>,
     built: Mutex<Option<Arc<Election>>>,
+    /// Ends the standing for those whom it still finds inside, or about to begin.
+    freed: CancelToken,
     gate: Arc<Gate>,
 }
 
@@ -112,7 +114,7 @@ impl ElectionData {
             return Ok(election.clone());
         }
         let options = self.options.lock();
-        let mut builder = options.client.0.election(&options.name).stand_again(!options.once);
+        let mut builder = options.client.0.election(&options.name).stand_again(!options.once).cancel(&self.freed);
         if let Some(id) = &options.id {
             builder = builder.id(id.as_str());
         }
@@ -146,7 +148,7 @@ impl ElectionData {
     }
 }
 
-fn find(election: ElectionHandle) -> Result<Arc<Election>, Failure> {
+pub fn find(election: ElectionHandle) -> Result<Arc<Election>, Failure> {
     handle::get::<ElectionData>(election)?.election()
 }
 
@@ -171,7 +173,7 @@ pub unsafe extern "C" fn leasehold_election_new(
         let client = handle::get::<Client>(client)?;
         let (id, lease, max_hold, on_won, on_lost) = (None, None, None, None, None);
         let options = Mutex::new(Options { client, name, id, lease, max_hold, once: false, on_won, on_lost });
-        let data = ElectionData { options, built: Mutex::default(), gate: Arc::default() };
+        let data = ElectionData { options, built: Mutex::default(), freed: CancelToken::new(), gate: Arc::default() };
         election.write(handle::insert(data)?);
         Ok(())
     })
@@ -317,123 +319,79 @@ pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.stop()?))
 }
 
-/// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout. A callback that
-/// runs is waited for, unless this is called by it.
+/// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout, also while other
+/// threads are inside calls: leasehold_election_campaign ends with LEASEHOLD_CODE_CANCELLED. A leadership that it gave
+/// before goes on. A callback that runs is waited for, unless this is called by it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_free(election: ElectionHandle) -> Code {
     call(|| {
         let election = handle::remove::<ElectionData>(election)?;
+        election.freed.cancel();
         let built = election.built.lock().take();
-        drop(built);
+        built.iter().for_each(|built| built.end_quietly());
         election.gate.close();
         Ok(())
     })
 }
 
-/// A term as the leader, which stays readable after it was resigned.
-pub struct LeadershipData {
-    leadership: RwLock<Option<Leadership>>,
-    token: u64,
-    loss: LossWatch,
-}
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
 
-/// A term as the leader. Free it with leasehold_leadership_free, which resigns.
-pub type LeadershipHandle = u64;
+    use super::*;
+    use crate::{Error, ErrorKind, LockClient};
 
-impl LeadershipData {
-    fn ask<T>(&self, ask: impl FnOnce(&Leadership) -> T) -> Option<T> {
-        self.leadership.try_read().and_then(|leadership| leadership.as_ref().map(ask))
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn wait_until(mut done: impl FnMut() -> bool) {
+        let started = Instant::now();
+        while !done() {
+            assert!(started.elapsed() < LONG, "it does not happen");
+            std::thread::yield_now();
+        }
     }
-}
 
-/// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop of another thread ends the
-/// wait with LEASEHOLD_CODE_CANCELLED.
-///
-/// # Safety
-/// `leadership` must be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_election_campaign(
-    election: ElectionHandle,
-    leadership: *mut LeadershipHandle,
-) -> Code {
-    call(|| {
-        let leadership = out_arg!(leadership);
-        let won = find(election)?.campaign()?;
-        let (token, loss) = (won.fencing_token(), won.loss());
-        leadership.write(handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })?);
-        Ok(())
-    })
-}
+    /// A node of a store of its own, a call that is inside it, and a client of the same store.
+    fn node() -> (ElectionHandle, Arc<Election>, LockClient) {
+        let made = LockClient::connect("memory:").map_err(Failure::from).and_then(|client| {
+            let (name, mut election) = ("job", 0);
+            let of = handle::insert(Client(client.clone()))?;
+            // SAFETY: a text, and a place that can be written to.
+            let code = unsafe { leasehold_election_new(of, name.as_ptr().cast(), name.len(), &mut election) };
+            assert_eq!(code, Code::Ok);
+            Ok((election, find(election)?, client))
+        });
+        made.unwrap_or_else(|failure| panic!("{:?}", super::super::failure::keep(failure)))
+    }
 
-/// Whether this node still leads. No I/O and no waiting: false before a rival can win, and once false it stays so.
-///
-/// # Safety
-/// `leader` must be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHandle, leader: *mut bool) -> Code {
-    call(|| {
-        let leader = out_arg!(leader);
-        let leadership = handle::get::<LeadershipData>(leadership)?;
-        leader.write(leadership.ask(Leadership::is_leader).unwrap_or(false));
-        Ok(())
-    })
-}
+    fn kind<T>(answer: Result<T, Error>) -> Option<ErrorKind> {
+        answer.err().map(|error| error.kind())
+    }
 
-/// The fencing token of the term: greater than that of every earlier term of the election.
-///
-/// # Safety
-/// `token` must be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle, token: *mut u64) -> Code {
-    call(|| {
-        let token = out_arg!(token);
-        token.write(handle::get::<LeadershipData>(leadership)?.token);
-        Ok(())
-    })
-}
+    #[test]
+    fn freeing_stops_a_node_that_another_call_is_inside() {
+        let (election, inside, client) = node();
+        assert_eq!(leasehold_election_run(election), Code::Ok);
+        wait_until(|| inside.is_leader());
+        assert_eq!(leasehold_election_free(election), Code::Ok);
+        assert!(!inside.is_leader() && !inside.is_standing(), "it goes on leading");
+        assert!(matches!(client.try_lock("job"), Ok(Some(_))), "it did not resign");
+        // A call that found it before it was freed, and comes to stand afterwards.
+        assert_eq!(kind(inside.campaign()), Some(ErrorKind::Cancelled));
+        assert_eq!(kind(inside.run()), None);
+        inside.wait();
+        assert_eq!(inside.terms(), 1);
+    }
 
-/// How many milliseconds are left until the node counts itself as deposed if no heartbeat succeeds; 0 when it does not
-/// lead.
-///
-/// # Safety
-/// `ms` must be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHandle, ms: *mut u64) -> Code {
-    call(|| {
-        let ms = out_arg!(ms);
-        ms.write(handle::get::<LeadershipData>(leadership)?.ask(Leadership::remaining).map_or(0, as_millis));
-        Ok(())
-    })
-}
-
-/// Waits until the leadership is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
-/// LEASEHOLD_CODE_CLOSED once it was resigned instead.
-#[unsafe(no_mangle)]
-pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
-    call(|| {
-        let loss = handle::get::<LeadershipData>(leadership)?.loss.clone();
-        super::guard::wait_loss(&loss, ms)
-    })
-}
-
-/// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over before.
-/// It has to be freed afterwards all the same.
-#[unsafe(no_mangle)]
-pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
-    call(|| {
-        let leadership = handle::get::<LeadershipData>(leadership)?;
-        let held = leadership.leadership.write().take();
-        Ok(held.ok_or_else(|| Failure::new(Code::Lost, "the leadership was resigned already"))?.resign()?)
-    })
-}
-
-/// Frees the leadership, and resigns if this node still leads, within the client's drop timeout.
-#[unsafe(no_mangle)]
-pub extern "C" fn leasehold_leadership_free(leadership: LeadershipHandle) -> Code {
-    call(|| {
-        let leadership = handle::remove::<LeadershipData>(leadership)?;
-        let held = leadership.leadership.write().take();
+    #[test]
+    fn freeing_ends_a_campaign() {
+        let (election, inside, client) = node();
+        let held = client.lock("job");
+        let campaigns = inside.clone();
+        let campaign = std::thread::spawn(move || (kind(campaigns.campaign()), campaigns.terms()));
+        wait_until(|| inside.iterations() > 0);
+        assert_eq!(leasehold_election_free(election), Code::Ok);
         drop(held);
-        Ok(())
-    })
+        assert!(matches!(campaign.join(), Ok((Some(ErrorKind::Cancelled), 0))), "it went on and won");
+    }
 }

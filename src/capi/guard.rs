@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -11,16 +11,19 @@ use super::failure::Failure;
 use super::lock::{LockData, LockHandle, ModeCode};
 use super::loss::{Reason, Watch};
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
+use crate::error::ErrorKind;
 use crate::guard::LockGuard;
 use crate::lock::Lock;
 use crate::loss::LossWatch;
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {
-    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more.
-    guard: RwLock<Option<LockGuard>>,
+    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more. No I/O under the lock.
+    guard: RwLock<Option<Arc<LockGuard>>>,
     /// One at a time ends it.
     ending: Mutex<()>,
+    /// The release said that it was not held any more.
+    was_lost: AtomicBool,
     granted: Lock,
     loss: LossWatch,
     watch: Arc<Watch>,
@@ -32,16 +35,38 @@ pub type GuardHandle = u64;
 impl Guard {
     pub fn new(guard: LockGuard, watch: Arc<Watch>) -> Self {
         let (granted, loss) = (guard.info(), guard.loss());
-        Guard { guard: RwLock::new(Some(guard)), ending: Mutex::new(()), granted, loss, watch }
+        let (guard, was_lost) = (RwLock::new(Some(Arc::new(guard))), AtomicBool::new(false));
+        Guard { guard, ending: Mutex::new(()), was_lost, granted, loss, watch }
     }
 
     /// What `ask` says; `None` when the lock was released. Waits for nobody.
     fn ask<T>(&self, ask: impl FnOnce(&LockGuard) -> T) -> Option<T> {
-        self.guard.try_read().and_then(|guard| guard.as_ref().map(ask))
+        self.guard.try_read().and_then(|guard| guard.as_deref().map(ask))
     }
 
+    fn release(&self) -> Outcome {
+        let _ending = self.ending.lock();
+        let held = self.guard.write().take().ok_or_else(|| self.ended())?;
+        if let Err(error) = held.release_shared() {
+            if error.kind() == ErrorKind::Lost {
+                self.was_lost.store(true, Ordering::SeqCst);
+            } else {
+                *self.guard.write() = Some(held);
+            }
+            return Err(error.into());
+        }
+        self.watch.end(false);
+        Ok(())
+    }
+
+    /// Why nothing can be done with it any more.
     fn ended(&self) -> Failure {
-        Failure::new(Code::Lost, format!("lock {:?}: the guard was released already", self.granted.key()))
+        let (code, how) = match self.loss.get() {
+            Some(loss) => (Code::Lost, format!("lost: {loss}")),
+            None if self.was_lost.load(Ordering::SeqCst) => (Code::Lost, "it was not held any more".to_owned()),
+            None => (Code::Closed, "the guard was released already".to_owned()),
+        };
+        Failure::new(code, format!("lock {:?}: {how}", self.granted.key()))
     }
 }
 
@@ -59,8 +84,8 @@ pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut 
     })
 }
 
-/// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST afterwards. For use right before each step that must
-/// not overlap.
+/// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost, LEASEHOLD_CODE_CLOSED after a release
+/// of one's own. For use right before each step that must not overlap.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
     call(|| {
@@ -74,7 +99,8 @@ pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
-        Ok(guard.ask(|guard| guard.ensure_held_for(millis(ms))).ok_or_else(|| guard.ended())??)
+        let held = guard.guard.try_read().and_then(|held| held.clone()).ok_or_else(|| guard.ended())?;
+        Ok(held.ensure_held_for(millis(ms))?)
     })
 }
 
@@ -206,51 +232,42 @@ pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code
 
 /// See `leasehold_guard_wait_loss`.
 pub fn wait_loss(loss: &LossWatch, ms: u64) -> Outcome {
-    let start = Instant::now();
     if loss.wait_timeout(millis(ms)).is_some() {
         return Ok(());
     }
-    Err(if start.elapsed() >= millis(ms) {
-        Failure::new(Code::TimedOut, "the lock was not lost within the wait")
-    } else {
+    Err(if loss.has_ended() {
         Failure::new(Code::Closed, "the lock was released")
+    } else {
+        Failure::new(Code::TimedOut, "the lock was not lost within the wait")
     })
 }
 
-/// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and stays so; when the
-/// guard is released or freed instead, it is at its end without a byte (POLLHUP without POLLIN). It is the caller's:
-/// close() it, before or after the guard. Each call gives a new one.
+/// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the guard is
+/// released or freed instead, and stays so: read() gives one byte if the lock was lost, and 0, the end, after it or in
+/// its place. It is the caller's: close() it, before or after the guard. Each call gives a new one, with a byte of its
+/// own.
 ///
 /// # Safety
 /// `descriptor` must be writable.
 #[cfg(unix)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, descriptor: *mut i32) -> Code {
+    use std::os::fd::IntoRawFd;
+
     call(|| {
         let descriptor = out_arg!(descriptor);
         let guard = handle::get::<Guard>(guard)?;
-        let no_pipe = |error| Failure::new(Code::Store, format!("a pipe can't be made: {error}"));
-        descriptor.write(guard.watch.descriptor().map_err(no_pipe)?);
+        let not_made = |error| Failure::new(Code::Store, format!("a descriptor can't be made: {error}"));
+        descriptor.write(guard.watch.descriptor().map_err(not_made)?.into_raw_fd());
         Ok(())
     })
 }
 
 /// Stops the heartbeat and releases the lock. LEASEHOLD_CODE_LOST is final: it was not held any more. After any other
-/// error it can be called again. The guard has to be freed afterwards all the same.
+/// error it can be called again: LEASEHOLD_CODE_CLOSED says that it was released already. The guard has to be freed afterwards all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
-    call(|| {
-        let guard = handle::get::<Guard>(guard)?;
-        let _ending = guard.ending.lock();
-        let held = guard.guard.write().take().ok_or_else(|| guard.ended())?;
-        if let Err(failed) = held.release() {
-            let error = failed.error().clone();
-            *guard.guard.write() = Some(failed.into_guard());
-            return Err(error.into());
-        }
-        guard.watch.end(false);
-        Ok(())
-    })
+    call(|| handle::get::<Guard>(guard)?.release())
 }
 
 /// Stops the heartbeat and hands the lock over as data, without releasing it: whoever gets it takes it up with
@@ -273,7 +290,7 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
                 return Err(guard.ended());
             }
         };
-        handle::get::<LockData>(data)?.set(held.into_lock());
+        handle::get::<LockData>(data)?.set(held.hand_over());
         guard.watch.end(false);
         lock.write(data);
         Ok(())
@@ -281,15 +298,102 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
 }
 
 /// Frees the guard, and releases the lock if it is still held, within the client's drop timeout. A loss callback that
-/// runs is waited for, unless this is called by it.
+/// runs is waited for, however long, unless this is called by it: call it without a mutex that the callback takes, and
+/// do not let two callbacks free each other's guards.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {
         let guard = handle::remove::<Guard>(guard)?;
-        let _ending = guard.ending.lock();
-        let held = guard.guard.write().take();
-        drop(held);
+        {
+            // Not kept for the callback, which may be about to release it, too.
+            let _ending = guard.ending.lock();
+            let held = guard.guard.write().take();
+            // Another call may be inside it just now, and is not the one to release it.
+            held.iter().for_each(|held| held.end_quietly());
+        }
         guard.watch.end(true);
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+    use std::sync::OnceLock;
+    use std::time::Duration;
+
+    use crossbeam_channel::{Sender, bounded};
+
+    use super::super::loss::{Callback, LossInfo};
+    use super::*;
+    use crate::{LockClient, Loss, LossReason};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    struct Talk {
+        guard: OnceLock<Arc<Guard>>,
+        entered: Sender<()>,
+        released: Sender<Code>,
+    }
+
+    /// Found its guard before that was freed, and releases it once freeing has come so far as to end it.
+    unsafe extern "C" fn releases(_: *const LossInfo, user: *mut c_void) {
+        // SAFETY: the test leaks it.
+        let talk = unsafe { &*user.cast::<Talk>() };
+        let _ = talk.entered.send(());
+        let ends = |guard: &Arc<Guard>| guard.guard.try_read().is_some_and(|held| held.is_none());
+        while !talk.guard.get().is_some_and(ends) {
+            std::thread::yield_now();
+        }
+        let _ = talk.released.send(call(|| talk.guard.get().map_or(Ok(()), |guard| guard.release())));
+    }
+
+    #[test]
+    fn freeing_waits_for_a_callback_that_releases() {
+        let Ok(held) = LockClient::connect("memory:").and_then(|client| client.lock("k")) else { panic!("no lock") };
+        let ((entered, enters), (released, releases_too), (freed, frees)) = (bounded(1), bounded(1), bounded(1));
+        let talk: &'static Talk = Box::leak(Box::new(Talk { guard: OnceLock::new(), entered, released }));
+        // SAFETY: it lives as long as the process.
+        let callback = unsafe { Callback::new(releases, (&raw const *talk).cast_mut().cast()) };
+        let watch = Watch::new(Some(callback));
+        let Ok(handle) = handle::insert(Guard::new(held, watch.clone())) else { panic!("no handle") };
+        assert!(handle::get(handle).is_ok_and(|guard| talk.guard.set(guard).is_ok()));
+        let loss = Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: LONG };
+        std::thread::spawn(move || watch.lost(&loss));
+        assert_eq!(enters.recv_timeout(LONG), Ok(()));
+        std::thread::spawn(move || freed.send(leasehold_guard_free(handle)));
+        assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Closed), "they wait for each other");
+        assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
+    }
+
+    /// The store does not answer; neither a release nor a free waits for more than its bound.
+    #[cfg(feature = "_internals")]
+    #[test]
+    fn a_renewal_that_hangs_holds_up_no_release() {
+        use crate::backend::fault::{Call, Fault, FaultPlan, Faulty};
+        use crate::backend::memory::Memory;
+        use crate::rt::clock::Clock;
+
+        for end in [leasehold_guard_release, leasehold_guard_free] {
+            let (clock, faults) = (Clock::system(), FaultPlan::default());
+            let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+            let client = crate::ClientBuilder::over(Arc::new(store), clock.clone());
+            let client = client.lease(LONG * 3).drop_timeout(LONG / 20).connect();
+            let Ok(held) = client.and_then(|client| client.lock("k")) else { panic!("no lock") };
+            let (needed, lost) = ((LONG * 3).as_millis() as u64, held.loss());
+            let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+            let (release, stuck) = bounded(0);
+            faults.always(Call::Renew, Fault::Stuck(stuck));
+            let ensures = std::thread::spawn(move || leasehold_guard_ensure_held_for(guard, needed));
+            while faults.count(Call::Renew) == 0 {
+                std::thread::yield_now();
+            }
+            let (ended, ends) = bounded(1);
+            std::thread::spawn(move || ended.send(end(guard)));
+            assert_eq!(ends.recv_timeout(LONG), Ok(Code::Ok), "it waited for the renewal");
+            assert!(lost.wait_timeout(LONG).is_none());
+            drop(release);
+            assert!(matches!(ensures.join(), Ok(Code::Lost | Code::Closed)));
+        }
+    }
 }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::code::Code;
 use super::failure::Failure;
+use crate::process::ProcessId;
 
 const INDEX_BITS: u32 = 24;
 const TYPE_SHIFT: u32 = 56;
@@ -123,7 +124,7 @@ macro_rules! objects {
     ($last:ident; $($field:ident: $type:ty = $number:literal, $name:literal;)*) => {
         /// See the module.
         pub struct Tables {
-            pid: u32,
+            process: ProcessId,
             /// Those of the process that this one was forked from: never touched and never dropped, since the threads
             /// and connections behind them are not here.
             _parent: Option<&'static Tables>,
@@ -131,8 +132,8 @@ macro_rules! objects {
         }
 
         impl Tables {
-            fn new(pid: u32, _parent: Option<&'static Tables>) -> Self {
-                Tables { pid, _parent, $($field: Table::new(),)* }
+            fn new(process: ProcessId, _parent: Option<&'static Tables>) -> Self {
+                Tables { process, _parent, $($field: Table::new(),)* }
             }
         }
 
@@ -169,21 +170,20 @@ objects! {
     filters: super::filter::FilterData = 7, "filter";
     cancels: super::cancel::Cancel = 8, "cancel token";
     elections: super::election::ElectionData = 9, "election";
-    leaderships: super::election::LeadershipData = 10, "leadership";
+    leaderships: super::leadership::LeadershipData = 10, "leadership";
 }
 
 /// Those of this process. No mutex is involved: after a fork it could be held for ever.
 fn tables() -> &'static Tables {
     static CURRENT: AtomicPtr<Tables> = AtomicPtr::new(std::ptr::null_mut());
-    let pid = std::process::id();
     loop {
         let seen = CURRENT.load(Ordering::SeqCst);
         // SAFETY: it is NULL or comes from the `Box` below, which is never freed once it is in `CURRENT`.
         let current: Option<&'static Tables> = unsafe { seen.as_ref() };
         match current {
-            Some(tables) if tables.pid == pid => return tables,
+            Some(tables) if tables.process.is_current() => return tables,
             parent => {
-                let new = Box::into_raw(Box::new(Tables::new(pid, parent)));
+                let new = Box::into_raw(Box::new(Tables::new(ProcessId::current(), parent)));
                 if CURRENT.compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
                     // SAFETY: another thread was faster, so nobody else has seen this one.
                     drop(unsafe { Box::from_raw(new) });

@@ -3,8 +3,14 @@
  * Written by tests/capi from the comments in src/capi: do not edit.
  *
  * Handles are numbers. 0 is never one, and a wrong, freed or foreign one is answered with a code and does no harm. In
- * the child of a fork() the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there. Whatever was
- * given out is freed once, each by the function that its type names. Any thread may use any handle.
+ * the child of a fork() the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
+ * an SQLite file that was open at the fork, which is refused: fork before you connect, or exec in the child. Whatever
+ * was given out is freed once, each by the function that its type names. Any thread may use any handle.
+ *
+ * The library has an SQLite of its own. Do not open its lock file with another one in the same process, like the
+ * sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes these files ends the file locks
+ * that the library has on them. On Linux it keeps its log safe from that, but not a write that is under way; elsewhere a
+ * lock may be lost, which its guard finds out at the next heartbeat.
  *
  * Texts go in as UTF-8 with their length in bytes; they need no NUL. Texts come out into a buffer of the caller's: as
  * much as fits is written, with a NUL behind it, and the length of the whole text without the NUL goes to `len`, which
@@ -69,7 +75,8 @@ enum leasehold_code
   LEASEHOLD_CODE_STALE_HANDLE = 103,
   // The handle is one of another type.
   LEASEHOLD_CODE_WRONG_HANDLE = 104,
-  // The handle belongs to the process that this one was forked from. Connect again here.
+  // The handle belongs to the process that this one was forked from. Connect again here; but an SQLite file that
+  // was open at the fork is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the child.
   LEASEHOLD_CODE_FORKED = 105,
   // The buffer is too small; the length that is needed was written.
   LEASEHOLD_CODE_BUFFER_TOO_SMALL = 106,
@@ -204,7 +211,9 @@ typedef void (*leasehold_on_loss)(const leasehold_loss *loss, void *user);
 // treat it like a password. Free it with leasehold_lock_free, which releases nothing.
 typedef uint64_t leasehold_lock;
 
-// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock.
+// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
+// numbers at its end: whoever asks gives the sizeof of its own, gets as many of them, and 0 for those that the library
+// does not know.
 typedef struct {
   // The fencing token of its grant.
   uint64_t token;
@@ -302,7 +311,7 @@ leasehold_code leasehold_builder_new(const char *url, size_t url_len, leasehold_
 leasehold_code leasehold_builder_set_owner(leasehold_builder builder, const char *owner, size_t owner_len);
 
 // For how long a lock is held without a renewal, in milliseconds: 1,000 (SQLite and memory: 100) to 30 days.
-// Defaults to 20,000.
+// Defaults to 20,000; on MongoDB to 30,000.
 leasehold_code leasehold_builder_set_lease(leasehold_builder builder, uint64_t ms);
 
 // The time between two renewals in milliseconds, at most half the lease. Defaults to a third of the lease.
@@ -496,8 +505,8 @@ leasehold_code leasehold_request_set_max_hold(leasehold_request request,
 
 // Called once for each guard of the request whose lock is lost, with `user`, on a thread of its own; never after a
 // release. It may call anything here, also free the guard. No exception may leave it. Once leasehold_guard_free has
-// returned, the callback is over and is not called any more, unless it was the callback that freed the guard.
-// NULL for none, which is the default.
+// returned, the callback is over and is not called any more, unless it was the callback that freed the guard; the same
+// holds for a call that gave no guard. NULL for none, which is the default.
 //
 // # Safety
 // Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
@@ -511,11 +520,12 @@ leasehold_code leasehold_request_set_on_loss(leasehold_request request,
 // `guard` must be writable.
 leasehold_code leasehold_request_lock(leasehold_request request, leasehold_guard *guard);
 
-// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+// Asks once: LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_TIMED_OUT when it was granted too late to be held.
 //
 // # Safety
 // `guard` must be writable.
-leasehold_code leasehold_request_try_lock(leasehold_request request, leasehold_guard *guard);
+leasehold_code leasehold_request_try_lock(leasehold_request request,
+                                          leasehold_guard *guard);
 
 // Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
 //
@@ -556,8 +566,8 @@ leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 leasehold_code leasehold_guard_is_held(leasehold_guard guard,
                                        bool *held);
 
-// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST afterwards. For use right before each step that must
-// not overlap.
+// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost, LEASEHOLD_CODE_CLOSED after a release
+// of one's own. For use right before each step that must not overlap.
 leasehold_code leasehold_guard_ensure_held(leasehold_guard guard);
 
 // Makes sure that the lock is held for at least so many milliseconds: renews it if less is left.
@@ -617,9 +627,10 @@ leasehold_code leasehold_guard_loss(leasehold_guard guard,
 // LEASEHOLD_CODE_CLOSED once it was released or handed over instead.
 leasehold_code leasehold_guard_wait_loss(leasehold_guard guard, uint64_t ms);
 
-// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and stays so; when the
-// guard is released or freed instead, it is at its end without a byte (POLLHUP without POLLIN). It is the caller's:
-// close() it, before or after the guard. Each call gives a new one.
+// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the guard is
+// released or freed instead, and stays so: read() gives one byte if the lock was lost, and 0, the end, after it or in
+// its place. It is the caller's: close() it, before or after the guard. Each call gives a new one, with a byte of its
+// own.
 //
 // # Safety
 // `descriptor` must be writable.
@@ -627,7 +638,7 @@ leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
                                                int32_t *descriptor);
 
 // Stops the heartbeat and releases the lock. LEASEHOLD_CODE_LOST is final: it was not held any more. After any other
-// error it can be called again. The guard has to be freed afterwards all the same.
+// error it can be called again: LEASEHOLD_CODE_CLOSED says that it was released already. The guard has to be freed afterwards all the same.
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
 // Stops the heartbeat and hands the lock over as data, without releasing it: whoever gets it takes it up with
@@ -638,14 +649,17 @@ leasehold_code leasehold_guard_release(leasehold_guard guard);
 leasehold_code leasehold_guard_into_lock(leasehold_guard guard, leasehold_lock *lock);
 
 // Frees the guard, and releases the lock if it is still held, within the client's drop timeout. A loss callback that
-// runs is waited for, unless this is called by it.
+// runs is waited for, however long, unless this is called by it: call it without a mutex that the callback takes, and
+// do not let two callbacks free each other's guards.
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
-// The numbers of a lock: `remaining_ms` is counted by this host's wall clock.
+// The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
 //
 // # Safety
-// `status` must be writable.
-leasehold_code leasehold_lock_status(leasehold_lock lock, leasehold_status *status);
+// `status_size` bytes at `status` must be writable.
+leasehold_code leasehold_lock_status(leasehold_lock lock,
+                                     leasehold_status *status,
+                                     size_t status_size);
 
 // A text of a lock; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
 //
@@ -751,11 +765,14 @@ leasehold_code leasehold_client_schema(leasehold_client client, char *buffer, si
 // `len` must be writable.
 leasehold_code leasehold_list_len(leasehold_list list, size_t *len);
 
-// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last.
+// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof *status`.
 //
 // # Safety
-// `status` must be writable.
-leasehold_code leasehold_list_status(leasehold_list list, size_t index, leasehold_status *status);
+// `status_size` bytes at `status` must be writable.
+leasehold_code leasehold_list_status(leasehold_list list,
+                                     size_t index,
+                                     leasehold_status *status,
+                                     size_t status_size);
 
 // A text of a holder; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
 //
@@ -911,12 +928,13 @@ leasehold_code leasehold_election_wait(leasehold_election election);
 // later.
 leasehold_code leasehold_election_stop(leasehold_election election);
 
-// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout. A callback that
-// runs is waited for, unless this is called by it.
+// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout, also while other
+// threads are inside calls: leasehold_election_campaign ends with LEASEHOLD_CODE_CANCELLED. A leadership that it gave
+// before goes on. A callback that runs is waited for, unless this is called by it.
 leasehold_code leasehold_election_free(leasehold_election election);
 
-// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop of another thread ends the
-// wait with LEASEHOLD_CODE_CANCELLED.
+// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop or leasehold_election_free
+// of another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
 //
 // # Safety
 // `leadership` must be writable.
@@ -949,8 +967,8 @@ leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership,
 leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
-// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over before.
-// It has to be freed afterwards all the same.
+// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over
+// before, LEASEHOLD_CODE_CLOSED when it was resigned already. It has to be freed afterwards all the same.
 leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
 
 // Frees the leadership, and resigns if this node still leads, within the client's drop timeout.

@@ -8,7 +8,7 @@ use super::code::Code;
 use super::failure::Failure;
 use super::filter::{FilterData, FilterHandle};
 use super::lock::ModeCode;
-use super::{as_millis, call, handle, millis, out_arg, text, text_arg};
+use super::{as_millis, call, handle, millis, out_arg, sized_out_arg, text, text_arg};
 use crate::filter::Filter;
 use crate::lease::Mode;
 use crate::lock::LockStatus;
@@ -22,7 +22,9 @@ pub type ListHandle = u64;
 /// What stands for a lease without end.
 pub const UNENDING: Duration = Duration::MAX;
 
-/// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock.
+/// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
+/// numbers at its end: whoever asks gives the sizeof of its own, gets as many of them, and 0 for those that the library
+/// does not know.
 #[repr(C)]
 pub struct Status {
     /// The fencing token of its grant.
@@ -38,6 +40,11 @@ pub struct Status {
     /// How it is held.
     pub mode: ModeCode,
 }
+
+/// Nobody has a smaller one than its first version.
+///
+/// cbindgen:ignore
+pub const STATUS_FIRST_SIZE: usize = 48;
 
 impl Status {
     pub fn new(
@@ -251,14 +258,19 @@ pub unsafe extern "C" fn leasehold_list_len(list: ListHandle, len: *mut usize) -
     })
 }
 
-/// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last.
+/// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof *status`.
 ///
 /// # Safety
-/// `status` must be writable.
+/// `status_size` bytes at `status` must be writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_list_status(list: ListHandle, index: usize, status: *mut Status) -> Code {
+pub unsafe extern "C" fn leasehold_list_status(
+    list: ListHandle,
+    index: usize,
+    status: *mut Status,
+    status_size: usize,
+) -> Code {
     call(|| {
-        let status = out_arg!(status);
+        let status = sized_out_arg!(status, status_size, STATUS_FIRST_SIZE);
         let list = handle::get::<List>(list)?;
         let holder = at(&list, index)?;
         status.write(Status::new(

@@ -8,8 +8,8 @@ use super::client::{Client, ClientHandle};
 use super::code::Code;
 use super::failure::Failure;
 use super::guard::GuardHandle;
-use super::list::{Status, UNENDING, pick};
-use super::{call, handle, millis, out_arg, request, text};
+use super::list::{STATUS_FIRST_SIZE, Status, UNENDING, pick};
+use super::{call, handle, millis, out_arg, request, sized_out_arg, text};
 use crate::error::Error;
 use crate::lease::Mode;
 use crate::lock::Lock;
@@ -54,14 +54,14 @@ impl LockData {
     }
 }
 
-/// The numbers of a lock: `remaining_ms` is counted by this host's wall clock.
+/// The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
 ///
 /// # Safety
-/// `status` must be writable.
+/// `status_size` bytes at `status` must be writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_lock_status(lock: LockHandle, status: *mut Status) -> Code {
+pub unsafe extern "C" fn leasehold_lock_status(lock: LockHandle, status: *mut Status, status_size: usize) -> Code {
     call(|| {
-        let status = out_arg!(status);
+        let status = sized_out_arg!(status, status_size, STATUS_FIRST_SIZE);
         let lock = handle::get::<LockData>(lock)?.copy();
         let left = |at: std::time::SystemTime| at.duration_since(std::time::SystemTime::now()).unwrap_or_default();
         status.write(Status::new(

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 #[cfg(unix)]
-use std::io::{PipeReader, PipeWriter, Write};
+use std::io::{Read, Write};
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
@@ -115,8 +117,9 @@ pub struct Watch {
 
 struct State {
     phase: Phase,
+    /// The other ends of the descriptors that were given out.
     #[cfg(unix)]
-    pipe: Option<Pipe>,
+    ends: Vec<UnixStream>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,20 +133,12 @@ enum Phase {
     Over,
 }
 
-#[cfg(unix)]
-struct Pipe {
-    /// Kept open, so that the one byte can always be written.
-    reader: PipeReader,
-    /// Closed once nothing can be told any more.
-    writer: Option<PipeWriter>,
-}
-
 impl Watch {
     pub fn new(callback: Option<Callback>) -> Arc<Self> {
         let state = State {
             phase: Phase::Waiting,
             #[cfg(unix)]
-            pipe: None,
+            ends: Vec::new(),
         };
         Arc::new(Watch { callback, state: Mutex::new(state), called: Condvar::new() })
     }
@@ -156,9 +151,7 @@ impl Watch {
         }
         state.phase = Phase::Lost;
         #[cfg(unix)]
-        if let Some(pipe) = &mut state.pipe {
-            pipe.tell(true);
-        }
+        finish(&mut state.ends, true);
         let Some(callback) = self.callback else { return };
         state.phase = Phase::Calling(std::thread::current().id());
         drop(state);
@@ -174,9 +167,7 @@ impl Watch {
             state.phase = Phase::Over;
         }
         #[cfg(unix)]
-        if let Some(pipe) = &mut state.pipe {
-            pipe.tell(false);
-        }
+        finish(&mut state.ends, false);
         let other = |phase| matches!(phase, Phase::Calling(thread) if thread != std::thread::current().id());
         while wait && other(state.phase) {
             self.called.wait(&mut state);
@@ -185,36 +176,38 @@ impl Watch {
 
     /// A file descriptor of the caller's own.
     #[cfg(unix)]
-    pub fn descriptor(&self) -> std::io::Result<std::os::fd::RawFd> {
-        use std::os::fd::IntoRawFd;
-
+    pub fn descriptor(&self) -> std::io::Result<std::os::fd::OwnedFd> {
+        let (end, descriptor) = UnixStream::pair()?;
+        end.set_nonblocking(true)?;
         let mut state = self.state.lock();
-        let pipe = match &mut state.pipe {
-            Some(pipe) => pipe,
-            none => {
-                let (reader, writer) = std::io::pipe()?;
-                none.insert(Pipe { reader, writer: Some(writer) })
-            }
-        };
-        let own = pipe.reader.try_clone()?;
-        match state.phase {
-            Phase::Waiting => {}
-            phase => state.pipe.iter_mut().for_each(|pipe| pipe.tell(phase != Phase::Over)),
+        // The caller may ask for one after the other, and close them.
+        state.ends.retain(|end| !is_closed(end));
+        state.ends.push(end);
+        if state.phase != Phase::Waiting {
+            let is_lost = state.phase != Phase::Over;
+            finish(&mut state.ends, is_lost);
         }
-        Ok(own.into_raw_fd())
+        Ok(descriptor.into())
     }
 }
 
+/// Tells the other ends, and that nothing follows.
 #[cfg(unix)]
-impl Pipe {
-    fn tell(&mut self, lost: bool) {
-        if let Some(mut writer) = self.writer.take()
-            && lost
-        {
-            // An empty pipe takes a byte, and its reading end is open.
-            let _ = writer.write_all(b"!");
+fn finish(ends: &mut Vec<UnixStream>, is_lost: bool) {
+    for mut end in ends.drain(..) {
+        if is_lost {
+            // An empty socket takes a byte; one whose other end is closed answers with an error, and without a signal.
+            let _ = end.write_all(b"!");
         }
+        // To close it would not do: a forked child may have a copy.
+        let _ = end.shutdown(std::net::Shutdown::Both);
     }
+}
+
+/// Whether nobody has the other end any more.
+#[cfg(unix)]
+fn is_closed(mut end: &UnixStream) -> bool {
+    matches!(end.read(&mut [0; 64]), Ok(0))
 }
 
 #[cfg(test)]
@@ -239,6 +232,15 @@ mod tests {
 
     fn loss() -> Loss {
         Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: Duration::ZERO }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn descriptors_that_were_closed_leave_nothing_behind() {
+        let watch = Watch::new(None);
+        let kept: Vec<_> = (0..3).map(|_| watch.descriptor()).collect();
+        (0..100).for_each(|_| drop(watch.descriptor()));
+        assert!(kept.iter().all(Result::is_ok) && watch.state.lock().ends.len() <= 4);
     }
 
     #[test]

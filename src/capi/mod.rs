@@ -3,6 +3,7 @@
 //! Its reference is the header `leasehold.h`, which is written from the comments in here: they are read by C
 //! programmers. Only the public API is used, and this is the only place with `unsafe`.
 
+mod asked;
 mod cancel;
 mod client;
 mod code;
@@ -11,6 +12,7 @@ mod failure;
 mod filter;
 mod guard;
 mod handle;
+mod leadership;
 mod list;
 mod lock;
 mod loss;
@@ -53,7 +55,15 @@ macro_rules! out_arg {
     };
 }
 
-use {out_arg, text_arg};
+/// The same for a struct, whose size is given along.
+macro_rules! sized_out_arg {
+    ($out:ident, $size:ident, $first_size:expr) => {
+        // SAFETY: the header asks the caller for so many bytes that can be written to; NULL is refused.
+        unsafe { $crate::capi::text::SizedOut::new(stringify!($out), $out, $size, $first_size) }?
+    };
+}
+
+use {out_arg, sized_out_arg, text_arg};
 
 /// In a header zero milliseconds and `UINT64_MAX` are numbers like any other; the latter is longer than any wait.
 fn millis(ms: u64) -> Duration {

@@ -1,25 +1,19 @@
 //! Requests with everything that can be asked for.
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use super::asked::{Asked, AskedLease, Wait};
 use super::cancel::{Cancel, CancelHandle};
-use super::client::{Client, ClientHandle};
+use super::client::ClientHandle;
 use super::code::Code;
 use super::failure::Failure;
-use super::guard::{Guard, GuardHandle};
+use super::guard::GuardHandle;
 use super::lock::{LockData, LockHandle};
-use super::loss::{Callback, OnLoss, Watch};
+use super::loss::{Callback, OnLoss};
 use super::{Outcome, call, handle, millis, out_arg, text_arg};
-use crate::cancel::CancelToken;
-use crate::error::{Error, ErrorKind};
-use crate::guard::LockGuard;
-use crate::lock::Lock;
-use crate::loss::Loss;
-use crate::request::SameOwner;
 
 /// A request; unlike the one of the Rust API it can be used any number of times.
 pub struct Request(Mutex<Asked>);
@@ -27,187 +21,6 @@ pub struct Request(Mutex<Asked>);
 /// What is asked for: one lock, or the first of several that is free. It can be used any number of times, by any
 /// number of threads. Free it with leasehold_request_free.
 pub type RequestHandle = u64;
-
-/// See [`Request`].
-#[derive(Clone)]
-pub struct Asked {
-    client: Arc<Client>,
-    keys: Vec<String>,
-    /// The first of several.
-    any: bool,
-    in_order: bool,
-    shared: bool,
-    max_holders: Option<u32>,
-    owner: Option<String>,
-    comment: Option<String>,
-    lock_id: Option<String>,
-    lease: Option<AskedLease>,
-    replace: bool,
-    wait: Option<Wait>,
-    cancel: Option<CancelToken>,
-    max_hold: Option<Duration>,
-    on_loss: Option<Callback>,
-}
-
-#[derive(Clone, Copy)]
-enum AskedLease {
-    For(Duration),
-    Until(SystemTime),
-    Forever,
-}
-
-#[derive(Clone, Copy)]
-enum Wait {
-    For(Duration),
-    Until(Instant),
-}
-
-/// A request of the Rust API with everything that was asked for; both kinds have the same setters.
-macro_rules! request {
-    ($asked:expr, $start:expr, $watch:expr) => {{
-        let asked = $asked;
-        let mut request = $start;
-        if asked.shared {
-            request = request.shared();
-        }
-        if let Some(n) = asked.max_holders {
-            request = request.max_holders(n);
-        }
-        if let Some(owner) = &asked.owner {
-            request = request.owner(owner.as_str());
-        }
-        if let Some(comment) = &asked.comment {
-            request = request.comment(comment.as_str());
-        }
-        if let Some(lock_id) = &asked.lock_id {
-            request = request.lock_id(lock_id.as_str());
-        }
-        request = match asked.lease {
-            None => request,
-            Some(AskedLease::For(lease)) => request.lease(lease),
-            Some(AskedLease::Until(at)) => request.lease_until(at),
-            Some(AskedLease::Forever) => request.lease_forever(),
-        };
-        if asked.replace {
-            request = request.same_owner(SameOwner::Replace);
-        }
-        request = match asked.wait {
-            None => request,
-            Some(Wait::For(wait)) => request.wait(wait),
-            Some(Wait::Until(until)) => request.wait_until(until),
-        };
-        if let Some(cancel) = &asked.cancel {
-            request = request.cancel(cancel);
-        }
-        if let Some(max_hold) = asked.max_hold {
-            request = request.max_hold(max_hold);
-        }
-        match $watch {
-            Some(watch) => request.on_loss(move |loss: Loss| watch.lost(&loss)),
-            None => request,
-        }
-    }};
-}
-
-impl Asked {
-    fn new(client: ClientHandle) -> Result<Self, Failure> {
-        Ok(Asked {
-            client: handle::get(client)?,
-            keys: Vec::new(),
-            any: false,
-            in_order: false,
-            shared: false,
-            max_holders: None,
-            owner: None,
-            comment: None,
-            lock_id: None,
-            lease: None,
-            replace: false,
-            wait: None,
-            cancel: None,
-            max_hold: None,
-            on_loss: None,
-        })
-    }
-
-    /// A request for one lock.
-    pub fn one(client: ClientHandle, key: &str) -> Result<Self, Failure> {
-        Ok(Asked { keys: vec![key.to_owned()], ..Asked::new(client)? })
-    }
-
-    pub fn shared(mut self) -> Self {
-        self.shared = true;
-        self
-    }
-
-    pub fn waiting(mut self, ms: u64) -> Self {
-        self.wait = Some(Wait::For(millis(ms)));
-        self
-    }
-
-    pub fn lock(&self) -> Result<GuardHandle, Failure> {
-        self.guard(|asked, watch| {
-            let (client, watch) = (&asked.client.0, Some(watch));
-            Ok(if asked.any {
-                let request = client.request_any(&asked.keys);
-                let request = if asked.in_order { request.in_order() } else { request };
-                request!(asked, request, watch).lock()?
-            } else {
-                request!(asked, client.request(asked.key()), watch).lock()?
-            })
-        })
-    }
-
-    /// One look, which unlike the `try_lock` of the Rust API tells who holds the lock.
-    pub fn try_lock(mut self) -> Result<GuardHandle, Failure> {
-        self.wait = Some(Wait::For(Duration::ZERO));
-        self.guard(|asked, watch| {
-            let (client, watch) = (&asked.client.0, Some(watch));
-            let locked = if asked.any {
-                let request = client.request_any(&asked.keys);
-                let request = if asked.in_order { request.in_order() } else { request };
-                request!(asked, request, watch).lock()
-            } else {
-                request!(asked, client.request(asked.key()), watch).lock()
-            };
-            locked.map_err(|error| match error.kind() {
-                ErrorKind::TimedOut => Failure::with_code(error, Code::Held),
-                _ => error.into(),
-            })
-        })
-    }
-
-    fn acquire(&self) -> Result<Lock, Error> {
-        let client = &self.client.0;
-        if self.any {
-            let request = client.request_any(&self.keys);
-            let request = if self.in_order { request.in_order() } else { request };
-            request!(self, request, None::<Arc<Watch>>).acquire()
-        } else {
-            request!(self, client.request(self.key()), None::<Arc<Watch>>).acquire()
-        }
-    }
-
-    fn adopt(&self, lock: Lock) -> Result<GuardHandle, Failure> {
-        if self.any {
-            return Err(Failure::new(Code::InvalidInput, "a lock is adopted by a request for one key"));
-        }
-        self.guard(|asked, watch| Ok(request!(asked, asked.client.0.request(asked.key()), Some(watch)).adopt(lock)?))
-    }
-
-    fn guard(
-        &self,
-        start: impl FnOnce(&Asked, Arc<Watch>) -> Result<LockGuard, Failure>,
-    ) -> Result<GuardHandle, Failure> {
-        let watch = Watch::new(self.on_loss);
-        let guard = start(self, watch.clone())?;
-        handle::insert(Guard::new(guard, watch))
-    }
-
-    fn key(&self) -> &str {
-        self.keys.first().map_or("", String::as_str)
-    }
-}
 
 /// Adopts a lock with nothing else asked for.
 pub fn adopt(client: ClientHandle, lock: LockHandle) -> Result<GuardHandle, Failure> {
@@ -405,8 +218,8 @@ pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64
 
 /// Called once for each guard of the request whose lock is lost, with `user`, on a thread of its own; never after a
 /// release. It may call anything here, also free the guard. No exception may leave it. Once leasehold_guard_free has
-/// returned, the callback is over and is not called any more, unless it was the callback that freed the guard.
-/// NULL for none, which is the default.
+/// returned, the callback is over and is not called any more, unless it was the callback that freed the guard; the same
+/// holds for a call that gave no guard. NULL for none, which is the default.
 ///
 /// # Safety
 /// Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
@@ -436,7 +249,7 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
     })
 }
 
-/// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+/// Asks once: LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_TIMED_OUT when it was granted too late to be held.
 ///
 /// # Safety
 /// `guard` must be writable.

@@ -99,6 +99,42 @@ impl<T> Out<T> {
     }
 }
 
+/// A struct of the caller's that may be an older or a newer version than ours: it says how large it is.
+pub struct SizedOut<T> {
+    out: *mut T,
+    size: usize,
+}
+
+impl<T> SizedOut<T> {
+    /// More is no struct but a mistake.
+    const MAX_SIZE: usize = 4096;
+
+    /// `first_size` is that of the first version.
+    ///
+    /// # Safety
+    /// Unless it is NULL, `size` bytes at `out` can be written to until the call is over.
+    pub unsafe fn new(name: &str, out: *mut T, size: usize, first_size: usize) -> Result<Self, Failure> {
+        if out.is_null() {
+            return Err(null(name));
+        }
+        if !(first_size..=Self::MAX_SIZE).contains(&size) {
+            let right = format!("its sizeof, {first_size} to {}", Self::MAX_SIZE);
+            return Err(Failure::new(Code::InvalidInput, format!("{name}_size is {size}, but must be {right}")));
+        }
+        Ok(SizedOut { out, size })
+    }
+
+    /// Writes what both versions have; what only the caller's has becomes 0.
+    pub fn write(self, value: T) {
+        let ours = size_of::<T>().min(self.size);
+        // SAFETY: whoever made it promised that so many bytes can be written to, and nobody else has them.
+        unsafe {
+            self.out.cast::<u8>().write_bytes(0, self.size);
+            std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), self.out.cast(), ours);
+        }
+    }
+}
+
 pub fn null(name: &str) -> Failure {
     Failure::new(Code::NullPointer, format!("{name} is NULL"))
 }

@@ -86,16 +86,16 @@ pub enum Command {
 /// Runs a command while holding a lock.
 ///
 /// Waits for the lock, runs the command in a process group of its own, and releases the lock when every process of
-/// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID and
-/// LEASEHOLD_OWNER in its environment; LEASEHOLD_STORE is taken out of it.
+/// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID,
+/// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command is killed with it (on Linux).
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Run {
-    /// The name of the lock
-    pub key: String,
+    #[command(flatten)]
+    pub key: Key,
     #[command(flatten)]
     pub ask: Ask,
     /// What is done to the command when the lock is lost
@@ -132,13 +132,45 @@ pub struct Run {
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Elect {
-    /// The name of the election
-    pub name: String,
+    #[command(flatten)]
+    pub name: Name,
     #[command(flatten)]
     pub ask: Ask,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Key {
+    /// The name of the lock
+    key: Option<String>,
+    /// The same for one that begins with a hyphen
+    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
+    hyphened_key: Option<String>,
+}
+
+impl Key {
+    pub fn get(&self) -> &str {
+        self.key.as_deref().or(self.hyphened_key.as_deref()).unwrap_or_default()
+    }
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Name {
+    /// The name of the election
+    name: Option<String>,
+    /// The same for one that begins with a hyphen
+    #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true)]
+    hyphened_name: Option<String>,
+}
+
+impl Name {
+    pub fn get(&self) -> &str {
+        self.name.as_deref().or(self.hyphened_name.as_deref()).unwrap_or_default()
+    }
 }
 
 /// What `run` and `elect` ask for alike.
@@ -153,15 +185,43 @@ pub struct Ask {
     /// Whatever others should read about this hold
     #[arg(long, value_name = "TEXT")]
     pub comment: Option<String>,
-    /// The time between TERM and KILL; with a second on top at most a third of the lease
+    /// The time between TERM and KILL [default: 5s, at most a sixth of the lease]
     ///
-    /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more,
-    /// before its lease ends.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = crate::words::duration_or_zero)]
-    pub kill_after: Duration,
+    /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more (at
+    /// most a sixth of the lease), before its lease ends. Both together are at most a third of the lease.
+    /// When it is given and not 0, KILL follows a TERM that is passed on to the command, too.
+    #[arg(long, value_name = "DURATION", value_parser = crate::words::duration_or_zero)]
+    kill_after: Option<Duration>,
     /// The lock counts as lost after so long, for a command that hangs
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub max_hold: Option<Duration>,
+}
+
+impl Ask {
+    /// The time between TERM and KILL.
+    pub fn kill_after(&self) -> Duration {
+        self.kill_after.unwrap_or_else(|| Duration::from_secs(5).min(self.lease / 6))
+    }
+
+    /// The same for a TERM that is passed on, as `timeout -k` does, if it is asked for.
+    pub fn kill_after_term(&self) -> Option<Duration> {
+        self.kill_after.filter(|time| !time.is_zero())
+    }
+
+    /// Between KILL and the end of the lease, for what the system takes to do it.
+    pub fn after_kill(&self) -> Duration {
+        Duration::from_secs(1).min(self.lease / 6)
+    }
+
+    /// So much of the lease is kept back, unless it is too much for it: then the shortest lease for which it is not.
+    pub fn margin(&self) -> Result<Duration, Duration> {
+        let (kill_after, margin) = (self.kill_after(), self.kill_after() + self.after_kill());
+        if margin <= self.lease / 3 {
+            return Ok(margin);
+        }
+        let with_a_second = kill_after.saturating_add(Duration::from_secs(1)).saturating_mul(3);
+        Err(with_a_second.min(kill_after.saturating_mul(6)))
+    }
 }
 
 /// Shows who holds what, live and expired, newest first.
@@ -214,8 +274,8 @@ pub struct Status {
 pub struct Release {
     /// The name of the lock
     pub key: String,
-    /// The lock id, by which its holders are known; others are left alone
-    #[arg(long, value_name = "ID", env = "LEASEHOLD_LOCK_ID", hide_env_values = true, conflicts_with = "force")]
+    /// The lock id, by which its holders are known; others are left alone [env: LEASEHOLD_LOCK_ID]
+    #[arg(long, value_name = "ID", conflicts_with = "force")]
     pub lock_id: Option<String>,
     /// Whoever holds it; shows the holder and asks
     #[arg(long)]
@@ -350,6 +410,31 @@ fn on_loss(text: &str) -> Result<OnLoss, String> {
             full.parse()
                 .map(OnLoss::Signal)
                 .map_err(|_| format!("there is no signal {name}; write it like signal:USR1"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_fit_every_lease_and_a_lease_that_is_advised_fits() {
+        let ask = |lease, kill_after| Ask { lease, owner: None, comment: None, kill_after, max_hold: None };
+        for nanos in (1..40).map(|n| 3_u64.pow(n)) {
+            let lease = Duration::from_nanos(nanos);
+            assert!(
+                ask(lease, None).margin().is_ok_and(|margin| margin >= (lease / 7).min(Duration::from_secs(6))),
+                "{lease:?}"
+            );
+        }
+        let usual = ask(Duration::from_secs(30), None);
+        assert_eq!((usual.kill_after(), usual.margin()), (Duration::from_secs(5), Ok(Duration::from_secs(6))));
+        for millis in [1, 333, 999, 1000, 1001, 5000, 60_000] {
+            let kill_after = Some(Duration::from_millis(millis));
+            let least = ask(Duration::from_millis(1), kill_after).margin().unwrap_err();
+            assert!(ask(least, kill_after).margin().is_ok(), "{millis}: {least:?}");
+            assert!(ask(least - Duration::from_millis(1), kill_after).margin().is_err(), "{millis}: {least:?}");
         }
     }
 }

@@ -6,17 +6,18 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
-use crate::failure::{Outcome, code};
-use crate::{about, exec, leases, locks, run, secret, show, store, store_care};
+use crate::failure::{Failure, Outcome, code};
+use crate::{about, exec, leases, locks, run, secret, show, store, store_care, words};
 
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();
     if given.get(1).is_some_and(|first| first == exec::NAME) {
-        return end(false, exec::exec(given.into_iter().skip(2)));
+        let (json, outcome) = exec::exec(given.into_iter().skip(2));
+        return end(json, outcome);
     }
     let args = match Args::try_parse_from(&given) {
         Ok(args) => args,
-        Err(error) => return usage(&error, &given),
+        Err(error) => return usage(error, &given),
     };
     let json = args.global.json;
     end(json, secret::hide(&given).and_then(|()| perform(&args)))
@@ -45,7 +46,8 @@ fn perform(args: &Args) -> Outcome {
 }
 
 /// Help and version are answers; all else is wrong usage.
-fn usage(error: &clap::Error, given: &[OsString]) -> ExitCode {
+fn usage(mut error: clap::Error, given: &[OsString]) -> ExitCode {
+    correct_tip(&mut error, given);
     let text = error.render();
     if !error.use_stderr() {
         return match anstream_print(&text) {
@@ -54,8 +56,35 @@ fn usage(error: &clap::Error, given: &[OsString]) -> ExitCode {
         };
     }
     use std::io::Write;
-    let _ = write!(anstream::stderr().lock(), "{}", secret::scrubbed(&text.ansi().to_string(), given));
+    if given.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json") {
+        let text = secret::scrubbed(text.to_string().trim_end(), given);
+        return end(true, Err(Failure::usage(text.strip_prefix("error: ").unwrap_or(&text))));
+    }
+    // A terminal would obey what stands in an argument, too.
+    let quotes = given.iter().any(|arg| words::is_obeyed(&arg.to_string_lossy()));
+    let text = if quotes { words::plain_lines(&text.to_string()) } else { text.ansi().to_string() };
+    let _ = write!(anstream::stderr().lock(), "{}", secret::scrubbed(&text, given));
     ExitCode::from(code::USAGE)
+}
+
+/// Behind `--` of `run` and `elect` stands the command, so a name that begins with a hyphen is an option's value.
+fn correct_tip(error: &mut clap::Error, given: &[OsString]) {
+    use clap::error::{ContextKind, ContextValue};
+    let is = |name: &str| given.iter().take_while(|arg| *arg != "--").any(|arg| arg == name);
+    let option = match (is("run"), is("elect")) {
+        (true, false) => "--key",
+        (false, true) => "--name",
+        _ => return,
+    };
+    let wrong = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(wrong)) => wrong.clone(),
+        _ => return,
+    };
+    let is_tip = |tips: &ContextValue| tips.to_string().contains("as a value, use '");
+    if error.get(ContextKind::Suggested).is_some_and(is_tip) {
+        let tip = format!("to pass '{wrong}' as a value, use '{option}={wrong}'");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
 }
 
 fn anstream_print(text: &clap::builder::StyledStr) -> std::io::Result<()> {

@@ -15,20 +15,26 @@ use crate::terminal::Terminal;
 /// The first argument that leads here.
 pub const NAME: &str = "__exec";
 
-/// The command behind this: arguments `__exec PARENT foreground|background COMMAND ARGS..`.
-pub fn prepared(parent: Pid, foreground: bool, command: &[OsString]) -> Command {
+/// The command behind this: arguments `__exec PARENT foreground|background json|text COMMAND ARGS..`.
+pub fn prepared(parent: Pid, foreground: bool, json: bool, command: &[OsString]) -> Command {
     // Also right when the file was replaced meanwhile.
     let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
     let mut prepared = Command::new(own.unwrap_or_else(|_| "leasehold".into()));
     prepared.arg0("leasehold").arg(NAME).arg(parent.to_string());
-    prepared.arg(if foreground { "foreground" } else { "background" }).args(command);
+    prepared.arg(if foreground { "foreground" } else { "background" });
+    prepared.arg(if json { "json" } else { "text" }).args(command);
     prepared
 }
 
-/// Becomes the command; comes back only with an error.
-pub fn exec(mut args: impl Iterator<Item = OsString>) -> Outcome {
+/// Becomes the command; comes back only with an error, and whether it is told as JSON.
+pub fn exec(mut args: impl Iterator<Item = OsString>) -> (bool, Outcome) {
     let parent = args.next().and_then(|pid| pid.to_str()?.parse().ok()).map(Pid::from_raw);
     let foreground = args.next().is_some_and(|how| how == "foreground");
+    let json = args.next().is_some_and(|how| how == "json");
+    (json, become_it(parent, foreground, args))
+}
+
+fn become_it(parent: Option<Pid>, foreground: bool, mut args: impl Iterator<Item = OsString>) -> Outcome {
     let (Some(parent), Some(program)) = (parent, args.next()) else {
         return Err(Failure::usage(format!("{NAME} is not for people")));
     };

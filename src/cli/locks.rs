@@ -158,10 +158,12 @@ fn told(global: &Global, what: &str, nothing: &str, statuses: &[LockStatus]) -> 
 pub fn release(global: &Global, args: &Release) -> Outcome {
     let nothing = format!("{:?} is free", args.key);
     if !args.force {
-        let lock_id = args.lock_id.as_deref().filter(|id| !id.is_empty()).ok_or_else(|| {
+        // Not by the parser, for which it would be a second order beside --force.
+        let lock_id = args.lock_id.clone().or_else(|| std::env::var("LEASEHOLD_LOCK_ID").ok());
+        let lock_id = lock_id.filter(|id| !id.is_empty()).ok_or_else(|| {
             Failure::usage("give the --lock-id of the lock, or --force to take it from whoever holds it")
         })?;
-        let freed = client(global)?.unlock_key(&args.key, lock_id)?;
+        let freed = client(global)?.unlock_key(&args.key, &lock_id)?;
         return told(global, "released", &nothing, &freed);
     }
     let client = client(global)?;

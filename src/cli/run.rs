@@ -16,11 +16,9 @@ use crate::show::{is_stderr_a_terminal, say};
 use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
 use crate::store;
 use crate::terminal::Terminal;
-use crate::wait::wait;
+use crate::wait::{Shows, wait};
 use crate::words::words;
 
-/// Between KILL and the end of the lease, for what the system takes to do it.
-const BEFORE_THE_END: Duration = Duration::from_secs(1);
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
 const STOPPED: Duration = Duration::from_millis(200);
 /// Looks for what the command left behind, where nobody tells that it ended.
@@ -30,7 +28,7 @@ const TOLD: Duration = Duration::from_secs(2);
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
     let session = Session::start(global, &args.ask, args.on_loss)?;
-    let mut request = session.request(&args.key);
+    let mut request = session.request(args.key.get());
     if args.shared {
         request = request.shared();
     }
@@ -58,7 +56,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
 pub fn elect(global: &Global, args: &Elect) -> Outcome {
     let session = Session::start(global, &args.ask, OnLoss::Kill)?;
     loop {
-        let guard = session.wait(session.request(&args.name))?;
+        let guard = session.wait(session.request(args.name.get()))?;
         match session.hold(&args.command, guard)? {
             End::Command(code) => return Ok(code),
             End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
@@ -78,8 +76,10 @@ enum End {
 /// A client, and what this process is told, while it waits and holds.
 struct Session<'a> {
     ask: &'a Ask,
+    url: String,
     on_loss: OnLoss,
-    draws: bool,
+    shows: Shows,
+    json: bool,
     client: LockClient,
     signals: Receiver<Signal>,
 }
@@ -95,10 +95,10 @@ impl<'a> Session<'a> {
     fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss) -> Outcome<Session<'a>> {
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
-        let client = store::holding(global, ask, on_loss)?;
+        let (url, client) = (store::url(global)?, store::holding(global, ask, on_loss)?);
         let signals = signals::watch().map_err(internal)?;
-        let draws = !global.quiet && !global.json && is_stderr_a_terminal();
-        Ok(Session { ask, on_loss, draws, client, signals })
+        let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
+        Ok(Session { ask, url, on_loss, shows, json: global.json, client, signals })
     }
 
     fn request(&self, key: &str) -> LockRequest {
@@ -113,31 +113,34 @@ impl<'a> Session<'a> {
     }
 
     fn wait(&self, request: LockRequest) -> Outcome<LockGuard> {
-        wait(request, &self.signals, self.draws)
+        wait(request, &self.signals, self.shows)
     }
 
     /// Runs the command while `guard` holds, then releases it.
     fn hold(&self, command: &[OsString], guard: LockGuard) -> Outcome<End> {
         let terminal = Terminal::open();
         let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-        let mut prepared = prepared(getpid(), foreground, command);
+        let mut prepared = prepared(getpid(), foreground, self.json, command);
         prepared.env("LEASEHOLD_KEY", guard.key());
         prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
         prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
         prepared.env("LEASEHOLD_OWNER", guard.info().owner());
-        // It may hold a password.
-        prepared.env_remove("LEASEHOLD_STORE");
+        let (name, value) = store::passed_on(self.url.clone());
+        prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).env(name, value);
         let job = Job::start(prepared, terminal).map_err(|error| {
             let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
             Failure::Own(code::CANNOT_RUN, message)
         })?;
         let mut holding = Holding {
-            kill_after: self.ask.kill_after,
+            kill_after: self.ask.kill_after(),
+            after_kill: self.ask.after_kill(),
+            kill_after_term: self.ask.kill_after_term(),
             on_loss: self.on_loss,
             guard,
             job,
             lost: None,
             told_to_end: None,
+            kill_by: None,
             kill_at: never(),
             resume_at: never(),
         };
@@ -153,13 +156,22 @@ fn internal(error: impl std::fmt::Display) -> Failure {
 /// A command that runs while a lock is held.
 struct Holding {
     kill_after: Duration,
+    after_kill: Duration,
+    kill_after_term: Option<Duration>,
     on_loss: OnLoss,
     guard: LockGuard,
     job: Job,
     lost: Option<Loss>,
     told_to_end: Option<Signal>,
+    /// When `kill_at` comes.
+    kill_by: Option<Instant>,
     kill_at: Receiver<Instant>,
     resume_at: Receiver<Instant>,
+}
+
+/// Whether a signal stops a process.
+fn is_stop(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGSTOP | Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU)
 }
 
 impl Holding {
@@ -177,10 +189,7 @@ impl Holding {
             select! {
                 recv(signals) -> signal => match signal {
                     Ok(Signal::SIGCONT) => self.resume(),
-                    Ok(signal) if PASSED_ON.contains(&signal) => {
-                        self.told_to_end = self.told_to_end.or(Some(signal).filter(|s| ENDING.contains(s)));
-                        self.job.signal(signal);
-                    }
+                    Ok(signal) if PASSED_ON.contains(&signal) => self.pass_on(signal),
                     _ => {}
                 },
                 recv(losses) -> loss => {
@@ -188,12 +197,45 @@ impl Holding {
                     loss.into_iter().for_each(|loss| self.lose(loss));
                 }
                 recv(self.kill_at) -> _ => self.job.signal(Signal::SIGKILL),
-                recv(self.resume_at) -> _ => if self.job.is_stopped() {
+                recv(self.resume_at) -> _ => if self.job.is_stopped() && !self.is_halted() {
                     self.resume();
                 },
                 recv(left_behind) -> _ => {}
             }
         }
+    }
+
+    fn pass_on(&mut self, signal: Signal) {
+        self.job.signal(signal);
+        if !ENDING.contains(&signal) {
+            return;
+        }
+        self.told_to_end = self.told_to_end.or(Some(signal));
+        if signal == Signal::SIGTERM
+            && let Some(kill_after) = self.kill_after_term
+        {
+            self.kill_within(kill_after);
+        }
+        // A stopped command would take it only when somebody continues it, and keep the lock until then.
+        if self.job.look() || self.job.is_stopped() {
+            self.resume();
+            if self.is_halted() {
+                self.job.go_on();
+            }
+        }
+    }
+
+    /// KILL then, or earlier if that was decided before.
+    fn kill_within(&mut self, time: Duration) {
+        let by = Instant::now() + time;
+        let by = self.kill_by.map_or(by, |before| before.min(by));
+        self.kill_by = Some(by);
+        self.kill_at = at(by);
+    }
+
+    /// Whether the loss was to stop the command: then only somebody else continues it.
+    fn is_halted(&self) -> bool {
+        self.lost.is_some() && matches!(self.on_loss, OnLoss::Signal(signal) if is_stop(signal))
     }
 
     /// This process was stopped, and so was the command. It goes on only if the lock is still held.
@@ -215,7 +257,9 @@ impl Holding {
             OnLoss::Kill => self.end_command(),
             OnLoss::Signal(signal) => {
                 self.job.signal(signal);
-                self.job.go_on();
+                if !is_stop(signal) {
+                    self.job.go_on();
+                }
                 format!("the command gets {signal}")
             }
             OnLoss::Ignore => {
@@ -229,7 +273,7 @@ impl Holding {
 
     /// TERM, and KILL while nobody else can be in.
     fn end_command(&mut self) -> String {
-        let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(BEFORE_THE_END));
+        let end = self.guard.info().leased_until().and_then(|end| end.checked_sub(self.after_kill));
         // Nothing is left when we were stopped or suspended for longer than the lease.
         let left = end.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
         let kill_after = left.map_or(self.kill_after, |left| left.min(self.kill_after));
@@ -238,7 +282,7 @@ impl Holding {
             return "the command is killed".to_owned();
         }
         self.job.signal(Signal::SIGTERM);
-        self.kill_at = at(Instant::now() + kill_after);
+        self.kill_within(kill_after);
         format!("the command is ended, by KILL in {}", words(kill_after))
     }
 

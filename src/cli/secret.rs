@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::failure::{Failure, Outcome, code};
+use crate::words::plain;
 
 /// Others see the arguments of a process. If a URL is among them, this process begins anew with it in its
 /// environment instead, which only its user sees.
@@ -17,6 +18,13 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     let own = own.map_err(|error| Failure::Own(code::INTERNAL, error.to_string()))?;
     let error = Command::new(own).arg0(name).args(args).env("LEASEHOLD_STORE", url).exec();
     Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {error}")))
+}
+
+/// Whether a URL that a client has connected with may hold one. Only MongoDB's can: as a part of its hosts, or as an
+/// option.
+pub fn has_password(url: &str) -> bool {
+    let may = |word: &str| url.to_ascii_lowercase().contains(word);
+    may("mongodb") && ["@", "%40", "password", "properties"].into_iter().any(may)
 }
 
 /// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.
@@ -49,7 +57,11 @@ pub fn scrubbed(message: &str, given: &[OsString]) -> String {
             && let Some((secret, _)) = rest.rsplit_once('@')
             && !secret.is_empty()
         {
-            message = message.replace(secret, "***");
+            // As it is, and as it is shown where a terminal would obey it.
+            let stripped = anstream::adapter::strip_str(secret).to_string();
+            for shown in [&plain(secret), secret, &plain(&stripped)].into_iter().filter(|s| !s.is_empty()) {
+                message = message.replace(shown, "***");
+            }
         }
     }
     message
@@ -74,8 +86,23 @@ mod tests {
     }
 
     #[test]
+    fn a_url_with_a_password_is_known() {
+        for with in ["mongodb://u:p@h/d", "mongodb+srv://u:p@h/d", "MongoDB://h/d?tlsCertificateKeyFilePassword=x"] {
+            assert!(has_password(with), "{with}");
+        }
+        let spanner = "spanner:projects/p/instances/i/databases/d?table=t";
+        for without in ["sqlite:/a@b/c.db", "mongodb://h/d?collection=c", "dynamodb://t?region=r", spanner] {
+            assert!(!has_password(without), "{without}");
+        }
+    }
+
+    #[test]
     fn passwords_are_scrubbed() {
         let given = os(&["l", "mongodb://me:p@ss@host/db"]);
         assert_eq!(scrubbed("unknown 'mongodb://me:p@ss@host/db'", &given), "unknown 'mongodb://***@host/db'");
+        let given = os(&["l", "mongodb://me:\u{1b}[1mp\u{7}@host/db"]);
+        for shown in [given[1].to_str().unwrap(), &plain(given[1].to_str().unwrap()), "mongodb://me:p@host/db"] {
+            assert_eq!(scrubbed(shown, &given), "mongodb://***@host/db");
+        }
     }
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold::{LockStatus, Mutex};
 use serde_json::{Value, json};
+use terminal_size::{Width, terminal_size_of};
 
-use crate::words::{ago, clock_time, timestamp, words};
+use crate::words::{ago, clock_time, fitted, timestamp, words};
 
 /// Whether the waiting line stands on the terminal.
 static LINE: Mutex<bool> = Mutex::new(false);
@@ -42,7 +43,9 @@ pub fn wait_line(text: &str) {
     }
     *line = !text.is_empty();
     let mut err = io::stderr().lock();
-    // Cut off at the right edge, since a line that wraps could not be drawn over.
+    let columns = terminal_size_of(io::stderr()).map_or(usize::MAX, |(Width(columns), _)| usize::from(columns));
+    let text = fitted(text, columns);
+    // What is wider all the same must not wrap, since it could not be drawn over.
     let _ = write!(err, "\r\x1b[K\x1b[?7l{text}\x1b[?7h").and_then(|()| err.flush());
 }
 

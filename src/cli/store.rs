@@ -2,22 +2,52 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use leasehold::{ClientBuilder, Event, LockClient, Observer};
 
 use crate::args::{Ask, Global, OnLoss};
 use crate::failure::{Failure, Outcome};
+use crate::secret::has_password;
 use crate::show::{holder, say};
 use crate::words::words;
 
+/// Stands in the environment of a command in place of a URL with a password.
+pub const WITHHELD: &str = "LEASEHOLD_STORE_WITHHELD";
+
+/// The store that is meant.
+pub fn url(global: &Global) -> Outcome<String> {
+    match global.store.as_deref().filter(|url| !url.is_empty()) {
+        Some(url) => Ok(url.to_owned()),
+        // The default would be another store than the outer one's.
+        None if std::env::var_os(WITHHELD).is_some() => Err(Failure::config(
+            "the store of the leasehold around this one was not passed on, since its URL has a password; give a \
+             --store, or set LEASEHOLD_STORE",
+        )),
+        None => default_url(),
+    }
+}
+
+/// What the environment of a command says of our store: its name and value.
+pub fn passed_on(url: String) -> (&'static str, String) {
+    if has_password(&url) {
+        return (WITHHELD, "1".to_owned());
+    }
+    // The command may work in another folder.
+    let is_absolute = |path: &str| ["/", "%2f", "%2F"].iter().any(|root| path.starts_with(root));
+    let path = url.strip_prefix("sqlite:").filter(|path| !is_absolute(path));
+    let here = path.and_then(|path| Some((path, std::env::current_dir().ok()?.into_os_string().into_string().ok()?)));
+    let url = here.map(|(path, folder)| format!("sqlite:{}/{path}", escaped(&folder))).unwrap_or(url);
+    ("LEASEHOLD_STORE", url)
+}
+
+/// A file's path as a URL has it.
+fn escaped(path: &str) -> String {
+    path.replace('%', "%25").replace('?', "%3F")
+}
+
 /// What a command wants from its client.
 pub fn builder(global: &Global) -> Outcome<ClientBuilder> {
-    let url = match global.store.as_deref().filter(|url| !url.is_empty()) {
-        Some(url) => url.to_owned(),
-        None => default_url()?,
-    };
-    let builder = LockClient::builder(url);
+    let builder = LockClient::builder(url(global)?);
     Ok(if global.verbose == 0 { builder } else { builder.observer(Arc::new(Events { requests: global.verbose > 1 })) })
 }
 
@@ -26,22 +56,19 @@ pub fn client(global: &Global) -> Outcome<LockClient> {
     Ok(builder(global)?.connect()?)
 }
 
-/// What passes between KILL and the moment when the store could grant the lock to another.
-const AFTER_KILL: Duration = Duration::from_secs(1);
-
 /// A client for whoever runs a command while it holds: so much of each lease is kept back that the command is
 /// ended in it.
 pub fn holding(global: &Global, ask: &Ask, on_loss: OnLoss) -> Outcome<LockClient> {
     let mut builder = builder(global)?.lease(ask.lease);
     if on_loss == OnLoss::Kill {
-        let margin = ask.kill_after + AFTER_KILL;
-        if margin > ask.lease / 3 {
-            let (kill, lease, least) = (words(ask.kill_after), words(ask.lease), words(margin * 3));
-            return Err(Failure::usage(format!(
-                "--kill-after is {kill}, too long for a --lease of {lease}: with a second on top it must be at most a \
-                 third of the lease, so make the lease {least} or longer"
-            )));
-        }
+        let margin = ask.margin().map_err(|least| {
+            let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));
+            Failure::usage(format!(
+                "--kill-after is {kill}, too long for a --lease of {lease}: with {rest} on top it must be at most a \
+                 third of the lease, so make the lease {} or longer",
+                words(least)
+            ))
+        })?;
         builder = builder.margin(margin);
     }
     if let Some(owner) = &ask.owner {
@@ -65,7 +92,7 @@ fn default_url() -> Outcome<String> {
     make_folder(&folder)?;
     let path = folder.join("locks.db");
     match path.to_str() {
-        Some(path) => Ok(format!("sqlite:{}", path.replace('%', "%25").replace('?', "%3F"))),
+        Some(path) => Ok(format!("sqlite:{}", escaped(path))),
         None => Err(Failure::config(format!("{} is not UTF-8; give a --store", path.display()))),
     }
 }

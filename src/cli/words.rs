@@ -40,9 +40,21 @@ pub fn words(d: Duration) -> String {
 }
 
 /// How long ago that was.
+pub fn age(at: SystemTime) -> Duration {
+    SystemTime::now().duration_since(at).unwrap_or_default()
+}
+
+/// The same in words.
 pub fn ago(at: SystemTime) -> String {
-    let age = SystemTime::now().duration_since(at).unwrap_or_default();
-    format!("{} ago", words(age))
+    format!("{} ago", words(age(at)))
+}
+
+/// The text in so many columns, with an ellipsis in place of what does not fit.
+pub fn fitted(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// UTC, for people.
@@ -57,11 +69,22 @@ pub fn timestamp(at: SystemTime) -> Option<String> {
 
 /// A name that others chose, without anything that a terminal would obey.
 pub fn plain(text: &str) -> String {
-    let obeyed = |c: char| {
-        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     let shown = |c: char| if obeyed(c) { c.escape_unicode().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()
+}
+
+/// The same for a text of several lines.
+pub fn plain_lines(text: &str) -> String {
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether a terminal would obey something in it.
+pub fn is_obeyed(text: &str) -> bool {
+    text.contains(obeyed)
+}
+
+fn obeyed(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
@@ -95,6 +118,11 @@ mod tests {
         for (millis, text) in cases {
             assert_eq!(words(Duration::from_millis(millis)), text);
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_ends_with_an_ellipsis() {
+        assert_eq!([5, 4, 2, 1].map(|columns| fitted("häng", columns)), ["häng", "häng", "h…", "…"]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::leader::Leader;
 use super::leadership::TermEnd;
 use super::shared::Shared;
 use super::told::{Callbacks, Teller};
+use crate::cancel::CancelToken;
 use crate::client::LockClient;
 use crate::error::{Error, Result};
 
@@ -42,6 +43,7 @@ pub struct ElectionBuilder {
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     stand_again: bool,
+    cancels: Vec<CancelToken>,
     // The mutexes are never locked: they make the builder `Sync` without asking that of closures.
     health: Option<Health>,
     callbacks: Mutex<Callbacks>,
@@ -58,6 +60,7 @@ impl LockClient {
             lease: None,
             max_hold: None,
             stand_again: true,
+            cancels: Vec::new(),
             health: None,
             callbacks: Mutex::default(),
         }
@@ -96,6 +99,15 @@ impl ElectionBuilder {
     /// Defaults to true.
     pub fn stand_again(mut self, stand_again: bool) -> Self {
         self.stand_again = stand_again;
+        self
+    }
+
+    /// Ends each standing, now and later: the wait of [`campaign`](Election::campaign) with an error of kind
+    /// `Cancelled`, and what [`run`](Election::run) or [`lead`](Election::lead) started as by a
+    /// [`stop`](Election::stop) that nobody waits for. A [`Leadership`](crate::Leadership) that `campaign` gave stays
+    /// with whoever has it. Each of several tokens does. Defaults to none.
+    pub fn cancel(mut self, cancel: &CancelToken) -> Self {
+        self.cancels.push(cancel.clone());
         self
     }
 
@@ -142,6 +154,7 @@ impl ElectionBuilder {
             lease,
             max_hold: self.max_hold,
             stand_again: self.stand_again,
+            cancels: self.cancels,
             health: self.health,
             teller: Teller::new(self.callbacks.into_inner()),
             terms: AtomicU64::new(0),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::shared::Shared;
 use crate::error::{ErrorKind, Result};
 use crate::guard::LockGuard;
+use crate::log;
 use crate::loss::{Loss, LossWatch};
 use crate::rt::thread::Thread;
 

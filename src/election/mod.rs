@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{ErrorKind, Result};
+use crate::log;
 use crate::rt::deadline::far_from;
 
 pub use builder::ElectionBuilder;
@@ -130,7 +131,7 @@ impl Election {
     ///
     /// # Errors
     /// `AlreadyHeld` while this election stands or leads already; `Cancelled` when it was
-    /// [stopped](Election::stop) meanwhile; else as [`LockRequest::lock`](crate::LockRequest::lock).
+    /// [stopped](Election::stop) meanwhile, or its [token](ElectionBuilder::cancel) cancelled; else as [`LockRequest::lock`](crate::LockRequest::lock).
     ///
     /// # Example
     /// ```
@@ -184,7 +185,7 @@ impl Election {
 
     /// Waits until what [`run`](Election::run) or [`lead`](Election::lead) started is over: after
     /// [`stop`](Election::stop) or the client's `close`, or after one term without
-    /// [`stand_again`](ElectionBuilder::stand_again).
+    /// [`stand_again`](ElectionBuilder::stand_again). Called by the closure itself, it returns at once.
     pub fn wait(&self) {
         self.shared.wait();
     }
@@ -204,6 +205,18 @@ impl Election {
     }
 }
 
+impl Election {
+    /// What a drop does, while others still have it.
+    pub(crate) fn end_quietly(&self) {
+        if let Err(error) = self.shared.stop(far_from(Instant::now(), self.shared.bound()), false)
+            && error.kind() != ErrorKind::Lost
+        {
+            log::warn!(target: "leasehold::election", name:? = self.shared.name;
+                "the leader could not resign; its lease runs out: {error}");
+        }
+    }
+}
+
 impl Drop for Election {
     fn drop(&mut self) {
         if !self.shared.client.family.is_own_process() {
@@ -211,12 +224,7 @@ impl Drop for Election {
             std::mem::forget(self.shared.clone());
             return;
         }
-        if let Err(error) = self.shared.stop(far_from(Instant::now(), self.shared.bound()), false)
-            && error.kind() != ErrorKind::Lost
-        {
-            log::warn!(target: "leasehold::election", name:? = self.shared.name;
-                "the leader could not resign; its lease runs out: {error}");
-        }
+        self.end_quietly();
     }
 }
 

@@ -13,6 +13,7 @@ use super::shared::{Shared, Stands};
 use crate::cancel::CancelToken;
 use crate::error::{ErrorKind, Result};
 use crate::lease::backoff;
+use crate::log;
 use crate::loss::LossReason;
 use crate::rt::deadline::{Deadline, far_from};
 use crate::rt::thread::Thread;
@@ -78,7 +79,8 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         Over::Lost | Over::Asked | Over::Done(false) => TermEnd::Resigned,
     });
     let has_ended = work.is_none() || matches!(over, Over::Done(_)) || wait_for_work(stands, &done);
-    let by = standing.ends.lock().map_or_else(|| far_from(Instant::now(), shared.bound()), |(_, by)| by);
+    let by = far_from(Instant::now(), shared.bound());
+    let by = if standing.stop.is_cancelled() { standing.ends(by).1 } else { by };
     let outcome = if has_ended {
         term.guard.release_within(by.saturating_duration_since(Instant::now()))
     } else {
@@ -125,7 +127,7 @@ fn wait_for_work(stands: &Stands, done: &Receiver<bool>) -> bool {
         recv(done) -> _ => return true,
         recv(stands.standing.stop.cancelled()) -> _ => {}
     }
-    let patience = stands.standing.ends.lock().map_or_else(Instant::now, |(patience, _)| patience);
+    let (patience, _) = stands.standing.ends(far_from(Instant::now(), stands.shared.bound()));
     done.recv_deadline(patience) != Err(RecvTimeoutError::Timeout)
 }
 

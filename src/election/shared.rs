@@ -17,6 +17,7 @@ use super::told::Teller;
 use crate::cancel::CancelToken;
 use crate::client::LockClient;
 use crate::error::{Error, ErrorKind, Result};
+use crate::log;
 use crate::request::LockRequest;
 use crate::rt::deadline::Deadline;
 use crate::rt::family::EndsFirst;
@@ -31,6 +32,8 @@ pub(super) struct Shared {
     pub lease: Duration,
     pub max_hold: Option<Duration>,
     pub stand_again: bool,
+    /// Each ends every standing.
+    pub cancels: Vec<CancelToken>,
     pub health: Option<Health>,
     pub teller: Teller,
     pub terms: AtomicU64,
@@ -47,7 +50,7 @@ pub(super) struct Shared {
 pub(super) struct Standing {
     pub stop: CancelToken,
     /// After a stop: until when the closure may go on, and until when the release has to be answered.
-    pub ends: Mutex<Option<(Instant, Instant)>>,
+    ends: Mutex<Option<(Instant, Instant)>>,
     /// What the release after the stop said.
     pub outcome: Mutex<Result<()>>,
     /// Those who would wait for themselves.
@@ -59,10 +62,22 @@ pub(super) struct Standing {
 }
 
 impl Standing {
+    /// Until when the closure may go on, and until when the release has to be answered: what was said first, at the
+    /// latest `by`.
+    pub fn ends(&self, by: Instant) -> (Instant, Instant) {
+        let left = by.saturating_duration_since(Instant::now());
+        // The release needs a moment, too, and then the thread.
+        *self.ends.lock().get_or_insert((by - left / 10, by - left / 20))
+    }
+
+    /// Whether this thread would wait for itself.
+    fn is_crew(&self) -> bool {
+        self.crew.lock().contains(&std::thread::current().id())
+    }
+
     /// Waits for its end until `by`, but not on a thread that it needs for that. Tells whether time is over.
     fn is_late(&self, by: Instant) -> bool {
-        let is_crew = self.crew.lock().contains(&std::thread::current().id());
-        !is_crew && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
+        !self.is_crew() && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
     }
 }
 
@@ -122,8 +137,10 @@ impl Shared {
             return Err(self.client.error(ErrorKind::AlreadyHeld, &self.name, message));
         }
         let (running, over) = crossbeam_channel::bounded(0);
+        let stop = CancelToken::new();
+        self.cancels.iter().for_each(|cancel| stop.follow(cancel));
         let standing = Arc::new(Standing {
-            stop: CancelToken::new(),
+            stop,
             ends: Mutex::default(),
             outcome: Mutex::new(Ok(())),
             crew: Mutex::default(),
@@ -218,9 +235,7 @@ impl Shared {
     fn ask(&self, by: Instant, also_campaigns: bool) -> Option<Arc<Standing>> {
         let standing = self.standing.lock().clone();
         if let Some(standing) = &standing {
-            // The release needs a moment, too, and then the thread.
-            let left = by.saturating_duration_since(Instant::now());
-            standing.ends.lock().get_or_insert((by - left / 10, by - left / 20));
+            standing.ends(by);
             standing.stop.cancel();
         }
         let standing = standing.filter(|standing| !standing.is_campaign);
@@ -236,7 +251,7 @@ impl Shared {
     /// Waits for the end of what runs.
     pub fn wait(&self) {
         if self.client.family.is_own_process() {
-            let standing = self.standing.lock().clone();
+            let standing = self.standing.lock().clone().filter(|standing| !standing.is_crew());
             let _ = standing.map(|standing| standing.over.recv());
         }
     }

@@ -1,5 +1,6 @@
 //! Callbacks, on one thread of their own, so that they come in order and each "won" has its "lost".
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
@@ -102,33 +103,46 @@ impl Teller {
 
 fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
     let mut term: Option<(u64, Receiver<Loss>)> = None;
+    // A node may win again before it is known how its last term ended: what was said since the second win.
+    let mut later = VecDeque::new();
     let nothing = never();
     loop {
+        let next = if term.is_none() { later.pop_front() } else { None };
         let loss = term.as_ref().map_or(&nothing, |(_, loss)| loss);
-        let message = select! {
-            recv(inbox) -> message => message,
-            // It is disconnected when the lock is released: who does that says why.
-            recv(loss) -> loss => match (loss, &mut term) {
-                (Ok(loss), Some((token, _))) => Ok(Message::Over(*token, TermEnd::Lost(loss))),
-                (_, Some((_, loss))) => { *loss = never(); continue }
-                (_, None) => continue,
+        let message = match next {
+            Some(message) => message,
+            None => select! {
+                recv(inbox) -> message => match (message, &term) {
+                    (Ok(message @ Message::Over(token, _)), Some((open, _))) if token == *open => message,
+                    (Ok(message), Some(_)) if matches!(message, Message::Won(..)) || !later.is_empty() => {
+                        later.push_back(message);
+                        continue;
+                    }
+                    (Ok(message), _) => message,
+                    (Err(_), _) => return,
+                },
+                // It is disconnected when the lock is released: who does that says why.
+                recv(loss) -> loss => match (loss, &mut term) {
+                    (Ok(loss), Some((token, _))) => Message::Over(*token, TermEnd::Lost(loss)),
+                    (_, Some((_, loss))) => { *loss = never(); continue }
+                    (_, None) => continue,
+                },
             },
         };
         match message {
-            Ok(Message::Won(token, loss)) => {
+            Message::Won(token, loss) => {
                 term = Some((token, loss));
                 callbacks.won.iter_mut().for_each(|won| contained("won callback", || won(token)));
             }
-            Ok(Message::Over(token, end)) => {
+            Message::Over(token, end) => {
                 if term.take_if(|(current, _)| *current == token).is_some() {
                     callbacks.lost.iter_mut().for_each(|lost| contained("lost callback", || lost(token, &end)));
                 }
             }
-            Ok(Message::Leader(leader)) => {
+            Message::Leader(leader) => {
                 callbacks.leader.iter_mut().for_each(|seen| contained("leader callback", || seen(&leader)));
             }
-            Ok(Message::Flush(told)) => drop(told),
-            Err(_) => return,
+            Message::Flush(told) => drop(told),
         }
     }
 }

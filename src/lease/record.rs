@@ -195,6 +195,8 @@ pub struct LockRecord {
     pub pins: BTreeSet<String>,
     /// Acquisitions that must never be granted, however late they arrive.
     pub given_up: BTreeSet<GrantId>,
+    /// When the last one gave up, as a stamp; zero where the store remembers nobody who did.
+    pub gave_up_at: u64,
     /// Raised by every write; zero where there is no row.
     pub version: u64,
     /// The form in which the row was written, major and minor.
@@ -212,6 +214,7 @@ impl LockRecord {
             shared: Vec::new(),
             pins: BTreeSet::new(),
             given_up: BTreeSet::new(),
+            gave_up_at: 0,
             version: 0,
             format: (FORMAT_MAJOR, FORMAT_MINOR),
         }

@@ -225,6 +225,7 @@ pub fn give_up(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<Rele
     let mut next = record.clone();
     next.take(grant);
     next.given_up.insert(grant.clone());
+    next.gave_up_at = next.gave_up_at.max(times.stamp);
     Step::write(released.answer, next)
 }
 
@@ -237,10 +238,11 @@ pub struct Purge {
     pub delete: bool,
 }
 
-/// Frees the holders whose lease ended at or before `ended_before`; leases are left alone.
+/// Frees the holders whose lease ended at or before `ended_before`. A name that holds a lease keeps it until somebody
+/// expires it, and pins stay until they are taken back.
 ///
-/// A row that is free afterwards and whose token is below `idle_before` may be deleted, unless it
-/// says who gave up: a late copy of that acquisition would be granted on the missing row.
+/// A row that is free afterwards may be deleted, if its token and the last that gave up on it are older than
+/// `idle_before`: no copy of an acquisition is on its way for so long, which would be granted on the missing row.
 pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> Step<Purge> {
     let mut next = record.clone();
     let mut freed = Vec::new();
@@ -250,11 +252,9 @@ pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> 
         freed.extend(next.shared.extract_if(.., |h| ended(h)).map(|h| (Mode::Shared, h)));
     }
     let delete = record.exists()
-        && record.kind == Kind::Lock
         && next.holders().next().is_none()
         && next.pins.is_empty()
-        && next.given_up.is_empty()
-        && next.token < idle_before;
+        && next.token.max(next.gave_up_at) < idle_before;
     if freed.is_empty() && !delete {
         return Step::keep(Purge { freed, delete });
     }

@@ -9,15 +9,16 @@ use crate::client::{LockClient, attempt_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
 use crate::lease::{Holder, Kind, LockRecord, Mode, Step, Times, backoff, transition};
-use crate::options::{Terms, check_duration, check_text};
+use crate::options::{Terms, check_duration};
 use crate::rt::deadline::Deadline;
 use crate::rt::hold::Callbacks;
 use crate::rt::want::{Chain, Granted, local_end};
 use crate::settle::Found;
+use key::check_text;
 
 mod keeper;
 pub(crate) mod key;
-mod status;
+pub(crate) mod status;
 
 pub use keeper::LeaseKeeper;
 pub use status::LeaseStatus;

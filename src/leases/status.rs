@@ -22,7 +22,7 @@ pub struct LeaseStatus {
 
 impl LeaseStatus {
     /// A holder of the record that was seen, at this time of the store.
-    pub(super) fn new(seen: &Seen, holder: &Holder, now: StoreTime) -> Self {
+    pub(crate) fn new(seen: &Seen, holder: &Holder, now: StoreTime) -> Self {
         let lock = Lock::found(&seen.record.key, Mode::Exclusive, holder, now);
         let remaining = holder.until.left(now).unwrap_or(Duration::MAX);
         LeaseStatus { lock, remaining, is_live: seen.is_live(holder), pins: seen.record.pins.clone() }

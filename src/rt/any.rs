@@ -132,14 +132,19 @@ impl AnyWait<'_> {
         Ok(None)
     }
 
-    /// Takes what was handed over, or else looks at the keys that were told, or at all when it is time to, and asks
-    /// for those that look free. Each only at the head of its line.
+    /// Takes what was handed over, or else looks at the keys that were told or are due, and asks for those that look
+    /// free. Each only at the head of its line.
     fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
-        let mut told: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
-        if !told.contains(&true) {
-            told.fill(true);
-        }
+        let now = Instant::now();
+        let is_due = |wait: &Wait<'_>| wait.look_at.is_some_and(|at| at <= now);
+        let is_round = self.waits.iter().any(is_due);
+        let told: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
         for (wait, is_told) in self.waits.iter_mut().zip(told) {
+            // Keys that nobody tells are looked at in one round, so that their order counts.
+            let is_told = is_told || is_due(wait) || (is_round && !wait.is_told);
+            if is_told {
+                wait.look_at = None;
+            }
             let Some(ticket) = wait.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
             let is_idle = ticket.place() > 0 || !is_told || ticket.stands_back().is_some() || ticket.is_held();
             if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
@@ -160,14 +165,14 @@ impl AnyWait<'_> {
         Ok(None)
     }
 
-    /// Waits until it is time to look at all keys again, or something is told; false when the call's time is over.
+    /// Waits until it is time to look at a key again, or something is told; false when the call's time is over.
     fn pause(&mut self, overall: &Deadline, is_new: bool) -> bool {
         self.waits.iter_mut().for_each(Wait::tell);
-        let at_head = self.waits.iter().filter(|wait| wait.ticket.as_ref().is_some_and(|t| t.place() == 0));
-        let delay = at_head.map(|wait| wait.look_at_head_after(is_new)).min().unwrap_or(FIRST_WARNING);
-        let until = far_from(Instant::now(), delay);
+        let now = Instant::now();
+        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, is_new)).min();
+        let until = next.unwrap_or_else(|| far_from(now, FIRST_WARNING));
         loop {
-            let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(delay);
+            let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(FIRST_WARNING);
             let left = until.saturating_duration_since(Instant::now());
             let nudges = || self.waits.iter().filter_map(|wait| wait.ticket.as_ref()).map(Ticket::nudged);
             if !overall.wait_for_any(left.min(tell_after), nudges()) {

@@ -1,11 +1,11 @@
 //! The clock that counts suspend, and the wall clock that only tokens are made from.
 
 use std::ops::{Add, Sub};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 /// A point on the boot-time clock of this host: it goes on while the machine is suspended and no
@@ -60,7 +60,7 @@ impl Sub<Duration> for BootTime {
 pub struct Clock {
     boot_offset: AtomicU64,
     wall_offset: AtomicI64,
-    on_jump: Mutex<Vec<Sender<()>>>,
+    on_jump: Mutex<Vec<Weak<Sender<()>>>>,
 }
 
 impl Clock {
@@ -85,7 +85,10 @@ impl Clock {
     pub fn advance(&self, by: Duration) {
         let nanos = by.as_nanos().try_into().unwrap_or(u64::MAX);
         self.boot_offset.fetch_add(nanos, Ordering::SeqCst);
-        self.on_jump.lock().retain(|watcher| watcher.send(()).is_ok());
+        for jump in self.on_jump.lock().iter().filter_map(Weak::upgrade) {
+            // A full channel holds one already.
+            let _ = jump.try_send(());
+        }
     }
 
     /// Sets the wall clock off by so many microseconds.
@@ -93,19 +96,34 @@ impl Clock {
         self.wall_offset.store(micros, Ordering::SeqCst);
     }
 
-    /// Sends to `watcher` after each [`advance`](Clock::advance).
-    pub fn tell_jumps(&self, watcher: Sender<()>) {
-        self.on_jump.lock().push(watcher);
+    /// Tells of each [`advance`](Clock::advance) from now on.
+    pub fn jumps(&self) -> Jumps {
+        let (jump, jumps) = crossbeam_channel::bounded(1);
+        let jump = Arc::new(jump);
+        let mut on_jump = self.on_jump.lock();
+        if on_jump.len() == on_jump.capacity() {
+            on_jump.retain(|jump| jump.strong_count() > 0);
+        }
+        on_jump.push(Arc::downgrade(&jump));
+        Jumps { _jump: jump, jumps }
     }
 }
 
-#[cfg(target_os = "linux")]
+/// Gets a message after a jump of the clock, for as long as it lives.
+#[derive(Debug)]
+pub struct Jumps {
+    _jump: Arc<Sender<()>>,
+    /// Ready after a jump.
+    pub jumps: Receiver<()>,
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
 fn boot_nanos() -> u64 {
     nanos_of(nix::time::ClockId::CLOCK_BOOTTIME)
 }
 
 /// `CLOCK_MONOTONIC_RAW` counts sleep on macOS, and clock adjustments do not reach it.
-#[cfg(all(unix, not(target_os = "linux")))]
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
 fn boot_nanos() -> u64 {
     nanos_of(nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW))
 }

@@ -13,13 +13,15 @@ use super::hold::{Callbacks, Hold, Setup};
 use super::hub::Hub;
 use super::queue::Queues;
 use super::thread::Thread;
+use super::undo::Undo;
 use super::want::Granted;
 use super::watcher::Watcher;
 use crate::backend::{Attempt, Backend, Released};
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Labels, backoff};
-use crate::options::{ClientOptions, MAX_ACQUIRE_LEASE, Terms, default_labels};
+use crate::options::{ClientOptions, Terms, default_labels};
+use crate::process::ProcessId;
 
 /// So many guards are released at the same time by `close`; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -34,17 +36,17 @@ pub struct Family {
     /// What tells them that a lock may be free.
     pub hub: Arc<Hub>,
     labels: Labels,
-    pid: u32,
+    process: ProcessId,
     watcher: Arc<Watcher>,
     /// Wakes every waiter; nothing is acquired afterwards.
     closing: CancelToken,
-    /// Ends what still runs in the background.
-    stop: CancelToken,
-    background: Mutex<Vec<Thread>>,
+    undo: Arc<Undo>,
     /// The threads that are about to obtain a lock.
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    /// Until when the drop may take, where it is a part of another one.
+    drop_by: Option<Instant>,
 }
 
 /// What works with a lock, and has to end before `close` releases it.
@@ -70,36 +72,36 @@ impl Drop for Obtaining {
 
 impl Family {
     pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
-        let pid = std::process::id();
         let (queues, closing) = (Arc::<Queues>::default(), CancelToken::new());
         let hub = Hub::new(backend.clone(), queues.clone(), clock.clone(), closing.clone(), options.request_timeout);
         Arc::new(Family {
             hub: Arc::new(hub),
+            undo: Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout)),
             watcher: Arc::new(Watcher::new(clock.clone())),
-            labels: default_labels(pid),
+            labels: default_labels(std::process::id()),
             backend,
             clock,
             options,
             queues,
-            pid,
+            process: ProcessId::current(),
             closing,
-            stop: CancelToken::new(),
-            background: Mutex::default(),
             obtaining: Mutex::default(),
             obtained: Condvar::new(),
             ends_first: Mutex::default(),
+            drop_by: None,
         })
     }
 
     /// Whether this is the process that connected, and not one forked from it.
     pub fn is_own_process(&self) -> bool {
-        self.pid == std::process::id()
+        self.process.is_current()
     }
 
     /// Refuses every call after `close` and in a forked child.
     pub fn check_open(&self) -> Result<()> {
         let why = if !self.is_own_process() {
-            "the client belongs to the process that this one was forked from; connect again here"
+            "the client belongs to the process that this one was forked from; connect again here, but not to an \
+             SQLite file that was open at the fork"
         } else if self.closing.is_cancelled() {
             "the client was closed"
         } else {
@@ -171,6 +173,7 @@ impl Family {
             observing: self.options.observing.clone(),
             terms,
             request_timeout: self.options.request_timeout,
+            drop_timeout: self.options.drop_timeout,
             outlived_by_grant,
         };
         let hold = Hold::new(granted, setup, callbacks);
@@ -188,38 +191,24 @@ impl Family {
         Ok(hold)
     }
 
-    /// Gives up an acquisition that was not answered, in the background, for as long as it could stand.
-    pub fn abandon(self: &Arc<Self>, mut attempt: Attempt) {
-        let (backend, queues, stop) = (self.backend.clone(), self.queues.clone(), self.stop.clone());
-        let request_timeout = self.options.request_timeout;
-        let key = attempt.key.clone();
-        let spawned = Thread::spawn("leasehold-undo", move || {
-            let deadline = Deadline::after(MAX_ACQUIRE_LEASE).or_cancel(&stop);
-            if let Err(error) = give_up(&*backend, &mut attempt, &deadline, request_timeout) {
-                log::warn!(target: "leasehold::client", key:? = attempt.key;
-                    "an unanswered acquire could not be given up; if it was granted, it expires within a minute: {error}");
-            }
-            // Whoever waits in this process need not wait for its next look.
-            queues.nudge(&attempt.key);
-        });
-        match spawned {
-            Ok(thread) => {
-                let mut background = self.background.lock();
-                background.retain(|thread| !thread.is_over());
-                background.push(thread);
-            }
-            Err(error) => {
-                log::warn!(target: "leasehold::client", key:?; "an unanswered acquire is not given up: {error}")
-            }
-        }
+    /// Gives up an acquisition that was not answered, in the background.
+    pub fn abandon(&self, attempt: Attempt) {
+        self.undo.push(attempt);
     }
 
     /// A call for a grant that no guard owns yet: when the store panics, it is given up, and the panic goes on.
-    pub fn unowned<T>(self: &Arc<Self>, attempt: &mut Attempt, call: impl FnOnce(&mut Attempt) -> T) -> T {
+    pub fn unowned<T>(&self, attempt: &mut Attempt, call: impl FnOnce(&mut Attempt) -> T) -> T {
         catch_unwind(AssertUnwindSafe(|| call(attempt))).unwrap_or_else(|panic| {
             self.abandon(attempt.without_native());
             resume_unwind(panic)
         })
+    }
+
+    /// Lets go of a handle, the last one within what a drop has left.
+    pub fn let_go(self: Arc<Self>, by: Instant) {
+        if let Some(mut family) = Arc::into_inner(self) {
+            family.drop_by = Some(by);
+        }
     }
 
     /// Ends everything within one bound. The first release that failed is its error.
@@ -242,14 +231,7 @@ impl Family {
 
     /// What was given up without an answer has until `soon`.
     fn end_background(&self, soon: Instant, by: Instant) {
-        let background = std::mem::take(&mut *self.background.lock());
-        for thread in &background {
-            thread.wait_until(soon);
-        }
-        self.stop.cancel();
-        for thread in background {
-            thread.join_by(by);
-        }
+        self.undo.end(soon, by);
         self.hub.close(by);
     }
 
@@ -315,16 +297,16 @@ impl Drop for Family {
     fn drop(&mut self) {
         if !self.is_own_process() {
             // Its threads and connections do not exist here: they are never dropped.
-            let background = std::mem::take(self.background.get_mut());
-            std::mem::forget((self.backend.clone(), self.watcher.clone(), self.hub.clone(), background));
+            std::mem::forget((self.backend.clone(), self.watcher.clone(), self.hub.clone(), self.undo.clone()));
             return;
         }
         self.closing.cancel();
         let now = Instant::now();
-        let by = far_from(now, self.options.drop_timeout);
+        let by = self.drop_by.unwrap_or_else(|| far_from(now, self.options.drop_timeout));
         // What is asked to end needs a moment to do so.
         let soon = by - by.saturating_duration_since(now) / 10;
         self.end_background(soon, by);
+        self.watcher.close(by);
     }
 }
 

@@ -11,6 +11,7 @@ use super::hold::{Beat, Hold};
 use super::thread::Thread;
 use crate::error::Result;
 use crate::lease::{Lease, backoff};
+use crate::log;
 use crate::loss::LossReason;
 use crate::options::Terms;
 
@@ -35,8 +36,8 @@ fn interval(terms: &Terms) -> Duration {
 pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
         if catch_unwind(AssertUnwindSafe(|| run(&hold))).is_err() {
-            log::error!(target: "leasehold::heartbeat", key:? = hold.granted.key(); "a heartbeat thread panicked");
             hold.lose(LossReason::HeartbeatDied);
+            log::error!(target: "leasehold::heartbeat", key:? = hold.granted.key(); "a heartbeat thread panicked");
         }
     })
 }

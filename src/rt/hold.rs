@@ -19,9 +19,11 @@ use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{End, Lease, Mode, StoreTime};
 use crate::lock::{Lock, LockStatus};
+use crate::log;
 use crate::loss::{Loss, LossReason, LossWatch};
-use crate::observer::{Event, Observing};
+use crate::observer::{Event, Observing, later};
 use crate::options::Terms;
+use crate::process::ProcessId;
 
 /// The pause after a heartbeat thread could not be started.
 const START_RETRY: Duration = Duration::from_millis(100);
@@ -40,6 +42,7 @@ pub struct Setup {
     pub observing: Observing,
     pub terms: Terms,
     pub request_timeout: Duration,
+    pub drop_timeout: Duration,
     /// Its end releases nothing.
     pub outlived_by_grant: bool,
 }
@@ -60,7 +63,7 @@ pub struct Hold {
     pub(super) granted: Lock,
     pub(super) granted_at: BootTime,
     pub(super) chain: Chain,
-    pid: u32,
+    process: ProcessId,
     /// Until when the holder counts itself as such, in boot time; zero once it does not. Raised
     /// only under `state` and while it is still to come.
     held_until: AtomicU64,
@@ -131,7 +134,7 @@ impl Hold {
         Arc::new(Hold {
             granted_at,
             chain,
-            pid: std::process::id(),
+            process: ProcessId::current(),
             held_until: AtomicU64::new(held_until.as_nanos()),
             shown: Arc::new(Mutex::new(lock.clone())),
             state: Mutex::new(State {
@@ -202,6 +205,15 @@ impl Hold {
         if self.is_own_process() { self.state.lock().lock.clone() } else { self.granted.clone() }
     }
 
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.setup.backend
+    }
+
+    /// How long a drop may take.
+    pub fn drop_timeout(&self) -> Duration {
+        self.setup.drop_timeout
+    }
+
     pub fn shown(&self) -> &Arc<Mutex<Lock>> {
         &self.shown
     }
@@ -212,7 +224,7 @@ impl Hold {
 
     /// Whether this is the process that made it, and not one forked from it.
     pub fn is_own_process(&self) -> bool {
-        self.pid == std::process::id()
+        self.process.is_current()
     }
 
     /// No I/O, no mutex, no thread: one clock and one number, right after a suspend, too.
@@ -279,6 +291,8 @@ impl Hold {
     }
 
     fn ask(&self, by: &Deadline) -> Result<Answer> {
+        // Dropped after `attempt` is free again: an observer may call the guard.
+        let _later = later();
         let Some(mut attempt) = self.attempt.try_lock_until(by.instant()) else {
             return Err(Error::new(ErrorKind::Store, "an earlier heartbeat is still under way").retryable());
         };
@@ -419,12 +433,12 @@ impl Hold {
 
     fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
         let key = &self.granted.key;
-        log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
-            "heartbeats fail; the lock will be lost soon");
-        self.setup.observing.tell(&Event::RenewalLate { key, left });
         if let Some(on_warning) = on_warning {
             self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
         }
+        log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
+            "heartbeats fail; the lock will be lost soon");
+        self.setup.observing.tell(&Event::RenewalLate { key, left });
     }
 
     fn expire(&self) {
@@ -453,11 +467,12 @@ impl Hold {
             state.callbacks.on_loss.take()
         };
         self.stop.cancel();
-        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
-        self.setup.observing.tell(&Event::Lost { loss: &loss });
         if let Some(on_loss) = on_loss {
+            let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
         }
+        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
+        self.setup.observing.tell(&Event::Lost { loss: &loss });
     }
 
     /// How the lock was lost, from what stands in its place.

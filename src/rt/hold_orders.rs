@@ -91,6 +91,7 @@ impl World {
             observing: Observing(Some(told.clone())),
             terms: wanted().terms,
             request_timeout: SLACK,
+            drop_timeout: SLACK,
             outlived_by_grant: false,
         };
         let waits = actors.iter().any(|actor| matches!(actor, Actor::Waits));

@@ -21,6 +21,7 @@ use crate::backend::Backend;
 use crate::cancel::CancelToken;
 use crate::error::Result;
 use crate::lease::backoff;
+use crate::log;
 
 /// Who waits again within this time finds everything still in place.
 const LINGER: Duration = Duration::from_millis(100);
@@ -172,8 +173,7 @@ impl Hub {
 
     /// Keeps the store telling what is waited for, and passes on what it tells.
     fn tell(&self) -> End {
-        let (jump, jumps) = crossbeam_channel::unbounded();
-        self.clock.tell_jumps(jump);
+        let jumps = self.clock.jumps();
         let mut skew = Skew::new(&self.clock);
         let mut tells: Receiver<String> = crossbeam_channel::never();
         let mut told = BTreeSet::new();
@@ -214,11 +214,11 @@ impl Hub {
             }
             let next = [shrink_at, is_more.then_some(call_at)].into_iter().flatten().min();
             let until = far_from(now, TICK).min(next.unwrap_or_else(|| far_from(now, TICK)));
-            if !self.wait(until, &tells, &jumps, shrink_at.is_none()) {
+            if !self.wait(until, &tells, &jumps.jumps, shrink_at.is_none()) {
                 let why = "it stopped to tell".to_owned();
                 return if started.elapsed() > LAST_RETRY { End::BrokenAnew(why) } else { End::Broken(why) };
             }
-            if jumps.try_iter().count() > 0 || skew.jumped(&self.clock) {
+            if jumps.jumps.try_iter().count() > 0 || skew.jumped(&self.clock) {
                 // The end of a lease may have come sooner than a sleep ends.
                 told.iter().for_each(|key| self.queues.nudge(key));
             }

@@ -9,6 +9,7 @@ use super::want::Patience;
 use crate::backend::Which;
 use crate::lease::{backoff, transition};
 use crate::lock::LockStatus;
+use crate::log;
 use crate::observer::{Event, contained};
 use crate::waiting::Waiting;
 
@@ -68,18 +69,25 @@ impl Wait<'_> {
         let poll = &self.family.options.poll;
         match self.family.hub.tells(&self.want.wanted.key) {
             true if is_new => Duration::ZERO,
-            true if self.is_told => backoff::told_delay(poll, free_in, fastrand::f64()),
+            // What could not be asked for is not told again.
+            true if self.is_told && self.last_error.is_none() => backoff::told_delay(poll, free_in, fastrand::f64()),
             _ => backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64()),
         }
     }
 
-    /// The same for one of several keys.
-    pub(super) fn look_at_head_after(&self, is_new: bool) -> Duration {
-        let free_in = self.free_in().filter(|_| self.last_error.is_none());
-        let is_free = free_in.is_some_and(|free| free.is_zero());
-        let delay = self.look_after(is_new && self.refusal.is_some() && !is_free, free_in.filter(|_| !is_free));
-        let others_turn = self.ticket.as_ref().and_then(Ticket::stands_back);
-        others_turn.map_or(delay, |until| delay.min(until.saturating_duration_since(Instant::now())))
+    /// When to look next at one of several keys, if its turn has come. The time stays until it is looked at: what is
+    /// told of the other keys must not put it off.
+    pub(super) fn next_look(&mut self, now: Instant, is_new: bool) -> Option<Instant> {
+        let ticket = self.ticket.as_ref().filter(|ticket| ticket.place() == 0)?;
+        let others_turn = ticket.stands_back();
+        let at = self.look_at.unwrap_or_else(|| {
+            let free_in = self.free_in().filter(|_| self.last_error.is_none());
+            let is_free = free_in.is_some_and(|free| free.is_zero());
+            let delay = self.look_after(is_new && self.refusal.is_some() && !is_free, free_in.filter(|_| !is_free));
+            others_turn.map_or(far_from(now, delay), |until| until.min(far_from(now, delay)))
+        });
+        self.look_at = Some(at);
+        self.look_at
     }
 
     /// Whether something was told; takes it.

@@ -16,6 +16,7 @@ mod orders;
 mod queue;
 mod release;
 pub(crate) mod thread;
+mod undo;
 pub(crate) mod waiters;
 pub(crate) mod want;
 mod watcher;

@@ -10,8 +10,9 @@ use crate::backend::{Attempt, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::backoff;
 use crate::lock::{Lock, LockStatus};
+use crate::log;
 use crate::loss::LossReason;
-use crate::observer::Event;
+use crate::observer::{Event, later};
 
 /// How long the first in line stands back for other processes, which are told at the same time as it is.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
@@ -148,6 +149,8 @@ impl Hold {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
         // What may have been granted to a waiter that does not know comes first: it would stand for a lease.
         let given_up = self.give_up_hand_over(&Deadline::at(half()));
+        // Dropped after `attempt` is free again: an observer may call the guard.
+        let _later = later();
         // A heartbeat that hangs keeps the attempt: then a copy has to do.
         let released = match self.attempt.try_lock_until(half()) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, once, may_be_done),

@@ -58,17 +58,16 @@ impl Thread {
         self.over.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// Waits for its end until `by`; tells whether it ended.
+    /// Waits for its end until `by`; tells whether it ended. Called on the thread itself, it does not wait.
     pub fn wait_until(&self, by: Instant) -> bool {
-        self.over.recv_deadline(by) == Err(RecvTimeoutError::Disconnected)
-    }
-
-    /// Waits for its end until `by`, then lets it go on by itself. Called on the thread itself, it
-    /// does not wait. Tells whether it ended.
-    pub fn join_by(self, by: Instant) -> bool {
         if std::thread::current().id() == self.id() {
             return false;
         }
+        self.over.recv_deadline(by) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    /// The same, then lets it go on by itself.
+    pub fn join_by(self, by: Instant) -> bool {
         let ended = self.wait_until(by);
         if ended {
             // Its body is over, a panic was contained in it: this returns at once.

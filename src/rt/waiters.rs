@@ -12,6 +12,7 @@ use crate::backend::{Acquired, Attempt, Renewal, Renewed, Seen};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Lease, backoff};
 use crate::lock::LockStatus;
+use crate::log;
 use crate::observer::Event;
 use crate::options::MAX_ACQUIRE_LEASE;
 
@@ -37,6 +38,8 @@ pub(super) struct Wait<'a> {
     look_first: bool,
     /// The store tells what has come since the last look: until then that look holds.
     pub(super) is_told: bool,
+    /// When to look next at one of several keys.
+    pub(super) look_at: Option<Instant>,
     /// Others of this process wait, and it did not ask.
     pub(super) stood_back: bool,
     pub(super) refusal: Option<Seen>,
@@ -94,6 +97,7 @@ impl<'a> Wait<'a> {
             ticket: None,
             look_first: false,
             is_told: false,
+            look_at: None,
             stood_back: false,
             refusal: None,
             last_error: None,
@@ -384,6 +388,11 @@ impl<'a> Wait<'a> {
             if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
                 break;
             }
+            // For so long it may stand should this be given up.
+            granted.attempt.ask.lease = match lease {
+                Lease::For(d) => d,
+                Lease::Forever => Duration::MAX,
+            };
             let left = granted.held_until.since(sent);
             let by = overall.clone().within(self.family.options.request_timeout.min(left));
             let renewal = Renewal { lease, may_end_endless: false };

@@ -13,6 +13,7 @@ use super::deadline::far_from;
 use super::hold::Hold;
 use super::thread::Thread;
 use crate::error::{Error, ErrorKind, Result};
+use crate::log;
 use crate::observer::contained;
 
 /// It looks at least this often while something is held.
@@ -59,12 +60,11 @@ impl Watcher {
         if thread.as_ref().is_none_or(Thread::is_over) {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
             let sleep = self.sleep.clone();
-            let (jump, jumps) = crossbeam_channel::unbounded();
-            clock.tell_jumps(jump);
+            let jumps = clock.jumps();
             // From now on, not from when the thread gets its turn.
             let skew = Skew::new(&clock);
             *thread = Some(Thread::spawn("leasehold-watch", move || {
-                run(&clock, &holds, &inbox, &jumps, &sleep, skew);
+                run(&clock, &holds, &inbox, &jumps.jumps, &sleep, skew);
             })?);
         }
         drop(thread);
@@ -144,8 +144,8 @@ fn run(
         let next_look = watched.iter().filter_map(|hold| hold.look(now)).min();
         let next_start = watched.iter().filter_map(|hold| hold.start_when_due(now)).min();
         let next = next_look.into_iter().chain(next_start).min();
-        // The last handle may be ours: nothing may be held while it goes.
-        drop(watched);
+        // The last handle may be ours, and with it go callbacks: nothing may be held meanwhile.
+        contained("drop of a callback", || drop(watched));
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
         let mut select = crossbeam_channel::Select::new();
         select.recv(inbox);

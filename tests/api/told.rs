@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::builder_over;
-use leasehold::{Event, LockGuard, Loss, LossReason, Mutex, Observer};
+use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
 use crate::{LONG, on_every_store, wait_until};
 
@@ -174,6 +174,37 @@ fn an_observer_hears_of_every_request_and_event() {
         store.advance(Duration::from_secs(21));
         guard.loss().wait_timeout(LONG).unwrap();
         wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
+    });
+}
+
+/// Calls the guard when it hears of a heartbeat, once.
+#[derive(Default)]
+struct Calls {
+    guard: Mutex<Option<Arc<LockGuard>>>,
+    outcome: Mutex<Option<ErrorKind>>,
+}
+
+impl Observer for Calls {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Request { operation: Operation::Renew, .. } = event
+            && let Some(guard) = { self.guard.lock().take() }
+        {
+            // More than a renewal gives: it is sent, and answered.
+            let outcome = guard.ensure_held_for(Duration::from_secs(18));
+            *self.outcome.lock() = outcome.err().map(|error| error.kind());
+        }
+    }
+}
+
+#[test]
+fn an_observer_may_call_the_guard_whose_request_it_hears_of() {
+    on_every_store(|store| {
+        let calls = Arc::new(Calls::default());
+        let client = store.builder().observer(calls.clone()).connect().unwrap();
+        let guard = Arc::new(client.lock("k").unwrap());
+        *calls.guard.lock() = Some(guard.clone());
+        let _ = guard.ensure_held_for(Duration::from_secs(18));
+        assert_eq!(*calls.outcome.lock(), Some(ErrorKind::InvalidInput), "the renewal waited for the one before it");
     });
 }
 

@@ -1,4 +1,5 @@
-/* After a fork() the parent's handles do nothing in the child; the child connects for itself. */
+/* After a fork() the parent's handles do nothing in the child; the child connects for itself, to another file. */
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,11 +29,14 @@ int main(int argc, char **argv) {
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_release(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_free(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_lock_free(lock));
+    /* SQLite's file locks do not go over a fork: the parent's file is refused, by whatever name. */
+    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT(argv[1]), &own));
+    char url[1024];
+    CHECK(snprintf(url, sizeof url, "%s-child", argv[1]) < (int)sizeof url);
     /* Its own are new numbers, and the parent's stay what they are. */
-    own = connected(argv[1]);
+    own = connected(url);
     CHECK(own != client);
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_close(client));
-    EXPECT(LEASEHOLD_CODE_HELD, leasehold_client_try_lock(own, TEXT("held"), &none));
     OK(leasehold_client_lock(own, TEXT("other"), &own_guard));
     OK(leasehold_guard_free(own_guard));
     OK(leasehold_client_free(own));
@@ -43,8 +47,25 @@ int main(int argc, char **argv) {
   CHECK(waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 
+  /* A child that lives on does not keep the parent's event loop from the end of a guard. */
+  int descriptor = -1, lives[2];
+  char byte;
+  CHECK(pipe(lives) == 0);
+  OK(leasehold_guard_loss_descriptor(guard, &descriptor));
+  child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    CHECK(close(lives[1]) == 0);
+    _exit(read(lives[0], &byte, 1) == 0 ? 0 : 1);
+  }
   OK(leasehold_guard_ensure_held(guard));
   OK(leasehold_guard_release(guard));
+  struct pollfd released = {descriptor, POLLIN, 0};
+  CHECK(poll(&released, 1, 10000) == 1);
+  CHECK(read(descriptor, &byte, 1) == 0);
+  CHECK(close(descriptor) == 0 && close(lives[0]) == 0 && close(lives[1]) == 0);
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   OK(leasehold_guard_free(guard));
   OK(leasehold_lock_free(lock));
   OK(leasehold_request_free(request));

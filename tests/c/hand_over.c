@@ -17,7 +17,7 @@ static void taker(const char *url, int from) {
   uint64_t token = 0;
   client = connected(url);
   OK(leasehold_lock_from_bytes(bytes, len, &lock));
-  OK(leasehold_lock_status(lock, &status));
+  OK(leasehold_lock_status(lock, &status, sizeof status));
   OK(leasehold_client_adopt(client, lock, &guard));
   OK(leasehold_guard_token(guard, &token));
   CHECK(token > status.token && status.remaining_ms > 0 && status.remaining_ms <= 20000);
@@ -74,10 +74,10 @@ int main(int argc, char **argv) {
   leasehold_lock plain = 0;
   leasehold_status before, after;
   OK(leasehold_request_acquire(request, &plain));
-  OK(leasehold_lock_status(plain, &before));
+  OK(leasehold_lock_status(plain, &before, sizeof before));
   CHECK(before.renewed_ms == 0 && before.mode == LEASEHOLD_MODE_EXCLUSIVE);
   OK(leasehold_client_heartbeat(client, plain, 60000));
-  OK(leasehold_lock_status(plain, &after));
+  OK(leasehold_lock_status(plain, &after, sizeof after));
   CHECK(after.renewed_ms > 0 && after.leased_until_ms > before.leased_until_ms && after.token == before.token);
   OK(leasehold_client_release(client, plain));
   OK(leasehold_client_release(client, plain));

@@ -37,6 +37,26 @@ static uint64_t wait_for(struct node *node, const uint64_t *token, uint64_t abov
   return seen;
 }
 
+/* A thread inside calls that do not end by themselves. */
+struct inside {
+  leasehold_election election;
+  leasehold_code code;
+};
+
+static void *campaigns(void *user) {
+  struct inside *inside = (struct inside *)user;
+  leasehold_leadership term = 0;
+  inside->code = leasehold_election_campaign(inside->election, &term);
+  CHECK(term == 0);
+  return NULL;
+}
+
+static void *waits(void *user) {
+  struct inside *inside = (struct inside *)user;
+  inside->code = leasehold_election_wait(inside->election);
+  return NULL;
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   struct node node;
@@ -47,6 +67,8 @@ int main(int argc, char **argv) {
   leasehold_leadership term = 0;
   uint64_t token = 0, seen = 0;
   bool leader = false;
+  struct inside campaign, wait;
+  pthread_t threads[2];
   char id[32];
   client = connected(argv[1]);
   other = connected(argv[1]);
@@ -78,12 +100,28 @@ int main(int argc, char **argv) {
   EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(second));
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_leadership_wait_loss(term, 1));
 
+  /* Freed while other threads are inside, or just about to: one that campaigns, and one that runs. */
+  OK(leasehold_election_new(client, TEXT("scheduler"), &campaign.election));
+  OK(leasehold_election_new(client, TEXT("other"), &wait.election));
+  OK(leasehold_election_run(wait.election));
+  CHECK(pthread_create(&threads[0], NULL, campaigns, &campaign) == 0);
+  CHECK(pthread_create(&threads[1], NULL, waits, &wait) == 0);
+  OK(leasehold_election_free(campaign.election));
+  OK(leasehold_election_free(wait.election));
+  CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
+  CHECK(campaign.code == LEASEHOLD_CODE_CANCELLED || campaign.code == LEASEHOLD_CODE_STALE_HANDLE);
+  CHECK(wait.code == LEASEHOLD_CODE_OK || wait.code == LEASEHOLD_CODE_STALE_HANDLE);
+  leasehold_guard guard = 0;
+  OK(leasehold_client_try_lock(other, TEXT("other"), &guard)); /* it resigned, if it led */
+  OK(leasehold_guard_free(guard));
+
   /* The first stands again, and leads as soon as the second resigns. */
   OK(leasehold_election_run(first));
   OK(leasehold_leadership_resign(term));
   OK(leasehold_leadership_is_leader(term, &leader));
   CHECK(!leader);
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_leadership_resign(term));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_leadership_resign(term));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_leadership_wait_loss(term, 0));
   OK(leasehold_leadership_remaining(term, &seen));
   CHECK(seen == 0);
   CHECK(wait_for(&node, &node.won, token) > token);

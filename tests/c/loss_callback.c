@@ -75,6 +75,8 @@ int main(int argc, char **argv) {
   OK(leasehold_guard_wait_loss(guard, 0));
   EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_ensure_held(guard));
   EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_release(guard));
+  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_release(guard)); /* and stays so */
+  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_ensure_held(guard));
   OK(leasehold_guard_free(guard));
 
   /* A worker that hangs; this time the callback frees the guard. */

@@ -153,13 +153,13 @@ static void handles(void) {
   WITH_BAD_HANDLES(GUARD, leasehold_guard_into_lock(h, &h2));
   WITH_BAD_HANDLES(GUARD, leasehold_guard_free(h));
 
-  WITH_BAD_HANDLES(LOCK, leasehold_lock_status(h, &status));
+  WITH_BAD_HANDLES(LOCK, leasehold_lock_status(h, &status, sizeof status));
   WITH_BAD_HANDLES(LOCK, leasehold_lock_text(h, LEASEHOLD_TEXT_KEY, b, sizeof b, &len));
   WITH_BAD_HANDLES(LOCK, leasehold_lock_to_bytes(h, NULL, 0, &len));
   WITH_BAD_HANDLES(LOCK, leasehold_lock_free(h));
 
   WITH_BAD_HANDLES(LIST, leasehold_list_len(h, &len));
-  WITH_BAD_HANDLES(LIST, leasehold_list_status(h, 0, &status));
+  WITH_BAD_HANDLES(LIST, leasehold_list_status(h, 0, &status, sizeof status));
   WITH_BAD_HANDLES(LIST, leasehold_list_text(h, 0, LEASEHOLD_TEXT_KEY, b, sizeof b, &len));
   WITH_BAD_HANDLES(LIST, leasehold_list_free(h));
 
@@ -287,12 +287,12 @@ static void pointers(void) {
   NULL_POINTER(leasehold_guard_loss(live[GUARD], NULL, NULL, 0, NULL));
   NULL_POINTER(leasehold_guard_loss_descriptor(live[GUARD], NULL));
   NULL_POINTER(leasehold_guard_into_lock(live[GUARD], NULL));
-  NULL_POINTER(leasehold_lock_status(live[LOCK], NULL));
+  NULL_POINTER(leasehold_lock_status(live[LOCK], NULL, sizeof(leasehold_status)));
   NULL_POINTER(leasehold_lock_to_bytes(live[LOCK], NULL, 9, NULL));
   NULL_POINTER(leasehold_lock_from_bytes(NULL, 9, &n));
   NULL_POINTER(leasehold_lock_from_bytes((const uint8_t *)"{}", 2, NULL));
   NULL_POINTER(leasehold_list_len(live[LIST], NULL));
-  NULL_POINTER(leasehold_list_status(live[LIST], 0, NULL));
+  NULL_POINTER(leasehold_list_status(live[LIST], 0, NULL, sizeof(leasehold_status)));
   NULL_POINTER(leasehold_filter_new(NULL));
   NULL_POINTER(leasehold_cancel_new(NULL));
   NULL_POINTER(leasehold_error_holders(NULL));
@@ -312,6 +312,25 @@ static void pointers(void) {
   CHECK(held);
 }
 
+/* A program that was compiled with another version's header has a struct of another size. */
+static void sizes(void) {
+  struct {
+    leasehold_status known;
+    uint64_t later[2];
+  } status;
+  memset(&status, 0xff, sizeof status);
+  OK(leasehold_lock_status(live[LOCK], &status.known, sizeof status.known));
+  CHECK(status.known.token > 0 && status.later[0] == UINT64_MAX);
+  status.known.token = 0;
+  OK(leasehold_list_status(live[LIST], 0, &status.known, sizeof status));
+  CHECK(status.known.token > 0 && status.later[0] == 0 && status.later[1] == 0);
+  status.known.token = 77;
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_status(live[LOCK], &status.known, sizeof status.known - 1));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_list_status(live[LIST], 0, &status.known, 0));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_list_status(live[LIST], 0, &status.known, SIZE_MAX));
+  CHECK(status.known.token == 77);
+}
+
 static void values(void) {
   uint64_t n = 77;
   leasehold_status status;
@@ -321,12 +340,16 @@ static void values(void) {
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_lock(live[CLIENT], "", 0, &n));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_lock(live[CLIENT], "a\0b", 3, &n));
   EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT("nosuch:store"), &n));
+  EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT("mongodb://localhost/locks"), &n));
+  char advice[256];
+  OK(leasehold_error_message(advice, sizeof advice, NULL));
+  CHECK(strstr(advice, "FEATURES=mongodb") != NULL); /* what a C programmer can do about it */
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_from_bytes((const uint8_t *)"no lock", 7, &n));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_text(live[LOCK], 99, NULL, 0, NULL));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_list_text(live[LIST], 0, -1, NULL, 0, NULL));
   EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_lock_text(live[LOCK], LEASEHOLD_TEXT_COMMENT, NULL, 0, NULL));
-  EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(live[LIST], 1, &status));
-  EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(live[LIST], SIZE_MAX, &status));
+  EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(live[LIST], 1, &status, sizeof status));
+  EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(live[LIST], SIZE_MAX, &status, sizeof status));
   EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_client_get(live[CLIENT], TEXT("never"), &n, &n));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_request_add_key(live[REQUEST], TEXT("second")));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_guard_ensure_held_for(live[GUARD], UINT64_MAX));
@@ -383,11 +406,12 @@ static void values(void) {
   OK(leasehold_guard_is_held(guard, &held));
   OK(leasehold_guard_remaining(guard, &n));
   CHECK(!held && n == 0);
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_release(guard));
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_into_lock(guard, &lock));
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_ensure_held(guard));
-  EXPECT(LEASEHOLD_CODE_LOST, leasehold_guard_ensure_held_for(guard, 1));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_release(guard));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held_for(guard, 1));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, UINT64_MAX));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 0));
   OK(leasehold_guard_free(guard));
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
   OK(leasehold_request_free(any));
@@ -452,6 +476,7 @@ int main(int argc, char **argv) {
   handles();
   texts();
   pointers();
+  sizes();
   values();
   free_all(live);
   printf("proof: every wrong handle, pointer and text was answered with its code\n");

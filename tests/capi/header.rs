@@ -5,8 +5,20 @@ use std::fs;
 use std::path::PathBuf;
 
 /// In the order in which a reader wants them.
-const FILES: [&str; 11] =
-    ["code", "failure", "client", "request", "cancel", "guard", "loss", "lock", "list", "filter", "election"];
+const FILES: [&str; 12] = [
+    "code",
+    "failure",
+    "client",
+    "request",
+    "cancel",
+    "guard",
+    "loss",
+    "lock",
+    "list",
+    "filter",
+    "election",
+    "leadership",
+];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/capi")

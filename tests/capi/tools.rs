@@ -79,14 +79,24 @@ fn the_shared_library_shows_nothing_but_its_functions() {
     assert_eq!(names, crate::header::functions().iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-#[test]
-fn a_lock_from_python() {
-    if !there("python3", answers(Command::new("python3").arg("--version"))) {
+/// Runs a program of tests/c in Python.
+#[track_caller]
+fn python(program: &str, proof: &str) {
+    if !there("python3", answers(Command::new("python3").args(["-c", "import sqlite3"]))) {
         return;
     }
     let (_folder, url) = store();
     let shared = library().folder.join("libleasehold.so");
-    let printed = run(Command::new("python3").arg(root().join("tests/c/with_lock.py")).arg(shared).arg(url));
-    let proof = "proof: held inside `with`, released after it, also by an exception";
-    assert_eq!(printed.lines().last(), Some(proof), "{printed}");
+    let printed = run(Command::new("python3").arg("-B").arg(root().join("tests/c").join(program)).arg(shared).arg(url));
+    assert_eq!(printed.lines().last(), Some(format!("proof: {proof}").as_str()), "{printed}");
+}
+
+#[test]
+fn a_lock_from_python() {
+    python("with_lock.py", "held inside `with`, released after it, also by an exception");
+}
+
+#[test]
+fn a_second_sqlite_in_the_process_does_no_harm() {
+    python("second_sqlite.py", "the log stays, and nobody else is granted what is held");
 }

@@ -100,6 +100,12 @@ fn a_lock_is_released_by_its_lock_id() {
     let text = ok(run(store.leasehold(&["release", "k"]).env("LEASEHOLD_LOCK_ID", "mine")));
     assert!(text.starts_with("released \"k\": "), "{text}");
     assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--lock-id", "mine"]))), "\"k\" is free\n");
+    // By force whoever holds it, also in a command of `run`; but not with a lock id that was given.
+    client.request("k").lock_id("other").lease(MINUTE).acquire().unwrap();
+    let args = ["release", "k", "--force", "--yes"];
+    let text = ok(run(store.leasehold(&args).env("LEASEHOLD_LOCK_ID", "mine")));
+    assert!(text.starts_with("released \"k\": "), "{text}");
+    assert_eq!(run(store.leasehold(&args).args(["--lock-id", "mine"])).code, Some(64));
 }
 
 #[test]

@@ -108,3 +108,59 @@ fn the_lock_is_kept_until_all_of_the_group_is_gone() {
     assert_eq!(running.end().code, Some(5), "the command's own code");
     assert!(store.client().try_lock("k").unwrap().is_some());
 }
+
+/// The state of a process, as `T` for stopped.
+fn state(pid: &str) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned()).unwrap_or_default()
+}
+
+#[test]
+fn a_stopped_command_is_ended_by_term() {
+    let store = Store::new();
+    let mut running = Running::start(&mut store.script(&[], "echo $$; kill -STOP $$; echo never"));
+    let pid = running.line();
+    until("it stopped", || state(&pid) == "T");
+    running.signal(Signal::SIGTERM);
+    let ran = running.end();
+    assert_eq!((ran.code, ran.stdout.contains("never")), (Some(143), false));
+    assert!(store.client().try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn kill_follows_term_if_that_is_asked_for() {
+    let store = Store::new();
+    let script = "trap 'echo term' TERM; echo ready; while :; do read never; done";
+    let mut running = Running::start(&mut store.reading(&["--kill-after", "200ms"], script));
+    running.expect("ready");
+    running.signal(Signal::SIGTERM);
+    running.expect("term");
+    assert_eq!(running.end().code, Some(137));
+    // Zero is for the loss alone.
+    let mut running = Running::start(&mut store.reading(&["--kill-after", "0s"], TELLS));
+    running.expect("ready");
+    running.signal(Signal::SIGTERM);
+    running.expect("TERM");
+    assert_eq!(running.end().code, Some(7));
+}
+
+#[test]
+fn a_command_that_is_stopped_by_the_loss_stays_so() {
+    let store = Store::new();
+    for signal in ["STOP", "TSTP"] {
+        let script = "trap 'echo continued' CONT; echo $$; while :; do read never; done";
+        let on_loss = format!("signal:{signal}");
+        let mut running = Running::start(&mut store.reading(&["--lease", "1s", "--on-loss", &on_loss], script));
+        let pid = running.line();
+        let key = store.client().get("k").unwrap().unwrap();
+        store.client().unlock(key.holders()[0].lock_id()).unwrap();
+        running.says(&format!("the command gets SIG{signal}"));
+        until("it stopped", || state(&pid) == "T");
+        // What is passed on now is taken when it goes on.
+        running.signal(Signal::SIGUSR1);
+        running.signal(Signal::SIGTERM);
+        let ran = running.end();
+        assert_eq!(ran.code, Some(76));
+        assert!(!ran.stdout.contains("continued"), "{}", ran.stdout);
+    }
+}

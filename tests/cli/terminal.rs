@@ -217,9 +217,9 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
     let guard = store.client().request("k").owner("ann").lock().unwrap();
     let mut terminal = Terminal::shell(&store);
     terminal.types("leasehold run --wait 10m k -- echo in\"\"side\n");
-    let said = terminal.sees("leasehold: waiting for \"k\" for ") + &terminal.sees("held by \"ann\"");
-    assert!(said.contains(" of 10 min: "), "{said:?}");
-    terminal.sees("leasehold: waiting for \"k\" for 1 s");
+    let said = terminal.sees("leasehold: held by \"ann\" for ") + &terminal.sees(" of 10 min");
+    assert!(said.contains(" unless it is renewed; waiting for \"k\" for "), "{said:?}");
+    terminal.sees("; waiting for \"k\" for 1 s");
     drop(guard);
     let said = terminal.sees("inside\r\n");
     assert!(said.trim_end_matches("inside\r\n").ends_with("\r\x1b[K\x1b[?7l\x1b[?7h"), "the line is gone: {said:?}");
@@ -229,9 +229,30 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
     let said = terminal.sees("code=75");
     assert!(!said.contains("waiting"), "{said:?}");
     terminal.types("leasehold run k -- true; echo code=$?\n");
-    terminal.sees("leasehold: waiting");
+    let mut age = || {
+        terminal.sees("held by \"");
+        terminal.sees("\" for ");
+        terminal.sees(", its lease ends in ")
+    };
+    let first = age();
+    assert!((0..10).any(|_| age() != first), "the age stands still: {first:?}");
     terminal.types("\x03");
     terminal.sees("code=130");
+}
+
+#[test]
+fn a_narrow_terminal_sees_the_holder_and_an_ellipsis() {
+    let store = Store::new();
+    let _guard = store.client().request("k").owner("ann").lock().unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("stty cols 60; leasehold run --wait 10m k -- true\n");
+    terminal.sees("\x1b[?7l");
+    let said = terminal.sees("\x1b[?7h");
+    let line = said.strip_suffix("\x1b[?7h").expect("the end");
+    assert!(line.starts_with("leasehold: held by \"ann\" for ") && line.ends_with('…'), "{line:?}");
+    assert_eq!(line.chars().count(), 60, "{line:?}");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub enum Fault {
     CutLate(Duration),
     /// It reaches the server so much later, and the client gets no answer: it waits on.
     Late(Duration),
+    /// It does not reach the server, and the client gets this status, which is made here.
+    Refused(u8),
 }
 
 /// A request that has arrived here.
@@ -188,6 +190,12 @@ async fn forward(
             inner.cut();
         }
         Some(Fault::Lost) => {}
+        Some(Fault::Refused(code)) => {
+            let head =
+                Response::builder().header("content-type", "application/grpc").header("grpc-status", u16::from(code));
+            let head = head.header("grpc-message", "made by the proxy").body(()).ok()?;
+            return reply(&mut respond, Answer { head, body: Vec::new(), trailers: None });
+        }
         Some(Fault::AnswerLost) => {
             ask(server, request, body).await?;
             inner.answered(number);

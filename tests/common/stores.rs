@@ -147,15 +147,16 @@ impl Opened {
         self.store.read(which, from, true, &soon()).unwrap()
     }
 
-    /// Every record, over all pages.
+    /// Every record, over all pages, by key.
     pub fn all(&self, which: &Which) -> Vec<LockRecord> {
-        let (mut all, mut from) = (Vec::new(), None);
+        let (mut all, mut from): (Vec<LockRecord>, _) = (Vec::new(), None);
         loop {
             let page = self.page(which, from);
             all.extend(page.records.into_iter().map(|seen| seen.record));
-            match page.next {
-                Some(next) => from = Some(next),
-                None => return all,
+            from = page.next;
+            if from.is_none() {
+                all.sort_by(|a, b| a.key.cmp(&b.key));
+                return all;
             }
         }
     }

@@ -53,7 +53,7 @@ pub fn a_prefix_is_bytes_and_no_pattern(store: &Store) {
     assert_eq!(found("x"), "");
 }
 
-pub fn pages_have_every_record_once_in_order(store: &Store) {
+pub fn pages_have_every_record_once(store: &Store) {
     let at = (store.open)();
     let mut names: Vec<String> = (0..250).map(|i| format!("p/{i}")).collect();
     for name in &names {
@@ -70,8 +70,8 @@ pub fn pages_have_every_record_once_in_order(store: &Store) {
     // The end falls on the end of a page.
     assert_eq!(at.all(&Which::Prefix("p/1".to_owned())).len(), 111);
     let first = at.page(&Which::Prefix("p/".to_owned()), None);
-    let last = first.records.last().unwrap().record.key.clone();
-    for name in names.iter().filter(|name| **name > last) {
+    let is_there = |name: &String| first.records.iter().any(|seen| seen.record.key == *name);
+    for name in names.iter().filter(|name| !is_there(name)) {
         let seen = at.get(name);
         at.store.swap(&seen, None, &soon()).unwrap();
     }

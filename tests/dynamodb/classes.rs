@@ -35,7 +35,7 @@ const THROTTLED: &str = says!("ThrottlingException", "Rate of requests exceeds t
 const EXPIRED: &str = says!("ExpiredTokenException", "The security token included in the request is expired");
 
 /// Status, answer, what it means, and what the message must say: what was going on and what would be right.
-const ANSWERS: [(u16, &str, Means, &str); 22] = [
+const ANSWERS: [(u16, &str, Means, &str); 24] = [
     (400, THROTTLED, Means::Repeat, "limits the rate"),
     (400, says!("ProvisionedThroughputExceededException", "x"), Means::Repeat, "limits the rate"),
     (400, says!("RequestLimitExceeded", "x"), Means::Repeat, "limits the rate"),
@@ -58,6 +58,21 @@ const ANSWERS: [(u16, &str, Means, &str); 22] = [
         says!("ValidationException", "Item size to update has exceeded the maximum allowed size"),
         Means::Fatal(ErrorKind::InvalidInput),
         "400 KB",
+    ),
+    (
+        400,
+        says!(
+            "ValidationException",
+            "Invalid ConditionExpression: Expression size has exceeded the maximum allowed size; expression size: 4106"
+        ),
+        Means::Fatal(ErrorKind::InvalidInput),
+        "4 KB",
+    ),
+    (
+        400,
+        says!("ValidationException", "Size of hashkey has exceeded the maximum size limit of 2048 bytes"),
+        Means::Fatal(ErrorKind::Schema),
+        "refused the request as wrong",
     ),
     (400, says!("ItemCollectionSizeLimitExceededException", "x"), Means::Fatal(ErrorKind::InvalidInput), "400 KB"),
     (400, DENIED, Means::Fatal(ErrorKind::Permission), "need dynamodb:GetItem, UpdateItem"),
@@ -207,9 +222,9 @@ fn a_service_that_lets_nobody_in_is_told_at_connect() {
     }
 }
 
-static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+pub static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-struct Keep;
+pub struct Keep;
 
 impl log::Log for Keep {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
@@ -218,7 +233,8 @@ impl log::Log for Keep {
 
     fn log(&self, record: &log::Record<'_>) {
         if record.target().starts_with("leasehold") {
-            KEPT.lock().push(format!("{} {}", record.target(), record.args()));
+            let key = record.key_values().get("key".into()).map(|key| format!(" {key}")).unwrap_or_default();
+            KEPT.lock().push(format!("{} {}{key}", record.target(), record.args()));
         }
     }
 

@@ -120,6 +120,21 @@ fn a_token_that_is_ahead_takes_one_more() {
 }
 
 #[test]
+fn many_that_gave_up_take_one_more() {
+    needs_server!();
+    let at = Counted::new();
+    let gives_up = |store: &Dynamodb| store.release(&mut exclusive("k"), true, &soon()).unwrap();
+    (0..9).for_each(|_| drop(at.takes(1, "give up", gives_up)));
+    at.takes(2, "give up, too many did", gives_up);
+    assert_eq!(get(&at.store, "k").record.given_up.len(), 0);
+    let mut a = exclusive("k");
+    let token = at.takes(2, "acquire, within ten seconds", |store| granted(store, &mut a)).token;
+    at.takes(1, "release", |store| store.release(&mut a, false, &soon()).unwrap());
+    at.clock.advance(Duration::from_secs(11));
+    assert!(at.takes(1, "acquire, later", |store| granted(store, &mut exclusive("k"))).token > token);
+}
+
+#[test]
 fn shared_steps() {
     needs_server!();
     let at = Counted::new();

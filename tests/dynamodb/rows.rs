@@ -152,7 +152,7 @@ fn what_is_written_is_what_is_documented() {
     granted(&store, &mut shared("s"));
     assert_eq!(names("s"), "createdAt fence format key kind leasedUntil shared version");
     store.release(&mut exclusive("g"), true, &soon()).unwrap();
-    assert_eq!(names("g"), "givenUp key leasedUntil version");
+    assert_eq!(names("g"), "givenUp givenUpAt key leasedUntil version");
 }
 
 #[test]
@@ -185,26 +185,6 @@ fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
         assert!(matches!(store.release(&mut b, false, &soon()).unwrap(), Released::Done));
         assert_eq!(get(&store, &a.key).record.given_up.into_iter().collect::<Vec<GrantId>>(), [a.ask.grant]);
     }
-}
-
-#[test]
-fn many_that_gave_up_are_cleared_away() {
-    needs_server!();
-    let table = Table::fresh();
-    let (store, _) = client(&table);
-    let mut stopped: Vec<Attempt> = (0..9).map(|_| exclusive("k")).collect();
-    for attempt in &mut stopped {
-        store.release(attempt, true, &soon()).unwrap();
-    }
-    let mut a = exclusive("k");
-    granted(&store, &mut a);
-    let mut late = exclusive("k");
-    store.release(&mut late, true, &soon()).unwrap();
-    assert_eq!(get(&store, "k").record.given_up.len(), 10);
-    let renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
-    store.renew(&mut a, renewal, &soon()).unwrap();
-    let left: Vec<GrantId> = get(&store, "k").record.given_up.into_iter().collect();
-    assert_eq!(left, [late.ask.grant], "what gave up while it was held stays");
 }
 
 /// There is no guard that would clear it away.

@@ -30,6 +30,43 @@ fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
     });
 }
 
+/// All nodes of a program can share one token. What `campaign` gave stays with whoever has it.
+#[test]
+fn a_token_ends_every_standing_now_and_later() {
+    on_every_store(|store| {
+        let (client, cancel) = (store.client(), leasehold::CancelToken::new());
+        let elect = |name| client.election(name).cancel(&leasehold::CancelToken::new()).cancel(&cancel);
+        let (given, waits) = (elect("given").build().unwrap(), elect("given").build().unwrap());
+        let (leads, tells) = node(&client, "leads");
+        let leads = leads.cancel(&cancel).build().unwrap();
+        let leadership = given.campaign().unwrap();
+        let (ended, ends) = bounded(1);
+        leads
+            .lead(move |leadership| {
+                leadership.loss().wait();
+                ended.send(leadership.guard().is_held()).unwrap();
+            })
+            .unwrap();
+        let token = won(&tells);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| waits.campaign().unwrap_err());
+            wait_until(|| waits.iterations() > 0);
+            cancel.cancel();
+            let error = waiting.join().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+        });
+        leads.wait();
+        assert!(ends.try_recv().unwrap(), "released before the closure has ended");
+        assert_eq!(lost(&tells), (token, "resigned".to_owned()));
+        assert!(store.client().try_lock("job").unwrap().is_some(), "not released after the closure");
+        assert!(leadership.is_leader(), "it took away what campaign gave");
+        leads.run().unwrap();
+        leads.wait();
+        assert_eq!((leads.terms(), leads.stop().is_ok()), (1, true));
+        assert_eq!(waits.campaign().unwrap_err().kind(), ErrorKind::Cancelled);
+    });
+}
+
 #[test]
 fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
     on_every_store(|store| {

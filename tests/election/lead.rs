@@ -216,6 +216,22 @@ fn a_closure_may_stop_the_election_itself() {
 }
 
 #[test]
+fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
+    on_every_store(|store| {
+        let a = Arc::new(store.client().election("job").stand_again(false).build().unwrap());
+        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
+        a.lead(move |_| {
+            let election = own.upgrade().unwrap();
+            election.wait();
+            told.send(election.is_standing()).unwrap();
+        })
+        .unwrap();
+        assert!(tells.recv_timeout(LONG).expect("it waits for itself"), "nothing is over yet");
+        a.wait();
+    });
+}
+
+#[test]
 fn campaign_blocks_until_elected_and_resigning_lets_the_next_in() {
     on_every_store(|store| {
         let (a, b) = (store.client().election("job").build().unwrap(), store.client().election("job").build().unwrap());
@@ -233,6 +249,29 @@ fn campaign_blocks_until_elected_and_resigning_lets_the_next_in() {
             assert!(next.join().unwrap().fencing_token() > token);
         });
         assert!(!b.is_leader() && b.leader().unwrap().is_none(), "the drop resigned");
+    });
+}
+
+/// The node stands again before its callbacks have heard how the last term ended.
+#[test]
+fn each_lost_term_is_told_before_the_next_one() {
+    on_every_store(|store| {
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.build().unwrap();
+        let terms: Vec<Leadership> = (0..8)
+            .map(|_| {
+                let leadership = a.campaign().unwrap();
+                store.outlast(MINUTE);
+                wait_until(|| !leadership.is_leader());
+                leadership
+            })
+            .collect();
+        for leadership in &terms {
+            let token = leadership.fencing_token();
+            assert_eq!(won(&tells), token);
+            let (ended, how) = lost(&tells);
+            assert!(ended == token && how.starts_with("lost: expired"), "{token}: {ended} {how}");
+        }
     });
 }
 

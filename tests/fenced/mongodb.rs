@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::mongodb::driver;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::{AssertIn, run_fenced, run_fenced_async};
-use leasehold::{ClientBuilder, LockClient};
+use leasehold::{ClientBuilder, ErrorKind, LockClient};
 
 use crate::cases::{expired, lost};
 use crate::common::mongodb::{DATABASE, Rows, server};
@@ -98,6 +98,47 @@ fn a_rival_that_comes_in_between_makes_it_start_again() {
     next.assert_in(&mut session).unwrap();
     session.commit_transaction().run().unwrap();
     assert_eq!(data.text("a").as_deref(), Some("by hand"));
+}
+
+/// It would be a write of its own, after which a takeover and what else the session writes never meet.
+#[test]
+fn an_assertion_outside_a_transaction_is_refused() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let refused = |answer: leasehold::Result<()>| {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("start_transaction"), "{error}");
+    };
+    let mut session = open.data.session();
+    refused(guard.assert_in(&mut session));
+    for is_committed in [true, false] {
+        // A refusal leaves the session as good as it was.
+        session.start_transaction().run().unwrap();
+        guard.assert_in(&mut session).unwrap();
+        open.data.set(&mut session, "a", "in it").unwrap();
+        match is_committed {
+            true => session.commit_transaction().run().unwrap(),
+            false => session.abort_transaction().run().unwrap(),
+        }
+        refused(guard.assert_in(&mut session));
+        refused(guard.assert_in(&mut session));
+    }
+    // Work that ends its own transaction.
+    refused(run_fenced(&guard, &mut session, |session| session.abort_transaction().run()));
+    in_the_async_api(&open, async |_, session| {
+        refused(guard.assert_in_async(session).await);
+        session.start_transaction().await.unwrap();
+        guard.assert_in_async(session).await.unwrap();
+        session.commit_transaction().await.unwrap();
+        refused(guard.assert_in_async(session).await);
+        refused(run_fenced_async(&guard, session, async |session| session.abort_transaction().await).await);
+    });
+    let (_, collection) = open.url.split_once("collection=").unwrap();
+    let locks = server().database(DATABASE).collection::<Document>(collection);
+    let row = locks.find_one(doc! { "resource": "a" }).run().unwrap().unwrap();
+    assert_eq!(row.get_i64("asserts"), Ok(2), "one for each that was committed");
 }
 
 /// Its heartbeats would come between every time: from the second try on they wait.

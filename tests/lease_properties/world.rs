@@ -271,7 +271,14 @@ impl World {
         assert_eq!(after.token, before.token);
         if step.answer.delete {
             assert!(after.holders().next().is_none(), "a row with holders stays");
+            assert!(after.gave_up_at < times.stamp.saturating_sub(20), "somebody gave up lately");
             self.replace_by_missing(key);
+            // No copy is on its way for so long.
+            let gone = std::mem::take(&mut self.keys[key].given_up);
+            self.network.retain(|message| match &message.request {
+                Request::Acquire(ask) => !gone.contains(&ask.grant),
+                _ => true,
+            });
         } else {
             self.keys[key].record = after;
         }

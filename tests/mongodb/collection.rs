@@ -1,13 +1,15 @@
 //! The collection and its indexes: looked at, told about, made; and collections that cannot be used.
 
+use std::sync::Barrier;
+
 use leasehold::ErrorKind;
-use leasehold::internals::backend::Schema;
+use leasehold::internals::backend::{Acquired, Schema, Swapped};
 use leasehold::mongodb::driver::IndexModel;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::{Collation, IndexOptions};
 
 use crate::common::mongodb::{Rows, server};
-use crate::support::granted;
+use crate::support::{granted, raised};
 use crate::*;
 
 fn indexes(rows: &Rows) -> Vec<Document> {
@@ -115,4 +117,73 @@ fn what_is_no_ordinary_collection_is_refused() {
     let collation = Collation::builder().locale("en".to_owned()).build();
     database.create_collection(&collated.0).collation(collation).run().unwrap();
     refused(&collated, "collation");
+}
+
+/// Clients look for the unique index once; `drop()` and `mongorestore --drop` take it away under them.
+#[test]
+fn a_key_has_one_document_also_where_the_index_was_dropped_under_its_clients() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let clients: Vec<Mongodb> = (0..8).map(|_| rows.open()).collect();
+    clients.iter().for_each(|client| drop(client.schema(Schema::Check, &soon()).unwrap()));
+    for round in 0..12 {
+        rows.raw().drop().run().unwrap();
+        let at_once = Barrier::new(clients.len());
+        let granted = std::thread::scope(|scope| {
+            let asking: Vec<_> = clients
+                .iter()
+                .enumerate()
+                .map(|(i, client)| {
+                    let at_once = &at_once;
+                    scope.spawn(move || {
+                        // Every fourth writes a whole record, as a claim of a lease does.
+                        if i % 4 == 3 {
+                            let seen = get(client, "k");
+                            at_once.wait();
+                            let swapped = client.swap(&seen, Some(&raised(&seen.record)), &soon()).unwrap();
+                            assert!(matches!(swapped, Swapped::Done | Swapped::Changed), "{swapped:?}");
+                            return false;
+                        }
+                        at_once.wait();
+                        let answer = client.acquire(&mut exclusive(client, "k"), &soon()).unwrap();
+                        assert!(matches!(answer, Acquired::Granted { .. } | Acquired::Refused(_)), "{answer:?}");
+                        matches!(answer, Acquired::Granted { .. })
+                    })
+                })
+                .collect();
+            asking.into_iter().map(|asking| asking.join().unwrap()).filter(|granted| *granted).count()
+        });
+        let documents = rows.raw().count_documents(doc! { "resource": "k" }).run().unwrap();
+        assert_eq!((granted, documents), (1, 1), "grants and documents of round {round}");
+    }
+}
+
+#[test]
+fn documents_that_have_an_id_of_another_kind_are_used_as_they_are() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    granted(&store, &mut exclusive(&store, "ours"));
+    assert_eq!(rows.row("ours").unwrap().get_str("_id"), Ok("ours"));
+    let none = get(&store, "swapped");
+    assert!(matches!(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap(), Swapped::Done));
+    assert_eq!(rows.row("swapped").unwrap().get_str("_id"), Ok("swapped"));
+    // Of mongo-lock, and of older versions of ours.
+    let id = rows.raw().insert_one(doc! { "resource": "$theirs" }).run().unwrap().inserted_id;
+    granted(&store, &mut exclusive(&store, "$theirs"));
+    let row = rows.row("$theirs").unwrap();
+    assert!(row.get("_id") == Some(&id) && row.get_document("exclusive").unwrap().get_bool("acquired").unwrap());
+    granted(&store, &mut exclusive(&store, "$new"));
+    assert_eq!(rows.row("$new").unwrap().get_str("_id"), Ok("$new"));
+    // Of something that is no lock at all.
+    rows.raw().insert_one(doc! { "_id": "taken", "locked": true }).run().unwrap();
+    let refused = |error: leasehold::Error| {
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains("_id") && error.to_string().contains("taken"), "{error}");
+    };
+    refused(store.acquire(&mut exclusive(&store, "taken"), &soon()).unwrap_err());
+    let none = get(&store, "taken");
+    refused(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap_err());
+    let kept = rows.raw().find_one(doc! { "_id": "taken" }).run().unwrap();
+    assert_eq!(kept, Some(doc! { "_id": "taken", "locked": true }));
 }

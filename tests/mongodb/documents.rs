@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold::ErrorKind;
 use leasehold::internals::backend::{Released, Renewal, Swapped};
 use leasehold::internals::lease::{End, Lease};
 use leasehold::mongodb::driver::bson::{Bson, DateTime, Document, doc};
+use leasehold::{ErrorKind, LockClient};
 
 use crate::common::mongodb::Rows;
 use crate::support::{LEASE, acquired, give_up, granted, lost, raised, refused, release, renewal, renewed};
@@ -300,4 +300,15 @@ fn nothing_of_a_newer_format_is_written() {
         renewed(&store, &mut a, renewal(Lease::For(2 * LEASE)));
         assert!(matches!(release(&store, &mut a), Released::Done));
     }
+}
+
+/// Longer than elsewhere, so that a guard outlives an election.
+#[test]
+fn a_lease_that_nobody_set_is_as_long_as_an_election_needs() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let _guard = LockClient::connect(&rows.url()).unwrap().lock("k").unwrap();
+    let row = rows.row("k").unwrap();
+    let at = |field: &str| row.get_document("exclusive").unwrap().get_datetime(field).unwrap().timestamp_millis();
+    assert_eq!(at("expiresAt") - at("createdAt"), 30_000);
 }

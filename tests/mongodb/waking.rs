@@ -17,7 +17,7 @@ use crate::rights::warnings;
 use crate::support::{LEASE, granted, release, renewal, renewed};
 use crate::*;
 
-const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(20);
 /// Longer than a change takes to be told.
 const QUIET: Duration = Duration::from_millis(700);
 
@@ -38,7 +38,7 @@ pub fn names(commands: &Commands) -> Vec<String> {
     commands.lock().iter().map(|command| command.keys().next().unwrap().clone()).collect()
 }
 
-fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
+pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
     let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
     let (to, told) = crossbeam_channel::unbounded();
     assert!(store.wake(&keys, to, &soon()).unwrap());
@@ -123,6 +123,39 @@ fn a_stream_that_breaks_lets_go_of_the_channel() {
     rows.raw().drop().run().unwrap();
     let by = Instant::now() + LONG;
     while told.recv_deadline(by).map_err(|error| assert!(error.is_disconnected())).is_ok() {}
+    // What is made again under its name is watched again.
+    store.schema(leasehold::internals::backend::Schema::Create, &soon()).unwrap();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    let told = watch(&store, &["k"]);
+    release(&store, &mut a);
+    assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("k"));
+}
+
+/// The server holds back the answer of the stream for ten seconds, and with it the connection.
+#[test]
+fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let holder = LockClient::connect(&rows.url()).unwrap();
+    let mut settings = settings(&common::servers::mongod().unwrap());
+    settings.max_pool_size = Some(1);
+    let commands = listen(&mut settings);
+    let builder = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0);
+    let client = builder.lease(Duration::from_secs(5)).connect().unwrap();
+    let (contended, held) = (holder.lock("contended").unwrap(), client.lock("held").unwrap());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.try_lock_for("contended", LONG).unwrap().is_some());
+        let by = Instant::now() + LONG;
+        while !names(&commands).contains(&"aggregate".to_owned()) {
+            assert!(Instant::now() < by, "it asks to be told");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let loss = held.loss().wait_timeout(Duration::from_secs(7));
+        contended.release().unwrap();
+        assert!(loss.is_none(), "{loss:?}");
+        assert!(waiting.join().unwrap());
+    });
 }
 
 #[test]

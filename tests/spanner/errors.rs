@@ -39,6 +39,8 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         (format!("spanner:{PATH}?tabel=locks"), "\"table\""),
         (format!("spanner:{PATH}?table=locks&spindle_duration=soon"), "spindle_duration"),
         (format!("spanner:{PATH}?table=locks&spindle_duration=25h"), "a day"),
+        (format!("spanner:{PATH}?table=locks&admin_endpoint=localhost:9020"), "http://localhost:9020"),
+        (format!("spanner:{PATH}?table=locks&admin_endpoint=http://me:secret@localhost:9020"), "without credentials"),
         ("spaner:x".to_owned(), "spanner"),
     ] {
         let error = LockClient::connect(&url).unwrap_err();
@@ -97,6 +99,47 @@ fn connects_without_credentials() {
     assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
     assert!(error.to_string().contains("GOOGLE_APPLICATION_CREDENTIALS"), "{}", text(&error));
     assert!(started.elapsed() < Duration::from_secs(6));
+}
+
+/// What making the table by this URL answers in a process with this environment.
+fn made(url: &str, emulator: &str, env: Option<&str>) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "errors::makes_the_table", "--nocapture"]);
+    child.env("LEASEHOLD_TEST_URL", url).env("SPANNER_EMULATOR_HOST", emulator);
+    child.envs(env.map(|value| ("LEASEHOLD_SPANNER_ADMIN_ENDPOINT", value)));
+    let output = child.output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn makes_the_table() {
+    // Only as the other process of where_the_table_is_made_can_be_said.
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
+    println!("{:?}", LockClient::connect(&url).and_then(|client| client.create_schema()));
+}
+
+#[test]
+fn where_the_table_is_made_can_be_said() {
+    needs_server!();
+    let database = Database::empty();
+    // Ten above its port nobody serves REST.
+    let grpc = crate::common::grpc::Grpc::new(&database.host);
+    let (_, port) = grpc.host.rsplit_once(':').unwrap();
+    let guessed = format!("http://127.0.0.1:{}", port.parse::<u16>().unwrap() + 10);
+    let right = database.options().admin_endpoint.unwrap();
+    let url = format!("spanner:{}?table=locks", database.path);
+
+    let told = made(&url, &grpc.host, None);
+    assert!(told.contains(&guessed) && told.contains("admin_endpoint"), "{told}");
+    assert!(!told.contains("not made the table yet"), "{told}");
+    let by_env = made(&url, &grpc.host, Some(&right));
+    assert!(by_env.contains("Ok("), "{by_env}");
+    let other = format!("{url}_too&admin_endpoint={right}");
+    // The URL comes before the environment.
+    let by_url = made(&other, &grpc.host, Some(&guessed));
+    assert!(by_url.contains("Ok("), "{by_url}");
+    let wrong = made(&url, &grpc.host, Some("localhost:9020"));
+    assert!(wrong.contains("LEASEHOLD_SPANNER_ADMIN_ENDPOINT"), "{wrong}");
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn what_is_written_is_what_is_documented() {
     let mut b = shared("s");
     granted(&store, &mut b);
     let latest = granted(&store, &mut shared("s"));
-    assert_eq!(names(&raw, "s"), "format grant_id heartbeat holders kind lease_ms name token writer");
+    assert_eq!(names(&raw, "s"), "format grant_id heartbeat holders kind lease_ms lock_id name token writer");
     let written = row(&raw, "s");
     assert_eq!(written["writer"].as_str().unwrap(), latest.grant.as_str());
     let holders: serde_json::Value = serde_json::from_str(written["holders"].as_str().unwrap()).unwrap();
@@ -184,4 +184,46 @@ fn a_damaged_row_is_an_error_that_names_it() {
     granted(&store, &mut exclusive("z"));
     let group = Which::LockId(get(&store, "z").record.exclusive.unwrap().lock_id);
     assert_eq!(store.read(&group, None, true, &soon()).unwrap().records.len(), 1);
+}
+
+/// What a read by lock id goes through.
+fn indexed(raw: &Raw) -> Vec<String> {
+    let hints = "FORCE_INDEX=locks_lock_id, spanner_emulator.disable_query_null_filtered_index_check=true";
+    let sql = format!("SELECT name FROM {TABLE}@{{{hints}}} WHERE lock_id IS NOT NULL ORDER BY name");
+    let rows = raw.query(Statement::builder(sql).build());
+    rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it() {
+    needs_server!();
+    let database = Database::fresh();
+    let (raw, store) = (database.raw(), database.open());
+    let by_id = |holder: &Holder| -> leasehold::Result<Vec<String>> {
+        let page = store.read(&Which::LockId(holder.lock_id.clone()), None, true, &soon())?;
+        Ok(page.records.into_iter().map(|seen| seen.record.key).collect())
+    };
+    let alone = granted(&store, &mut exclusive("alone"));
+    let (mut first, mut second) = (shared("together"), shared("together"));
+    let together = [granted(&store, &mut first), granted(&store, &mut second)];
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut left = attempt(&format!("left {mode}"), mode);
+        granted(&store, &mut left);
+        store.release(&mut left, false, &soon()).unwrap();
+    }
+    store.release(&mut exclusive("given up"), true, &soon()).unwrap();
+
+    assert_eq!(indexed(&raw), ["alone", "together"]);
+    assert_eq!(by_id(&alone).unwrap(), ["alone"]);
+    assert!(together.iter().all(|holder| by_id(holder).unwrap() == ["together"]));
+    store.release(&mut first, false, &soon()).unwrap();
+    store.renew(&mut second, RENEWAL, &soon()).unwrap();
+    assert_eq!(by_id(&together[0]).unwrap(), Vec::<String>::new());
+    assert_eq!(by_id(&together[1]).unwrap(), ["together"]);
+
+    database.ddl("DROP INDEX locks_lock_id");
+    let error = by_id(&alone).unwrap_err();
+    assert!(error.kind() == leasehold::ErrorKind::Schema && error.to_string().contains("index"), "{error:?}");
+    let error = store.schema(leasehold::internals::backend::Schema::Check, &soon()).unwrap_err();
+    assert!(error.to_string().contains("no index locks_lock_id; create_schema()"), "{error}");
 }

@@ -2,10 +2,15 @@
 
 use leasehold::{ErrorKind, LockClient};
 
+use std::time::Instant;
+
+use crate::common::proxy::{Mode as Fault, Proxy, Rule};
 use crate::common::servers::spanner_emulator;
 use crate::common::spanner::{Database, TABLE, sdk, settings};
 use crate::*;
 use leasehold::internals::backend::Schema;
+use leasehold::internals::backend::spanner::SpannerOptions;
+use leasehold::internals::rt::clock::Clock;
 use sdk::statement::Statement;
 
 fn connect(database: &Database) -> leasehold::Result<LockClient> {
@@ -105,4 +110,87 @@ fn the_dialect_of_postgresql_is_refused_by_name() {
     let error = connect(&database).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
     assert!(error.to_string().contains("PostgreSQL"), "{error}");
+}
+
+/// A table whose columns are too short for what may be stored.
+fn narrow() -> Database {
+    let database = Database::fresh();
+    database.ddl("ALTER TABLE locks ALTER COLUMN name STRING(20) NOT NULL");
+    database.ddl("ALTER TABLE locks ALTER COLUMN comment STRING(1023)");
+    database
+}
+
+#[test]
+fn columns_that_are_too_short_are_named_and_made_longer() {
+    needs_server!();
+    let database = narrow();
+    let error = connect(&database).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error:?}");
+    let text = error.to_string();
+    let says = ["name is STRING(20)", "comment is STRING(1023)", "STRING(MAX)", "create_schema()"];
+    assert!(says.iter().all(|part| text.contains(part)), "{text}");
+    let store = database.open();
+    assert_eq!(store.schema(Schema::Check, &soon()).unwrap_err().kind(), ErrorKind::Schema);
+    store.schema(Schema::Create, &soon()).unwrap();
+    granted(&store, &mut exclusive(&"k".repeat(1024)));
+    store.schema(Schema::Check, &soon()).unwrap();
+    // As long as anything that is stored.
+    database.ddl("ALTER TABLE locks ALTER COLUMN owner STRING(1024)");
+    store.schema(Schema::Check, &soon()).unwrap();
+}
+
+#[test]
+fn a_key_that_its_column_is_too_short_for_is_bad_input() {
+    needs_server!();
+    // Narrowed behind the back of whoever looked at connect.
+    let (store, long) = (narrow().open(), "k".repeat(21));
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let error = store.acquire(&mut attempt(&long, mode), &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && !error.is_retryable(), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(&long) && text.contains("locks.name"), "{text}");
+    }
+    granted(&store, &mut exclusive(&long[1..]));
+}
+
+fn over(options: SpannerOptions, request_timeout: Duration) -> LockClient {
+    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    let builder = leasehold::internals::builder_over(std::sync::Arc::new(store), Clock::system());
+    builder.request_timeout(request_timeout).connect().unwrap()
+}
+
+#[test]
+fn a_table_that_takes_longer_than_a_request_is_waited_for() {
+    needs_server!();
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let database = Database::empty();
+    let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+    // It has begun, and goes on; what is done then made nothing, so that the next one makes it.
+    let begun = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o"}"#);
+    let done = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o", "done": true}"#);
+    rest.add(Rule::next(1, begun).on("PATCH"));
+    rest.add(Rule::next(12, begun).on("GET"));
+    rest.add(Rule::next(1, done).on("GET"));
+    let mut options = database.options();
+    options.admin_endpoint = Some(rest.url());
+    let client = over(options, TIMEOUT);
+    let started = Instant::now();
+    client.create_schema().unwrap();
+    assert!(started.elapsed() > TIMEOUT, "the proxy did not hold it up");
+    client.lock("k").unwrap().release().unwrap();
+}
+
+#[test]
+fn a_service_that_does_not_begin_to_make_the_table_is_waited_for_as_for_any_request() {
+    needs_server!();
+    let database = Database::empty();
+    let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+    rest.add(Rule::always(Fault::HoleToServer));
+    let mut options = database.options();
+    options.admin_endpoint = Some(rest.url());
+    let client = over(options, Duration::from_millis(500));
+    let started = Instant::now();
+    let error = client.create_schema().unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(error.is_retryable() && error.to_string().contains(&rest.url()), "{error:?}");
 }

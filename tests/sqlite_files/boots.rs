@@ -93,11 +93,13 @@ fn a_reader_behind_a_writer_goes_without_the_sighting() {
 fn a_long_lease_waits_a_minute_when_the_wall_clock_says_it_is_over_and_its_whole_length_when_not() {
     let folder = Folder::new();
     let hours = Duration::from_secs(8 * 3600);
-    let (before, _) = open_at(&folder.file(), "boot-1");
+    let (before, earlier) = open_at(&folder.file(), "1:0.0");
+    // It ran longer than this one.
+    earlier.advance(APART);
     let mut long = attempt("k", "a");
     granted(&before, &mut long);
     renewed(&before, &mut long, heartbeat(hours));
-    let (now, clock) = open_at(&folder.file(), "boot-2");
+    let (now, clock) = open_at(&folder.file(), "2:0.0");
     assert!(left(&held(&now, &mut attempt("k", "b"))) > hours - SLACK);
     clock.advance(seconds(3600));
     held(&now, &mut attempt("k", "b"));
@@ -110,17 +112,49 @@ fn a_long_lease_waits_a_minute_when_the_wall_clock_says_it_is_over_and_its_whole
 fn a_minute_counts_from_the_sighting() {
     let folder = Folder::new();
     let hours = Duration::from_secs(8 * 3600);
-    let (before, _) = open_at(&folder.file(), "boot-1");
+    let (before, earlier) = open_at(&folder.file(), "1:0.0");
+    // It ran longer than this one.
+    earlier.advance(APART);
     let mut long = attempt("k", "a");
     granted(&before, &mut long);
     renewed(&before, &mut long, heartbeat(hours));
-    let (now, clock) = open_at(&folder.file(), "boot-2");
+    let (now, clock) = open_at(&folder.file(), "2:0.0");
     clock.set_wall_offset(hours.as_micros() as i64 + 60_000_000);
     held(&now, &mut attempt("k", "b"));
     clock.advance(seconds(60) - SLACK);
     held(&now, &mut attempt("k", "b"));
     clock.advance(SLACK);
     granted(&now, &mut attempt("k", "b"));
+}
+
+/// A container has a boot id of its own and lives: neither another boot id nor a wall clock that was set proves that
+/// its boot is over.
+#[test]
+fn a_holder_that_may_be_alive_has_its_whole_lease_whatever_the_wall_clock_says() {
+    let lease = seconds(300);
+    // Not comparable; comparable and behind ours; both are drawn.
+    for (theirs, ours) in [("a:9.0", "b:0.0"), ("a:0.0", "b:0.0"), ("process:a", "process:b"), ("boot-1", "boot-2")] {
+        let folder = Folder::new();
+        let (container, container_clock) = open_at(&folder.file(), theirs);
+        if theirs == "a:9.0" {
+            container_clock.advance(APART);
+        }
+        let mut mine = leasehold::internals::backend::Attempt::new("k", ask("a", lease));
+        granted(&container, &mut mine);
+        let (host, host_clock) = open_at(&folder.file(), ours);
+        host_clock.set_wall_offset(APART.as_micros() as i64);
+        for _ in 0..3 {
+            held(&host, &mut attempt("k", "b"));
+            // Its heartbeats are a third of the lease apart.
+            host_clock.advance(lease / 3);
+            container_clock.advance(lease / 3);
+            held(&host, &mut attempt("k", "b"));
+            renewed(&container, &mut mine, heartbeat(lease));
+        }
+        held(&host, &mut attempt("k", "b"));
+        host_clock.advance(lease);
+        granted(&host, &mut attempt("k", "b"));
+    }
 }
 
 #[test]
@@ -180,6 +214,49 @@ fn clocks_that_take_turns_in_looking_do_not_stop_each_other() {
         container_clock.advance(seconds(5));
     }
     granted(&host, &mut attempt("k", "b"));
+}
+
+/// More clocks than are noted, as each process has its own where the system names none.
+#[test]
+fn a_dead_holder_ends_while_a_crowd_of_clocks_takes_turns_in_looking() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut attempt("k", "a"));
+    let open = |n: usize| open_at(&folder.file(), &format!("process:{n}"));
+    let crowd: Vec<_> = (0..35).map(open).collect();
+    let mut wall = 0;
+    for _ in 0..4 {
+        for (store, clock) in &crowd {
+            held(store, &mut attempt("k", "b"));
+            clock.advance(seconds(5));
+        }
+        wall += 5_000_000;
+        crowd.iter().for_each(|(_, clock)| clock.set_wall_offset(wall));
+    }
+    // Those that were noted are due, and nobody who came later has put them out.
+    crowd[34..].iter().for_each(|(store, _)| drop(held(store, &mut attempt("k", "b"))));
+    granted(&crowd[0].0, &mut attempt("k", "b"));
+}
+
+#[test]
+fn clocks_that_are_gone_make_room_for_others() {
+    let folder = Folder::new();
+    let (before, _) = open_at(&folder.file(), "boot-1");
+    granted(&before, &mut attempt("k", "a"));
+    for n in 0..32 {
+        look(&open_at(&folder.file(), &format!("process:{n}")).0, "k");
+    }
+    let sightings =
+        || -> String { raw(&folder.file()).query_row("SELECT sightings FROM locks", [], |row| row.get(0)).unwrap() };
+    let (store, clock) = open_at(&folder.file(), "process:late");
+    let full = sightings();
+    look(&store, "k");
+    assert_eq!(sightings(), full, "it is written for nothing");
+    clock.set_wall_offset(51_000_000);
+    look(&store, "k");
+    assert!(sightings().contains("late") && !sightings().contains("\"process:0\""));
+    clock.advance(seconds(20));
+    granted(&store, &mut attempt("k", "b"));
 }
 
 /// Writing the others anew at each renewal would let a dead holder live for ever.
@@ -285,19 +362,72 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
     granted(&store, &mut mine);
     held(&open(&folder.file()), &mut attempt("k", "b"));
     assert_eq!(sightings(&folder.file()), None);
-    let output = rerun("boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
-        let mut command = std::process::Command::new("unshare");
-        command.args(["--time", "--boottime", "1000000", "--fork"]).arg(exe).env(FILE, folder.file());
-        command
-    });
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if !told.contains("running 1 test") {
-        return skipped(&format!("no time namespace can be made here: {told}"));
+    // The second namespace gets the number of the first one, which is gone, and must not take its sighting for its own.
+    for offset in ["1000000", "2000000"] {
+        let output = rerun("boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
+            let mut command = std::process::Command::new("unshare");
+            command.args(["--time", "--boottime", offset, "--fork"]).arg(exe).env(FILE, folder.file());
+            command
+        });
+        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if !told.contains("running 1 test") {
+            return skipped(&format!("no time namespace can be made here: {told}"));
+        }
+        assert!(output.status.success(), "{told}");
+        assert!(sightings(&folder.file()).unwrap().contains(&format!(":{offset}.0\"")));
     }
-    assert!(output.status.success(), "{told}");
-    assert!(sightings(&folder.file()).unwrap().contains(":time:["));
     renewed(&store, &mut mine, heartbeat(seconds(20)));
     assert_eq!(sightings(&folder.file()), None);
+}
+
+/// A clock that was moved by `unshare` and `fork`, without another program.
+#[test]
+fn a_forked_child_in_another_time_namespace_respects_the_lease() {
+    const FILE: &str = "LEASEHOLD_NEW_TIME";
+    const TEST: &str = "boots::a_forked_child_in_another_time_namespace_respects_the_lease";
+    let Some(file) = std::env::var_os(FILE).map(std::path::PathBuf::from) else {
+        let folder = Folder::new();
+        let store = open(&folder.file());
+        granted(&store, &mut attempt("k", "a"));
+        let output = rerun(TEST, |exe| {
+            let mut command = std::process::Command::new(exe);
+            command.env(FILE, folder.file());
+            command
+        });
+        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if told.contains("no time namespace") {
+            return skipped(&told);
+        }
+        return assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    };
+    // The identity is asked for before.
+    let other = Folder::new();
+    granted(&open(&other.file()), &mut attempt("k", "b"));
+    let new_time = nix::sched::CloneFlags::from_bits_retain(nix::libc::CLONE_NEWTIME);
+    if let Err(error) = nix::sched::unshare(new_time) {
+        panic!("no time namespace can be made here: {error}");
+    }
+    // The thread's, since it is the one that forks.
+    let offsets = format!("/proc/{}/timens_offsets", nix::unistd::gettid());
+    std::fs::write(offsets, "boottime 1000000 0").unwrap();
+    // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap usable over a fork.
+    #[allow(unsafe_code)]
+    let forked = unsafe { nix::unistd::fork() }.unwrap();
+    match forked {
+        nix::unistd::ForkResult::Child => {
+            let body = std::panic::AssertUnwindSafe(|| {
+                let seen = held(&open(&file), &mut attempt("k", "b"));
+                assert!(left(&seen) > seconds(20) - SLACK, "{:?}", left(&seen));
+            });
+            std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            let status = nix::sys::wait::waitpid(child, None).unwrap();
+            assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "{status:?}");
+            // Its own clock is where it was.
+            held(&open(&file), &mut attempt("k", "b"));
+        }
+    }
 }
 
 /// The leases of names outlast a reboot, and then stand for their whole duration once more.

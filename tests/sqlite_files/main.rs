@@ -2,8 +2,12 @@
 
 mod boots;
 mod busy;
+#[cfg(unix)]
+mod forks;
 mod full;
 mod moved;
+#[cfg(unix)]
+mod neighbours;
 mod opening;
 mod rows;
 mod support;

@@ -35,9 +35,23 @@ fn replace(folder: &Folder) {
     }
 }
 
+fn remove_log(folder: &Folder) {
+    fs::remove_file(folder.path().join("locks.db-wal")).unwrap();
+}
+
+fn remove_index(folder: &Folder) {
+    fs::remove_file(folder.path().join("locks.db-shm")).unwrap();
+}
+
+/// As the next process makes it that opens the file.
+fn replace_log(folder: &Folder) {
+    remove_log(folder);
+    fs::write(folder.path().join("locks.db-wal"), "").unwrap();
+}
+
 #[test]
 fn who_holds_learns_that_it_is_gone() {
-    for strike in [remove, remove_all_three, replace] {
+    for strike in [remove, remove_all_three, replace, remove_log, replace_log, remove_index] {
         let folder = Folder::new();
         let store = open(&folder.file());
         let mut mine = attempt("k", "a");

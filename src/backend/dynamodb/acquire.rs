@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::error::DynamodbError;
 use super::estimate::Moment;
-use super::expr::{Expr, Item, number, set, text};
+use super::expr::{Expr, number, set, text};
 use super::item;
 use super::send::Wrote;
-use super::{Dynamodb, Found};
+use super::{Dynamodb, Found, MANY_GIVEN_UP};
 use crate::backend::{Acquired, Attempt};
 use crate::error::Result;
 use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Refusal, Times, transition};
@@ -20,7 +20,10 @@ const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :cut \
                     AND (attribute_exists(#fence) OR contains(#leasedUntil, :z))))";
 const TOKEN_RISES: &str = "(attribute_not_exists(#fence) OR #fence < :t)";
 /// Not given up, and no lease.
-const GRANTABLE: &str = "NOT contains(#givenUp, :grant) AND (attribute_not_exists(#kind) OR #kind <> :leaseKind)";
+const GRANTABLE: &str = "NOT contains(#givenUp, :grant) AND (attribute_not_exists(#floor) OR #floor < :t) \
+                         AND (attribute_not_exists(#kind) OR #kind <> :leaseKind)";
+/// There is place for one more that gave up.
+const FEW: &str = "(attribute_not_exists(#givenUp) OR size(#givenUp) <= :many)";
 /// A live exclusive holder of the same owner. Without the inner part a repeat would raise the token.
 const SAME_OWNER: &str = "(#owner = :owner AND (attribute_not_exists(#grantId) OR #grantId <> :grant))";
 
@@ -29,12 +32,8 @@ const SHARED: &str = "SET #shared = :m, #kind = :kind, #format = if_not_exists(#
                       #version = if_not_exists(#version, :t) + :one \
                       REMOVE #grantId, #lockId, #owner, #host, #comment, #renewedAt, #ttl";
 
-/// More given-up grant ids than this are cleared away by the next holder.
-const MANY_GIVEN_UP: usize = 8;
-
-/// Kept in an attempt: grant ids that were given up before it was granted.
-#[derive(Debug)]
-pub(super) struct Clearable(pub Vec<String>);
+/// So many expired shared holders are dropped by one that joins: a condition may have 4 KB, and each takes forty bytes.
+const MOST_DROPPED: usize = 50;
 
 /// What to send next.
 struct Next {
@@ -65,7 +64,6 @@ impl Dynamodb {
                     if self.moment()?.contradicts(&moment) {
                         return Ok(self.settle_doubt(attempt, old, by));
                     }
-                    remember_given_up(attempt, old.as_ref());
                     return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.late() });
                 }
                 Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
@@ -91,7 +89,7 @@ impl Dynamodb {
         moment: &Moment,
     ) -> Result<Result<Next, Acquired>, DynamodbError> {
         found.check_format()?;
-        let (ask, times) = (&attempt.ask, moment.times());
+        let (ask, times) = (&attempt.ask, found.times(moment));
         let step = transition::acquire(&found.record, ask, &times);
         Ok(match (step.answer, step.record) {
             (AcquireAnswer::Granted { holder, repeated: false }, Some(mut new)) => {
@@ -100,9 +98,10 @@ impl Dynamodb {
                 let is_fresh = ask.instead_of.is_none() && found.record.standing(&ask.grant).is_none();
                 let joins = ask.mode == Mode::Shared && is_fresh && new.shared.len() > 1;
                 let expr = if joins {
+                    self.watch_size(&attempt.key, found.row.as_ref());
                     join(&attempt.key, &found, &new, &holder, &times)
                 } else {
-                    self.whole(&found, &new, moment).requiring(GRANTABLE, ask)
+                    self.whole(&found, &new, moment).value(":t", number(holder.token)).requiring(GRANTABLE, ask)
                 };
                 Ok(Next { expr, holder })
             }
@@ -142,7 +141,7 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
         // How often the old one was sent is not known here, and a copy that another client stamped may be ahead of
         // our token.
         (Some(_), _) => {
-            ("#grantId = :old AND #fence = :f".to_owned(), exclusive_update(&holder) + " ADD #givenUp :olds")
+            (format!("#grantId = :old AND #fence = :f AND {FEW}"), exclusive_update(&holder) + " ADD #givenUp :olds")
         }
         (None, Mode::Shared) => (format!("{FREE} AND {TOKEN_RISES}"), SHARED.to_owned()),
         (None, Mode::Exclusive) if ask.replace_same_owner => {
@@ -155,6 +154,7 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
     let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
         .value(":cut", text(item::time(times.cut)))
         .value(":z", text("Z"))
+        .value(":many", number(MANY_GIVEN_UP as u64))
         .maybe(":m", item::shared(&record, None))
         .maybe(":old", old.map(|(grant, _)| text(grant.as_str())))
         .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
@@ -206,7 +206,7 @@ fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Tim
         update.push_str(", #leasedUntil = :end");
     }
     let is_gone = |other: &&Holder| new.standing(&other.grant).is_none();
-    let gone: Vec<&Holder> = found.record.shared.iter().filter(is_gone).collect();
+    let gone: Vec<&Holder> = found.record.shared.iter().filter(is_gone).take(MOST_DROPPED).collect();
     let mut removes = Vec::new();
     for i in 0..gone.len() {
         // One that renewed meanwhile makes it fail.
@@ -230,17 +230,18 @@ fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Tim
     expr
 }
 
-/// A grant sees who gave up before it; where these are many it clears them away later.
-fn remember_given_up(attempt: &mut Attempt, row: Option<&Item>) {
-    let given_up = row.and_then(|row| row.get("givenUp")?.as_ss().ok());
-    if let Some(many) = given_up.filter(|set| set.len() > MANY_GIVEN_UP) {
-        attempt.native = Some(Box::new(Clearable(many.clone())));
-    }
-}
-
-/// The set that stops every late copy of this acquisition.
-pub(super) fn stopping(expr: Expr, grant: &GrantId) -> Expr {
-    let mut expr = expr.value(":grants", set([grant.as_str()]));
-    expr.update.push_str(" ADD #givenUp :grants");
+/// Stops every late copy of this acquisition: by its grant id, or, where `found` has too many of these already, by a
+/// floor under all tokens to come, which stops theirs as well. `found` is the row as the last try left it.
+pub(super) fn stopping(expr: Expr, grant: &GrantId, found: Option<&Found>, moment: &Moment) -> Expr {
+    let Some(found) = found.filter(|found| found.is_crowded()) else {
+        let mut expr = expr.value(":grants", set([grant.as_str()])).value(":many", number(MANY_GIVEN_UP as u64));
+        expr.condition.push_str(&format!(" AND {FEW}"));
+        expr.update.push_str(" ADD #givenUp :grants");
+        return expr;
+    };
+    let crowd = set(found.record.given_up.iter().map(GrantId::as_str));
+    let mut expr = expr.value(":crowd", crowd).value(":floor", number(found.above_all(moment)));
+    expr.condition.push_str(" AND (attribute_not_exists(#floor) OR #floor < :floor)");
+    expr.update = expr.update.replacen("SET ", "SET #floor = :floor, ", 1) + " DELETE #givenUp :crowd";
     expr
 }

@@ -95,10 +95,13 @@ pub(super) enum DynamodbError {
     #[error("the row would be larger than the service allows (400 KB): too many shared holders, or too long texts")]
     TooLarge { cause: Cause },
 
+    #[error("the request's condition would be longer than the service allows (4 KB): too many shared holders at once")]
+    LongExpression { cause: Cause },
+
     #[error("the service refused the request")]
     Other { cause: Cause },
 
-    #[error("the AWS SDK panicked or was ended during a request, and what that did is not known")]
+    #[error("the AWS SDK panicked, or its thread ended, during a request")]
     Panicked,
 
     #[error("the thread that talks to the service has ended; connect again")]
@@ -161,7 +164,12 @@ impl DynamodbError {
             | "MissingAuthenticationTokenException"
             | "RequestExpired" => (Fate::Refused, DynamodbError::Credentials { cause }),
             "ItemCollectionSizeLimitExceededException" => (Fate::Refused, DynamodbError::TooLarge { cause }),
-            "ValidationException" if message.contains("size") => (Fate::Refused, DynamodbError::TooLarge { cause }),
+            "ValidationException" if message.contains("Item size") => {
+                (Fate::Refused, DynamodbError::TooLarge { cause })
+            }
+            "ValidationException" if message.contains("xpression size") => {
+                (Fate::Refused, DynamodbError::LongExpression { cause })
+            }
             "ValidationException" => {
                 (Fate::Refused, DynamodbError::Invalid { partition_key: place.partition_key.clone(), cause })
             }
@@ -201,7 +209,9 @@ impl DynamodbError {
                 (ErrorKind::Ambiguous, true)
             }
             DynamodbError::Other { .. } | DynamodbError::Ended => (ErrorKind::Store, false),
-            DynamodbError::NotRead | DynamodbError::TooLarge { .. } => (ErrorKind::InvalidInput, false),
+            DynamodbError::NotRead | DynamodbError::TooLarge { .. } | DynamodbError::LongExpression { .. } => {
+                (ErrorKind::InvalidInput, false)
+            }
         }
     }
 
@@ -219,6 +229,7 @@ impl DynamodbError {
             | DynamodbError::Unanswered { cause }
             | DynamodbError::Invalid { cause, .. }
             | DynamodbError::TooLarge { cause }
+            | DynamodbError::LongExpression { cause }
             | DynamodbError::Other { cause } => Some(cause),
             _ => None,
         }

@@ -5,12 +5,23 @@ use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
 
 use super::expr::{Expr, number, text};
 use super::{Dynamodb, Found};
-use crate::backend::observed;
-use crate::dynamodb::Canceled;
+use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::sealed::Standing;
 use crate::lease::Mode;
 use crate::lock::LockStatus;
+
+/// Why a transaction with a [`ConditionCheck`](crate::dynamodb::ConditionCheck) was not applied, as far as the check
+/// can tell.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Canceled {
+    /// The lock is not held any more: an error of kind `Lost` that tells who holds it.
+    Lost(Error),
+    /// Another write was under way on one of the items. Try again.
+    Conflict,
+    /// The check passed; another part was refused.
+    Other,
+}
 
 /// The check of the row that the grant stands in.
 pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
@@ -44,8 +55,7 @@ pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Resul
             let found = Found::new(&lock.key, reason.item().cloned()).ok();
             let moment = store.moment().map_err(|error| store.told(error, &lock.key))?;
             let holders = found.map(|found| LockStatus::live(&found.seen(&moment))).unwrap_or_default();
-            let message = "it is not held any more; the transaction was not applied";
-            let error = Error::new(ErrorKind::Lost, message).with_key(&lock.key).with_store(&store.info.label);
+            let error = standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not applied");
             Canceled::Lost(error.with_holders(holders))
         }
         Some("TransactionConflict") => Canceled::Conflict,
@@ -53,10 +63,6 @@ pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Resul
     })
 }
 
-fn store_of<'a>(standing: Standing<'a>) -> Result<&'a Dynamodb> {
-    observed::native(standing.backend).ok_or_else(|| {
-        let message = "this lock is in no DynamoDB table";
-        let error = Error::new(ErrorKind::InvalidInput, message).with_key(&standing.lock.key);
-        error.with_store(&standing.backend.info().label)
-    })
+fn store_of(standing: Standing<'_>) -> Result<&Dynamodb> {
+    standing.store().ok_or_else(|| standing.error(ErrorKind::InvalidInput, "this lock is in no DynamoDB table"))
 }

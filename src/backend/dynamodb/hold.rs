@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::acquire::{Clearable, stopping};
+use super::acquire::stopping;
 use super::error::DynamodbError;
 use super::estimate::Moment;
-use super::expr::{Expr, number, set, text};
+use super::expr::{Expr, number, text};
 use super::item;
 use super::send::Wrote;
 use super::{Dynamodb, Found};
@@ -29,11 +29,10 @@ impl Dynamodb {
         let mut moment = self.sure_moment(most, by)?;
         let mut until = lease.end(moment.now);
         // Mostly ours becomes the latest end of the row.
-        let mut expr = clearing(attempt, renewing(attempt, until, &moment, true));
+        let mut expr = renewing(attempt, until, &moment, true);
         loop {
             let found = match self.update(expr, by)? {
                 Wrote::Done(_) => {
-                    attempt.native = None;
                     if self.moment()?.contradicts(&moment) {
                         return Ok(Renewed::Unknown(DynamodbError::Jumped.into()));
                     }
@@ -53,7 +52,7 @@ impl Dynamodb {
             expr = if shrinks || is_shared != (attempt.ask.mode == Mode::Shared) {
                 self.whole(&found, &new, &moment)
             } else {
-                clearing(attempt, renewing(attempt, end, &moment, !found.row_ends_after(end)))
+                renewing(attempt, end, &moment, !found.row_ends_after(end))
             };
         }
     }
@@ -66,22 +65,24 @@ impl Dynamodb {
     ) -> Result<Released, DynamodbError> {
         // A copy of it may be on its way.
         let stops = give_up || attempt.sends > 1;
-        let mut moment = self.moment()?;
+        let (mut moment, mut seen) = (self.moment()?, None::<Found>);
         let mut next = match (give_up, attempt.ask.mode) {
             (true, _) => Ending::GiveUp,
             (false, Mode::Exclusive) => Ending::Exclusive,
             (false, Mode::Shared) => Ending::Shared,
         };
         loop {
-            let expr = match &next {
-                Ending::GiveUp => giving_up(attempt, &moment),
-                Ending::Exclusive => releasing(attempt, EXCLUSIVE, stops),
-                Ending::Shared => releasing(attempt, SHARED, stops),
-                Ending::Last(found) => last(attempt, found, stops),
+            let mut expr = match (&next, &seen) {
+                (Ending::GiveUp, _) => giving_up(attempt, &moment),
+                (Ending::Exclusive, _) => of(attempt, EXCLUSIVE.0, EXCLUSIVE.1),
+                (Ending::Last, Some(found)) => last(attempt, found),
+                (Ending::Shared | Ending::Last, _) => of(attempt, SHARED.0, SHARED.1),
             };
+            if stops {
+                expr = stopping(expr, attempt.grant(), seen.as_ref(), &moment);
+            }
             let found = match self.update(expr, by)? {
                 Wrote::Done(row) => {
-                    attempt.native = None;
                     if !matches!(next, Ending::GiveUp) {
                         return Ok(Released::Done);
                     }
@@ -97,13 +98,14 @@ impl Dynamodb {
                 None if give_up => Ending::GiveUp,
                 None => return Ok(nobodys(found, &moment)),
                 Some((Mode::Exclusive, _)) => Ending::Exclusive,
-                Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last(Box::new(found)),
+                Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last,
                 // Another's end is later, if there is one.
                 Some((Mode::Shared, holder)) if found.record.shared.iter().any(|h| h.until > holder.until) => {
                     Ending::Shared
                 }
-                Some((Mode::Shared, _)) => Ending::Last(Box::new(found)),
+                Some((Mode::Shared, _)) => Ending::Last,
             };
+            seen = Some(found);
         }
     }
 }
@@ -116,7 +118,7 @@ enum Ending {
     /// Another holder's end is later than ours.
     Shared,
     /// Ours is the latest end of the row: compare and swap.
-    Last(Box<Found>),
+    Last,
 }
 
 fn renewing(attempt: &Attempt, until: End, moment: &Moment, is_latest: bool) -> Expr {
@@ -148,28 +150,24 @@ const SHARED: (&str, &str) = (
     "SET #version = #version + :one REMOVE #shared.#grant",
 );
 
-fn releasing(attempt: &Attempt, (condition, update): (&str, &str), stops: bool) -> Expr {
-    ending(attempt, of(attempt, condition, update), stops)
-}
-
 /// The release of the shared holder whose end is the row's.
-fn last(attempt: &Attempt, found: &Found, stops: bool) -> Expr {
+fn last(attempt: &Attempt, found: &Found) -> Expr {
     let mut rest = found.record.clone();
     rest.shared.retain(|holder| holder.grant != *attempt.grant());
     let gone = if rest.shared.is_empty() { "#shared" } else { "#shared.#grant" };
     let update = format!("SET #leasedUntil = :rest, #version = #version + :one REMOVE {gone}");
     let condition = "attribute_exists(#shared.#grant) AND #fence = :f AND #version = :ver";
-    let expr = of(attempt, condition, &update)
+    of(attempt, condition, &update)
         .value(":rest", text(item::row_end(&rest)))
         .value(":f", number(found.record.token))
-        .value(":ver", number(found.record.version));
-    ending(attempt, expr, stops)
+        .value(":ver", number(found.record.version))
 }
 
 fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
     let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
-    let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #version = if_not_exists(#version, :t) + :one";
-    stopping(of(attempt, condition, update).value(":t", number(moment.stamp())), attempt.grant())
+    let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #givenUpAt = :t, \
+                  #version = if_not_exists(#version, :t) + :one";
+    of(attempt, condition, update).value(":t", number(moment.stamp()))
 }
 
 /// A write on the condition that the grant of this attempt stands.
@@ -180,20 +178,6 @@ fn of(attempt: &Attempt, condition: &str, update: &str) -> Expr {
         .value(":grant", text(grant))
         .value(":past", text(item::PAST))
         .value(":one", number(1))
-}
-
-fn ending(attempt: &Attempt, expr: Expr, stops: bool) -> Expr {
-    if stops { stopping(expr, attempt.grant()) } else { clearing(attempt, expr) }
-}
-
-/// Also removes the grant ids that were given up before this one was granted: its token refuses their copies.
-fn clearing(attempt: &Attempt, mut expr: Expr) -> Expr {
-    let seen = attempt.native.as_ref().and_then(|native| native.downcast_ref::<Clearable>());
-    if let Some(Clearable(seen)) = seen {
-        expr = expr.value(":seen", set(seen.iter().map(String::as_str)));
-        expr.update.push_str(" DELETE #givenUp :seen");
-    }
-    expr
 }
 
 /// The answer where the grant does not stand.

@@ -76,6 +76,7 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         shared,
         pins: strings(item, "pins")?.map(str::to_owned).collect(),
         given_up: strings(item, "givenUp")?.map(GrantId::from_text).collect(),
+        gave_up_at: get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).unwrap_or(0),
         // A row of dynamodb-lock-go has none.
         version: get_number(item, "version")?.unwrap_or(1).max(1),
         format: get_text(item, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
@@ -148,6 +149,17 @@ pub(super) fn shared(record: &LockRecord, item: Option<&Item>) -> Option<Attribu
 /// The end of the row: the latest of its holders.
 pub(super) fn row_end(record: &LockRecord) -> String {
     record.holders().map(|(_, holder)| holder.until).max().map_or(PAST.to_owned(), end)
+}
+
+/// How large a row is, about as the service counts it.
+pub(super) fn size(item: &Item) -> usize {
+    let of = |value: &AttributeValue| match value {
+        AttributeValue::S(text) | AttributeValue::N(text) => text.len(),
+        AttributeValue::Ss(all) => all.iter().map(String::len).sum(),
+        AttributeValue::M(map) => size(map),
+        _ => 1,
+    };
+    item.iter().map(|(name, value)| name.len() + of(value)).sum()
 }
 
 pub(super) fn get_text<'a>(item: &'a Item, name: &str) -> Result<Option<&'a str>, String> {

@@ -11,18 +11,19 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 
 use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
 use crate::error::{Error, Result};
 use crate::lease::record::FORMAT_MAJOR;
-use crate::lease::{End, GrantId, LockRecord};
+use crate::lease::{End, GrantId, LockRecord, Times};
+use crate::log;
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 use crate::rt::driver::Driver;
@@ -52,6 +53,12 @@ pub use open::{DynamodbOptions, Protection, Settings};
 const NOBODYS: &str = "\u{1}time";
 /// One answer can tell the time no better than to a second; more than this beside it is worth another.
 const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
+/// More given-up grant ids than this make place for a floor.
+const MANY_GIVEN_UP: usize = 8;
+/// A row of so many bytes is warned of.
+const LARGE: usize = 20 * 1_024;
+/// Farther ahead than any client's time, which two answers tell to a second or so.
+const AHEAD: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct Dynamodb {
@@ -61,7 +68,8 @@ pub struct Dynamodb {
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,
     driver: Driver<Client>,
-    rest: Mutex<Option<read::Rest>>,
+    /// A large row was warned of.
+    warned: AtomicBool,
 }
 
 impl fmt::Debug for Dynamodb {
@@ -90,13 +98,14 @@ impl Dynamodb {
             grace: options.grace,
             min_lease: Dynamodb::MIN_LEASE,
             grant_form: GrantForm::Uuid,
+            most_shared: Some(most_shared),
         };
         let place = send::Place::new(&options.table, &options.partition_key);
         let protection = options.protection;
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
         let driver = Driver::start(by, move || open::client(options), over)?;
-        let store = Dynamodb { info, place, protection, clock, estimate, driver, rest: Mutex::new(None) };
+        let store = Dynamodb { info, place, protection, clock, estimate, driver, warned: AtomicBool::new(false) };
         // A second answer where the first took long.
         for _ in 0..2 {
             match store.get_item(NOBODYS, false, by) {
@@ -109,6 +118,19 @@ impl Dynamodb {
             }
         }
         Ok(store)
+    }
+
+    /// Says once that a row has become large: each step on it costs a unit for each KB.
+    fn watch_size(&self, key: &str, row: Option<&Item>) {
+        let size = row.map_or(0, item::size);
+        if size > LARGE && !self.warned.swap(true, Ordering::Relaxed) {
+            let kb = size.div_ceil(1_024);
+            log::warn!(
+                target: "leasehold::dynamodb", key:?;
+                "its row has {kb} KB, mostly shared holders: each acquire, renewal and release writes all of it, and \
+                 the service writes no more than 1,000 KB of a row in a second"
+            );
+        }
     }
 
     /// Now, by the service's clock.
@@ -134,6 +156,14 @@ impl Dynamodb {
     fn told(&self, error: DynamodbError, key: &str) -> Error {
         Error::from(error).with_store(&self.info.label).with_key(key)
     }
+}
+
+/// So many shared holders can renew at this interval: each renewal writes the whole row, 256 bytes for each of them,
+/// the service writes 1,000 KB of a row in a second, and a row may have 400 KB.
+fn most_shared(heartbeat: Duration) -> u32 {
+    let by_rate = (4_000.0 * heartbeat.as_secs_f64()).sqrt();
+    // No fraction, and nothing beyond the row's size.
+    by_rate.min(1_600.0) as u32
 }
 
 /// A row and the record in it.
@@ -162,6 +192,31 @@ impl Found {
         let native = swap::Row(self.row);
         let cut = moment.times().cut;
         Seen { record: self.record, now: moment.late(), cut, stamp: moment.stamp(), native: Some(Box::new(native)) }
+    }
+
+    /// Every later grant of this key has a token above it.
+    fn floor(&self) -> u64 {
+        let floor = self.row.as_ref().and_then(|row| item::get_number(row, "floor").ok()?);
+        floor.unwrap_or(0)
+    }
+
+    /// The times to grant by.
+    fn times(&self, moment: &Moment) -> Times {
+        let times = moment.times();
+        Times { stamp: times.stamp.max(self.floor().saturating_add(1)), ..times }
+    }
+
+    /// Whether so many gave up that they make place for a floor.
+    fn is_crowded(&self) -> bool {
+        self.record.given_up.len() > MANY_GIVEN_UP
+    }
+
+    /// Above every token that was asked for until now. A copy that waits for `fence` asks for one more than that, if
+    /// not for its client's time.
+    fn above_all(&self, moment: &Moment) -> u64 {
+        let ahead = u64::try_from(AHEAD.as_micros()).unwrap_or(u64::MAX);
+        let stored = self.record.token.max(self.floor()).saturating_add(1);
+        moment.stamp().saturating_add(ahead).max(stored)
     }
 
     /// Whether the row's own end is later than this one.

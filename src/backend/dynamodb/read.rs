@@ -1,4 +1,4 @@
-//! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index.
+//! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index, a page in each request.
 
 use std::time::Duration;
 
@@ -8,22 +8,13 @@ use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
 use super::item;
 use super::{Dynamodb, Found, NOBODYS};
-use crate::backend::{Page, Seen, Which};
+use crate::backend::{Page, Which};
 use crate::lease::LockRecord;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
-/// How many records a page holds.
-const PAGE: usize = 100;
-
-/// The rest of a scan, for its next page: the service has no order, so a scan is always a whole one.
-#[derive(Debug)]
-pub(super) struct Rest {
-    which: Which,
-    /// The last key of the page before.
-    after: String,
-    strong: bool,
-    seen: Vec<Seen>,
-}
+/// How many rows a page looks at: a table with little throughput must yield them within one request's timeout.
+const PAGE: i32 = 200;
 
 impl Dynamodb {
     pub(super) fn read_page(
@@ -39,16 +30,20 @@ impl Dynamodb {
             let moment = if strong { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
             return Ok(Page { records: vec![found.seen(&moment)], next: None });
         }
-        let mut seen = match from.as_ref().and_then(|from| self.rest_after(which, from, strong)) {
-            Some(rest) => rest,
-            None => self.scan(which, from.as_deref(), strong, by)?,
-        };
-        let rest = seen.split_off(seen.len().min(PAGE));
-        let next = (!rest.is_empty()).then(|| seen.last().map(|last| last.record.key.clone())).flatten();
-        if let Some(after) = &next {
-            *self.rest.lock() = Some(Rest { which: which.clone(), after: after.clone(), strong, seen: rest });
+        let (rows, next) = self.scan(which, from, strong, by)?;
+        let moment = self.moment()?;
+        let mut records = Vec::new();
+        for row in rows {
+            let Some(key) = key_of(&row, &self.place.partition_key) else { continue };
+            match Found::new(&key, Some(row)) {
+                Ok(found) if matches(which, &found.record) => records.push(found.seen(&moment)),
+                Ok(_) => {}
+                Err(error) => {
+                    log::warn!(target: "leasehold::dynamodb", key:?; "a damaged row is passed over: {error}");
+                }
+            }
         }
-        Ok(Page { records: seen, next })
+        Ok(Page { records, next })
     }
 
     /// The row of a key for a decision.
@@ -67,44 +62,14 @@ impl Dynamodb {
         answer.map_err(|(_, error)| error.of_read())
     }
 
-    fn rest_after(&self, which: &Which, from: &str, strong: bool) -> Option<Vec<Seen>> {
-        let is_it = |rest: &mut Rest| rest.which == *which && rest.after == from && rest.strong == strong;
-        self.rest.lock().take_if(is_it).map(|rest| rest.seen)
-    }
-
-    /// Every record that matches and comes after `from`, in the order of the keys.
-    fn scan(&self, which: &Which, from: Option<&str>, strong: bool, by: &Deadline) -> Result<Vec<Seen>, DynamodbError> {
-        let (mut start, mut all) = (None, Vec::new());
-        loop {
-            let (items, next) = self.scan_part(which, start, strong, by)?;
-            for row in items {
-                let key = row.get(&self.place.partition_key).and_then(|key| key.as_s().ok()).cloned();
-                let Some(key) = key.filter(|key| from.is_none_or(|from| key.as_str() > from)) else { continue };
-                match Found::new(&key, Some(row)) {
-                    Ok(found) if matches(which, &found.record) => all.push(found.seen(&self.moment()?)),
-                    Ok(_) => {}
-                    Err(error) if matches!(which, Which::LockId(_)) => {
-                        log::warn!(target: "leasehold::dynamodb", key:?; "a damaged row is passed over: {error}");
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            start = next;
-            if start.is_none() {
-                break;
-            }
-        }
-        all.sort_by(|a, b| a.record.key.cmp(&b.record.key));
-        Ok(all)
-    }
-
-    fn scan_part(
+    /// The rows of one page, in the service's own order, and the last key that it looked at.
+    fn scan(
         &self,
         which: &Which,
-        start: Option<Item>,
+        from: Option<String>,
         strong: bool,
         by: &Deadline,
-    ) -> Result<(Vec<Item>, Option<Item>), DynamodbError> {
+    ) -> Result<(Vec<Item>, Option<String>), DynamodbError> {
         let filter = match which {
             Which::Prefix(prefix) if prefix.is_empty() => None,
             Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
@@ -115,8 +80,10 @@ impl Dynamodb {
             Which::Key(key) => Some(("#key = :key", vec![(":key", text(key))])),
         };
         let answer = self.send(by, move |client, stamp, place| async move {
-            let mut request =
-                client.scan().table_name(&place.table).consistent_read(strong).set_exclusive_start_key(start);
+            let mut request = client.scan().table_name(&place.table).consistent_read(strong).limit(PAGE);
+            if let Some(from) = from {
+                request = request.exclusive_start_key(&place.partition_key, AttributeValue::S(from));
+            }
             if let Some((filter, values)) = filter {
                 request = request.filter_expression(filter);
                 for name in tokens(filter, '#') {
@@ -128,10 +95,17 @@ impl Dynamodb {
                 }
             }
             let answer = request.customize().interceptor(stamp.clone()).send().await;
-            place.classify(answer, &stamp).map(|page| (page.items.unwrap_or_default(), page.last_evaluated_key))
+            place.classify(answer, &stamp).map(|page| {
+                let next = page.last_evaluated_key.and_then(|row| key_of(&row, &place.partition_key));
+                (page.items.unwrap_or_default(), next)
+            })
         });
         answer.map_err(|(_, error)| error.of_read())
     }
+}
+
+fn key_of(row: &Item, partition_key: &str) -> Option<String> {
+    row.get(partition_key)?.as_s().ok().cloned()
 }
 
 fn matches(which: &Which, record: &LockRecord) -> bool {

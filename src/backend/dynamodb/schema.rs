@@ -12,6 +12,7 @@ use super::Dynamodb;
 use super::error::{DynamodbError, Fate};
 use super::send::Answer;
 use crate::backend::Schema;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// How long to wait between two looks at a table that is being made.

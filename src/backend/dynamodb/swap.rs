@@ -28,10 +28,11 @@ impl Dynamodb {
         let moment = self.moment()?;
         let wrote = match new {
             Some(new) => {
-                // Its acquire may still be on its way a second time.
+                // Its acquire may still be on its way a second time. A late claim of a lease fails on the version.
                 let is_gone = |grant: &GrantId| new.standing(grant).is_none();
                 let live = found.record.live(seen.now).map(|(_, holder)| &holder.grant);
-                let gone: Vec<GrantId> = live.filter(|g| !g.as_str().is_empty() && is_gone(g)).cloned().collect();
+                let is_locks = |grant: &&GrantId| found.record.kind == Kind::Lock && !grant.as_str().is_empty();
+                let gone: Vec<GrantId> = live.filter(is_locks).filter(|grant| is_gone(grant)).cloned().collect();
                 let mut new = new.clone();
                 new.given_up.extend(gone);
                 self.update(self.whole(&found, &new, &moment), by)?
@@ -77,12 +78,16 @@ impl Dynamodb {
         let given_up: BTreeSet<&str> = new.given_up.iter().map(GrantId::as_str).collect();
         let added: Vec<&str> = given_up.difference(&old).copied().collect();
         let only_adds = given_up.is_superset(&old);
-        if !only_adds {
+        let is_over = only_adds && !added.is_empty() && found.is_crowded();
+        if is_over {
+            put("floor", Some(number(found.above_all(moment))));
+            put("givenUp", None);
+        } else if !only_adds {
             put("givenUp", (!given_up.is_empty()).then(|| set(given_up.iter().copied())));
         }
         sets.push("#version = if_not_exists(#version, :seed) + :one".to_owned());
         let mut update = format!("SET {} REMOVE {}", sets.join(", "), removes.join(", "));
-        if only_adds && !added.is_empty() {
+        if only_adds && !is_over && !added.is_empty() {
             update.push_str(" ADD #givenUp :added");
             values.push((":added".to_owned(), set(added)));
         }

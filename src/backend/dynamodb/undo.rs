@@ -8,6 +8,7 @@ use super::send::Wrote;
 use super::{Dynamodb, Found};
 use crate::backend::{Acquired, Attempt};
 use crate::lease::{Ask, Holder, LockRecord, Mode};
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// Kept in an attempt: the row as it was before a grant that may have to be undone.

@@ -70,6 +70,7 @@ pub(super) fn decode(key: &str, row: &Document) -> Result<LockRecord, String> {
         shared,
         pins,
         given_up: BTreeSet::new(),
+        gave_up_at: 0,
         // Other writes than swaps do not raise it: what they change is compared itself.
         version: number(row, "version")?.unwrap_or(0).saturating_add(1),
         format: text(row, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,

@@ -60,7 +60,7 @@ pub(super) enum MongodbError {
     #[error("the server refused the request")]
     Other { cause: Cause },
 
-    #[error("the driver panicked or was ended during a request, and what that did is not known")]
+    #[error("the driver panicked, or its thread ended, during a request")]
     Panicked,
 
     #[error("the thread that talks to the server has ended; connect again")]
@@ -88,10 +88,13 @@ pub(super) enum MongodbError {
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
 /// 217: it was done, but its answer is not known any more.
 const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11602];
+/// The network's. A router answers so of the connection to the shard to which it may have passed the write on.
+const CUT_OFF: [i32; 5] = [6, 7, 89, 202, 9001];
 /// These come before anything is written.
-const NOT_DONE: [i32; 10] = [6, 7, 89, 112, 133, 134, 246, 9001, 10107, 13435];
-/// A stale or recovering node, sharding that moves, too many requests.
-const NOT_DONE_EITHER: [i32; 8] = [13436, 13388, 63, 150, 234, 462, 202, 165];
+const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
+/// A stale or recovering node, sharding that moves, too many requests, a cache that is full; an index or a database that
+/// is dropped meanwhile.
+const NOT_DONE_EITHER: [i32; 10] = [13436, 13388, 63, 150, 234, 462, 165, 365, 175, 215];
 const DENIED: [i32; 2] = [13, 8000];
 const CREDENTIALS: [i32; 3] = [11, 18, 334];
 const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
@@ -114,6 +117,17 @@ impl MongodbError {
             Fate::Duplicate | Fate::Unknown => (fate, told),
             _ if sends > 1 => (Fate::Unknown, MongodbError::Unanswered { cause: cause(error) }),
             _ => (fate, told),
+        }
+    }
+
+    /// The same of what a router answered. It repeats a numbered write by itself, and tells only what came of the last
+    /// try: that one may have come to a server that was not the primary, after the first was written.
+    pub fn of_router((fate, told): (Fate, Self)) -> (Fate, Self) {
+        match told {
+            MongodbError::Conflict { cause } if fate == Fate::NotDone => {
+                (Fate::Unknown, MongodbError::Unanswered { cause })
+            }
+            told => (fate, told),
         }
     }
 
@@ -235,7 +249,9 @@ fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
         TOO_OLD => (Fate::NotDone, MongodbError::GivenUp { cause }),
         NO_STREAMS => (Fate::Refused, MongodbError::NoStreams { cause }),
         NO_NAMESPACE => (Fate::Refused, MongodbError::Collection(NO_COLLECTION.to_owned())),
-        _ if INTERRUPTED.contains(&code) => (Fate::Unknown, MongodbError::Unanswered { cause }),
+        _ if INTERRUPTED.contains(&code) || CUT_OFF.contains(&code) => {
+            (Fate::Unknown, MongodbError::Unanswered { cause })
+        }
         _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Conflict { cause }),
         _ if NOT_DONE.contains(&code) || NOT_DONE_EITHER.contains(&code) => {
             (Fate::NotDone, MongodbError::Conflict { cause })
@@ -262,4 +278,32 @@ fn cause(error: &DriverError) -> Cause {
         kind => kind.to_string(),
     };
     Cause::from(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::{doc, from_document};
+    use mongodb::error::CommandError;
+
+    use super::*;
+
+    #[test]
+    fn a_router_never_says_that_nothing_was_written() {
+        let of = |code: i32| {
+            let answer: CommandError = from_document(doc! { "code": code }).unwrap();
+            let told = MongodbError::classify(&DriverKind::Command(answer).into(), 1);
+            (told.0, MongodbError::of_router(told).0)
+        };
+        // Not the primary, in conflict; a chunk that moved.
+        for code in [10107, 13435, 112, 63] {
+            assert_eq!(of(code), (Fate::NotDone, Fate::Unknown), "{code}");
+        }
+        // Another made the document; a newer write of the session was done; access is denied.
+        for (code, fate) in [(11000, Fate::Duplicate), (225, Fate::NotDone), (13, Fate::Refused)] {
+            assert_eq!(of(code), (fate, fate), "{code}");
+        }
+        // It got no request.
+        let (fate, _) = MongodbError::of_router((Fate::NotDone, MongodbError::NotSent));
+        assert_eq!(fate, Fate::NotDone);
+    }
 }

@@ -1,14 +1,13 @@
 //! Whether a grant stands, asserted inside a user's own transaction.
 
 use mongodb::bson::{Document, doc};
-use mongodb::error::{Error as DriverError, TRANSIENT_TRANSACTION_ERROR};
+use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR};
 use mongodb::{Client, Collection};
 
 use super::Mongodb;
 use super::document::{object_id, token};
-use crate::backend::observed;
+use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::sealed::Standing;
 use crate::lease::Mode;
 
 /// The write that asserts it, and what it says when it matched nothing.
@@ -17,18 +16,17 @@ pub(crate) struct Assertion {
     collection: String,
     pub(crate) filter: Document,
     lost: Error,
+    outside: Error,
 }
 
 impl Assertion {
     pub(crate) fn of(standing: Standing<'_>) -> Result<Assertion> {
         let lock = standing.lock;
-        let label = &standing.backend.info().label;
-        let error = |kind, message: &str| Error::new(kind, message).with_key(&lock.key).with_store(label);
-        let Some(store) = observed::native::<Mongodb>(standing.backend) else {
-            return Err(error(ErrorKind::InvalidInput, "this lock is in no MongoDB collection"));
+        let Some(store) = standing.store::<Mongodb>() else {
+            return Err(standing.error(ErrorKind::InvalidInput, "this lock is in no MongoDB collection"));
         };
         let (Some(grant), Ok(token)) = (object_id(&lock.grant), token(lock.token)) else {
-            return Err(error(ErrorKind::InvalidInput, "the lock was granted by another kind of store"));
+            return Err(standing.error(ErrorKind::InvalidInput, "the lock was granted by another kind of store"));
         };
         let filter = match lock.mode {
             Mode::Exclusive => {
@@ -42,7 +40,12 @@ impl Assertion {
             database: store.database.clone(),
             collection: store.collection.clone(),
             filter,
-            lost: error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+            lost: standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+            outside: standing.error(
+                ErrorKind::InvalidInput,
+                "the session is in no transaction, outside which an assertion protects nothing; call \
+                 start_transaction() on it first",
+            ),
         })
     }
 
@@ -59,6 +62,16 @@ impl Assertion {
         client.database(&self.database).collection(&self.collection)
     }
 
+    /// Refuses a session outside a transaction, by what the driver said to starting another one. It sends nothing.
+    pub(crate) fn must_be_inside(&self, started: mongodb::error::Result<()>) -> mongodb::error::Result<()> {
+        match started {
+            Ok(()) => Err(DriverError::custom(self.outside.clone())),
+            Err(error) if is_in_progress(&error) => Ok(()),
+            // None can be started there.
+            Err(error) => Err(error),
+        }
+    }
+
     /// What the driver's own loop over transactions understands.
     pub(crate) fn judge(&self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
         match matched? {
@@ -66,6 +79,11 @@ impl Assertion {
             _ => Ok(()),
         }
     }
+}
+
+/// The driver tells the state of a session by this alone.
+fn is_in_progress(error: &DriverError) -> bool {
+    matches!(error.kind.as_ref(), DriverKind::Transaction { message, .. } if message.contains("already in progress"))
 }
 
 /// An error of the driver as ours: the loss, or with the driver's own as its source.

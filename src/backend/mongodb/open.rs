@@ -15,6 +15,7 @@ use super::session::{Register, Sessions};
 use super::wake::Waking;
 use crate::error::Result;
 use crate::lease::StoreTime;
+use crate::log;
 
 /// How long the driver looks for a primary before it says why there is none.
 const SELECTION: Duration = Duration::from_secs(3);
@@ -22,6 +23,9 @@ const SELECTION: Duration = Duration::from_secs(3);
 const CONNECTION: Duration = Duration::from_secs(2);
 /// The version of the wire protocol of server 4.4, which knows expressions in projections.
 const OLDEST_WIRE: i32 = 9;
+/// One for the stream that tells waiters, whose answers the server holds back, one for those who want a lock, and one
+/// for heartbeats and releases: a heartbeat that queued behind them would come too late.
+const LEAST_CONNECTIONS: u32 = 3;
 /// The collection where none is named.
 pub const COLLECTION: &str = "locks";
 
@@ -107,7 +111,8 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     if !overridden.is_empty() {
         log::warn!(
             target: "leasehold::mongodb", store:? = label;
-            "locks need writes that the majority has in its journal, from the primary; not used: {}",
+            "locks need writes that the majority has in its journal, from the primary, and {LEAST_CONNECTIONS} \
+             connections; not used: {}",
             overridden.join(", ")
         );
     }
@@ -148,14 +153,20 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
         overridden.push("retryWrites=false".to_owned());
     }
     settings.retry_writes = Some(true);
+    if let Some(most) = settings.max_pool_size.filter(|most| (1..LEAST_CONNECTIONS).contains(most)) {
+        overridden.push(format!("maxPoolSize={most}"));
+        settings.max_pool_size = Some(LEAST_CONNECTIONS);
+    }
     overridden
 }
 
 /// What kind of server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A member of a replica set, or a router in front of several.
+    /// A member of a replica set.
     Replicated,
+    /// In front of several replica sets.
+    Router,
     /// Alone: writes have no numbers, and there are no change streams.
     Standalone,
 }
@@ -186,9 +197,13 @@ pub(super) fn place(hosts: &[String], hello: &Document, build: &Document) -> std
         let version = build.get_str("version").unwrap_or("of an unknown version");
         return Err(MongodbError::Config(format!("the server is MongoDB {version}, but must be 4.4 or newer")));
     }
-    let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
-    let is_member = hello.contains_key("setName");
-    Ok(if is_router || is_member { Place::Replicated } else { Place::Standalone })
+    Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
+        Place::Router
+    } else if hello.contains_key("setName") {
+        Place::Replicated
+    } else {
+        Place::Standalone
+    })
 }
 
 /// Servers of others that answer to MongoDB's protocol.
@@ -230,6 +245,8 @@ mod tests {
             place(&hosts, &hello, build).map_err(|error| error.to_string())
         };
         assert_eq!(of(&["127.0.0.1:27017"], &mongo), Ok(Place::Replicated));
+        let router = doc! { "maxWireVersion": 17, "msg": "isdbgrid" };
+        assert_eq!(place(&[], &router, &mongo).unwrap(), Place::Router);
         let ferret = doc! { "version": "7.0.42", "ferretdbVersion": "v1.24.0" };
         let cases = [
             (&["a.cluster-x.eu-central-1.docdb.amazonaws.com:27017"][..], &mongo, "Amazon DocumentDB"),
@@ -259,5 +276,6 @@ mod tests {
         assert_eq!(parsed("w=majority&retryWrites=true"), "");
         let all = "w=1&journal=false&readPreference=secondary&readConcernLevel=local&retryWrites=false";
         assert_eq!(parsed(all), "w, journal=false, readPreference, readConcernLevel, retryWrites=false");
+        assert_eq!((parsed("maxPoolSize=2").as_str(), parsed("maxPoolSize=3").as_str()), ("maxPoolSize=2", ""));
     }
 }

@@ -129,9 +129,13 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     conditions.push(doc! { "$not": [{ "$and": blocks }] });
     let live = doc! { "$filter": { "input": locks(), "as": "l", "cond": { "$and": runs_shared } } };
     let format = doc! { "$ifNull": ["$format", FORMAT] };
+    // A document that this makes is found by its key also where somebody dropped the unique index: two that make it
+    // at once collide on its id. One that is there keeps its own, as mongo-lock and older versions gave it.
+    let id = doc! { "$ifNull": ["$_id", "$resource"] };
     let written = |exclusive: Bson, shared: Document| {
-        let ours =
-            doc! { "kind": "lock", "format": format, "fence": fence(), "exclusive": exclusive, "shared": shared };
+        let ours = doc! {
+            "_id": id, "kind": "lock", "format": format, "fence": fence(), "exclusive": exclusive, "shared": shared,
+        };
         doc! { "$mergeObjects": [ROOT, ours] }
     };
     let step = match ask.mode {

@@ -9,6 +9,7 @@ use super::send::limit;
 use super::{Found, Mongodb, Place};
 use crate::backend::{Page, Which};
 use crate::lease::{LockRecord, StoreTime};
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// How many records a page holds.

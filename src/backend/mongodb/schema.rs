@@ -1,21 +1,34 @@
-//! The collection and its indexes: looked at, told about, made. Without the unique index two could make the document
-//! of one key, and both would be granted: nothing is written before it was seen.
+//! The collection and its indexes: looked at, told about, made. Without the unique index mongo-lock, or an older version
+//! of ours, could make a second document of a key, and both would be granted: nothing is written before it was seen.
+//! Between clients of this version the `_id` of the documents keeps keys apart, too, so that nothing breaks when
+//! somebody drops the index later.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use mongodb::IndexModel;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::IndexOptions;
 
 use super::error::{Fate, MongodbError};
+use super::open::hello;
 use super::send::{Answer, Wrote, limit, majority, settle};
 use super::{Mongodb, Place};
 use crate::backend::Schema;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 const UNIQUE: &str = "resource";
 /// Of mongo-lock, with its names.
 const OTHERS: [&str; 4] = ["exclusive.lockId", "exclusive.expiresAt", "shared.locks.lockId", "shared.locks.expiresAt"];
+
+/// Whether there is an index that keeps keys apart.
+enum Unique {
+    Missing,
+    /// It keeps them apart when it is done, or fails then.
+    Building,
+    There,
+}
 
 /// What is known of the collection.
 enum Known<T> {
@@ -30,7 +43,7 @@ impl Mongodb {
         match what {
             Schema::Describe => Ok(self.commands()),
             Schema::Check => self.check(by),
-            Schema::Create => self.create(by),
+            Schema::Create => self.create(&by.long()),
         }
     }
 
@@ -50,13 +63,20 @@ impl Mongodb {
         let name = &self.collection;
         match self.indexes(by)? {
             Known::There(indexes) => match uniqueness(name, &indexes)? {
-                true => {
+                Unique::There => {
                     self.is_unique.store(true, Ordering::Relaxed);
                     Ok(format!("{name}: the collection is there, with its unique index on {UNIQUE:?}"))
                 }
-                false => Ok(self.warn(format!("the collection {name:?} has no unique index on \"resource\""))),
+                Unique::Building => Ok(self.warn(format!(
+                    "the unique index of the collection {name:?} is still being built; wait until that is done"
+                ))),
+                Unique::Missing => Ok(self.warn(format!(
+                    "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
+                ))),
             },
-            Known::Missing => Ok(self.warn(format!("the collection {name:?} does not exist"))),
+            Known::Missing => {
+                Ok(self.warn(format!("the collection {name:?} does not exist; create_schema() makes it")))
+            }
             Known::Hidden => {
                 self.is_unique.store(true, Ordering::Relaxed);
                 let text = "listIndexes is denied, so that the collection has its unique index was not checked";
@@ -67,8 +87,7 @@ impl Mongodb {
     }
 
     /// Else nobody could connect to make it. Every use of it is an error.
-    fn warn(&self, what: String) -> String {
-        let text = format!("{what}; create_schema() makes it");
+    fn warn(&self, text: String) -> String {
         log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
         text
     }
@@ -78,13 +97,23 @@ impl Mongodb {
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.check(by)?;
+        let found = self.check(by)?;
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
+        Err(MongodbError::Collection(format!("{found}: without a unique index two could hold one lock")))
+    }
+
+    /// An error where something else has the `_id` that the document of this key would get: they would collide for
+    /// ever.
+    pub(super) fn must_be_ours(&self, key: &str, by: &Deadline) -> Result<(), MongodbError> {
+        let others = self.find(doc! { "_id": key, "resource": { "$ne": key } }, 1, true, by)?;
+        if others.is_empty() {
+            return Ok(());
+        }
         Err(MongodbError::Collection(format!(
-            "the collection {:?} has no unique index on \"resource\", without which two could hold one lock; \
-             create_schema() makes it",
+            "the collection {:?} has a document that is no lock's with the key as its _id; delete it, or keep the \
+             locks in a collection of their own",
             self.collection
         )))
     }
@@ -111,15 +140,16 @@ impl Mongodb {
     }
 
     fn create(&self, by: &Deadline) -> Result<String, MongodbError> {
-        if let Known::There(collection) = self.collection(by)? {
+        if let Known::There(collection) = self.collection(&by.of_request())? {
             self.check_kind(&collection)?;
         }
-        let there = match self.indexes(by)? {
+        let there = match self.indexes(&by.of_request())? {
             Known::There(indexes) => indexes,
             Known::Missing | Known::Hidden => Vec::new(),
         };
         let mut missing = Vec::new();
-        if !uniqueness(&self.collection, &there)? {
+        // One that is being built is waited for.
+        if !matches!(uniqueness(&self.collection, &there)?, Unique::There) {
             let options = IndexOptions::builder().unique(true).sparse(true).build();
             missing.push(IndexModel::builder().keys(doc! { UNIQUE: 1 }).options(options).build());
         }
@@ -129,11 +159,7 @@ impl Mongodb {
             }
         }
         if !missing.is_empty() {
-            let (limit, concern) = (limit(by), majority(None));
-            let answer: Answer<()> = self.send(by, move |owned| async move {
-                owned.locks.create_indexes(missing).max_time(limit).write_concern(concern).await.map(drop)
-            });
-            match answer {
+            match self.build(missing, by) {
                 Err((Fate::Duplicate, _)) => {
                     return Err(MongodbError::Collection(format!(
                         "the collection {:?} has two documents with the same \"resource\"; delete one of them once \
@@ -157,6 +183,29 @@ impl Mongodb {
         Ok(format!("{}: the collection is there, with its indexes", self.collection))
     }
 
+    /// One request, for as long as the server builds: it would end the build with the request. Meanwhile it is asked
+    /// whether it is still there.
+    fn build(&self, missing: Vec<IndexModel>, by: &Deadline) -> Answer<()> {
+        let (limit, each, store) = (limit(by), by.of_request().remaining(), self.info.label.clone());
+        self.send(by, move |owned| async move {
+            let request = owned.locks.create_indexes(missing).max_time(limit).write_concern(majority(None));
+            let (mut building, started) = (request.into_future(), Instant::now());
+            loop {
+                if let Ok(built) = tokio::time::timeout(each, &mut building).await {
+                    return built.map(drop);
+                }
+                match tokio::time::timeout(each, hello(&owned)).await {
+                    Ok(said) => drop(said?),
+                    Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                }
+                log::info!(
+                    target: "leasehold::mongodb", store:?;
+                    "the server is still building the indexes, after {} s", started.elapsed().as_secs()
+                );
+            }
+        })
+    }
+
     fn collection(&self, by: &Deadline) -> Result<Known<Document>, MongodbError> {
         let name = self.collection.clone();
         let answer = self.ask(by, move |owned| async move {
@@ -173,7 +222,8 @@ impl Mongodb {
     fn indexes(&self, by: &Deadline) -> Result<Known<Vec<Document>>, MongodbError> {
         let name = self.collection.clone();
         let answer = self.ask(by, move |owned| async move {
-            let ask = doc! { "listIndexes": name, "cursor": { "batchSize": 200 } };
+            // Without them one that is being built looks like the others.
+            let ask = doc! { "listIndexes": name, "cursor": { "batchSize": 200 }, "includeBuildUUIDs": true };
             owned.client.database(&owned.locks.namespace().db).run_command(ask).await
         });
         first_batch(answer)
@@ -206,15 +256,20 @@ fn first_batch(answer: Result<Document, MongodbError>) -> Result<Known<Vec<Docum
     }
 }
 
-/// Whether there is an index that keeps keys apart. One in its place that does not is an error.
-fn uniqueness(collection: &str, indexes: &[Document]) -> Result<bool, MongodbError> {
+/// An index in the place of the unique one that does not keep keys apart is an error.
+fn uniqueness(collection: &str, indexes: &[Document]) -> Result<Unique, MongodbError> {
     let on: Vec<&Document> = indexes.iter().filter(|index| is_on(index, UNIQUE)).collect();
     let is_right = |index: &&Document| {
         let is_partial = index.contains_key("partialFilterExpression") || index.contains_key("collation");
         index.get_bool("unique").unwrap_or(false) && !is_partial
     };
-    if on.is_empty() || on.iter().any(is_right) {
-        return Ok(!on.is_empty());
+    if on.iter().any(is_right) {
+        return Ok(Unique::There);
+    }
+    if on.is_empty() {
+        let being_built = indexes.iter().filter_map(|index| index.get_document("spec").ok());
+        let is_building = being_built.into_iter().any(|index| is_on(index, UNIQUE));
+        return Ok(if is_building { Unique::Building } else { Unique::Missing });
     }
     let names: Vec<&str> = on.iter().filter_map(|index| index.get_str("name").ok()).collect();
     Err(MongodbError::Collection(format!(

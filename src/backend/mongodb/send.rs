@@ -16,10 +16,10 @@ use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 use mongodb::{Client, Collection};
 use tokio::sync::Semaphore;
 
-use super::Mongodb;
 use super::error::{Fate, MongodbError};
 use super::pipeline::projection;
 use super::session::Sessions;
+use super::{Mongodb, Place};
 use crate::rt::deadline::Deadline;
 use crate::rt::driver::Stopped;
 
@@ -150,7 +150,8 @@ impl Mongodb {
         F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
         Fut: Future<Output = DriverResult<T>> + 'static,
     {
-        self.request(by, operation, Sends::count)
+        let answer = self.request(by, operation, Sends::count);
+        if self.place == Place::Router { answer.map_err(MongodbError::of_router) } else { answer }
     }
 
     fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> u32) -> Answer<T>
@@ -220,7 +221,7 @@ impl Mongodb {
             });
             match answer {
                 // Two made the document at once; it is there now.
-                Err((Fate::Duplicate, _)) if !by.is_over() => {}
+                Err((Fate::Duplicate, _)) if !by.is_over() => self.must_be_ours(&update.key, by)?,
                 answer => return settle(answer),
             }
         }

@@ -41,6 +41,7 @@ impl Mongodb {
             }
             (None, Some(new)) => {
                 let (mut set, _) = encode(new, None).map_err(MongodbError::Invalid)?;
+                set.insert("_id", &key);
                 set.insert("resource", key);
                 set.insert("version", 1_i64);
                 self.send(by, move |owned| async move {
@@ -68,6 +69,7 @@ impl Mongodb {
             }
         };
         if let Err((Fate::Duplicate, _)) = written {
+            self.must_be_ours(&seen.record.key, by)?;
             return Ok(Swapped::Changed);
         }
         Ok(match settle(written)? {

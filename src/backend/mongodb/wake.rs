@@ -2,7 +2,7 @@
 //!
 //! The server sends what happened to the documents of these keys, but for mere heartbeats and for grants of what was
 //! free. A stream for another set of keys goes on where the last one was, so that nothing is missed in between. A
-//! key that has no document yet, or another one, is known by its name when that is made.
+//! document of mongo-lock's that is made meanwhile is known by its key then.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use mongodb::bson::{Bson, Document, Timestamp, doc};
 use mongodb::change_stream::ChangeStream;
-use mongodb::change_stream::event::{ChangeStreamEvent, OperationType, ResumeToken};
+use mongodb::change_stream::event::{ChangeStreamEvent, ResumeToken};
 use mongodb::error::Result as DriverResult;
 use mongodb::options::{ChangeStreamOptions, ReadConcern};
 use tokio::task::AbortHandle;
@@ -21,6 +21,7 @@ use tokio::task::AbortHandle;
 use super::error::MongodbError;
 use super::send::{Owned, limit};
 use super::{Mongodb, Place};
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// The server answers at the latest after this, also that nothing happened.
@@ -113,7 +114,9 @@ struct Opened {
 
 impl Watch {
     async fn open(&self, after: Option<ResumeToken>, limit: Duration) -> DriverResult<Opened> {
-        let (ids, at) = self.documents(limit).await?;
+        let (mut ids, at) = self.documents(limit).await?;
+        // A document that this version makes has its key as its id.
+        ids.extend(self.keys.iter().map(|key| (Bson::from(key.as_str()), key.clone())));
         let named = doc! { "$in": &self.keys };
         let known = doc! { "$in": ids.iter().map(|(id, _)| id.clone()).collect::<Vec<Bson>>() };
         let ours = doc! { "$or": [{ "documentKey._id": known }, { "fullDocument.resource": named }] };
@@ -128,7 +131,7 @@ impl Watch {
         Ok(Opened { stream, names })
     }
 
-    /// The ids of the documents, and when this was so.
+    /// The ids that other versions and libraries gave to the documents, and when this was so.
     async fn documents(&self, limit: Duration) -> DriverResult<(Vec<(Bson, String)>, Option<Timestamp>)> {
         let mut session = self.owned.client.start_session().await?;
         let request = self.owned.locks.find(doc! { "resource": { "$in": &self.keys } });
@@ -138,7 +141,9 @@ impl Watch {
         let mut ids = Vec::new();
         while cursor.advance(&mut session).await? {
             let mut row: Document = cursor.deserialize_current()?;
-            if let (Some(id), Some(Bson::String(key))) = (row.remove("_id"), row.remove("resource")) {
+            if let (Some(id), Some(Bson::String(key))) = (row.remove("_id"), row.remove("resource"))
+                && id.as_str() != Some(&key)
+            {
                 ids.push((id, key));
             }
         }
@@ -151,7 +156,9 @@ impl Watch {
             let next = tokio::time::timeout(LOST, opened.stream.next_if_any()).await;
             let Ok(Ok(event)) = next else { return };
             let Some(event) = event else {
+                // The collection is gone, or it is another one: a stream that went on from here would end here again.
                 if !opened.stream.is_alive() {
+                    told.borrow_mut().take();
                     return;
                 }
                 *told.borrow_mut() = opened.stream.resume_token();
@@ -167,21 +174,13 @@ impl Watch {
                 return;
             }
             *told.borrow_mut() = opened.stream.resume_token();
-            match event.operation_type {
-                // The collection is gone, or it is another one.
-                OperationType::Drop
-                | OperationType::Rename
-                | OperationType::DropDatabase
-                | OperationType::Invalidate => return,
-                // A document whose id was not known.
-                _ if is_new => {
-                    let after = told.borrow().clone();
-                    match tokio::time::timeout(LOST, self.open(after, LOST)).await {
-                        Ok(Ok(again)) => opened = again,
-                        _ => return,
-                    }
+            // A document whose id was not known.
+            if is_new {
+                let after = told.borrow().clone();
+                match tokio::time::timeout(LOST, self.open(after, LOST)).await {
+                    Ok(Ok(again)) => opened = again,
+                    _ => return,
                 }
-                _ => {}
             }
         }
     }
@@ -209,6 +208,8 @@ fn is_news() -> Document {
     ] }
 }
 
+/// The token is of no use any more: InvalidResumeToken, ChangeStreamFatalError, ChangeStreamHistoryLost.
 fn is_history_lost(error: &mongodb::error::Error) -> bool {
-    matches!(error.kind.as_ref(), mongodb::error::ErrorKind::Command(command) if [280, 286].contains(&command.code))
+    let lost = [260, 280, 286];
+    matches!(error.kind.as_ref(), mongodb::error::ErrorKind::Command(command) if lost.contains(&command.code))
 }

@@ -6,6 +6,11 @@ use crate::backend::cause::Cause;
 use crate::error::{Error, ErrorKind};
 use crate::lease::record::FORMAT_MAJOR;
 
+use super::open::ADMIN_ENDPOINT;
+
+/// What the service says of a text that its column is too short for; the column's name follows.
+const TOO_LONG: &str = "exceeds the maximum size limit for this column:";
+
 /// What became of a transaction that was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -13,6 +18,17 @@ pub(super) enum Fate {
     NotDone,
     /// Its commit was sent, and may or may not have happened.
     Unknown,
+}
+
+/// How far a transaction was when an error came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Its commit had not left this host.
+    Reading,
+    /// Its commit was sent once.
+    Committing,
+    /// An earlier commit of it, whose answer is not known, may have happened.
+    Repeating,
 }
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -56,13 +72,13 @@ pub(super) enum SpannerError {
     #[error("the commit was sent, but no answer settled whether it happened")]
     Unanswered { cause: Option<Cause> },
 
-    #[error("the service refused the request as wrong; does the table {table:?} have all its columns?")]
+    #[error("the service refused the request as wrong; does the table {table:?} have all its columns and its index?")]
     Invalid { table: String, cause: Cause },
 
     #[error("the service refused the request")]
     Other { cause: Cause },
 
-    #[error("the SDK panicked or was ended during a request, and what that did is not known")]
+    #[error("the SDK panicked, or its thread ended, during a request")]
     Panicked,
 
     #[error("the thread that talks to the service has ended; connect again")]
@@ -70,6 +86,18 @@ pub(super) enum SpannerError {
 
     #[error("the service has not made the table yet; repeat the call")]
     NotReady,
+
+    #[error(
+        "{endpoint}, where the table would be made by REST, was not reached; correct admin_endpoint=.. in the URL or \
+         the environment variable {ADMIN_ENDPOINT}, or check the network"
+    )]
+    NoAdmin { endpoint: String, cause: Option<Cause> },
+
+    #[error(
+        "the key or another text is longer than its column takes ({column}); create_schema() makes the column \
+         STRING(MAX)"
+    )]
+    TooLong { column: String, cause: Cause },
 
     #[error("{0}")]
     Table(String),
@@ -88,36 +116,38 @@ pub(super) enum SpannerError {
 }
 
 impl SpannerError {
-    /// What an error of the SDK means. `committing`: the commit may have left this host.
-    pub fn classify(error: &SdkError, committing: bool, database: &str, table: &str) -> (Fate, Self) {
+    /// What an error of the SDK means.
+    pub fn classify(error: &SdkError, stage: Stage, database: &str, table: &str) -> (Fate, Self) {
         let cause = Cause::of(error);
         let (database, table) = (database.to_owned(), table.to_owned());
-        let Some(status) = error.status() else {
-            if committing {
-                return (Fate::Unknown, SpannerError::Unanswered { cause: Some(cause) });
-            }
-            let told = if error.is_authentication() {
-                SpannerError::NoCredentials { cause }
-            } else {
-                SpannerError::Unreachable { cause }
-            };
-            return (Fate::NotDone, told);
-        };
-        let told = match status.code.name() {
-            "ABORTED" | "RESOURCE_EXHAUSTED" => SpannerError::Aborted { cause },
-            "PERMISSION_DENIED" => SpannerError::Denied { database, cause },
-            "UNAUTHENTICATED" => SpannerError::Credentials { cause },
-            "INVALID_ARGUMENT" if cause.says("Table not found") => {
+        let code = error.status().map(|status| status.code.name());
+        let told = match code {
+            // Of no other answer to a repeat is it known what the answer to the commit before it was.
+            Some("ABORTED") => SpannerError::Aborted { cause },
+            _ if stage == Stage::Repeating => return unanswered(cause),
+            None if stage == Stage::Committing => return unanswered(cause),
+            None if error.is_authentication() => SpannerError::NoCredentials { cause },
+            None => SpannerError::Unreachable { cause },
+            Some("PERMISSION_DENIED") => SpannerError::Denied { database, cause },
+            Some("UNAUTHENTICATED") => SpannerError::Credentials { cause },
+            Some("INVALID_ARGUMENT") if cause.says("Table not found") => {
                 SpannerError::NoTable { database, table, cause: Some(cause) }
             }
-            "INVALID_ARGUMENT" | "OUT_OF_RANGE" | "ALREADY_EXISTS" => SpannerError::Invalid { table, cause },
+            Some("INVALID_ARGUMENT" | "ALREADY_EXISTS") => SpannerError::Invalid { table, cause },
+            Some("FAILED_PRECONDITION") if cause.says(TOO_LONG) => {
+                let column = error.status().and_then(|status| status.message.split(TOO_LONG).nth(1));
+                let column = column.and_then(|rest| rest.split(',').next()).unwrap_or_default().trim().to_owned();
+                SpannerError::TooLong { column, cause }
+            }
             // Also what says that the transaction is gone: it may be gone because it happened.
-            _ if committing => return (Fate::Unknown, SpannerError::Unanswered { cause: Some(cause) }),
-            "NOT_FOUND" if cause.says("Database") || cause.says("Instance") || cause.says("Project") => {
+            _ if stage == Stage::Committing => return unanswered(cause),
+            Some("RESOURCE_EXHAUSTED") => SpannerError::Aborted { cause },
+            Some("OUT_OF_RANGE") => SpannerError::Invalid { table, cause },
+            Some("NOT_FOUND") if cause.says("Database") || cause.says("Instance") || cause.says("Project") => {
                 SpannerError::NoDatabase { database, cause }
             }
-            "NOT_FOUND" | "FAILED_PRECONDITION" | "UNIMPLEMENTED" => SpannerError::Other { cause },
-            _ => SpannerError::Unreachable { cause },
+            Some("NOT_FOUND" | "FAILED_PRECONDITION" | "UNIMPLEMENTED") => SpannerError::Other { cause },
+            Some(_) => SpannerError::Unreachable { cause },
         };
         (Fate::NotDone, told)
     }
@@ -138,17 +168,20 @@ impl SpannerError {
             SpannerError::NotConnected
             | SpannerError::NotSent
             | SpannerError::NotReady
+            | SpannerError::NoAdmin { .. }
             | SpannerError::Unreachable { .. }
             | SpannerError::Aborted { .. } => (ErrorKind::Store, true),
             SpannerError::Unanswered { .. } | SpannerError::Panicked => (ErrorKind::Ambiguous, true),
             SpannerError::Other { .. } | SpannerError::Ended => (ErrorKind::Store, false),
-            SpannerError::NotRead => (ErrorKind::InvalidInput, false),
+            SpannerError::NotRead | SpannerError::TooLong { .. } => (ErrorKind::InvalidInput, false),
         }
     }
 
     fn cause(&self) -> Option<&Cause> {
         match self {
-            SpannerError::NoTable { cause, .. } | SpannerError::Unanswered { cause } => cause.as_ref(),
+            SpannerError::NoTable { cause, .. }
+            | SpannerError::NoAdmin { cause, .. }
+            | SpannerError::Unanswered { cause } => cause.as_ref(),
             SpannerError::NoDatabase { cause, .. }
             | SpannerError::Denied { cause, .. }
             | SpannerError::MayNotMake { cause, .. }
@@ -157,10 +190,15 @@ impl SpannerError {
             | SpannerError::Unreachable { cause }
             | SpannerError::Aborted { cause }
             | SpannerError::Invalid { cause, .. }
+            | SpannerError::TooLong { cause, .. }
             | SpannerError::Other { cause } => Some(cause),
             _ => None,
         }
     }
+}
+
+fn unanswered(cause: Cause) -> (Fate, SpannerError) {
+    (Fate::Unknown, SpannerError::Unanswered { cause: Some(cause) })
 }
 
 impl From<SpannerError> for Error {

@@ -4,9 +4,8 @@ use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
 
 use super::Spanner;
-use crate::backend::observed;
+use crate::backend::fence::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::sealed::Standing;
 use crate::lease::Mode;
 
 /// What the service says when the lock is lost.
@@ -16,8 +15,8 @@ const LOST: &str = "leasehold: lock lost";
 /// holder; a missing row must not pass.
 pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     let lock = standing.lock;
-    let Some(store) = observed::native::<Spanner>(standing.backend) else {
-        return Err(error(standing, ErrorKind::InvalidInput, "this lock is in no table of Cloud Spanner"));
+    let Some(store) = standing.store::<Spanner>() else {
+        return Err(standing.error(ErrorKind::InvalidInput, "this lock is in no table of Cloud Spanner"));
     };
     let condition = match lock.mode {
         Mode::Exclusive => "writer = @grant AND grant_id = @grant",
@@ -37,11 +36,7 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
 pub(crate) fn told(failed: SdkError, standing: Standing<'_>) -> Error {
     let is_lost = failed.status().is_some_and(|status| status.message.contains(LOST));
     if is_lost {
-        return error(standing, ErrorKind::Lost, "it is not held any more; the transaction was not committed");
+        return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");
     }
-    error(standing, ErrorKind::Store, "the transaction failed").caused_by(failed)
-}
-
-fn error(standing: Standing<'_>, kind: ErrorKind, message: &str) -> Error {
-    Error::new(kind, message).with_key(&standing.lock.key).with_store(&standing.backend.info().label)
+    standing.error(ErrorKind::Store, "the transaction failed").caused_by(failed)
 }

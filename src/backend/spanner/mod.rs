@@ -77,6 +77,7 @@ impl Spanner {
             grace: Duration::ZERO,
             min_lease: Spanner::MIN_LEASE,
             grant_form: GrantForm::Uuid,
+            most_shared: None,
         };
         let place = Arc::new(Place {
             database: options.database.clone(),

@@ -1,19 +1,29 @@
 //! From settings to a client of the SDK, on the driver's thread.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::time::Duration;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
-use super::error::SpannerError;
+use super::error::{SpannerError, Stage};
 use crate::backend::cause::Cause;
 use crate::error::Result;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
 const REST_ABOVE_GRPC: u16 = 10;
+
+/// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
+pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
+
+/// How long nothing may come from the service while something is asked, until a new connection is made.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How long that may take.
+const RENEWING: Duration = Duration::from_secs(10);
 
 /// What `Spanner::open` needs to know.
 #[derive(Clone)]
@@ -26,7 +36,7 @@ pub struct SpannerOptions {
     pub spindle_duration: Duration,
     /// Endpoint and credentials.
     pub settings: Settings,
-    /// For tests: where REST is served, when it is not where the SDK looks.
+    /// Where REST is served, if it is not where the environment says or the SDK looks.
     pub admin_endpoint: Option<String>,
 }
 
@@ -99,6 +109,9 @@ impl SpannerOptions {
                 self.table
             )));
         }
+        if let Some(endpoint) = &self.admin_endpoint {
+            check_endpoint("the option admin_endpoint", endpoint)?;
+        }
         if self.spindle_duration > Duration::from_secs(24 * 3600) {
             return Err(SpannerError::Config(format!(
                 "spindle_duration is {:?}, but must be at most a day",
@@ -109,22 +122,61 @@ impl SpannerOptions {
     }
 }
 
+/// What is wrong is not shown: it may hold a password.
+fn check_endpoint(what: &str, endpoint: &str) -> Result<(), SpannerError> {
+    let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
+    if is_http && !endpoint.contains('@') {
+        return Ok(());
+    }
+    let right = "must be like http://localhost:9020, without credentials in it";
+    Err(SpannerError::Config(format!("{what} {right}")))
+}
+
 /// The SDK's objects, which never leave the driver's thread.
 pub(super) struct Handles {
-    pub client: Client,
-    pub database: DatabaseClient,
+    live: RefCell<Rc<Live>>,
+    options: SpannerOptions,
     /// Where REST is served, when it is not where the SDK looks.
     pub admin_endpoint: Option<String>,
     /// The emulator can do no more: found out when it says so.
     pub one_at_a_time: Cell<bool>,
     /// Whose turn it is then.
     pub turn: tokio::sync::Mutex<()>,
+    /// Since when something was asked and nothing answered.
+    silent_since: Cell<Option<Instant>>,
+    is_renewing: Cell<bool>,
+}
+
+/// A client with its connection and its session.
+pub(super) struct Live {
+    pub client: Client,
+    pub database: DatabaseClient,
 }
 
 /// Makes the client and its session.
 pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
-    let builder = match options.settings {
-        Settings::Given(builder) => *builder,
+    let admin_endpoint = match (&options.admin_endpoint, std::env::var(ADMIN_ENDPOINT)) {
+        (Some(endpoint), _) => Some(endpoint.clone()),
+        (None, Ok(endpoint)) => {
+            check_endpoint(&format!("the environment variable {ADMIN_ENDPOINT}"), &endpoint)?;
+            Some(endpoint)
+        }
+        (None, Err(_)) => emulator_rest(),
+    };
+    Ok(Handles {
+        live: RefCell::new(Rc::new(live(&options).await?)),
+        options,
+        admin_endpoint,
+        one_at_a_time: Cell::new(false),
+        turn: tokio::sync::Mutex::default(),
+        silent_since: Cell::new(None),
+        is_renewing: Cell::new(false),
+    })
+}
+
+async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
+    let builder = match &options.settings {
+        Settings::Given(builder) => (**builder).clone(),
         // One connection carries a hundred requests at a time.
         Settings::Environment => Client::builder().with_channel_pool(StaticChannelPoolConfig::new(1)),
     };
@@ -138,15 +190,54 @@ pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
     });
     let client = made?;
     let session = client.database_client(&options.database).build().await;
-    let database =
-        session.map_err(|error| SpannerError::classify(&error, false, &options.database, &options.table).1)?;
-    Ok(Handles {
-        client,
-        database,
-        admin_endpoint: options.admin_endpoint.or_else(emulator_rest),
-        one_at_a_time: Cell::new(false),
-        turn: tokio::sync::Mutex::default(),
-    })
+    let told = |error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1;
+    let database = session.map_err(told)?;
+    Ok(Live { client, database })
+}
+
+impl Handles {
+    /// What requests of now go through.
+    pub fn live(&self) -> Rc<Live> {
+        self.live.borrow().clone()
+    }
+
+    /// Waits so long for what asks the service. `is_answer`: whether the service answered, be it with an error.
+    ///
+    /// The SDK never looks whether its connection still carries anything. One that a router forgot is silent until the
+    /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier.
+    pub async fn within<T>(
+        self: &Rc<Self>,
+        limit: Duration,
+        asks: impl Future<Output = T>,
+        is_answer: impl FnOnce(&T) -> bool,
+    ) -> Option<T> {
+        let since = self.silent_since.get().unwrap_or_else(Instant::now);
+        self.silent_since.set(Some(since));
+        let answer = tokio::time::timeout(limit, asks).await.ok();
+        if answer.as_ref().is_some_and(is_answer) {
+            self.silent_since.set(None);
+        } else if self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) {
+            self.renew();
+        }
+        answer
+    }
+
+    /// Connects anew, once at a time and beside what is under way. What fails leaves the old connection in use.
+    fn renew(self: &Rc<Self>) {
+        if self.is_renewing.replace(true) {
+            return;
+        }
+        let own = self.clone();
+        tokio::task::spawn_local(async move {
+            if let Ok(Ok(live)) = tokio::time::timeout(RENEWING, live(&own.options)).await {
+                own.live.replace(Rc::new(live));
+                own.silent_since.set(None);
+                log::debug!(target: "leasehold::spanner", table:? = own.options.table;
+                    "nothing came from the service any more; connected anew");
+            }
+            own.is_renewing.set(false);
+        });
+    }
 }
 
 /// Where the emulator that the environment names serves REST.

@@ -30,6 +30,9 @@ pub(super) const COLUMNS: [&str; 14] = [
     "given_up",
 ];
 
+/// The lock id of a row with shared holders, which no holder has: by it the index finds the row, and no heartbeat,
+/// join or leave changes the index.
+pub(super) const SEE_HOLDERS: &str = "";
 /// What the commit puts its own timestamp for.
 const COMMIT_TIMESTAMP: &str = "spanner.commit_timestamp()";
 const NANOS: i64 = 1_000_000_000;
@@ -134,6 +137,7 @@ impl Row {
             shared,
             pins: self.pins.iter().flatten().cloned().collect(),
             given_up: BTreeSet::new(),
+            gave_up_at: 0,
             version: self.version(),
             format: self.format.as_deref().map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
         })
@@ -220,6 +224,7 @@ impl Row {
             (row.heartbeat, row.grant_id, row.holders) = (None, None, None);
             return row;
         }
+        row.lock_id = Some(SEE_HOLDERS.to_owned());
         let latest = |holder: &Holder| holder.renewed.unwrap_or(holder.created);
         row.heartbeat = new.shared.iter().map(latest).max().and_then(stamp);
         if let Some(joined) = new.shared.last().filter(|_| is_granted) {

@@ -2,20 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use google_cloud_spanner::result::Row as Answer;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::SpannerError;
+use super::error::{SpannerError, Stage};
 use super::open::Handles;
+use super::transact::is_answer;
 use super::{Place, Spanner};
 use crate::backend::Schema;
 use crate::backend::cause::Cause;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
+/// Where the SDK looks.
+const GOOGLES: &str = "https://spanner.googleapis.com";
 /// How long to wait between two looks at a table that is being made.
 const LOOK: Duration = Duration::from_millis(250);
+/// How often the log says that a table is still being made.
+const PROGRESS: Duration = Duration::from_secs(10);
+/// So many characters hold every text that is stored, whose bytes are counted.
+const LONGEST: u32 = 1024;
 /// Columns that take the commit's timestamp.
 const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
 
@@ -70,7 +78,7 @@ impl Spanner {
     }
 
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, SpannerError> {
-        let ready = format!("{}: the table is there, with all its columns", self.place.table);
+        let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
         match what {
             Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
             Schema::Check => {
@@ -83,21 +91,28 @@ impl Spanner {
                     return Ok(error.to_string());
                 }
                 self.place.check(&found)?;
-                if self.place.missing(&found).is_empty() { Ok(ready) } else { Err(self.place.lacks(&found)) }
+                match self.place.lacks(&found) {
+                    Some(lacks) => Err(lacks),
+                    None => Ok(ready),
+                }
             }
-            Schema::Create => loop {
-                let found = self.found(by)?;
-                self.place.check(&found)?;
-                let statements = self.place.statements(&found);
-                if statements.is_empty() {
-                    return Ok(ready);
-                }
-                // Where another process was faster, the next look tells.
-                let made = self.make(statements, by)?;
-                if !made && !by.wait_for(LOOK) {
-                    return Err(SpannerError::NotReady);
-                }
-            },
+            Schema::Create => self.create(&by.long()).map(|()| ready),
+        }
+    }
+
+    fn create(&self, by: &Deadline) -> Result<(), SpannerError> {
+        loop {
+            let found = self.found(&by.of_request())?;
+            self.place.check(&found)?;
+            let statements = self.place.statements(&found);
+            if statements.is_empty() {
+                return Ok(());
+            }
+            // Where another process was faster, the next look tells.
+            let made = self.make(statements, by)?;
+            if !made && !by.wait_for(LOOK) {
+                return Err(SpannerError::NotReady);
+            }
         }
     }
 
@@ -131,44 +146,53 @@ impl Spanner {
         let place = self.place.clone();
         self.ask(by, move |handles, limit| async move {
             let read = async {
-                let mut rows = handles.database.single_use().build().execute_query(statement).await?;
+                let mut rows = handles.live().database.single_use().build().execute_query(statement).await?;
                 let mut found = Vec::new();
                 while let Some(row) = rows.next().await {
                     found.push(row?);
                 }
                 Ok(found)
             };
-            match tokio::time::timeout(limit, read).await {
-                Ok(read) => read.map_err(|error| place.told(&error)),
-                Err(_) => Err(SpannerError::NotSent),
+            match handles.within(limit, read, is_answer).await {
+                Some(read) => read.map_err(|error| place.told(&error)),
+                None => Err(SpannerError::NotSent),
             }
         })
     }
 
     /// Tells whether it is done; not, if something else is being done to the schema.
     fn make(&self, statements: Vec<String>, by: &Deadline) -> Result<bool, SpannerError> {
-        let place = self.place.clone();
+        let (place, each) = (self.place.clone(), by.of_request().remaining());
         self.ask(by, move |handles, limit| async move {
-            tokio::time::timeout(limit, make(handles, place, statements)).await.unwrap_or(Err(SpannerError::NotReady))
+            let making = make(handles, place, statements, each.min(limit));
+            tokio::time::timeout(limit, making).await.unwrap_or(Err(SpannerError::NotReady))
         })
     }
 }
 
+/// `each`: how long one request may take.
 async fn make(
     handles: Rc<Handles>,
     place: std::sync::Arc<Place>,
     statements: Vec<String>,
+    each: Duration,
 ) -> Result<bool, SpannerError> {
-    let mut builder = handles.client.database_admin_builder();
+    let mut builder = handles.live().client.database_admin_builder();
     if let Some(endpoint) = &handles.admin_endpoint {
         builder = builder.with_endpoint(endpoint);
     }
     let admin = builder.build().await.map_err(|error| SpannerError::Unreachable { cause: Cause::of(&error) })?;
+    let endpoint = || handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
     let request = admin.update_database_ddl().set_database(&place.database).set_statements(statements);
-    let mut operation = match request.send().await {
-        Ok(operation) => operation,
-        Err(error) => return place.may_repeat(&error),
+    let mut operation = match tokio::time::timeout(each, request.send()).await {
+        Ok(Ok(operation)) => operation,
+        Ok(Err(error)) if error.status().is_none() && error.http_status_code().is_none() => {
+            return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: Some(Cause::of(&error)) });
+        }
+        Ok(Err(error)) => return place.may_repeat(&error),
+        Err(_) => return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: None }),
     };
+    let (started, mut told) = (Instant::now(), Instant::now());
     loop {
         if let Some(status) = operation.error() {
             let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
@@ -178,17 +202,27 @@ async fn make(
         if operation.done {
             return Ok(true);
         }
+        if told.elapsed() >= PROGRESS {
+            told = Instant::now();
+            log::info!(target: "leasehold::spanner", table:? = place.table;
+                "the service is still making the table, after {} s", started.elapsed().as_secs());
+        }
         tokio::time::sleep(LOOK).await;
-        operation = match admin.get_operation().set_name(operation.name.clone()).send().await {
-            Ok(operation) => operation,
-            Err(error) => return place.may_repeat(&error),
+        let look = admin.get_operation().set_name(operation.name.clone()).send();
+        operation = match tokio::time::timeout(each, look).await {
+            Ok(Ok(operation)) => operation,
+            Ok(Err(error)) if error.status().is_some() || error.http_status_code().is_some() => {
+                return place.may_repeat(&error);
+            }
+            // The service has begun: whether it is done is seen by the next look.
+            Ok(Err(_)) | Err(_) => continue,
         };
     }
 }
 
 impl Place {
     fn told(&self, error: &google_cloud_spanner::Error) -> SpannerError {
-        SpannerError::classify(error, false, &self.database, &self.table).1
+        SpannerError::classify(error, Stage::Reading, &self.database, &self.table).1
     }
 
     /// Another change of the schema may be under way, or have been faster.
@@ -205,7 +239,7 @@ impl Place {
         })
     }
 
-    fn index(&self) -> String {
+    pub(super) fn index(&self) -> String {
         format!("{}_lock_id", self.table)
     }
 
@@ -223,6 +257,11 @@ impl Place {
             let is_missing = |(name, _): &&(&str, &str)| !found.columns.contains_key(*name);
             let missing = COLUMNS.iter().filter(is_missing);
             statements.extend(missing.map(|missing| format!("ALTER TABLE `{table}` ADD COLUMN {}", column(missing))));
+            let longer = |(name, column): (&str, &Column)| {
+                let null = if column.nullable { "" } else { " NOT NULL" };
+                format!("ALTER TABLE `{table}` ALTER COLUMN {name} {}{null}", right(name))
+            };
+            statements.extend(short(found).map(longer));
         }
         if !found.indexes.contains_key(&self.index()) {
             statements.push(format!("CREATE NULL_FILTERED INDEX `{}` ON `{table}`(lock_id)", self.index()));
@@ -234,12 +273,26 @@ impl Place {
         COLUMNS.iter().map(|(name, _)| *name).filter(|name| !found.columns.contains_key(*name)).collect()
     }
 
-    fn lacks(&self, found: &Found) -> SpannerError {
+    /// What `statements` would mend.
+    fn lacks(&self, found: &Found) -> Option<SpannerError> {
         let missing = self.missing(found).join(", ");
+        let short = short(found).map(|(name, column)| format!("{name} is {}", column.kind)).collect::<Vec<_>>();
+        let mut wrong = Vec::new();
+        if !missing.is_empty() {
+            wrong.push(format!("has no column {missing}; create_schema() adds what is missing"));
+        }
+        if !short.is_empty() {
+            let short = short.join(", ");
+            wrong.push(format!(
+                "has columns that are too short: {short}; create_schema() makes them STRING(MAX), and STRING({LONGEST}) \
+                 would do"
+            ));
+        }
+        if !found.indexes.contains_key(&self.index()) {
+            wrong.push(format!("has no index {}; create_schema() adds it", self.index()));
+        }
         let table = &self.table;
-        SpannerError::Table(format!(
-            "the table {table:?} has no column {missing}; create_schema() adds what is missing"
-        ))
+        (!wrong.is_empty()).then(|| SpannerError::Table(format!("the table {table:?} {}", wrong.join("; it "))))
     }
 
     /// Refuses a table that can't be made right by adding to it.
@@ -270,6 +323,22 @@ impl Place {
         let (table, wrong) = (&self.table, wrong.join("; "));
         Err(SpannerError::Table(format!("the table {table:?} is another one: {wrong}; use another table")))
     }
+}
+
+/// The type that a column should have.
+fn right(name: &str) -> &'static str {
+    COLUMNS.iter().find(|(right, _)| *right == name).map_or("STRING(MAX)", |(_, kind)| kind)
+}
+
+/// The columns that are too short for what may be stored in them.
+fn short(found: &Found) -> impl Iterator<Item = (&str, &Column)> {
+    let known = |name: &str| name == "name" || COLUMNS.iter().any(|(right, _)| *right == name);
+    let is_short = |kind: &str| {
+        let length = kind.split_once("STRING(").and_then(|(_, rest)| rest.split(')').next());
+        length.and_then(|length| length.parse::<u32>().ok()).is_some_and(|length| length < LONGEST)
+    };
+    let columns = found.columns.iter().map(|(name, column)| (name.as_str(), column));
+    columns.filter(move |(name, column)| known(name) && is_short(&column.kind))
 }
 
 /// Whether this type is the right one, of whatever length.

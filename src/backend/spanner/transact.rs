@@ -6,16 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use google_cloud_gax::retry_policy::RetryPolicy;
+use google_cloud_gax::retry_state::RetryState;
+use google_cloud_gax::throttle_result::ThrottleResult;
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::model::transaction_options::IsolationLevel;
 use google_cloud_spanner::mutation::Mutation;
+use google_cloud_spanner::retry_policy::SpannerRetryPolicy;
 use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, TransactionRetryPolicy, TransactionRunner};
 
-use super::error::{Fate, SpannerError};
+use super::error::{Fate, SpannerError, Stage};
 use super::open::Handles;
 use super::read::{Read, of_key};
 use super::row::{Row, time};
 use super::{Place, Spanner};
+use crate::backend::cause::Cause;
 use crate::backend::transactional::{Transacted, Transactional};
 use crate::error::Result;
 use crate::lease::record::FORMAT_MAJOR;
@@ -29,32 +34,71 @@ const FOR_THE_SDK: f64 = 0.95;
 const READING: u8 = 0;
 const COMMITTING: u8 = 1;
 const CALLED_OFF: u8 = 2;
+const REPEATING: u8 = 3;
 
-/// Follows a transaction: whether its commit may have left.
+/// Follows a transaction: whether its commit may have left, and more than once.
 #[derive(Clone, Debug, Default)]
 struct Flight(Arc<AtomicU8>);
 
 impl Flight {
-    /// Another try begins. `doubtful`: an earlier commit may yet have happened; else the last one was aborted.
+    /// Another try begins, unless the caller is gone. `doubtful`: an earlier commit may yet have happened; else the
+    /// last one was aborted.
     fn read(&self, doubtful: bool) -> std::result::Result<(), SdkError> {
-        if !doubtful {
-            let _ = self.0.compare_exchange(COMMITTING, READING, Ordering::SeqCst, Ordering::SeqCst);
-        }
-        if self.0.load(Ordering::SeqCst) == CALLED_OFF { Err(ended("the caller is gone")) } else { Ok(()) }
+        self.to(if doubtful { REPEATING } else { READING })
     }
 
     fn commit(&self) -> std::result::Result<(), SdkError> {
-        let state = self.0.compare_exchange(READING, COMMITTING, Ordering::SeqCst, Ordering::SeqCst);
-        if state == Err(CALLED_OFF) { Err(ended("the caller is gone")) } else { Ok(()) }
+        self.to(if self.stage() == Stage::Repeating { REPEATING } else { COMMITTING })
     }
 
-    fn is_committing(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == COMMITTING
+    /// The commit is sent once more.
+    fn repeat(&self) {
+        let _ = self.to(REPEATING);
+    }
+
+    fn to(&self, next: u8) -> std::result::Result<(), SdkError> {
+        let step = |state| (state != CALLED_OFF).then_some(next);
+        let stepped = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step);
+        stepped.map(drop).map_err(|_| ended("the caller is gone"))
+    }
+
+    fn stage(&self) -> Stage {
+        match self.0.load(Ordering::SeqCst) {
+            COMMITTING => Stage::Committing,
+            REPEATING => Stage::Repeating,
+            _ => Stage::Reading,
+        }
     }
 
     /// Stops the commit if it did not leave yet; tells whether it did.
     fn call_off(&self) -> bool {
-        self.0.compare_exchange(READING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst) == Err(COMMITTING)
+        let off = self.0.compare_exchange(READING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst);
+        matches!(off, Err(COMMITTING | REPEATING))
+    }
+}
+
+/// The SDK's own policy of repeats for a commit, and that one was made is noted.
+#[derive(Debug)]
+struct Repeats {
+    own: SpannerRetryPolicy,
+    flight: Flight,
+}
+
+impl RetryPolicy for Repeats {
+    fn on_error(&self, state: &RetryState, error: SdkError) -> RetryResult {
+        let next = self.own.on_error(state, error);
+        if matches!(next, RetryResult::Continue(_)) {
+            self.flight.repeat();
+        }
+        next
+    }
+
+    fn on_throttle(&self, state: &RetryState, error: SdkError) -> ThrottleResult {
+        self.own.on_throttle(state, error)
+    }
+
+    fn remaining_time(&self, state: &RetryState) -> Option<Duration> {
+        self.own.remaining_time(state)
     }
 }
 
@@ -165,29 +209,32 @@ where
                 }
             }
         };
-        let ran = tokio::time::timeout(left, handles.alone(handles.runner(left).run(attempt))).await;
+        let runs = handles.alone(handles.runner(left, &flight).run(attempt));
+        let ran = handles.within(left, runs, is_answer).await;
         // Rolling back may have failed or taken too long: that changes nothing.
         if let Some(kept) = kept {
             return kept;
         }
         match ran {
-            Ok(Ok(result)) => {
+            Some(Ok(result)) => {
                 let committed = result.commit_timestamp();
                 let (answer, write, read) = result.into_inner();
                 break (answer, write, read, committed);
             }
-            Ok(Err(error)) if is_superseded(&error) => {
+            Some(Err(error)) if is_superseded(&error) => {
                 // The commit may have happened before, and this be the answer to a repeat of it.
-                doubtful |= flight.is_committing();
+                doubtful |= flight.stage() != Stage::Reading;
                 handles.one_at_a_time.set(true);
             }
-            Ok(Err(error)) => {
-                let committing = flight.is_committing();
-                let (fate, error) = SpannerError::classify(&error, committing, &place.database, &place.table);
-                return Err((if doubtful { Fate::Unknown } else { fate }, error));
+            Some(Err(error)) => {
+                if doubtful {
+                    let cause = Some(Cause::of(&error));
+                    return Err((Fate::Unknown, SpannerError::Unanswered { cause }));
+                }
+                return Err(SpannerError::classify(&error, flight.stage(), &place.database, &place.table));
             }
-            Err(_) if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
-            Err(_) => return Err((Fate::NotDone, SpannerError::NotSent)),
+            None if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
+            None => return Err((Fate::NotDone, SpannerError::NotSent)),
         }
     };
     let at = committed.as_ref().map_or(read.now, time);
@@ -201,13 +248,15 @@ where
 }
 
 impl Handles {
-    fn runner(self: &Rc<Self>, limit: Duration) -> TransactionRunner {
-        self.database
+    fn runner(self: &Rc<Self>, limit: Duration, flight: &Flight) -> TransactionRunner {
+        self.live()
+            .database
             .read_write_transaction()
             // The read must lock.
             .set_isolation_level(IsolationLevel::Serializable)
             .with_transaction_timeout(limit)
             .with_retry_policy(UntilTheDeadline)
+            .with_commit_retry_policy(Repeats { own: SpannerRetryPolicy::new(), flight: flight.clone() })
             .build()
     }
 
@@ -226,6 +275,11 @@ impl TransactionRetryPolicy for UntilTheDeadline {
     fn on_abort(&self, error: SdkError, _attempts: u32, _elapsed: Duration) -> RetryResult {
         RetryResult::Continue(error)
     }
+}
+
+/// Whether the service answered, and if only that it refuses.
+pub(super) fn is_answer<T>(answer: &std::result::Result<T, SdkError>) -> bool {
+    answer.as_ref().err().is_none_or(|error| error.status().is_some() || error.is_serialization())
 }
 
 /// Whether the emulator ended the transaction for a newer one of the same session.

@@ -5,10 +5,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::error::SqliteError;
+use super::file::{FileId, Log};
+use super::register::Opened;
 use crate::error::Error;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// The pause after the first busy answer: a transaction of ours takes less.
@@ -26,13 +30,53 @@ pub(super) enum Durability {
     Process,
 }
 
+/// A connection that is in the register until SQLite has closed it.
+#[derive(Debug)]
+pub(super) struct Conn {
+    conn: Connection,
+    /// Once it is open.
+    log: Option<Log>,
+    // Behind the connection, and so dropped after it.
+    opened: Opened,
+}
+
+impl Conn {
+    /// Keeps the log from being removed by others, once it is open. Tells which one it is.
+    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
+        self.opened.protect(path, by)?;
+        let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
+        let log = log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
+        self.log = Some(log.clone());
+        Ok(log)
+    }
+}
+
+impl Deref for Conn {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        &self.conn
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        // Where others have a log of their own now, what stands in this one must not be written to the file.
+        if self.log.as_ref().is_some_and(Log::is_replaced) {
+            // It can only fail where SQLite is too old to know it.
+            let _ = self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+        }
+        self.opened.closing();
+    }
+}
+
 /// Opens the file, which must be there.
-pub(super) fn open(path: &Path, durability: Durability, by: &Deadline) -> Result<Connection, SqliteError> {
+pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadline) -> Result<Conn, SqliteError> {
     let doing = "open the database";
+    let opened = Opened::new(path, file, by)?;
     let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
     // One thread at a time uses a connection: it stands behind a mutex of ours.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
+    let conn = Conn { conn: Connection::open_with_flags(path, flags).map_err(failed)?, log: None, opened };
     // We wait by ourselves: SQLite's waiting knows neither deadline nor cancellation.
     conn.busy_timeout(Duration::ZERO).map_err(failed)?;
     // The first statement reads the file.
@@ -59,15 +103,20 @@ fn promise(
 /// The connection that writes.
 #[derive(Debug)]
 pub(super) struct Writer {
-    conn: Connection,
+    conn: Conn,
     /// What its commits promise; `None` when that is not known.
     promised: Option<Durability>,
 }
 
 impl Writer {
-    pub(super) fn open(path: &Path, by: &Deadline) -> Result<Writer, SqliteError> {
+    pub(super) fn open(path: &Path, file: FileId, by: &Deadline) -> Result<Writer, SqliteError> {
         let durability = Durability::PowerCut;
-        Ok(Writer { conn: open(path, durability, by)?, promised: Some(durability) })
+        Ok(Writer { conn: open(path, file, durability, by)?, promised: Some(durability) })
+    }
+
+    /// [`Conn::protect`]
+    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
+        self.conn.protect(path, by)
     }
 
     /// Sets what the next commit promises. This can't be done inside a transaction.
@@ -141,23 +190,19 @@ pub(super) struct Tx<'a> {
 }
 
 impl<'a> Tx<'a> {
-    /// Also tells whether it had to wait.
     pub(super) fn begin(
         conn: &'a Connection,
         how: Begin,
         path: &'a Path,
         by: &Deadline,
-    ) -> Result<(Tx<'a>, bool), SqliteError> {
+    ) -> Result<Tx<'a>, SqliteError> {
         let sql = match how {
             Begin::Write => "BEGIN IMMEDIATE",
             Begin::Read => "BEGIN",
         };
-        let mut tries = 0_u32;
-        busy_retried(path, by, "begin a transaction", || {
-            tries += 1;
-            run(conn, path, "begin a transaction", sql)
-        })?;
-        Ok((Tx { conn, path }, tries > 1))
+        let doing = "begin a transaction";
+        busy_retried(path, by, doing, || run(conn, path, doing, sql))?;
+        Ok(Tx { conn, path })
     }
 
     /// Commits. `Some`: it failed in a way that leaves open whether it happened.

@@ -48,10 +48,16 @@ pub(super) enum SqliteError {
     NoWriteAheadLog { path: PathBuf, mode: String },
 
     #[error(
-        "the file was removed or replaced while it was open, so others do not see what is written to it; \
-         connect again"
+        "the file, or its log beside it (-wal, -shm), was removed or replaced while it was open, so others do not see \
+         what is written to it; drop this client and connect again"
     )]
     Moved { path: PathBuf },
+
+    #[error(
+        "this process was forked from one that had this file open, and SQLite's locks on it would not hold here; \
+         fork before you connect, or exec in the child"
+    )]
+    OpenInParent { path: PathBuf },
 
     #[error(
         "its user_version {found} means format {}.{}, and this version of leasehold reads up to \
@@ -91,6 +97,11 @@ impl SqliteError {
         matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }
 
+    /// What failed is to ask the system about the file.
+    pub(super) fn looking(path: &Path, source: io::Error) -> SqliteError {
+        SqliteError::File { path: path.to_owned(), doing: "look at the file", source }
+    }
+
     fn path(&self) -> &Path {
         match self {
             SqliteError::Busy { path }
@@ -102,6 +113,7 @@ impl SqliteError {
             | SqliteError::ForbiddenFileSystem { path, .. }
             | SqliteError::NoWriteAheadLog { path, .. }
             | SqliteError::Moved { path }
+            | SqliteError::OpenInParent { path }
             | SqliteError::NewerFormat { path, .. }
             | SqliteError::ForeignVersion { path, .. }
             | SqliteError::OtherTable { path, .. }
@@ -120,6 +132,7 @@ impl SqliteError {
             SqliteError::NoFolder { .. }
             | SqliteError::NotAFile { .. }
             | SqliteError::NoWriteAheadLog { .. }
+            | SqliteError::OpenInParent { .. }
             | SqliteError::ForbiddenFileSystem { .. } => (ErrorKind::Config, false),
             SqliteError::Moved { .. } => (ErrorKind::Store, false),
             SqliteError::NewerFormat { .. }

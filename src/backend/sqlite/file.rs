@@ -1,5 +1,6 @@
 //! The file itself: making it, telling it from another one, and where it must not lie.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,12 +11,52 @@ use super::error::SqliteError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId(u64, u64);
 
+#[cfg(unix)]
+impl FileId {
+    pub(super) fn of(meta: &fs::Metadata) -> FileId {
+        use std::os::unix::fs::MetadataExt;
+        FileId(meta.dev(), meta.ino())
+    }
+}
+
+/// The path of a file that SQLite keeps beside the one at `path`.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name: OsString = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).into();
+    name.push(ending);
+    name.into()
+}
+
+/// The files that SQLite keeps beside one that is open: its log, and the index of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Log([(PathBuf, FileId); 2]);
+
+impl Log {
+    /// Of the file at `path`; `None` when one of them is missing.
+    pub(super) fn of(path: &Path) -> io::Result<Option<Log>> {
+        let one = |ending| {
+            let at = beside(path, ending);
+            identity(&at).map(|file| file.map(|file| (at, file)))
+        };
+        Ok(one("-wal")?.zip(one("-shm")?).map(|(log, index)| Log([log, index])))
+    }
+
+    /// Whether both are still where they were.
+    pub(super) fn is_there(&self) -> io::Result<bool> {
+        let [log, index] = &self.0;
+        Ok(identity(&log.0)? == Some(log.1) && identity(&index.0)? == Some(index.1))
+    }
+
+    /// Whether others have another one there.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.0.iter().any(|(path, file)| identity(path).is_ok_and(|there| there.is_some_and(|there| there != *file)))
+    }
+}
+
 /// The file at `path`; `None` when there is none.
 #[cfg(unix)]
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
-    use std::os::unix::fs::MetadataExt;
     match fs::metadata(path) {
-        Ok(meta) => Ok(Some(FileId(meta.dev(), meta.ino()))),
+        Ok(meta) => Ok(Some(FileId::of(&meta))),
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
@@ -27,7 +68,7 @@ pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
     Ok(path.exists().then_some(FileId(0, 0)))
 }
 
-fn is_missing(error: &io::Error) -> bool {
+pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 

@@ -1,13 +1,18 @@
 //! Shared holders, pins and sightings as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::boot::Here;
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
-/// How many clocks may have sighted one holder. Beyond it the earliest is forgotten, and starts anew.
+/// How many clocks may have sighted one holder. A further one gets the place of a clock that is long due, or none:
+/// clocks that put each other out would all wait for ever.
 const CLOCKS: usize = 32;
+/// So long after the end of a lease its takeover may come: as long as the lease again, and two looks.
+const TAKEOVER: Duration = Duration::from_secs(10);
 
 /// A holder as it is stored.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,25 +120,46 @@ pub(super) fn pins_from_text(text: &str) -> Result<BTreeSet<String>, String> {
     list.iter().map(|pin| pin.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
 }
 
-/// When clocks other than its own first saw a holder as it stands: by grant id, the clock and its time, the
-/// earliest first. One place for each clock: two that overwrote each other's would both wait for ever.
+/// When clocks other than its own first saw a holder as it stands: by grant id, the earliest first. One place for
+/// each clock: two that overwrote each other's would both wait for ever.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Sightings(BTreeMap<String, Vec<(String, i64)>>);
+pub(super) struct Sightings(BTreeMap<String, Vec<Sighting>>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Sighting {
+    clock: String,
+    /// On that clock.
+    at: i64,
+    /// By the wall clock in microseconds. It only decides who gets a place.
+    wall: u64,
+}
+
+impl Sighting {
+    /// Whether its clock would have taken over a holder with this lease, if anybody still looked there.
+    fn is_idle(&self, lease: Duration, wall: u64) -> bool {
+        // A wall clock that was set back says nothing about its age.
+        let age = wall.checked_sub(self.wall).map_or(Duration::MAX, Duration::from_micros);
+        age > lease.saturating_mul(2).saturating_add(TAKEOVER)
+    }
+}
 
 impl Sightings {
     /// When `clock` saw this grant.
     pub(super) fn of(&self, grant: &GrantId, clock: &str) -> Option<StoreTime> {
         let seen = self.0.get(grant.as_str())?;
-        seen.iter().find(|(by, _)| by == clock).map(|(_, at)| StoreTime::from_nanos(*at))
+        seen.iter().find(|seen| seen.clock == clock).map(|seen| StoreTime::from_nanos(seen.at))
     }
 
-    /// Notes that `clock` sees this grant.
-    pub(super) fn add(&mut self, grant: &GrantId, clock: &str, at: StoreTime) {
-        let seen = self.0.entry(grant.as_str().to_owned()).or_default();
+    /// The same with a note that our clock sees this grant, which has such a lease; `None` where there is no place.
+    pub(super) fn with(&self, grant: &GrantId, lease: Duration, here: Here<'_>) -> Option<Sightings> {
+        let mut sightings = self.clone();
+        let seen = sightings.0.entry(grant.as_str().to_owned()).or_default();
         if seen.len() >= CLOCKS {
-            seen.remove(0);
+            let idle = seen.iter().position(|seen| seen.is_idle(lease, here.wall))?;
+            seen.remove(idle);
         }
-        seen.push((clock.to_owned(), at.as_nanos()));
+        seen.push(Sighting { clock: here.clock.to_owned(), at: here.now.as_nanos(), wall: here.wall });
+        Some(sightings)
     }
 
     /// Takes over what `from` has of this grant.
@@ -145,22 +171,25 @@ impl Sightings {
 
     /// As text; none is null.
     pub(super) fn to_text(&self) -> Option<String> {
-        let pair = |(clock, at): &(String, i64)| Value::Array(vec![clock.as_str().into(), (*at).into()]);
+        let list = |seen: &Sighting| Value::Array(vec![seen.clock.as_str().into(), seen.at.into(), seen.wall.into()]);
         let map: Map<String, Value> =
-            self.0.iter().map(|(grant, seen)| (grant.clone(), seen.iter().map(pair).collect())).collect();
+            self.0.iter().map(|(grant, seen)| (grant.clone(), seen.iter().map(list).collect())).collect();
         (!map.is_empty()).then(|| Value::Object(map).to_string())
     }
 
     /// From text, or what is wrong with it.
     pub(super) fn from_text(text: &str) -> Result<Sightings, String> {
         let wrong = || "its sightings can't be read".to_owned();
-        let pair = |value: &Value| Some((value.get(0)?.as_str()?.to_owned(), value.get(1)?.as_i64()?));
+        let sighting = |value: &Value| {
+            let (clock, at) = (value.get(0)?.as_str()?.to_owned(), value.get(1)?.as_i64()?);
+            Some(Sighting { clock, at, wall: value.get(2).and_then(Value::as_u64).unwrap_or(0) })
+        };
         let Ok(Value::Object(map)) = serde_json::from_str(text) else {
             return Err(wrong());
         };
         let by_grant = map.into_iter().map(|(grant, seen)| {
-            let pairs = seen.as_array().and_then(|seen| seen.iter().map(pair).collect()).ok_or_else(wrong)?;
-            Ok((grant, pairs))
+            let list = seen.as_array().and_then(|seen| seen.iter().map(sighting).collect()).ok_or_else(wrong)?;
+            Ok((grant, list))
         });
         by_grant.collect::<Result<_, _>>().map(Sightings)
     }
@@ -208,17 +237,26 @@ mod tests {
     }
 
     #[test]
-    fn sightings_come_back_and_forget_the_earliest() {
-        let (grant, mut seen) = (GrantId::from_text("g"), Sightings::default());
+    fn sightings_come_back_and_forget_who_is_long_due() {
+        let (grant, mut seen, lease) = (GrantId::from_text("g"), Sightings::default(), Duration::from_secs(20));
         assert_eq!(seen.to_text(), None);
-        for clock in 0..=CLOCKS as i64 {
-            seen.add(&grant, &format!("c{clock}"), StoreTime::from_nanos(clock));
+        let here = |clock, wall| Here { clock, now: StoreTime::from_nanos(7), wall };
+        for n in 0..CLOCKS as u64 {
+            let clock = format!("c{n}");
+            seen = seen.with(&grant, lease, Here { clock: &clock, ..here("", 100 + n) }).unwrap();
         }
         let seen = Sightings::from_text(&seen.to_text().unwrap()).unwrap();
-        assert_eq!(seen.of(&grant, "c0"), None);
-        assert_eq!(seen.of(&grant, "c1"), Some(StoreTime::from_nanos(1)));
+        let due = 100 + 50_000_001;
+        assert_eq!(seen.with(&grant, lease, here("late", due - 1)), None);
+        let made_room = seen.with(&grant, lease, here("late", due)).unwrap();
+        assert_eq!(made_room.of(&grant, "late"), Some(StoreTime::from_nanos(7)));
+        assert_eq!((made_room.of(&grant, "c0"), made_room.of(&grant, "c1").is_some()), (None, true));
+        assert!(seen.with(&grant, lease, here("set back", 99)).is_some());
+        assert!(seen.with(&GrantId::from_text("h"), lease, here("c1", 100)).is_some());
         assert_eq!(seen.of(&GrantId::from_text("h"), "c1"), None);
         assert!(Sightings::from_text("{\"g\":[[1]]}").is_err());
+        let earlier_form = Sightings::from_text("{\"g\":[[\"c\",1]]}").unwrap();
+        assert_eq!(earlier_form.of(&grant, "c"), Some(StoreTime::from_nanos(1)));
     }
 
     #[test]

@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
-use rusqlite::Connection;
 
 use super::transactional::{self, Transacted, Transactional};
 use super::{
@@ -36,7 +35,9 @@ pub mod fence;
 mod file;
 mod holders;
 mod notice;
+mod own_locks;
 mod read;
+mod register;
 mod row;
 mod schema;
 #[cfg(test)]
@@ -44,8 +45,9 @@ mod tests;
 mod watch;
 
 use boot::Here;
-use conn::{Begin, Durability, Tx, Writer};
+use conn::{Begin, Conn, Durability, Tx, Writer};
 use error::SqliteError;
+use file::{FileId, Log};
 use row::Row;
 use watch::Watch;
 
@@ -70,7 +72,7 @@ pub struct Sqlite {
     /// One for all writes: two would each read again what the other one wrote.
     writer: Mutex<Writer>,
     /// Never waits for the other one.
-    reader: Mutex<Connection>,
+    reader: Mutex<Conn>,
     watch: Watch,
 }
 
@@ -78,17 +80,27 @@ pub struct Sqlite {
 #[derive(Clone, Debug)]
 struct Place {
     path: PathBuf,
-    file: file::FileId,
+    file: FileId,
+    log: Log,
     clock: Arc<Clock>,
     clock_identity: String,
 }
 
 impl Place {
-    /// An error if the path does not lead to the opened file any more.
+    /// An error if the path does not lead to the opened file any more, or its log is another one.
     fn check(&self) -> Result<(), SqliteError> {
-        match identity(&self.path)? {
-            Some(file) if file == self.file => Ok(()),
-            _ => Err(SqliteError::Moved { path: self.path.clone() }),
+        let is_there = self.log.is_there().map_err(|source| SqliteError::looking(&self.path, source));
+        match identity(&self.path)? == Some(self.file) && is_there? {
+            true => Ok(()),
+            false => Err(SqliteError::Moved { path: self.path.clone() }),
+        }
+    }
+
+    /// Whatever SQLite finds in a log that is not its own any more, that is what is wrong.
+    fn explained(&self, error: SqliteError) -> SqliteError {
+        match self.check() {
+            Err(moved @ SqliteError::Moved { .. }) => moved,
+            _ => explained(error, &self.path),
         }
     }
 
@@ -120,33 +132,37 @@ impl Sqlite {
             source,
         })?;
         file::prepare(&path, options.mode.unwrap_or(0o600), options.unsafe_fs)?;
-        let before = identity(&path)?;
+        let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {
-            let writer = Writer::open(&path, by)?;
+            let mut writer = Writer::open(&path, before, by)?;
             schema::create(&writer, &path, by)?;
-            let reader = conn::open(&path, Durability::Process, by)?;
-            Ok((writer, reader))
+            if writer.is_readonly("main").unwrap_or(false)
+                && let Some(denied) = file::denied(&path)
+            {
+                return Err(denied);
+            }
+            let log = writer.protect(&path, by)?;
+            let mut reader = conn::open(&path, before, Durability::Process, by)?;
+            match reader.protect(&path, by)? {
+                of_reader if of_reader == log => Ok((writer, reader, log)),
+                _ => Err(SqliteError::Moved { path: path.clone() }),
+            }
         };
-        let (writer, reader) = open().map_err(|error| explained(error, &path))?;
-        if writer.is_readonly("main").unwrap_or(false)
-            && let Some(denied) = file::denied(&path)
-        {
-            return Err(denied);
-        }
+        let (writer, reader, log) = open().map_err(|error| explained(error, &path))?;
         // Both opened the file that is there before and after.
-        let file = match (before, identity(&path)?) {
-            (Some(before), Some(after)) if before == after => after,
-            _ => return Err(SqliteError::Moved { path }),
-        };
+        if identity(&path)? != Some(before) {
+            return Err(SqliteError::Moved { path });
+        }
         let info = StoreInfo {
             label: label(&path),
             clock: "this host's boot-time clock",
             grace: Duration::ZERO,
             min_lease: Sqlite::MIN_LEASE,
             grant_form: GrantForm::Uuid,
+            most_shared: None,
         };
-        let clock_identity = options.clock_identity.unwrap_or_else(|| boot::clock_identity().to_owned());
-        let place = Place { path, file, clock, clock_identity };
+        let clock_identity = options.clock_identity.unwrap_or_else(boot::clock_identity);
+        let place = Place { path, file: before, log, clock, clock_identity };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Sqlite { info, place, writer, reader, watch: Watch::default() })
     }
@@ -167,13 +183,11 @@ impl Sqlite {
     ) -> Result<Written<T>, SqliteError> {
         let mut run = |begin| {
             let mut writer = conn::lock(&self.writer, &self.place.path, by)?;
-            self.place.check()?;
             writer.promise(durability, &self.place.path, by)?;
-            let (tx, waited) = Tx::begin(&writer, begin, &self.place.path, by)?;
-            if waited {
-                self.place.check()?;
-            }
+            let tx = Tx::begin(&writer, begin, &self.place.path, by)?;
             let done = work(&tx)?;
+            // Now, when others wait for the end of what is written.
+            self.place.check()?;
             Ok(match tx.commit(by)? {
                 None => Written::Done(done),
                 Some(error) => Written::Unknown(error),
@@ -185,7 +199,7 @@ impl Sqlite {
             }
             written => written,
         };
-        written.map_err(|error| explained(error, &self.place.path))
+        written.map_err(|error| self.place.explained(error))
     }
 
     /// One transition on one key. A holder that stands with times of another clock and is spoken for by
@@ -251,9 +265,8 @@ fn raised(record: &LockRecord) -> LockRecord {
     LockRecord { version: record.version + 1, ..record.clone() }
 }
 
-fn identity(path: &Path) -> Result<Option<file::FileId>, SqliteError> {
-    let doing = "look at the file";
-    file::identity(path).map_err(|source| SqliteError::File { path: path.to_owned(), doing, source })
+fn identity(path: &Path) -> Result<Option<FileId>, SqliteError> {
+    file::identity(path).map_err(|source| SqliteError::looking(path, source))
 }
 
 /// Says what is denied where SQLite only says that it could not.
@@ -311,7 +324,7 @@ impl Backend for Sqlite {
                 }
             })
         };
-        let (major, minor) = run().map_err(|error| explained(error, &self.place.path))?;
+        let (major, minor) = run().map_err(|error| self.place.explained(error))?;
         Ok(format!("{}: the table `locks` is there, format {major}.{minor}", self.place.path.display()))
     }
 

@@ -3,18 +3,10 @@
 //! Every commit begins with a write to the log beside the file, which Linux tells (inotify). The commit is to be seen
 //! a moment later, after its sync where it has one.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 pub(super) use system::{Bell, Notice};
-
-/// The log of the file at `path`.
-fn log_of(path: &Path) -> PathBuf {
-    let mut name: OsString = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).into();
-    name.push("-wal");
-    name.into()
-}
 
 #[cfg(target_os = "linux")]
 mod system {
@@ -26,7 +18,8 @@ mod system {
     use nix::sys::eventfd::{EfdFlags, EventFd};
     use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-    use super::{Duration, Path, log_of};
+    use super::{Duration, Path};
+    use crate::backend::sqlite::file::beside;
 
     /// Ends every wait of its notice from now on.
     #[derive(Clone, Debug)]
@@ -52,7 +45,7 @@ mod system {
             let bell = Bell(Arc::new(EventFd::from_value_and_flags(0, flags)?));
             let watch = || {
                 let writes = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-                writes.add_watch(&log_of(path), AddWatchFlags::IN_MODIFY)?;
+                writes.add_watch(&beside(path, "-wal"), AddWatchFlags::IN_MODIFY)?;
                 Ok::<_, nix::Error>(writes)
             };
             Ok(Notice { bell, writes: watch().ok() })

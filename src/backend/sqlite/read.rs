@@ -13,6 +13,7 @@ use super::schema::{self, Format};
 use super::{Page, Sqlite, Which};
 use crate::error::{Error, Result};
 use crate::lease::LockRecord;
+use crate::log;
 use crate::rt::deadline::Deadline;
 
 /// How many records a page holds.
@@ -27,7 +28,7 @@ impl Sqlite {
             Which::Prefix(prefix) => self.prefix(prefix, from.as_deref(), by),
             Which::LockId(id) => self.lock_id(id, from.as_deref(), by),
         };
-        Ok(run().map_err(|error| super::explained(error, &self.place.path))?)
+        Ok(run().map_err(|error| self.place.explained(error))?)
     }
 
     /// A file that is gone has no row for a key; listing keys says instead that it is gone.
@@ -128,15 +129,15 @@ impl Sqlite {
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
         let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.place.path.clone() })?;
-        self.place.check()?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.place.path, &now)?;
-        let (tx, _) = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
+        let tx = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
                 row.write_sightings(&tx, &self.place.path, sightings)?;
             }
         }
+        self.place.check()?;
         tx.commit(&now)?.map_or(Ok(()), Err)
     }
 }
@@ -145,19 +146,18 @@ impl Sqlite {
 type Scanned = (Format, Vec<Row>, Option<String>);
 
 /// The statement and its bounds for the keys that start with `prefix` and come after `from`.
-fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {
-    let mut bounds = vec![prefix.as_bytes().to_vec()];
-    let mut condition = "key >= ?1".to_owned();
-    let mut also = |what: &str, bound: Vec<u8>| {
-        bounds.push(bound);
-        condition.push_str(&format!(" AND key {what} ?{}", bounds.len()));
+pub(super) fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {
+    // One lower bound only: of two, SQLite seeks by the first and reads everything between them, on each page anew.
+    let (above, lowest) = match from {
+        Some(from) if from >= prefix => (">", from),
+        _ => (">=", prefix),
     };
-    if let Some(from) = from {
-        also(">", from.as_bytes().to_vec());
-    }
+    let mut bounds = vec![lowest.as_bytes().to_vec()];
+    let mut condition = format!("key {above} ?1");
     if let Some((last, rest)) = prefix.as_bytes().split_last() {
         // No byte of UTF-8 is 255, so the next one is there.
-        also("<", [rest, &[last.saturating_add(1)]].concat());
+        bounds.push([rest, &[last.saturating_add(1)]].concat());
+        condition.push_str(" AND key < ?2");
     }
     (format!("SELECT {COLUMNS} FROM locks WHERE {condition} ORDER BY key"), bounds)
 }

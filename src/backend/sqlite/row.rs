@@ -6,7 +6,7 @@ use std::path::Path;
 use rusqlite::types::FromSql;
 use rusqlite::{Connection, Row as Columns, params};
 
-use super::boot::{Here, translate};
+use super::boot::{Here, translate, written};
 use super::error::SqliteError;
 use super::holders::{self, Entry, Sightings};
 use super::schema::{self, Format};
@@ -22,7 +22,7 @@ pub(super) const LOCK_ID: usize = 7;
 pub(super) const HOLDERS: usize = 15;
 
 const READ: &str = "SELECT key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, \
-                    holder_token, created, renewed, leased_until, holders, pins FROM locks WHERE key = ?1";
+                    holder_token, created, renewed, leased_until, holders, pins FROM main.locks WHERE key = ?1";
 
 /// Columns that a later minor version added keep what they hold.
 const WRITE: &str = "\
@@ -97,13 +97,14 @@ impl Row {
             }
             let sighted = self.sightings.of(&entry.holder.grant, here.clock).unwrap_or_else(|| {
                 // Time never ends a lease without end.
-                if entry.holder.until != End::Never {
-                    let missing = sightings.get_or_insert_with(|| self.sightings.clone());
-                    missing.add(&entry.holder.grant, here.clock, here.now);
+                if let End::At(end) = entry.holder.until {
+                    let so_far = sightings.as_ref().unwrap_or(&self.sightings);
+                    let noted = so_far.with(&entry.holder.grant, end.since(written(&entry.holder)), here);
+                    sightings = noted.or(sightings.take());
                 }
                 here.now
             });
-            translate(&entry.holder, sighted, here)
+            translate(&entry.holder, &entry.clock, sighted, here)
         };
         let record = LockRecord {
             key: self.key.clone(),
@@ -113,6 +114,7 @@ impl Row {
             shared: self.shared.iter().map(&mut holder).collect(),
             pins: self.pins.clone(),
             given_up: BTreeSet::new(),
+            gave_up_at: 0,
             version: self.version,
             format,
         };

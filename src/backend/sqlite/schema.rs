@@ -123,7 +123,7 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<()
     if ready {
         return Ok(());
     }
-    let (tx, _) = Tx::begin(conn, Begin::Write, path, by)?;
+    let tx = Tx::begin(conn, Begin::Write, path, by)?;
     if !is_ready(&tx, path)? {
         let set = format!("{TABLE}; PRAGMA user_version = {}", user_version_to_set(&tx, path)?);
         tx.execute_batch(&set).map_err(|e| failed(path, "create the table", e))?;

@@ -8,14 +8,14 @@ const NORMAL: i64 = 1;
 /// See [`NORMAL`].
 const FULL: i64 = 2;
 
-fn store() -> (PathBuf, Sqlite) {
+pub(super) fn store() -> (PathBuf, Sqlite) {
     let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder).unwrap();
     let options = SqliteOptions { path: folder.join("locks.db"), mode: None, unsafe_fs: false, clock_identity: None };
     (folder, Sqlite::open(options, Clock::system(), &soon()).unwrap())
 }
 
-fn soon() -> Deadline {
+pub(super) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
@@ -73,5 +73,32 @@ fn an_error_tells_its_cause_once_and_no_grant_id() {
     assert!(cause.contains("no such table"), "{cause}");
     assert!(!error.to_string().contains(&cause));
     assert!(!format!("{error:?}{error}").contains(held.grant().as_str()));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_page_does_not_read_the_rows_before_it() {
+    let (folder, store) = store();
+    for n in 0..200 {
+        let mut attempt = Attempt { key: format!("k{n:03}"), ..attempt() };
+        assert!(matches!(store.acquire(&mut attempt, &soon()), Ok(Acquired::Granted { .. })));
+    }
+    let reader = store.reader.lock();
+    let steps = |from: Option<&str>| {
+        let (sql, bounds) = read::range("k", from);
+        let mut statement = reader.prepare(&sql).unwrap();
+        let mut rows = statement.query(rusqlite::params_from_iter(&bounds)).unwrap();
+        let mut found = 0;
+        while rows.next().unwrap().is_some() {
+            found += 1;
+        }
+        drop(rows);
+        (found, statement.get_status(rusqlite::StatementStatus::VmStep))
+    };
+    let (all, whole) = steps(None);
+    let (after_the_last, nothing) = steps(Some("k199"));
+    assert_eq!((all, after_the_last), (200, 0));
+    assert!(nothing < whole / 10, "{nothing} steps for no row, {whole} for all");
+    drop(reader);
     std::fs::remove_dir_all(folder).unwrap();
 }

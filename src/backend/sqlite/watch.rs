@@ -8,26 +8,30 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::conn::{self, Durability};
+use super::conn::{self, Conn, Durability};
 use super::error::SqliteError;
 use super::notice::{Bell, Notice};
 use super::row::Row;
 use super::{Place, Sqlite, Which};
 use crate::error::{Error, Result};
 use crate::lease::{LockRecord, transition};
+use crate::log;
 use crate::rt::deadline::{Deadline, far_from};
 use crate::rt::thread::Thread;
 
 /// The time between two looks, where writes are not noticed, or come without a pause.
 const PAUSE: Duration = Duration::from_millis(5);
-/// At most this part of the time goes into looking, however many rows are watched.
+/// At most this part of the time goes into looking, however many rows are watched,
 const SHARE: u32 = 20;
+/// unless looks take long, or the process was stopped in one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The time between two looks where writes are noticed and none comes; also for the file's place.
 const IDLE: Duration = Duration::from_millis(100);
 /// From the write of a commit that needs no sync until it is to be seen.
@@ -47,6 +51,8 @@ pub(super) struct Watch {
     /// `None`: the thread ends, or is not there.
     shared: Arc<Mutex<Option<Watched>>>,
     thread: Mutex<Option<Thread>>,
+    /// How many eyes there were.
+    eyes: AtomicU64,
 }
 
 /// What is watched, and whom to tell.
@@ -57,12 +63,16 @@ struct Watched {
     to: Sender<String>,
     /// Ends the thread's sleep.
     bell: Bell,
+    /// The number of the eye that looks.
+    eye: u64,
 }
 
 /// The thread's view of the file.
 struct Eye {
+    /// An earlier eye that was not waited for must end and not go on with what is watched now.
+    number: u64,
     place: Place,
-    conn: Connection,
+    conn: Conn,
     /// As it was seen last.
     version: i64,
     notice: Notice,
@@ -88,7 +98,7 @@ impl Sqlite {
         // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
         let eye = match known {
             Some(_) => None,
-            None => Some(self.eye(by).map_err(|error| super::explained(error, &self.place.path))?),
+            None => Some(self.eye(by).map_err(|error| self.place.explained(error))?),
         };
         let known = known.unwrap_or_default();
         let mut fresh = HashMap::new();
@@ -107,9 +117,9 @@ impl Sqlite {
                 watched.to = to;
             }
             (None, Some(eye)) => {
-                let bell = eye.notice.bell();
+                let (bell, number) = (eye.notice.bell(), eye.number);
                 *thread = Some(Thread::spawn("leasehold-file", move || eye.run())?);
-                *watched = Some(Watched { rows: fresh, to, bell });
+                *watched = Some(Watched { rows: fresh, to, bell, eye: number });
             }
             (None, None) => return Err(SqliteError::Moved { path: self.place.path.clone() }.into()),
         }
@@ -118,14 +128,16 @@ impl Sqlite {
 
     fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
         self.place.check()?;
-        let conn = conn::open(&self.place.path, Durability::Process, by)?;
+        let mut conn = conn::open(&self.place.path, self.place.file, Durability::Process, by)?;
+        conn.protect(&self.place.path, by)?;
         // The one that was opened.
         self.place.check()?;
         let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
         let doing = "watch the file";
         let path = &self.place.path;
         let notice = Notice::new(path).map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
-        Ok(Eye { place: self.place.clone(), conn, version, notice, shared: self.watch.shared.clone() })
+        let number = self.watch.eyes.fetch_add(1, Ordering::SeqCst);
+        Ok(Eye { number, place: self.place.clone(), conn, version, notice, shared: self.watch.shared.clone() })
     }
 }
 
@@ -137,7 +149,7 @@ impl Eye {
         let mut written: Option<(Instant, bool)> = None;
         loop {
             if written.is_some() || !self.notice.is_told() {
-                self.notice.wait(PAUSE.max(spent * SHARE));
+                self.notice.wait(pause(spent));
                 // A commit makes several writes; the last ones may be noticed after it was seen.
                 if self.notice.take_writes() {
                     written = written.map(|(_, seen)| (Instant::now(), seen));
@@ -146,7 +158,7 @@ impl Eye {
                 written = Some((Instant::now(), false));
                 self.notice.wait(COMMIT);
             }
-            if self.shared.lock().is_none() {
+            if !self.shared.lock().as_ref().is_some_and(|watched| watched.eye == self.number) {
                 return;
             }
             let started = Instant::now();
@@ -158,7 +170,7 @@ impl Eye {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
                     log::debug!(target: "leasehold::sqlite", "waiters are not told any more: {}", Error::from(error));
-                    self.shared.lock().take();
+                    self.shared.lock().take_if(|watched| watched.eye == self.number);
                     return;
                 }
                 Ok(is_changed) => {
@@ -180,7 +192,8 @@ impl Eye {
             return Ok(false);
         }
         let mut watched = self.shared.lock();
-        let Some(Watched { rows, to, .. }) = &mut *watched else { return Ok(false) };
+        let mine = watched.as_mut().filter(|watched| watched.eye == self.number);
+        let Some(Watched { rows, to, .. }) = mine else { return Ok(false) };
         for (key, seen) in rows {
             let now = match Row::read(&self.conn, &self.place.path, key) {
                 Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
@@ -198,6 +211,11 @@ impl Eye {
         self.version = version;
         Ok(true)
     }
+}
+
+/// The time between a look that took so long and the next one.
+fn pause(spent: Duration) -> Duration {
+    spent.saturating_mul(SHARE).clamp(PAUSE, LONGEST_PAUSE)
 }
 
 /// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see.
@@ -222,5 +240,34 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         self.end(far_from(Instant::now(), END));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::sqlite::tests::{soon, store};
+
+    #[test]
+    fn a_share_of_the_time_is_looked_and_a_frozen_look_is_not_slept_for() {
+        let ms = Duration::from_millis;
+        assert_eq!([ms(0), ms(1), ms(10)].map(pause), [PAUSE, ms(20), ms(200)]);
+        assert_eq!([ms(600_000), Duration::MAX].map(pause), [LONGEST_PAUSE; 2]);
+    }
+
+    /// As when `end` did not wait for it any longer.
+    #[test]
+    fn an_eye_that_was_left_behind_ends_beside_a_new_one() {
+        let (folder, store) = store();
+        let old = store.eye(&soon()).unwrap();
+        old.notice.bell().ring();
+        let (to, _told) = crossbeam_channel::unbounded();
+        assert!(store.watch(&["k".to_owned()], to, &soon()).unwrap());
+        let thread = Thread::spawn("old-eye", move || old.run()).unwrap();
+        let has_ended = thread.wait_until(Instant::now() + Duration::from_secs(5));
+        assert!(store.watch.shared.lock().is_some(), "the new one goes on");
+        drop(store);
+        assert!(has_ended);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

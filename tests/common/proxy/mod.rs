@@ -6,7 +6,7 @@ mod http;
 mod message;
 mod raw;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -214,6 +214,13 @@ impl Proxy {
         self.inner.changed.notify_all();
     }
 
+    /// The connections that are open now carry nothing from now on, and stay open; new ones pass. Only of
+    /// [`Proxy::raw`].
+    pub fn silence_open(&self) {
+        let mut state = self.inner.lock();
+        state.silent = state.open.keys().copied().collect();
+    }
+
     /// Ends all connections that are open now, also amid a request.
     pub fn cut_all(&self) {
         self.end_all(|stream| stream.shutdown(Shutdown::Both));
@@ -307,6 +314,8 @@ struct State {
     kept: VecDeque<Request>,
     /// The sockets, of both sides, by number.
     open: HashMap<u64, Arc<TcpStream>>,
+    /// Of those, what nothing goes to.
+    silent: HashSet<u64>,
     sockets: u64,
     threads: Vec<JoinHandle<()>>,
     /// So many of those that have ended panicked.
@@ -324,6 +333,7 @@ impl Default for State {
             count: 0,
             kept: VecDeque::new(),
             open: HashMap::new(),
+            silent: HashSet::new(),
             sockets: 0,
             threads: Vec::new(),
             failures: 0,

@@ -37,7 +37,8 @@ impl Inner {
     /// Waits as the flow says. False when the socket has been cut.
     fn let_through(&self, id: u64, flow: fn(&State) -> Flow) -> bool {
         let mut state = self.lock();
-        self.changed.wait_while(&mut state, |state| flow(state) == Flow::Hold && state.open.contains_key(&id));
+        let is_held = |state: &State| flow(state) == Flow::Hold || state.silent.contains(&id);
+        self.changed.wait_while(&mut state, |state| is_held(state) && state.open.contains_key(&id));
         let (now, is_open) = (flow(&state), state.open.contains_key(&id));
         drop(state);
         match now {

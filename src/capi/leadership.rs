@@ -1,0 +1,118 @@
+//! Terms as the leader that C waited for.
+
+use parking_lot::RwLock;
+
+use super::code::Code;
+use super::election::{ElectionHandle, find};
+use super::failure::Failure;
+use super::{as_millis, call, handle, out_arg};
+use crate::election::Leadership;
+use crate::loss::LossWatch;
+
+/// A term as the leader, which stays readable after it was resigned.
+pub struct LeadershipData {
+    leadership: RwLock<Option<Leadership>>,
+    token: u64,
+    loss: LossWatch,
+}
+
+/// A term as the leader. Free it with leasehold_leadership_free, which resigns.
+pub type LeadershipHandle = u64;
+
+impl LeadershipData {
+    fn ask<T>(&self, ask: impl FnOnce(&Leadership) -> T) -> Option<T> {
+        self.leadership.try_read().and_then(|leadership| leadership.as_ref().map(ask))
+    }
+}
+
+/// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop or leasehold_election_free
+/// of another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
+///
+/// # Safety
+/// `leadership` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_campaign(
+    election: ElectionHandle,
+    leadership: *mut LeadershipHandle,
+) -> Code {
+    call(|| {
+        let leadership = out_arg!(leadership);
+        let won = find(election)?.campaign()?;
+        let (token, loss) = (won.fencing_token(), won.loss());
+        leadership.write(handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })?);
+        Ok(())
+    })
+}
+
+/// Whether this node still leads. No I/O and no waiting: false before a rival can win, and once false it stays so.
+///
+/// # Safety
+/// `leader` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHandle, leader: *mut bool) -> Code {
+    call(|| {
+        let leader = out_arg!(leader);
+        let leadership = handle::get::<LeadershipData>(leadership)?;
+        leader.write(leadership.ask(Leadership::is_leader).unwrap_or(false));
+        Ok(())
+    })
+}
+
+/// The fencing token of the term: greater than that of every earlier term of the election.
+///
+/// # Safety
+/// `token` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle, token: *mut u64) -> Code {
+    call(|| {
+        let token = out_arg!(token);
+        token.write(handle::get::<LeadershipData>(leadership)?.token);
+        Ok(())
+    })
+}
+
+/// How many milliseconds are left until the node counts itself as deposed if no heartbeat succeeds; 0 when it does not
+/// lead.
+///
+/// # Safety
+/// `ms` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHandle, ms: *mut u64) -> Code {
+    call(|| {
+        let ms = out_arg!(ms);
+        ms.write(handle::get::<LeadershipData>(leadership)?.ask(Leadership::remaining).map_or(0, as_millis));
+        Ok(())
+    })
+}
+
+/// Waits until the leadership is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
+/// LEASEHOLD_CODE_CLOSED once it was resigned instead.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
+    call(|| {
+        let loss = handle::get::<LeadershipData>(leadership)?.loss.clone();
+        super::guard::wait_loss(&loss, ms)
+    })
+}
+
+/// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over
+/// before, LEASEHOLD_CODE_CLOSED when it was resigned already. It has to be freed afterwards all the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
+    call(|| {
+        let leadership = handle::get::<LeadershipData>(leadership)?;
+        let held = leadership.leadership.write().take();
+        Ok(held.ok_or_else(|| Failure::new(Code::Closed, "the leadership was resigned already"))?.resign()?)
+    })
+}
+
+/// Frees the leadership, and resigns if this node still leads, within the client's drop timeout.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_leadership_free(leadership: LeadershipHandle) -> Code {
+    call(|| {
+        let leadership = handle::remove::<LeadershipData>(leadership)?;
+        let held = leadership.leadership.write().take();
+        drop(held);
+        Ok(())
+    })
+}

@@ -1,0 +1,46 @@
+//! A leasehold that runs in the command of another one.
+
+use crate::support::{Store, leasehold, run};
+
+const OWN: &str = env!("CARGO_BIN_EXE_leasehold");
+
+#[test]
+fn the_inner_one_has_the_store_of_the_outer_one() {
+    let store = Store::new();
+    // Also from another folder, and with what a URL must escape in its path.
+    std::fs::create_dir(store.path("a %?b")).unwrap();
+    let script = "cd / && \"$0\" run --try k -- true; echo $?; \"$0\" run --try other -- echo in";
+    for url in ["sqlite:locks.db", "sqlite:x%20y.db?mode=0660", &store.url] {
+        let mut outer = leasehold(&["run", "k", "--store", url, "--", "sh", "-c", script, OWN]);
+        let ran = run(outer.current_dir(store.path("a %?b")));
+        assert_eq!(ran.stdout, "75\nin\n", "{url}: {}", ran.stderr);
+    }
+    let ran = run(&mut store.script(&[], "echo $LEASEHOLD_STORE"));
+    assert_eq!(ran.stdout.trim(), store.url);
+    // The file in the state folder.
+    let script = "XDG_STATE_HOME=/no/such exec \"$0\" status k";
+    let ran = run(store.script(&[], script).env_remove("LEASEHOLD_STORE").arg(OWN));
+    assert!(ran.stdout.contains("live"), "{}{}", ran.stdout, ran.stderr);
+}
+
+#[test]
+fn where_the_store_was_not_passed_on_the_inner_one_says_so() {
+    for args in [&["run", "k", "--", "true"][..], &["status"], &["purge"]] {
+        let ran = run(leasehold(args).env("LEASEHOLD_STORE_WITHHELD", "1"));
+        assert_eq!(ran.code, Some(78), "{}", ran.stderr);
+        assert!(ran.stderr.contains("has a password") && ran.stderr.contains("--store"), "{}", ran.stderr);
+    }
+    let store = Store::new();
+    let ran = run(store.leasehold(&["run", "k", "--", "true"]).env("LEASEHOLD_STORE_WITHHELD", "1"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[test]
+fn an_inner_one_that_waits_for_its_outer_one_says_so() {
+    let store = Store::new();
+    let script = "\"$0\" run --wait 300ms k -- true; echo $?; \"$0\" run --quiet --wait 300ms k -- true";
+    let ran = run(store.leasehold(&["run", "k", "--", "sh", "-c", script]).arg(OWN));
+    assert_eq!(ran.stdout, "75\n");
+    let told = "\"k\" is held by the leasehold around this one, which waits for it";
+    assert_eq!(ran.stderr.matches(told).count(), 1, "{}", ran.stderr);
+}

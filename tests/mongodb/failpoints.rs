@@ -1,0 +1,164 @@
+//! Faults that the server makes itself, where it takes the commands for tests: in a replica set of a test's own.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use leasehold::ErrorKind;
+use leasehold::internals::backend::{Acquired, Schema};
+use leasehold::internals::rt::deadline::Deadline;
+use leasehold::mongodb::driver::IndexModel;
+use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::options::IndexOptions;
+use leasehold::mongodb::driver::sync::{Client, Collection};
+
+use crate::common::cluster::Cluster;
+use crate::common::mongodb::{DATABASE, Rows};
+use crate::support::{acquired, granted, refused, release};
+use crate::waking::{LONG, watch};
+use crate::*;
+
+const NAME: &str = "locks";
+const HANG: &str = "hangAfterStartingIndexBuild";
+
+struct At {
+    cluster: Cluster,
+    client: Client,
+}
+
+impl At {
+    fn start() -> Option<At> {
+        let cluster = Cluster::one(&["--setParameter", "enableTestCommands=1"])?;
+        let client = Client::with_uri_str(cluster.uri()).unwrap();
+        Some(At { cluster, client })
+    }
+
+    fn open(&self) -> Mongodb {
+        Mongodb::open(Rows::options_named(NAME, &self.cluster.uri()), &soon()).unwrap()
+    }
+
+    fn raw(&self) -> Collection<Document> {
+        self.client.database(DATABASE).collection(NAME)
+    }
+
+    fn admin(&self, command: Document) -> Document {
+        self.client.database("admin").run_command(command).run().unwrap()
+    }
+
+    /// Does this until the server has begun to build an index, and no further before [`At::build`].
+    fn hang_while<T: Send + 'static>(&self, make: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        // Of an empty collection it is made at once.
+        self.raw().insert_one(doc! { "x": 1 }).run().unwrap();
+        let entered = self.admin(doc! { "configureFailPoint": HANG, "mode": "alwaysOn" }).get_i32("count").unwrap();
+        let making = std::thread::spawn(make);
+        self.admin(doc! { "waitForFailPoint": HANG, "timesEntered": entered + 1, "maxTimeMS": 60_000 });
+        making
+    }
+
+    fn build(&self) {
+        self.admin(doc! { "configureFailPoint": HANG, "mode": "off" });
+    }
+
+    /// The next one of these commands fails so, without a label by which the driver would repeat it.
+    fn fail_once(&self, command: &str, code: i32) {
+        let data = doc! { "failCommands": [command], "errorCode": code, "errorLabels": [] };
+        self.admin(doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": data });
+    }
+}
+
+/// A server that is still building it does not keep keys apart, but lists it.
+#[test]
+fn a_unique_index_that_is_being_built_is_not_there_yet() {
+    let Some(at) = At::start() else { return };
+    let raw = at.raw();
+    let building = at.hang_while(move || {
+        let options = IndexOptions::builder().unique(true).sparse(true).build();
+        raw.create_index(IndexModel::builder().keys(doc! { "resource": 1 }).options(options).build()).run().map(drop)
+    });
+    let store = at.open();
+    let text = store.schema(Schema::Check, &soon()).unwrap();
+    assert!(text.contains("being built"), "{text}");
+    let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+    assert!(error.to_string().contains("being built"), "{error}");
+    at.build();
+    building.join().unwrap().unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// The indexes of a large collection take longer than one request may; the server ends a build with its request.
+#[test]
+fn indexes_may_take_longer_than_a_request() {
+    let Some(mut at) = At::start() else { return };
+    let each = Duration::from_secs(2);
+    let create = |store: Mongodb| {
+        let by = Deadline::after(each).with_long(Duration::from_secs(120));
+        move || store.schema(Schema::Create, &by)
+    };
+    let store = at.open();
+    let making = at.hang_while(create(at.open()));
+    // As long as it may not take.
+    std::thread::sleep(2 * each);
+    assert!(!making.is_finished());
+    at.build();
+    making.join().unwrap().unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+    // A server that hangs ends it, as it ends any call.
+    at.raw().drop().run().unwrap();
+    let making = at.hang_while(create(at.open()));
+    let stopped = Instant::now();
+    at.cluster.stop(0);
+    let error = making.join().unwrap().unwrap_err();
+    let took = stopped.elapsed();
+    assert!(took < Duration::from_secs(60), "{took:?}: {error}");
+    at.cluster.go_on(0);
+}
+
+/// A router says so where it lost its connection to the shard after it had passed the write on.
+#[test]
+fn a_router_that_lost_its_shard_has_not_said_that_nothing_was_written() {
+    let Some(at) = At::start() else { return };
+    let store = at.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    for code in [6, 7, 89, 202, 9001] {
+        let key = code.to_string();
+        let mut a = exclusive(&store, &key);
+        at.fail_once("findAndModify", code);
+        let answer = store.acquire(&mut a, &soon());
+        assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{code}: {answer:?}");
+        acquired(&store, &mut a);
+        refused(&store, &mut exclusive(&store, &key));
+    }
+}
+
+/// Seen where the index or the database was dropped under acquires, on the real server by chance (175: 1 of 600).
+#[test]
+fn what_was_dropped_under_an_acquire_does_not_end_a_wait() {
+    let Some(at) = At::start() else { return };
+    let store = at.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    // QueryPlanKilled, DatabaseDropPending; a cache that is full.
+    for code in [175, 215, 365] {
+        let mut a = exclusive(&store, &code.to_string());
+        at.fail_once("findAndModify", code);
+        let error = store.acquire(&mut a, &soon()).unwrap_err();
+        assert!(error.is_retryable(), "{code}: {error}");
+        granted(&store, &mut a);
+    }
+}
+
+/// The token up to which a stream has told may be of no use to the server any more.
+#[test]
+fn a_stream_that_cannot_go_on_begins_anew() {
+    let Some(at) = At::start() else { return };
+    let store = at.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    let mut held: Vec<Attempt> = ["a", "b", "c", "d"].iter().map(|key| exclusive(&store, key)).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    drop(watch(&store, &["a"]));
+    for (i, code) in [260, 280, 286].into_iter().enumerate() {
+        at.fail_once("aggregate", code);
+        let told = watch(&store, &["a", "b", "c", "d"]);
+        release(&store, &mut held[i]);
+        assert_eq!(told.recv_timeout(LONG).as_ref(), Ok(&held[i].key), "{code}");
+    }
+}

@@ -1,0 +1,122 @@
+//! A child of a fork, which has SQLite's table of open files but not the locks that stand in it.
+
+use std::os::unix::fs::symlink;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use leasehold::ErrorKind;
+use leasehold::internals::backend::{Backend, Which};
+use leasehold::internals::rt::deadline::Deadline;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+
+use crate::support::*;
+
+const ALONE: &str = "LEASEHOLD_FORKS";
+
+/// Whether this is the process for `test` alone; else it is run in one.
+#[track_caller]
+fn is_alone(test: &str) -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let output = rerun(&format!("forks::{test}"), |exe| {
+        let mut command = std::process::Command::new(exe);
+        command.env(ALONE, "1");
+        command
+    });
+    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}");
+    false
+}
+
+/// Runs `body` in a forked child; it must not fail there.
+#[track_caller]
+fn in_a_child(body: impl FnOnce()) {
+    // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap usable over a fork.
+    #[allow(unsafe_code)]
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => std::process::exit(i32::from(catch_unwind(AssertUnwindSafe(body)).is_err())),
+        ForkResult::Parent { child } => {
+            let status = waitpid(child, None).unwrap();
+            assert!(matches!(status, WaitStatus::Exited(_, 0)), "{status:?}");
+        }
+    }
+}
+
+fn is_refused(path: &Path) {
+    let error = refused(path);
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(!error.is_retryable());
+    assert!(error.to_string().contains("forked from one that had this file open"), "{error}");
+    assert!(error.to_string().contains("fork before you connect, or exec in the child"), "{error}");
+}
+
+#[test]
+fn a_file_that_the_parent_has_open_is_refused_by_each_of_its_names() {
+    if !is_alone("a_file_that_the_parent_has_open_is_refused_by_each_of_its_names") {
+        return;
+    }
+    let folder = Folder::new();
+    let [symbolic, hard, fresh] = ["symbolic.db", "hard.db", "fresh.db"].map(|name| folder.path().join(name));
+    let (store, other) = (open(&folder.file()), open(&folder.file()));
+    symlink(folder.file(), &symbolic).unwrap();
+    std::fs::hard_link(folder.file(), &hard).unwrap();
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    drop(other);
+    in_a_child(|| {
+        for path in [&folder.file(), &symbolic, &hard] {
+            is_refused(path);
+        }
+        // What it opens itself is its own, and not its child's.
+        let own = open(&fresh);
+        granted(&own, &mut attempt("k", "b"));
+        in_a_child(|| {
+            is_refused(&folder.file());
+            is_refused(&fresh);
+        });
+        drop(open(&fresh));
+        granted(&own, &mut attempt("l", "b"));
+    });
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+    held(&open(&symbolic), &mut attempt("k", "c"));
+    drop(store);
+    // Nothing is open now.
+    in_a_child(|| {
+        let store = open(&folder.file());
+        held(&store, &mut attempt("k", "c"));
+        granted(&store, &mut attempt("l", "c"));
+    });
+    granted(&open(&folder.file()), &mut attempt("m", "a"));
+}
+
+/// Whatever the parent's threads were doing at the fork, the child's call ends in time.
+#[test]
+fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
+    if !is_alone("a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs") {
+        return;
+    }
+    let folder = Folder::new();
+    let (kept, stop) = (open(&folder.file()), std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                    drop(open(&folder.file()));
+                }
+            });
+        }
+        for _ in 0..30 {
+            in_a_child(|| {
+                let path = folder.file();
+                let clock = leasehold::internals::rt::clock::Clock::system();
+                let by = Deadline::after(seconds(5));
+                let opened = leasehold::internals::backend::sqlite::Sqlite::open(options(&path), clock, &by);
+                assert_eq!(opened.unwrap_err().kind(), ErrorKind::Config);
+            });
+        }
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    assert!(kept.read(&Which::Key("k".to_owned()), None, true, &soon()).is_ok());
+}
