@@ -10,11 +10,12 @@ use crate::backend::{Backend, Schema};
 use crate::client::LockClient;
 use crate::connect::{Opener, opener};
 use crate::error::Result;
-use crate::observer::{Observer, Observing};
+use crate::observer::Observer;
 use crate::options::{ClientOptions, DEFAULT_LEASE};
 use crate::rt::clock::Clock;
 use crate::rt::deadline::Deadline;
 use crate::rt::family::Family;
+use crate::rt::observing::Observing;
 
 /// Options of a client, made by [`LockClient::builder`].
 ///

@@ -11,10 +11,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Mode;
 use crate::lock::Lock;
 use crate::log;
-use crate::loss::LossWatch;
 use crate::rt::deadline::far_from;
 use crate::rt::family::Family;
 use crate::rt::hold::{Beat, Hold};
+use crate::rt::loss_watch::LossWatch;
 use crate::rt::thread::Thread;
 
 /// A lock that is held. Its own thread renews it; dropping it releases it.

@@ -148,11 +148,12 @@ pub use filter::Filter;
 pub use guard::{LockGuard, ReleaseError, WithLockError};
 pub use leases::{LeaseKeeper, LeaseStatus, Leases};
 pub use lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
-pub use loss::{Loss, LossReason, LossWatch};
+pub use loss::{Loss, LossReason};
 pub use observer::{Event, Observer, Operation};
 pub use parking_lot::Mutex;
 pub use request::{LockRequest, SameOwner};
 pub use request_any::LockAnyRequest;
+pub use rt::loss_watch::LossWatch;
 pub use waiting::Waiting;
 
 #[doc = include_str!("design.md")]

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use crate::backend::{Attempt, Seen};
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
 pub use crate::lease::Mode;
@@ -93,12 +92,6 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// What this acquisition was granted.
-    pub(crate) fn granted(attempt: &Attempt, holder: &Holder, now: StoreTime) -> Self {
-        let lock = Lock::found(&attempt.key, attempt.ask.mode, holder, now);
-        Lock { sent_once: attempt.sends == 1, ..lock }
-    }
-
     /// What stands, whoever asked for it and how often.
     pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
         let status = LockStatus::at(key, mode, holder, now, true);
@@ -146,10 +139,6 @@ pub struct LockStatus {
 }
 
 impl LockStatus {
-    pub(crate) fn new(seen: &Seen, mode: Mode, holder: &Holder) -> Self {
-        LockStatus::at(&seen.record.key, mode, holder, seen.now, seen.is_live(holder))
-    }
-
     /// At this time of the store.
     pub(crate) fn at(key: &str, mode: Mode, holder: &Holder, now: StoreTime, is_live: bool) -> Self {
         let wall = |at| wall_time(at, now, SystemTime::now());
@@ -168,11 +157,6 @@ impl LockStatus {
             remaining: holder.until.left(now),
             is_live,
         }
-    }
-
-    /// All live holders of what was seen.
-    pub(crate) fn live(seen: &Seen) -> Vec<LockStatus> {
-        seen.live().map(|(mode, h)| LockStatus::new(seen, mode, h)).collect()
     }
 
     /// What was left of the lease when this was read, at the least; `None`: it never ends. Zero: it was over, but a
@@ -223,15 +207,6 @@ pub struct KeyStatus {
 }
 
 impl KeyStatus {
-    pub(crate) fn new(seen: &Seen) -> Self {
-        let record = &seen.record;
-        KeyStatus {
-            key: record.key.clone(),
-            token: record.token,
-            holders: record.holders().map(|(mode, h)| LockStatus::new(seen, mode, h)).collect(),
-        }
-    }
-
     /// The name of the lock.
     pub fn key(&self) -> &str {
         &self.key

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 use crate::error::{Error, Result};
 use crate::lease::{Labels, Lease};
 use crate::leases::key::check_text;
-use crate::observer::Observing;
 use crate::rt::clock::BootTime;
+use crate::rt::observing::Observing;
 
 /// The lease of a client that sets none, on stores that need no other.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(20);

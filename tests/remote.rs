@@ -1,6 +1,6 @@
 //! What holds of every store behind a network, one test for each: bounds behind a server that says nothing,
-//! children that a connected process forks, and panics inside an SDK.
-#![cfg(target_os = "linux")]
+//! children that a connected process forks, connections that go silent, and panics inside an SDK.
+#![cfg(all(target_os = "linux", any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
 
 mod common;
 mod harness;
@@ -12,7 +12,6 @@ mod holes;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 #[path = "remote/panics.rs"]
 mod panics;
-
 #[path = "remote/silence.rs"]
 mod silence;
 

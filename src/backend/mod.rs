@@ -54,6 +54,7 @@ pub mod observed;
 pub mod spanner;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+mod status;
 pub mod transactional;
 
 /// A store of locks. See the module's `# Contract`.

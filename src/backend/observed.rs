@@ -8,8 +8,9 @@ use std::time::Instant;
 use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
 use crate::error::{Error, Result};
 use crate::lease::LockRecord;
-use crate::observer::{Asked, Observing, Operation};
+use crate::observer::Operation;
 use crate::rt::deadline::Deadline;
+use crate::rt::observing::{Asked, Observing};
 use crossbeam_channel::Sender;
 
 /// See the module.

@@ -11,10 +11,10 @@ use super::failure::Failure;
 use super::lock::{LockData, LockHandle, ModeCode};
 use super::loss::{Reason, Watch};
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
+use crate::LossWatch;
 use crate::error::ErrorKind;
 use crate::guard::LockGuard;
 use crate::lock::Lock;
-use crate::loss::LossWatch;
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {

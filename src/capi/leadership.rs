@@ -6,8 +6,8 @@ use super::code::Code;
 use super::election::{ElectionHandle, find};
 use super::failure::Failure;
 use super::{as_millis, call, handle, out_arg};
+use crate::LossWatch;
 use crate::election::Leadership;
-use crate::loss::LossWatch;
 
 /// A term as the leader, which stays readable after it was resigned.
 pub struct LeadershipData {

@@ -7,6 +7,7 @@ use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use crate::show;
+use crate::words::ours;
 
 /// The exit codes of our own, after sysexits.h and the shell.
 pub mod code {
@@ -126,5 +127,5 @@ fn told(error: &Error) -> String {
         lines.push(format!("  because: {cause}"));
         source = cause.source();
     }
-    lines.join("\n")
+    ours(&lines.join("\n"))
 }

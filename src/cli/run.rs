@@ -1,10 +1,11 @@
 //! `run`: a command while a lock is held.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, at, never, select};
-use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest, Loss};
+use leasehold::{Error, ErrorKind, LockClient, LockGuard, LockRequest, Loss};
 use nix::sys::signal::Signal;
 use nix::unistd::getpid;
 
@@ -17,12 +18,14 @@ use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
 use crate::store;
 use crate::terminal::Terminal;
 use crate::wait::{Shows, wait};
-use crate::words::words;
+use crate::words::{ours, words};
 
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
 const STOPPED: Duration = Duration::from_millis(200);
 /// Looks for what the command left behind, where nobody tells that it ended.
 const LEFT_BEHIND: Duration = Duration::from_millis(100);
+/// What a release gets at least, for a store that answers again.
+const LAST_TRY: Duration = Duration::from_millis(500);
 /// The library's watcher tells a loss within a second.
 const TOLD: Duration = Duration::from_secs(2);
 
@@ -80,6 +83,8 @@ struct Session<'a> {
     on_loss: OnLoss,
     shows: Shows,
     json: bool,
+    /// The last release was not answered, and nobody waits for it any more.
+    is_unanswered: Cell<bool>,
     client: LockClient,
     signals: Receiver<Signal>,
 }
@@ -87,7 +92,9 @@ struct Session<'a> {
 impl Drop for Session<'_> {
     /// What is released in the background shall be done before this process ends.
     fn drop(&mut self) {
-        let _ = self.client.close();
+        if !self.is_unanswered.get() {
+            let _ = self.client.close();
+        }
     }
 }
 
@@ -98,7 +105,7 @@ impl<'a> Session<'a> {
         let (url, client) = (store::url(global)?, store::holding(global, ask, on_loss)?);
         let signals = signals::watch().map_err(internal)?;
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
-        Ok(Session { ask, url, on_loss, shows, json: global.json, client, signals })
+        Ok(Session { ask, url, on_loss, shows, json: global.json, is_unanswered: Cell::new(false), client, signals })
     }
 
     fn request(&self, key: &str) -> LockRequest {
@@ -145,7 +152,9 @@ impl<'a> Session<'a> {
             resume_at: never(),
         };
         holding.go_on(&self.signals);
-        holding.end()
+        let (end, is_unanswered) = holding.end()?;
+        self.is_unanswered.set(is_unanswered);
+        Ok(end)
     }
 }
 
@@ -267,7 +276,7 @@ impl Holding {
                 "the command goes on".to_owned()
             }
         };
-        say(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
+        say(&format!("the lock {:?} was lost: {}; {end}", loss.key, ours(&loss.to_string())));
         self.lost = Some(loss);
     }
 
@@ -287,24 +296,55 @@ impl Holding {
     }
 
     /// Nothing of the command is left: the lock is released.
-    fn end(self) -> Outcome<End> {
+    /// True: the release was not answered.
+    fn end(self) -> Outcome<(End, bool)> {
         let Holding { guard, job, lost, told_to_end, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
         let lost = lost.or_else(|| guard.loss().get());
         let key = guard.key().to_owned();
-        let released = guard.release();
+        let released = release(guard);
         job.finish();
-        match (lost, released) {
-            (Some(_), _) => Ok(End::Lost(told_to_end)),
-            (None, Ok(())) => Ok(End::Command(ended)),
-            (None, Err(failed)) if failed.error().kind() == ErrorKind::Lost => {
-                say(&failed.error().to_string());
-                Ok(End::Lost(told_to_end))
+        let is_unanswered = matches!(&released, Err(error) if !is_lost(error));
+        let end = match (lost, released) {
+            (Some(_), _) => End::Lost(told_to_end),
+            (None, Ok(())) => End::Command(ended),
+            (None, Err(Some(error))) if error.kind() == ErrorKind::Lost => {
+                say(&error.to_string());
+                End::Lost(told_to_end)
             }
-            (None, Err(failed)) => {
-                say(&format!("the lock {key:?} could not be released and ends with its lease: {}", failed.error()));
-                Ok(End::Command(ended))
+            (None, Err(error)) => {
+                let why = error.map_or_else(|| "the store does not answer".to_owned(), |error| error.to_string());
+                say(&format!("the lock {key:?} could not be released and ends with its lease: {why}"));
+                End::Command(ended)
             }
-        }
+        };
+        Ok((end, is_unanswered))
     }
+}
+
+fn is_lost(error: &Option<Error>) -> bool {
+    error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Lost)
+}
+
+/// Releases the lock; after the end of the lease there is nothing to wait for any more.
+fn release(guard: LockGuard) -> Result<(), Option<Error>> {
+    let left = guard.info().leased_until().map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
+    let (done, released) = crossbeam_channel::bounded(1);
+    let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
+    let spawned = thread.spawn(move || {
+        let released = guard.release().map_err(|failed| {
+            let error = failed.error().clone();
+            if error.kind() != ErrorKind::Lost {
+                // Its drop would try for as long once more.
+                std::mem::forget(failed);
+            }
+            Some(error)
+        });
+        let _ = done.send(released);
+    });
+    // Where no thread could be started the guard was dropped, and its drop released.
+    if spawned.is_err() {
+        return Ok(());
+    }
+    released.recv_timeout(left.unwrap_or(Duration::MAX).max(LAST_TRY)).unwrap_or(Err(None))
 }

@@ -7,6 +7,7 @@ use crate::args::{Global, Init};
 use crate::failure::{Failure, Outcome};
 use crate::show::{print, print_json};
 use crate::store::client;
+use crate::words::ours;
 
 pub fn init(global: &Global, args: &Init) -> Outcome {
     let client = client(global)?;
@@ -98,5 +99,5 @@ fn chain(error: &Error) -> String {
         text += &format!(": {cause}");
         source = cause.source();
     }
-    text
+    ours(&text)
 }

@@ -2,23 +2,34 @@
 
 use std::time::{Duration, SystemTime};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{Span, SpanRelativeTo, Timestamp};
 
 /// A duration above zero, as an option's value.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match parse(text) {
         Some(d) if !d.is_zero() => Ok(d),
-        _ => Err("a duration above zero is wanted, like 500ms, 30s, 5m or 1h30m".to_owned()),
+        _ => Err("a duration above zero is wanted, like 500ms, 30s, 5m, 1h30m or 1d".to_owned()),
     }
 }
 
 /// The same, where zero makes sense.
 pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
-    parse(text).ok_or_else(|| "a duration is wanted, like 0s, 30s, 5m or 1h30m".to_owned())
+    parse(text).ok_or_else(|| "a duration is wanted, like 0s, 30s, 5m, 1h30m or 1d".to_owned())
 }
 
+/// A number alone is seconds, a day 24 hours.
 fn parse(text: &str) -> Option<Duration> {
-    text.parse::<SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok())
+    if text.bytes().all(|digit| digit.is_ascii_digit()) {
+        return text.parse().ok().map(Duration::from_secs);
+    }
+    let span: Span = text.parse().ok()?;
+    Duration::try_from(span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?).ok()
+}
+
+/// A message of the library's, in the words of this command.
+pub fn ours(message: &str) -> String {
+    let message = message.replace("create_schema()", "`leasehold init`").replace(", or lease_forever()", "");
+    message.replace("as max_hold allows", "as --max-hold allows")
 }
 
 /// `12 s`, `3 min 5 s`, `2 h 5 min`, `3 days 4 h`.
@@ -93,12 +104,14 @@ mod tests {
 
     #[test]
     fn durations_are_read() {
-        for (text, secs) in [("30s", 30), ("5m", 300), ("1h30m", 5400), ("1h 30m", 5400), ("PT30S", 30)] {
+        let hours = [("1h30m", 5400), ("1h 30m", 5400), ("1d", 86_400), ("2d 12h", 216_000), ("1w", 604_800)];
+        for (text, secs) in [("30s", 30), ("30", 30), ("5m", 300), ("PT30S", 30)].into_iter().chain(hours) {
             assert_eq!(duration(text), Ok(Duration::from_secs(secs)), "{text}");
         }
-        for text in ["", "30", "-30s", "0s", "1x", "s"] {
+        for text in ["", "-30s", "-30", "0", "0s", "1x", "s", "1mo", "1y", "99999999999999999999"] {
             assert!(duration(text).unwrap_err().contains("like 500ms"), "{text}");
         }
+        assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
         assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));
         assert!(duration_or_zero("-1s").is_err());
     }
@@ -118,6 +131,12 @@ mod tests {
         for (millis, text) in cases {
             assert_eq!(words(Duration::from_millis(millis)), text);
         }
+    }
+
+    #[test]
+    fn a_message_names_what_can_be_typed() {
+        assert_eq!(ours("no table; create_schema() makes it"), "no table; `leasehold init` makes it");
+        assert_eq!(ours("at least 0.1 s, or lease_forever()"), "at least 0.1 s");
     }
 
     #[test]

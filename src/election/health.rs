@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use crate::error::Result;
-use crate::observer::contained;
+use crate::rt::observing::contained;
 use crate::rt::thread::Thread;
 
 /// Says whether the node is fit to lead.

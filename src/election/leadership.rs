@@ -9,7 +9,8 @@ use super::shared::Shared;
 use crate::error::{ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::log;
-use crate::loss::{Loss, LossWatch};
+use crate::loss::Loss;
+use crate::rt::loss_watch::LossWatch;
 use crate::rt::thread::Thread;
 
 /// How a term ended.
@@ -62,8 +63,9 @@ impl Term {
         // Whoever waits for the loss has nothing to wait for any more.
         self.guard.loss().settle(None);
         let token = self.guard.fencing_token();
+        // Before the log, which may panic: whoever waits for the end of this term hears of no other before.
+        self.shared.teller.over(token, end.clone());
         log::info!(target: "leasehold::election", name:? = self.shared.name, token; "the term is over: {end}");
-        self.shared.teller.over(token, end);
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
 /// Stands, and serves a whole term. Whether this node resigned while it could have gone on.
 fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     let (shared, standing) = (&stands.shared, &stands.standing);
-    let leadership = Arc::new(shared.win(&standing.stop)?);
+    let leadership = Arc::new(shared.win(standing)?);
     let term = &leadership.term;
     let done = match work {
         Some(work) => work_on(stands, work.clone(), leadership.clone())?,

@@ -160,7 +160,7 @@ impl Shared {
     pub fn campaign(self: &Arc<Self>) -> Result<Leadership> {
         let stands = self.begin(true)?;
         let stop = &stands.standing.stop;
-        let leadership = self.win(stop)?;
+        let leadership = self.win(&stands.standing)?;
         // Whoever stops it finds the term, or is found here.
         if stop.is_cancelled() {
             return Err(self.cancelled());
@@ -173,7 +173,8 @@ impl Shared {
     }
 
     /// Waits until this node is fit to lead, and then until it does.
-    pub fn win(self: &Arc<Self>, stop: &CancelToken) -> Result<Leadership> {
+    pub fn win(self: &Arc<Self>, standing: &Standing) -> Result<Leadership> {
+        let stop = &standing.stop;
         let forever = self.pausing(stop);
         if !serve::wait_for_the_last(self, &forever) || !serve::wait_for_health(self, &forever) {
             self.client.family.check_open()?;
@@ -183,13 +184,20 @@ impl Shared {
         let request = self.request().cancel(stop).on_wait(move |waiting| shared.waits(waiting));
         let guard = request.lock()?;
         self.rounds.fetch_add(1, Ordering::SeqCst);
-        self.terms.fetch_add(1, Ordering::SeqCst);
         let (token, loss, leader) = (guard.fencing_token(), guard.loss().receiver(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
-        *self.term.lock() = Arc::downgrade(&term);
+        {
+            // Whoever stops a campaign cancels it first, and then finds the term, which was told by then.
+            let mut place = self.term.lock();
+            if standing.is_campaign && stop.is_cancelled() {
+                return Err(self.cancelled());
+            }
+            *place = Arc::downgrade(&term);
+            self.terms.fetch_add(1, Ordering::SeqCst);
+            self.teller.won(token, loss);
+        }
         let leadership = Leadership { term };
         log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads");
-        self.teller.won(token, loss);
         self.sees(leader);
         Ok(leadership)
     }

@@ -12,7 +12,7 @@ use super::leader::Leader;
 use super::leadership::TermEnd;
 use crate::error::Result;
 use crate::loss::Loss;
-use crate::observer::contained;
+use crate::rt::observing::contained;
 use crate::rt::thread::Thread;
 
 type OnWon = Box<dyn FnMut(u64) + Send>;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::guard::LockGuard;
-use crate::loss::LossWatch;
 use crate::rt::family::Family;
 use crate::rt::hold::Hold;
+use crate::rt::loss_watch::LossWatch;
 
 /// Extends a lease for its holder for as long as the value lives; from [`Leases::keep`](crate::Leases::keep).
 ///

@@ -5,7 +5,6 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use super::key;
-use crate::backend::Seen;
 use crate::lease::{Holder, Mode, StoreTime};
 use crate::lock::Lock;
 
@@ -21,11 +20,10 @@ pub struct LeaseStatus {
 }
 
 impl LeaseStatus {
-    /// A holder of the record that was seen, at this time of the store.
-    pub(crate) fn new(seen: &Seen, holder: &Holder, now: StoreTime) -> Self {
-        let lock = Lock::found(&seen.record.key, Mode::Exclusive, holder, now);
-        let remaining = holder.until.left(now).unwrap_or(Duration::MAX);
-        LeaseStatus { lock, remaining, is_live: seen.is_live(holder), pins: seen.record.pins.clone() }
+    /// At this time of the store.
+    pub(crate) fn at(key: &str, holder: &Holder, now: StoreTime, is_live: bool, pins: BTreeSet<String>) -> Self {
+        let lock = Lock::found(key, Mode::Exclusive, holder, now);
+        LeaseStatus { lock, remaining: holder.until.left(now).unwrap_or(Duration::MAX), is_live, pins }
     }
 
     /// The namespace of the lease.

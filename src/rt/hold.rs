@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::clock::{BootTime, Clock};
 use super::deadline::Deadline;
 use super::heartbeat;
+use super::loss_watch::LossWatch;
 use super::queue::Queues;
 use super::thread::Thread;
 use super::want::{Chain, Granted, local_end};
@@ -20,10 +21,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{End, Lease, Mode, StoreTime};
 use crate::lock::{Lock, LockStatus};
 use crate::log;
-use crate::loss::{Loss, LossReason, LossWatch};
-use crate::observer::{Event, Observing, later};
+use crate::loss::{Loss, LossReason};
+use crate::observer::Event;
 use crate::options::Terms;
 use crate::process::ProcessId;
+use crate::rt::observing::{Observing, later};
 
 /// The pause after a heartbeat thread could not be started.
 const START_RETRY: Duration = Duration::from_millis(100);

@@ -10,7 +10,8 @@ use crate::backend::Which;
 use crate::lease::{backoff, transition};
 use crate::lock::LockStatus;
 use crate::log;
-use crate::observer::{Event, contained};
+use crate::observer::Event;
+use crate::rt::observing::contained;
 use crate::waiting::Waiting;
 
 /// A wait that is longer is told to the log, and again after each minute.

@@ -11,6 +11,8 @@ mod heartbeat;
 pub(crate) mod hold;
 mod hub;
 mod looking;
+pub(crate) mod loss_watch;
+pub(crate) mod observing;
 #[cfg(test)]
 mod orders;
 mod queue;

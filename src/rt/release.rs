@@ -12,7 +12,8 @@ use crate::lease::backoff;
 use crate::lock::{Lock, LockStatus};
 use crate::log;
 use crate::loss::LossReason;
-use crate::observer::{Event, later};
+use crate::observer::Event;
+use crate::rt::observing::later;
 
 /// How long the first in line stands back for other processes, which are told at the same time as it is.
 const OTHERS_TURN: Duration = Duration::from_millis(25);

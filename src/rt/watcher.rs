@@ -14,7 +14,7 @@ use super::hold::Hold;
 use super::thread::Thread;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log;
-use crate::observer::contained;
+use crate::rt::observing::contained;
 
 /// It looks at least this often while something is held.
 const LOOK: Duration = Duration::from_secs(1);

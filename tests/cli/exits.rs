@@ -99,13 +99,17 @@ fn a_held_lock_is_told_with_its_holder() {
 #[test]
 fn wrong_usage_is_64() {
     let store = Store::new();
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 12] = [
         (&[], "Usage: leasehold"),
         (&["fly"], "unrecognized subcommand 'fly'"),
-        (&["run", "k", "true"], "unexpected argument 'true'"),
+        (&["run", "k", "true"], "put -- before the command: -- true"),
+        (&["elect", "--lease", "1m", "k", "sh", "-c", "true"], "put -- before the command: -- sh -c true"),
         (&["run", "k"], "<COMMAND>"),
         (&["run", "", "--", "true"], "key is \"\", but must be 1 to 1024 bytes"),
-        (&["run", "k", "--lease", "30", "--", "true"], "a duration above zero is wanted, like 500ms, 30s, 5m or 1h30m"),
+        (
+            &["run", "k", "--lease", "30x", "--", "true"],
+            "a duration above zero is wanted, like 500ms, 30s, 5m, 1h30m or 1d",
+        ),
         (&["run", "k", "--lease=-1s", "--", "true"], "a duration above zero"),
         (&["run", "k", "--kill-after", "10s", "--", "true"], "make the lease 33 s or longer"),
         (&["run", "k", "--on-loss", "signal:NO", "--", "true"], "there is no signal NO"),

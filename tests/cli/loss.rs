@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use leasehold::LockClient;
 use nix::sys::stat::Mode;
@@ -69,6 +69,28 @@ fn who_ignores_term_is_killed_before_the_lease_ends() {
     assert!(ran.stderr.contains("was lost: expired"), "{}", ran.stderr);
 }
 
+/// Whether the command ends by itself or for the loss: a release that is not answered ends with the lease.
+#[test]
+fn nothing_is_waited_for_after_the_end_of_the_lease() {
+    let ends = [("read go", Some(0)), ("exec sleep 1000", Some(76))].map(|(script, code)| {
+        std::thread::spawn(move || {
+            let store = Store::new();
+            let mut running = Running::start(&mut store.reading(&["--lease", "3s"], &format!("echo ready; {script}")));
+            running.expect("ready");
+            let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+            db.execute_batch("BEGIN IMMEDIATE").unwrap();
+            let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+            running.tell("go");
+            assert_eq!(running.end().code, code);
+            SystemTime::now().duration_since(end).unwrap_or_default()
+        })
+    });
+    for late in ends.map(|end| end.join().unwrap()) {
+        // Two bounds of a drop would be ten seconds, one five.
+        assert!(late < Duration::from_millis(1500), "{late:?} after the end of the lease");
+    }
+}
+
 #[test]
 fn the_command_may_be_told_or_left_alone() {
     let store = Store::new();
@@ -107,8 +129,8 @@ fn machines_are_told_as_json() {
 #[test]
 fn a_command_that_hangs_is_ended_by_max_hold() {
     let store = Store::new();
-    let options = ["--lease", "3s", "--kill-after", "0s", "--max-hold", "300ms"];
+    let options = ["--lease", "3", "--kill-after", "0", "--max-hold", "300ms"];
     let ran = run(&mut store.script(&options, "exec sleep 1000"));
     assert_eq!(ran.code, Some(76));
-    assert!(ran.stderr.contains("held for as long as max_hold allows"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("held for as long as --max-hold allows"), "{}", ran.stderr);
 }

@@ -126,3 +126,24 @@ fn a_large_table_takes_as_many_pages_as_it_needs() {
         assert!(warned.iter().any(|line| line.contains(key) && line.contains("fence")), "{key}: {warned:?}");
     }
 }
+
+/// In a table that has more than locks.
+#[test]
+fn what_is_no_lock_is_neither_listed_nor_purged() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    let other = std::collections::HashMap::from([("key", "settings"), ("data", "precious")]);
+    let other: std::collections::HashMap<_, _> =
+        other.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+    raw.put(other.clone());
+    granted(&store, &mut exclusive("lock"));
+    let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
+    assert_eq!(client.purge_preview(Duration::ZERO).unwrap().deleted, 0);
+    assert_eq!(client.list(&Filter::new()).unwrap().len(), 1);
+    let error = client.try_lock("settings").unwrap_err();
+    assert!(error.to_string().contains("it is no lock"), "{error}");
+    assert_eq!(raw.get("settings"), other);
+}

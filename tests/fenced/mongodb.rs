@@ -195,7 +195,7 @@ fn no_rival_comes_between_the_assertion_and_the_commit() {
     let Some(open) = Open::<Kind>::fresh() else { return };
     let (client, data) = (open.client(LONG), &open.data);
     let lock = &expired(&client, &["a".to_owned()])[0];
-    let rival = open.builder().request_timeout(Duration::from_millis(500)).connect().unwrap();
+    let rival = open.builder().request_timeout(Duration::from_secs(3)).connect().unwrap();
     let mut session = data.session();
     session.start_transaction().run().unwrap();
     data.set(&mut session, "a", "first").unwrap();

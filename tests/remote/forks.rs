@@ -53,7 +53,6 @@ fn a_child_connects_anew(remote: &Remote) {
     }
 }
 
-#[allow(dead_code)] // A build without stores behind a network.
 fn on(test: &str, remote: fn() -> Option<Remote>) {
     alone(test, || {
         if let Some(remote) = remote() {

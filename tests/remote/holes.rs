@@ -115,7 +115,6 @@ fn no_call_outlives_its_bound(remote: &Remote) {
     remote.proxy.flow(Flow::Pass, Flow::Pass);
 }
 
-#[allow(dead_code)] // A build without stores behind a network.
 fn on(remote: Option<Remote>) {
     if let Some(remote) = remote {
         no_call_outlives_its_bound(&remote);

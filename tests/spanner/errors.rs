@@ -156,3 +156,31 @@ fn a_client_works_and_is_dropped_inside_async_tasks() {
     let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     many.block_on(async { work() });
 }
+
+/// As after a month in which the process was suspended.
+#[test]
+fn a_session_that_the_service_forgot_is_made_anew() {
+    needs_server!();
+    use crate::common::servers::spanner::rest;
+    let database = Database::fresh();
+    let client = leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect().unwrap();
+    let guard = client.request("kept").lease(Duration::from_secs(6)).lock().unwrap();
+    let (_, sessions) = rest(&database.host, "GET", &format!("/v1/{}/sessions", database.path), "").unwrap();
+    let sessions: serde_json::Value = serde_json::from_str(&sessions).unwrap();
+    let sessions = sessions["sessions"].as_array().expect("sessions");
+    for session in sessions {
+        let name = session["name"].as_str().unwrap();
+        let (status, answer) = rest(&database.host, "DELETE", &format!("/v1/{name}"), "").unwrap();
+        assert_eq!(status, 200, "{answer}");
+    }
+    // A call waits for the new one.
+    assert!(client.get("kept").unwrap().is_some());
+    assert!(client.try_lock("other").unwrap().is_some());
+    let renewed = guard.info().renewed();
+    let started = Instant::now();
+    while guard.info().renewed() == renewed {
+        assert!(started.elapsed() < Duration::from_secs(30), "no heartbeat was answered");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(guard.is_held());
+}

@@ -49,6 +49,9 @@ fn parse_time(text: &str) -> Result<StoreTime, String> {
 
 /// The record of a row. An error says what is wrong with it.
 pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
+    if !is_lock(item) {
+        return Err("it has no leasedUntil, so it is no lock".to_owned());
+    }
     let token = get_number(item, "fence")?;
     let mut shared = Vec::new();
     for (grant, entry) in map(item, "shared")?.into_iter().flatten() {
@@ -81,6 +84,11 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         version: get_number(item, "version")?.unwrap_or(1).max(1),
         format: get_text(item, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
     })
+}
+
+/// A table may hold other things, too. Every lock's row says until when it is leased.
+pub(super) fn is_lock(item: &Item) -> bool {
+    item.contains_key("leasedUntil")
 }
 
 /// Whether dynamodb-lock-go wrote this row: it has no token, and an end of its own.

@@ -34,7 +34,8 @@ impl Dynamodb {
         let moment = self.moment()?;
         let mut records = Vec::new();
         for row in rows {
-            let Some(key) = key_of(&row, &self.place.partition_key) else { continue };
+            let key = key_of(&row, &self.place.partition_key).filter(|_| item::is_lock(&row));
+            let Some(key) = key else { continue };
             match Found::new(&key, Some(row)) {
                 Ok(found) if matches(which, &found.record) => records.push(found.seen(&moment)),
                 Ok(_) => {}

@@ -8,6 +8,8 @@ use crate::lease::record::FORMAT_MAJOR;
 
 use super::open::ADMIN_ENDPOINT;
 
+/// What the service says when it does not know a session.
+pub(super) const NO_SESSION: &str = "Session not found";
 /// What the service says of a text that its column is too short for; the column's name follows.
 const TOO_LONG: &str = "exceeds the maximum size limit for this column:";
 
@@ -62,6 +64,9 @@ pub(super) enum SpannerError {
 
     #[error("no answer came in the time that this call had, and nothing was written; check the network")]
     NotSent,
+
+    #[error("the service does not know the client's session any more; another one is being made")]
+    NoSession { cause: Cause },
 
     #[error("the service can't be reached; check the network")]
     Unreachable { cause: Cause },
@@ -126,7 +131,10 @@ impl SpannerError {
             Some("ABORTED") => SpannerError::Aborted { cause },
             _ if stage == Stage::Repeating => return unanswered(cause),
             None if stage == Stage::Committing => return unanswered(cause),
-            None if error.is_authentication() => SpannerError::NoCredentials { cause },
+            // Others may be had in a moment.
+            None if error.is_authentication() && !error.is_transient_and_before_rpc() => {
+                SpannerError::NoCredentials { cause }
+            }
             None => SpannerError::Unreachable { cause },
             Some("PERMISSION_DENIED") => SpannerError::Denied { database, cause },
             Some("UNAUTHENTICATED") => SpannerError::Credentials { cause },
@@ -143,6 +151,7 @@ impl SpannerError {
             _ if stage == Stage::Committing => return unanswered(cause),
             Some("RESOURCE_EXHAUSTED") => SpannerError::Aborted { cause },
             Some("OUT_OF_RANGE") => SpannerError::Invalid { table, cause },
+            Some("NOT_FOUND") if cause.says(NO_SESSION) => SpannerError::NoSession { cause },
             Some("NOT_FOUND") if cause.says("Database") || cause.says("Instance") || cause.says("Project") => {
                 SpannerError::NoDatabase { database, cause }
             }
@@ -169,6 +178,7 @@ impl SpannerError {
             | SpannerError::NotSent
             | SpannerError::NotReady
             | SpannerError::NoAdmin { .. }
+            | SpannerError::NoSession { .. }
             | SpannerError::Unreachable { .. }
             | SpannerError::Aborted { .. } => (ErrorKind::Store, true),
             SpannerError::Unanswered { .. } | SpannerError::Panicked => (ErrorKind::Ambiguous, true),
@@ -187,6 +197,7 @@ impl SpannerError {
             | SpannerError::MayNotMake { cause, .. }
             | SpannerError::Credentials { cause }
             | SpannerError::NoCredentials { cause }
+            | SpannerError::NoSession { cause }
             | SpannerError::Unreachable { cause }
             | SpannerError::Aborted { cause }
             | SpannerError::Invalid { cause, .. }
@@ -210,5 +221,26 @@ impl From<SpannerError> for Error {
             Some(cause) => told.caused_by(cause.clone()),
             None => told,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use google_cloud_gax::error::CredentialsError;
+
+    use super::*;
+
+    /// As when the metadata service of a host restarts while a token is renewed.
+    #[test]
+    fn a_token_that_can_not_be_had_for_a_moment_is_no_wrong_configuration() {
+        let kind = |is_transient| {
+            let error = SdkError::authentication(CredentialsError::from_msg(is_transient, "no token"));
+            let (fate, told) = SpannerError::classify(&error, Stage::Reading, "d", "t");
+            assert_eq!(fate, Fate::NotDone);
+            let told = Error::from(told);
+            (told.kind(), told.is_retryable())
+        };
+        assert_eq!(kind(true), (ErrorKind::Store, true));
+        assert_eq!(kind(false), (ErrorKind::Config, false));
     }
 }

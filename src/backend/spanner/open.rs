@@ -13,6 +13,7 @@ use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 use super::error::{SpannerError, Stage};
 use crate::backend::cause::Cause;
 use crate::error::Result;
+use crate::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
 const REST_ABOVE_GRPC: u16 = 10;
@@ -201,23 +202,25 @@ impl Handles {
         self.live.borrow().clone()
     }
 
-    /// Waits so long for what asks the service. `is_answer`: whether the service answered, be it with an error.
+    /// Waits so long for what asks the service. `heard`: what of the service is in its outcome.
     ///
     /// The SDK never looks whether its connection still carries anything. One that a router forgot is silent until the
-    /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier.
+    /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier. Nor does the SDK make a
+    /// new session where the service does not know it any more, as after a month in which the host was suspended.
     pub async fn within<T>(
         self: &Rc<Self>,
         limit: Duration,
         asks: impl Future<Output = T>,
-        is_answer: impl FnOnce(&T) -> bool,
+        heard: impl FnOnce(&T) -> Heard,
     ) -> Option<T> {
         let since = self.silent_since.get().unwrap_or_else(Instant::now);
         self.silent_since.set(Some(since));
         let answer = tokio::time::timeout(limit, asks).await.ok();
-        if answer.as_ref().is_some_and(is_answer) {
-            self.silent_since.set(None);
-        } else if self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) {
-            self.renew();
+        match answer.as_ref().map_or(Heard::Nothing, heard) {
+            Heard::Answer => self.silent_since.set(None),
+            Heard::NoSession => self.renew(),
+            Heard::Nothing if self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) => self.renew(),
+            Heard::Nothing => {}
         }
         answer
     }
@@ -227,16 +230,36 @@ impl Handles {
         if self.is_renewing.replace(true) {
             return;
         }
-        let own = self.clone();
+        let renewing = Renewing(self.clone());
         tokio::task::spawn_local(async move {
+            let own = &renewing.0;
             if let Ok(Ok(live)) = tokio::time::timeout(RENEWING, live(&own.options)).await {
                 own.live.replace(Rc::new(live));
                 own.silent_since.set(None);
                 log::debug!(target: "leasehold::spanner", table:? = own.options.table;
-                    "nothing came from the service any more; connected anew");
+                    "nothing came from the service any more, or it forgot the session; connected anew");
             }
-            own.is_renewing.set(false);
         });
+    }
+}
+
+/// What of the service is in the outcome of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// It answered, if only that it refuses.
+    Answer,
+    /// Nothing.
+    Nothing,
+    /// It does not know the session.
+    NoSession,
+}
+
+/// A new connection is being made, however that ends.
+struct Renewing(Rc<Handles>);
+
+impl Drop for Renewing {
+    fn drop(&mut self) {
+        self.0.is_renewing.set(false);
     }
 }
 

@@ -4,6 +4,7 @@ use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 
 use super::error::{SpannerError, Stage};
+use super::open::Heard;
 use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
 use super::{Place, Spanner};
 use crate::backend::{Page, Seen, Which};
@@ -138,8 +139,12 @@ impl Spanner {
                 }
                 Ok(Page { records: page, next: last.filter(|_| seen == PAGE) })
             };
-            let is_answer = |read: &Result<Page, SpannerError>| !matches!(read, Err(SpannerError::Unreachable { .. }));
-            handles.within(limit, read, is_answer).await.unwrap_or(Err(SpannerError::NotSent))
+            let heard = |read: &Result<Page, SpannerError>| match read {
+                Err(SpannerError::NoSession { .. }) => Heard::NoSession,
+                Err(SpannerError::Unreachable { .. }) => Heard::Nothing,
+                _ => Heard::Answer,
+            };
+            handles.within(limit, read, heard).await.unwrap_or(Err(SpannerError::NotSent))
         })
     }
 }

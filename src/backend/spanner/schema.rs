@@ -9,7 +9,7 @@ use google_cloud_spanner::statement::Statement;
 
 use super::error::{SpannerError, Stage};
 use super::open::Handles;
-use super::transact::is_answer;
+use super::transact::heard;
 use super::{Place, Spanner};
 use crate::backend::Schema;
 use crate::backend::cause::Cause;
@@ -153,7 +153,7 @@ impl Spanner {
                 }
                 Ok(found)
             };
-            match handles.within(limit, read, is_answer).await {
+            match handles.within(limit, read, heard).await {
                 Some(read) => read.map_err(|error| place.told(&error)),
                 None => Err(SpannerError::NotSent),
             }

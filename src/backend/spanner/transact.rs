@@ -15,8 +15,8 @@ use google_cloud_spanner::mutation::Mutation;
 use google_cloud_spanner::retry_policy::SpannerRetryPolicy;
 use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, TransactionRetryPolicy, TransactionRunner};
 
-use super::error::{Fate, SpannerError, Stage};
-use super::open::Handles;
+use super::error::{Fate, NO_SESSION, SpannerError, Stage};
+use super::open::{Handles, Heard};
 use super::read::{Read, of_key};
 use super::row::{Row, time};
 use super::{Place, Spanner};
@@ -210,7 +210,7 @@ where
             }
         };
         let runs = handles.alone(handles.runner(left, &flight).run(attempt));
-        let ran = handles.within(left, runs, is_answer).await;
+        let ran = handles.within(left, runs, heard).await;
         // Rolling back may have failed or taken too long: that changes nothing.
         if let Some(kept) = kept {
             return kept;
@@ -277,9 +277,13 @@ impl TransactionRetryPolicy for UntilTheDeadline {
     }
 }
 
-/// Whether the service answered, and if only that it refuses.
-pub(super) fn is_answer<T>(answer: &std::result::Result<T, SdkError>) -> bool {
-    answer.as_ref().err().is_none_or(|error| error.status().is_some() || error.is_serialization())
+/// What was not worth a commit was read.
+pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
+    match outcome.as_ref().err().map(|error| (error.status(), error)) {
+        Some((Some(status), _)) if status.message.contains(NO_SESSION) => Heard::NoSession,
+        Some((None, error)) if !error.is_serialization() => Heard::Nothing,
+        _ => Heard::Answer,
+    }
 }
 
 /// Whether the emulator ended the transaction for a newer one of the same session.

@@ -158,7 +158,7 @@ impl Eye {
                 written = Some((Instant::now(), false));
                 self.notice.wait(COMMIT);
             }
-            if !self.shared.lock().as_ref().is_some_and(|watched| watched.eye == self.number) {
+            if self.shared.lock().as_ref().is_none_or(|watched| watched.eye != self.number) {
                 return;
             }
             let started = Instant::now();
