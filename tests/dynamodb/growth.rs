@@ -218,7 +218,8 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
     left.sort();
     let lease = |name: &str| format!("\u{1}growth\u{1}{name}");
     let mut right = ["free new", "held new", "held old", "pinned new", "pinned old"].map(lease).to_vec();
-    right.extend(["crowd new", "expired new", "never held new"].map(str::to_owned));
+    // Among them the note of the grace.
+    right.extend(["\u{1}time", "crowd new", "expired new", "never held new"].map(str::to_owned));
     assert_eq!((purged.deleted, left), (4, right));
     // Its holder keeps it until somebody expires it.
     leases.expire("held old").unwrap();

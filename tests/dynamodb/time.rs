@@ -128,7 +128,9 @@ const DAYS: u64 = 4 * 86_400;
 /// A store behind the proxy that has known the service's time since now, and its clock.
 fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
-    (open(by_way_of(&at.proxy, &at.table), &clock), clock)
+    // So wide that no slow answer makes it ask for the time again.
+    let grace = Duration::from_secs(5);
+    (open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock), clock)
 }
 
 /// The holder of `k`, whose store has just connected through the proxy.

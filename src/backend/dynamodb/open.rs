@@ -108,8 +108,10 @@ impl DynamodbOptions {
         if self.grace > MAX_GRACE {
             return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
-        const TAKEN: [&str; 18] = [
+        const TAKEN: [&str; 20] = [
             "graceMicros",
+            "floor",
+            "givenUpAt",
             "owner",
             "leasedUntil",
             "createdAt",
