@@ -56,6 +56,26 @@ fn a_guard_has_one_thread_and_leaves_none() {
 }
 
 #[test]
+fn a_guard_at_rest_takes_no_processor_time() {
+    alone("a_guard_at_rest_takes_no_processor_time", || {
+        let client = LockClient::connect("memory:").expect("a client");
+        let _guard = client.lock("job").expect("a lock");
+        let used = || {
+            let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).expect("its usage");
+            let (user, system) = (usage.user_time(), usage.system_time());
+            millis(((user.tv_sec() + system.tv_sec()) * 1000 + (user.tv_usec() + system.tv_usec()) / 1000) as u64)
+        };
+        let (before, started) = (used(), Instant::now());
+        // A thread that goes round would use all that it gets, if not all of the time.
+        while started.elapsed() < millis(1000) {
+            std::thread::sleep(millis(50));
+        }
+        let used = used() - before;
+        assert!(used < millis(100), "{used:?}");
+    });
+}
+
+#[test]
 fn a_guard_that_outlives_its_client_takes_the_threads_with_it() {
     alone("a_guard_that_outlives_its_client_takes_the_threads_with_it", || {
         let store = Store::memory();

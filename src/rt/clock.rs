@@ -113,8 +113,14 @@ impl Clock {
 #[derive(Debug)]
 pub struct Jumps {
     _jump: Arc<Sender<()>>,
-    /// Ready after a jump.
-    pub jumps: Receiver<()>,
+    jumps: Receiver<()>,
+}
+
+impl Jumps {
+    /// Ready after a jump. By a call, since a closure that used the field would take that alone and drop the sender.
+    pub fn told(&self) -> &Receiver<()> {
+        &self.jumps
+    }
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -214,11 +214,11 @@ impl Hub {
             }
             let next = [shrink_at, is_more.then_some(call_at)].into_iter().flatten().min();
             let until = far_from(now, TICK).min(next.unwrap_or_else(|| far_from(now, TICK)));
-            if !self.wait(until, &tells, &jumps.jumps, shrink_at.is_none()) {
+            if !self.wait(until, &tells, jumps.told(), shrink_at.is_none()) {
                 let why = "it stopped to tell".to_owned();
                 return if started.elapsed() > LAST_RETRY { End::BrokenAnew(why) } else { End::Broken(why) };
             }
-            if jumps.jumps.try_iter().count() > 0 || skew.jumped(&self.clock) {
+            if jumps.told().try_iter().count() > 0 || skew.jumped(&self.clock) {
                 // The end of a lease may have come sooner than a sleep ends.
                 told.iter().for_each(|key| self.queues.nudge(key));
             }
