@@ -94,67 +94,49 @@
 #![cfg_attr(not(feature = "capi"), forbid(unsafe_code))]
 #![cfg_attr(feature = "capi", deny(unsafe_code))]
 
-// The whole contract and the fault switch serve the tests; a build with few stores uses less of them.
-#[cfg_attr(not(feature = "_internals"), allow(dead_code))]
-mod backend;
-mod builder;
-mod cancel;
+mod api;
 #[cfg(feature = "capi")]
 #[allow(unsafe_code)]
 mod capi;
-mod client;
-mod connect;
-mod diagnosis;
-#[cfg(feature = "dynamodb")]
-pub mod dynamodb;
-mod election;
-mod error;
-pub mod fence;
-mod filter;
-mod groups;
-mod guard;
-mod housekeeping;
+#[cfg_attr(not(feature = "_internals"), allow(dead_code))]
+mod engine;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
-mod leases;
-mod lock;
-mod log;
-mod loss;
-#[cfg(feature = "mongodb")]
-pub mod mongodb;
-mod observer;
-mod operators;
-mod options;
-mod process;
-mod request;
-mod request_any;
+mod model;
+// The whole contract and the fault switch serve the tests; a build with few stores uses less of them.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
-mod rt;
-mod settle;
-#[cfg(feature = "spanner")]
-pub mod spanner;
-#[cfg(feature = "sqlite")]
-pub mod sqlite;
-pub mod testing;
-mod waiting;
+mod store;
+#[cfg_attr(not(feature = "_internals"), allow(dead_code))]
+mod sys;
 
-pub use builder::ClientBuilder;
-pub use cancel::CancelToken;
-pub use client::LockClient;
-pub use diagnosis::{Diagnosis, Right};
-pub use election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
-pub use error::{Error, ErrorKind, Result};
-pub use filter::Filter;
-pub use guard::{LockGuard, ReleaseError, WithLockError};
-pub use leases::{LeaseKeeper, LeaseStatus, Leases};
-pub use lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
-pub use loss::{Loss, LossReason};
-pub use observer::{Event, Observer, Operation};
+pub use api::admin::doctor::{Diagnosis, Right};
+pub use api::builder::ClientBuilder;
+pub use api::client::LockClient;
+pub use api::election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
+pub use api::fence;
+pub use api::filter::Filter;
+pub use api::guard::{LockGuard, ReleaseError, WithLockError};
+pub use api::leases::{LeaseKeeper, Leases};
+pub use api::request::{LockRequest, SameOwner};
+pub use api::request_any::LockAnyRequest;
+#[cfg(feature = "dynamodb")]
+pub use api::stores::dynamodb;
+#[cfg(feature = "mongodb")]
+pub use api::stores::mongodb;
+#[cfg(feature = "spanner")]
+pub use api::stores::spanner;
+#[cfg(feature = "sqlite")]
+pub use api::stores::sqlite;
+pub use api::testing;
+pub use engine::loss_watch::LossWatch;
+pub use model::error::{Error, ErrorKind, Result};
+pub use model::event::{Event, Observer, Operation};
+pub use model::lease_status::LeaseStatus;
+pub use model::lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
+pub use model::loss::{Loss, LossReason};
+pub use model::waiting::Waiting;
 pub use parking_lot::Mutex;
-pub use request::{LockRequest, SameOwner};
-pub use request_any::LockAnyRequest;
-pub use rt::loss_watch::LossWatch;
-pub use waiting::Waiting;
+pub use sys::cancel::CancelToken;
 
 #[doc = include_str!("design.md")]
 pub mod design {}
@@ -170,22 +152,22 @@ struct ReadmeDoctests;
 #[doc(hidden)]
 pub mod internals {
     //! For this package's own tests; no promise of any kind.
-    pub mod backend {
-        pub use crate::backend::*;
+    pub mod store {
+        pub use crate::store::*;
     }
     pub mod lease {
         pub use crate::lease::*;
     }
-    pub mod rt {
+    pub mod sys {
         #[cfg(feature = "_async")]
-        pub use crate::rt::driver;
-        pub use crate::rt::{clock, deadline};
+        pub use crate::sys::driver;
+        pub use crate::sys::{clock, deadline};
     }
 
     /// A client of a store that is open already.
     pub fn builder_over(
-        store: std::sync::Arc<dyn crate::backend::Backend>,
-        clock: std::sync::Arc<crate::rt::clock::Clock>,
+        store: std::sync::Arc<dyn crate::store::Backend>,
+        clock: std::sync::Arc<crate::sys::clock::Clock>,
     ) -> crate::ClientBuilder {
         crate::ClientBuilder::over(store, clock)
     }

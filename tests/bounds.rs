@@ -10,7 +10,7 @@ use harness::alone::alone;
 use harness::process::Worker;
 use harness::threads::{no_new_threads, threads_again};
 use harness::{Folder, PATIENCE, SLACK, Store, eventually, millis, within};
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
 
 /// One request.

@@ -34,10 +34,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
-use leasehold::internals::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
-use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
 use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
+use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::sys::clock::Clock;
 
 use common::calls::{LEASE, acquired, refused};
 use common::dynamodb::{Table, config, config_at, options};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use harness::oracle::assert_rising;
 use harness::{Store, millis};
 use leasehold::LockClient;
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 use parking_lot::Mutex;
 
 const THREADS: u64 = 8;

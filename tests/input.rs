@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leasehold::internals::backend::fault::{FaultPlan, Faulty};
-use leasehold::internals::backend::memory::Memory;
 use leasehold::internals::builder_over;
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::fault::{FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::sys::clock::Clock;
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockRequest, SameOwner};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);

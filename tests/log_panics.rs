@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::bench::{Bench, LONG, loss_of, wait_until};
 use leasehold::LossReason;
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 
 struct Panics;
 

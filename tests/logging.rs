@@ -3,10 +3,10 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::internals::backend::memory::Memory;
 use leasehold::internals::builder_over;
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::sys::clock::Clock;
 use leasehold::{LockGuard, Mutex};
 
 type Hook = Box<dyn FnMut() + Send>;

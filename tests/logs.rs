@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::Operation;
-use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::internals::backend::memory::Memory;
 use leasehold::internals::builder_over;
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::sys::clock::Clock;
 use leasehold::testing::{Failure, MemoryStore};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());

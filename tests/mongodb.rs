@@ -29,9 +29,9 @@ mod tls;
 #[path = "mongodb/waking.rs"]
 mod waking;
 
-use leasehold::internals::backend::mongodb::Mongodb;
-use leasehold::internals::backend::{Attempt, Backend, Seen, Which};
 use leasehold::internals::lease::{Holder, Mode};
+use leasehold::internals::store::mongodb::Mongodb;
+use leasehold::internals::store::{Attempt, Backend, Seen, Which};
 
 use common::stores::soon;
 use support::attempt;

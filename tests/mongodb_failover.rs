@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use common::cluster::Cluster;
 use common::mongodb::Rows;
 use common::stores::soon;
-use leasehold::internals::backend::mongodb::Mongodb;
-use leasehold::internals::backend::{Acquired, Attempt, Backend, Released, Renewed, Schema, Which};
 use leasehold::internals::lease::{Holder, Lease, Mode};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::mongodb::Mongodb;
+use leasehold::internals::store::{Acquired, Attempt, Backend, Released, Renewed, Schema, Which};
+use leasehold::internals::sys::deadline::Deadline;
 use leasehold::mongodb::driver::bson::doc;
 use leasehold::mongodb::driver::options::ClientOptions;
 use leasehold::mongodb::driver::sync::Client;
@@ -40,7 +40,7 @@ impl At {
         Some(at)
     }
 
-    fn options(&self, uri: &str) -> leasehold::internals::backend::mongodb::MongodbOptions {
+    fn options(&self, uri: &str) -> leasehold::internals::store::mongodb::MongodbOptions {
         Rows::options_named(&self.rows, uri)
     }
 

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::bench::{Bench, LONG, wait_until};
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard};
 
 const HOUR: Duration = Duration::from_secs(3600);

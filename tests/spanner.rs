@@ -17,9 +17,9 @@ mod table;
 
 use std::time::Duration;
 
-use leasehold::internals::backend::spanner::Spanner;
-use leasehold::internals::backend::{Attempt, Backend, GrantForm, Renewal, Seen, Which};
 use leasehold::internals::lease::{Holder, Lease, Mode};
+use leasehold::internals::store::spanner::Spanner;
+use leasehold::internals::store::{Attempt, Backend, GrantForm, Renewal, Seen, Which};
 
 use common::calls::{self, acquired, refused};
 use common::stores::soon;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use harness::alone::alone;
 use harness::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
 use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
 use parking_lot::Mutex;
 

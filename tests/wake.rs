@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use harness::alone::alone;
 use harness::threads::{assert_ours, none_soon, ours};
 use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, LockClient, LockRequest};
 
 const HOUR: Duration = Duration::from_secs(3600);

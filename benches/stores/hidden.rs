@@ -4,8 +4,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use leasehold::Error;
-use leasehold::internals::rt::deadline::Deadline;
-use leasehold::internals::rt::driver::Driver;
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::internals::sys::driver::Driver;
 
 /// A runtime with what `make` makes on it.
 pub fn hidden<C: 'static, Fut>(make: impl FnOnce() -> Fut + Send + 'static) -> Driver<C>

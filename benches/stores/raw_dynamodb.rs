@@ -11,7 +11,7 @@ use leasehold::dynamodb::aws_sdk_dynamodb::config::{
     Builder, Credentials, SharedCredentialsProvider, StalledStreamProtectionConfig,
 };
 use leasehold::dynamodb::aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
-use leasehold::internals::rt::driver::Driver;
+use leasehold::internals::sys::driver::Driver;
 use leasehold::{ClientBuilder, LockClient};
 
 use super::data::dynamodb::Items;

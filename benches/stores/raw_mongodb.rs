@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold::ClientBuilder;
-use leasehold::internals::rt::driver::Driver;
+use leasehold::internals::sys::driver::Driver;
 use leasehold::mongodb::driver::bson::oid::ObjectId;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::event::EventHandler;

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold::internals::rt::driver::Driver;
+use leasehold::internals::sys::driver::Driver;
 use leasehold::spanner::google_cloud_spanner as sdk;
 use leasehold::{ClientBuilder, LockClient};
 use sdk::builder::{SpannerBuilder, SpannerBuilderExt};

@@ -9,12 +9,12 @@ use super::failure::Failure;
 use super::guard::{Guard, GuardHandle};
 use super::loss::{Callback, Watch};
 use super::{handle, millis};
-use crate::cancel::CancelToken;
-use crate::error::Error;
-use crate::guard::LockGuard;
-use crate::lock::Lock;
-use crate::loss::Loss;
-use crate::request::SameOwner;
+use crate::CancelToken;
+use crate::api::guard::LockGuard;
+use crate::api::request::SameOwner;
+use crate::model::error::Error;
+use crate::model::lock::Lock;
+use crate::model::loss::Loss;
 
 /// One lock, or the first of several that is free.
 #[derive(Clone)]
@@ -206,7 +206,7 @@ mod tests {
     use super::super::loss::LossInfo;
     use super::*;
     use crate::LockClient;
-    use crate::loss::LossReason;
+    use crate::model::loss::LossReason;
 
     static CALLED: AtomicBool = AtomicBool::new(false);
 
@@ -243,9 +243,9 @@ mod tests {
     #[cfg(feature = "_internals")]
     #[test]
     fn a_grant_that_came_too_late_is_not_held_by_others() {
-        use crate::backend::fault::{Call, Fault, FaultPlan, Faulty};
-        use crate::backend::memory::Memory;
-        use crate::rt::clock::Clock;
+        use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+        use crate::store::memory::Memory;
+        use crate::sys::clock::Clock;
 
         const MINUTE: Duration = Duration::from_secs(60);
 

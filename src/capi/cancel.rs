@@ -2,7 +2,7 @@
 
 use super::code::Code;
 use super::{call, handle, out_arg};
-use crate::cancel::CancelToken;
+use crate::CancelToken;
 
 /// A switch that ends waits.
 pub struct Cancel(pub CancelToken);

@@ -9,8 +9,8 @@ use super::asked::Asked;
 use super::code::Code;
 use super::guard::GuardHandle;
 use super::{Outcome, call, handle, millis, out_arg, text_arg};
-use crate::client::LockClient;
-use crate::error::Result;
+use crate::api::client::LockClient;
+use crate::model::error::Result;
 
 /// Options of a client. Can be used for several.
 pub struct Builder(Mutex<Options>);

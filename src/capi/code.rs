@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use crate::error::ErrorKind;
+use crate::model::error::ErrorKind;
 
 /// What a function answers. The numbers never change; later versions may add some.
 #[repr(i32)]

@@ -11,8 +11,8 @@ use super::client::{Client, ClientHandle};
 use super::code::Code;
 use super::failure::Failure;
 use super::{Outcome, call, handle, millis, out_arg, text, text_arg};
-use crate::cancel::CancelToken;
-use crate::election::{Election, TermEnd};
+use crate::CancelToken;
+use crate::api::election::{Election, TermEnd};
 
 /// An election, which is built when it is first used.
 pub struct ElectionData {

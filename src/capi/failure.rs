@@ -8,7 +8,7 @@ use std::ffi::c_char;
 use super::code::Code;
 use super::list::{List, ListHandle};
 use super::{call, handle, out_arg, text};
-use crate::error::Error;
+use crate::model::error::Error;
 
 /// Why a call did not succeed.
 pub struct Failure {

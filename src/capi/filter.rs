@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use super::code::Code;
 use super::list::unix_time;
 use super::{Outcome, call, handle, millis, out_arg, text_arg};
-use crate::filter::Filter;
-use crate::lease::Mode;
+use crate::Mode;
+use crate::api::filter::Filter;
 
 /// A filter; see the Rust API.
 pub struct FilterData(Mutex<Filter>);

@@ -12,9 +12,9 @@ use super::lock::{LockData, LockHandle, ModeCode};
 use super::loss::{Reason, Watch};
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
 use crate::LossWatch;
-use crate::error::ErrorKind;
-use crate::guard::LockGuard;
-use crate::lock::Lock;
+use crate::api::guard::LockGuard;
+use crate::model::error::ErrorKind;
+use crate::model::lock::Lock;
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {
@@ -370,9 +370,9 @@ mod tests {
     #[cfg(feature = "_internals")]
     #[test]
     fn a_renewal_that_hangs_holds_up_no_release() {
-        use crate::backend::fault::{Call, Fault, FaultPlan, Faulty};
-        use crate::backend::memory::Memory;
-        use crate::rt::clock::Clock;
+        use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+        use crate::store::memory::Memory;
+        use crate::sys::clock::Clock;
 
         for end in [leasehold_guard_release, leasehold_guard_free] {
             let (clock, faults) = (Clock::system(), FaultPlan::default());

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::code::Code;
 use super::failure::Failure;
-use crate::process::ProcessId;
+use crate::sys::process::ProcessId;
 
 const INDEX_BITS: u32 = 24;
 const TYPE_SHIFT: u32 = 56;

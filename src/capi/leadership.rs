@@ -7,7 +7,7 @@ use super::election::{ElectionHandle, find};
 use super::failure::Failure;
 use super::{as_millis, call, handle, out_arg};
 use crate::LossWatch;
-use crate::election::Leadership;
+use crate::api::election::Leadership;
 
 /// A term as the leader, which stays readable after it was resigned.
 pub struct LeadershipData {

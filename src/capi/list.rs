@@ -9,9 +9,9 @@ use super::failure::Failure;
 use super::filter::{FilterData, FilterHandle};
 use super::lock::ModeCode;
 use super::{as_millis, call, handle, millis, out_arg, sized_out_arg, text, text_arg};
-use crate::filter::Filter;
-use crate::lease::Mode;
-use crate::lock::LockStatus;
+use crate::Mode;
+use crate::api::filter::Filter;
+use crate::model::lock::LockStatus;
 
 /// Holders as they were when somebody looked.
 pub struct List(pub Vec<LockStatus>);

@@ -10,9 +10,9 @@ use super::failure::Failure;
 use super::guard::GuardHandle;
 use super::list::{STATUS_FIRST_SIZE, Status, UNENDING, pick};
 use super::{call, handle, millis, out_arg, request, sized_out_arg, text};
-use crate::error::Error;
-use crate::lease::Mode;
-use crate::lock::Lock;
+use crate::Mode;
+use crate::model::error::Error;
+use crate::model::lock::Lock;
 
 /// A lock as data.
 pub struct LockData(Mutex<Lock>);

@@ -11,7 +11,7 @@ use std::thread::ThreadId;
 use parking_lot::{Condvar, Mutex};
 
 use super::as_millis;
-use crate::loss::{Loss, LossReason};
+use crate::model::loss::{Loss, LossReason};
 
 /// How a lock was lost. The numbers never change; later versions may add some.
 #[repr(i32)]

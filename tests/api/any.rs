@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ErrorKind, LockStatus, Mode, SameOwner};
 
 use crate::{LONG, MINUTE, on_every_store};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, LockClient, LockStatus, LossReason};
 
 use crate::common::between::{Between, When};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use leasehold::internals::backend::Swapped;
+use leasehold::internals::store::Swapped;
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, Mode};
 
 use crate::common::stores::{Opened, soon};

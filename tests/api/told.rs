@@ -4,8 +4,8 @@ use std::error::Error;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
 use crate::{LONG, on_every_store, wait_until};

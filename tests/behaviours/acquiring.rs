@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, SameOwner};
 
 use crate::{Bench, LONG, wait_until};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{Error, ErrorKind, LossReason};
 
 use crate::{Bench, LONG, loss_of, wait_until};

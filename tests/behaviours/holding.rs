@@ -3,8 +3,8 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::fault::{Call, Fault};
 use leasehold::internals::lease::StoreTime;
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LossReason};
 
 use crate::{Bench, LONG, loss_of};

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::fault::{Call, FaultPlan, Faulty};
-use leasehold::internals::backend::memory::Memory;
-use leasehold::internals::backend::{Backend, Which};
 use leasehold::internals::builder_over;
-use leasehold::internals::rt::clock::Clock;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::fault::{Call, FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::store::{Backend, Which};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ClientBuilder, LockClient, LockGuard, Loss};
 
 /// Long enough for any event on a busy machine; no test waits for it when all is well.

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
-use leasehold::internals::backend::{
+use leasehold::internals::lease::LockRecord;
+use leasehold::internals::store::{
     Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
-use leasehold::internals::lease::LockRecord;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::sys::deadline::Deadline;
 
 type Act = Box<dyn FnMut() + Send>;
 

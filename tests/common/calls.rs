@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen};
 use leasehold::internals::lease::{Ask, Holder, Labels, Lease, Mode};
+use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen};
 
 use super::stores::soon;
 

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use leasehold::dynamodb::aws_config::{BehaviorVersion, Region, SdkConfig};
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
-use leasehold::internals::backend::dynamodb::{Dynamodb, DynamodbOptions, Settings};
-use leasehold::internals::backend::{Backend, Schema};
-use leasehold::internals::rt::clock::Clock;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
+use leasehold::internals::store::{Backend, Schema};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 use sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use sdk::config::{ConfigBag, Credentials, Intercept, RuntimeComponents, SharedCredentialsProvider, SharedInterceptor};
 use sdk::error::BoxError;

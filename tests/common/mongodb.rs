@@ -4,9 +4,9 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use leasehold::internals::backend::mongodb::{Mongodb, MongodbOptions, Settings};
-use leasehold::internals::backend::{Backend, Schema};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions, Settings};
+use leasehold::internals::store::{Backend, Schema};
+use leasehold::internals::sys::deadline::Deadline;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::options::{ClientOptions, ConnectionString};
 use leasehold::mongodb::driver::sync::{Client, Collection};

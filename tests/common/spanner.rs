@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
-use leasehold::internals::backend::spanner::{Settings, Spanner, SpannerOptions};
-use leasehold::internals::backend::{Backend, Schema};
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::spanner::{Settings, Spanner, SpannerOptions};
+use leasehold::internals::store::{Backend, Schema};
+use leasehold::internals::sys::clock::Clock;
 pub use leasehold::spanner::google_cloud_spanner as sdk;
 use sdk::builder::{SpannerBuilder, SpannerBuilderExt};
 use sdk::channel_pool::StaticChannelPoolConfig;

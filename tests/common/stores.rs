@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::backend::memory::Memory;
-use leasehold::internals::backend::{Backend, Page, Seen, Which};
 use leasehold::internals::lease::{GrantId, LockRecord};
-use leasehold::internals::rt::clock::Clock;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::store::{Backend, Page, Seen, Which};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 
 /// One store, and what its form can hold.
 pub struct Store {
-    /// The module under `src/backend`.
+    /// The module under `src/store`.
     pub module: &'static str,
     /// It has a set of who gave up. A store that never leaves a copy of a request on its way needs none.
     pub remembers_who_gave_up: bool,
@@ -169,7 +169,7 @@ pub fn soon() -> Deadline {
 
 /// A text that nothing else in this process or beside it has.
 pub fn unique() -> String {
-    leasehold::internals::backend::GrantForm::Uuid.fresh().as_str().to_owned()
+    leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
 }
 
 /// A grant id in the form of the store.
@@ -185,7 +185,7 @@ fn memory() -> Opened {
 
 #[cfg(feature = "sqlite")]
 fn sqlite() -> Opened {
-    use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
+    use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
     let (folder, clock) = (Folder::new(), Clock::system());
     let path = folder.0.join("locks.db");
     let options = SqliteOptions { path, mode: None, unsafe_fs: false, clock_identity: None };
@@ -206,7 +206,7 @@ fn sqlite() -> Opened {
 #[cfg(feature = "dynamodb")]
 fn dynamodb() -> Opened {
     use super::dynamodb::{Table, options};
-    use leasehold::internals::backend::dynamodb::Dynamodb;
+    use leasehold::internals::store::dynamodb::Dynamodb;
     let (table, clock) = (Table::fresh(), Clock::system());
     let mut options = options(&table.0, &clock);
     options.grace = Duration::from_secs(2);
@@ -242,7 +242,7 @@ fn mongodb() -> Opened {
 #[cfg(feature = "spanner")]
 fn spanner() -> Opened {
     use super::spanner::Database;
-    use leasehold::internals::backend::spanner::Spanner;
+    use leasehold::internals::store::spanner::Spanner;
     let (database, clock) = (Database::fresh(), Clock::system());
     let open = || Arc::new(Spanner::open(database.options(), clock.clone(), &soon()).unwrap());
     let raw = database.raw();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::internals::backend::{Acquired, Backend, Released, Renewed};
 use leasehold::internals::lease::{End, Lease};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::{Acquired, Backend, Released, Renewed};
+use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, Result};
 
 use crate::common::stores::{Opened, Store};

@@ -95,7 +95,7 @@ mod on_every_store {
 fn every_store_is_in_the_table() {
     let not_stores = ["mod", "cause", "fault", "fence", "observed", "transactional"];
     let enrolled: Vec<&str> = common::stores::enrolled().iter().map(|store| store.module).collect();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/backend");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store");
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let module = path.file_stem().unwrap().to_str().unwrap();
@@ -109,7 +109,7 @@ fn every_store_is_in_the_table() {
         };
         assert!(
             not_stores.contains(&module) || is_off || enrolled.contains(&module),
-            "src/backend/{module} is not in tests/common/stores.rs"
+            "src/store/{module} is not in tests/common/stores.rs"
         );
     }
 }

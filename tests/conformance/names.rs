@@ -1,6 +1,6 @@
 //! Odd names and texts. The empty one is refused higher up, and so are control characters.
 
-use leasehold::internals::backend::{Released, Which};
+use leasehold::internals::store::{Released, Which};
 
 use crate::common::stores::Store;
 use crate::support::*;

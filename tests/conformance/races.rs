@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Barrier};
 
-use leasehold::internals::backend::{Acquired, Attempt, Backend, Swapped};
+use leasehold::internals::store::{Acquired, Attempt, Backend, Swapped};
 
 use crate::common::stores::{Opened, Store, soon};
 use crate::support::*;

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::{Schema, Swapped, Which};
 use leasehold::internals::lease::{Lease, LockRecord};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::{Schema, Swapped, Which};
+use leasehold::internals::sys::deadline::Deadline;
 
 use crate::common::stores::{Store, soon};
 use crate::support::*;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::{Attempt, Released, Renewal};
 use leasehold::internals::lease::{End, Kind, Lease, Mode};
+use leasehold::internals::store::{Attempt, Released, Renewal};
 
 use crate::common::stores::{Store, soon};
 use crate::support::*;
@@ -125,7 +125,7 @@ pub fn a_live_lock_id_is_refused_on_its_key_only(store: &Store) {
 pub fn tokens_rise_whatever_happens_to_the_row(store: &Store) {
     let at = (store.open)();
     let mut tokens = vec![];
-    let mut next = |by: &dyn leasehold::internals::backend::Backend| {
+    let mut next = |by: &dyn leasehold::internals::store::Backend| {
         let mut attempt = exclusive(&at, "k");
         let token = granted(by, &mut attempt).token;
         assert!(tokens.iter().all(|earlier| *earlier < token), "{token} after {tokens:?}");

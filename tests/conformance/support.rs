@@ -1,7 +1,7 @@
 //! Short ways to call a store and to insist on its answer.
 
-use leasehold::internals::backend::{Attempt, Backend, Released, Renewal, Renewed, Seen};
 use leasehold::internals::lease::{End, Holder, Lease, LockRecord, Mode};
+use leasehold::internals::store::{Attempt, Backend, Released, Renewal, Renewed, Seen};
 
 use crate::common::calls;
 pub use crate::common::calls::{LEASE, acquired, refused, renewal};
@@ -61,7 +61,7 @@ impl Opened {
 
     /// Swaps in what `edit` makes of the record.
     pub fn edit(&self, key: &str, edit: impl FnOnce(&mut LockRecord)) {
-        use leasehold::internals::backend::Swapped;
+        use leasehold::internals::store::Swapped;
         let seen = self.get(key);
         let mut record = raised(&seen.record);
         edit(&mut record);

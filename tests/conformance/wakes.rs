@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use leasehold::internals::backend::Renewal;
 use leasehold::internals::lease::Lease;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::Renewal;
+use leasehold::internals::sys::deadline::Deadline;
 
 use crate::common::stores::{Opened, Store, soon};
 use crate::support::*;

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::internals::backend::{Acquired, Attempt, Released, Renewal, Renewed, Seen, Swapped, Which};
 use leasehold::internals::lease::{
     AcquireAnswer, Ask, End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, ReleaseAnswer, RenewAnswer,
     StoreTime, Times, transition,
 };
+use leasehold::internals::store::{Acquired, Attempt, Released, Renewal, Renewed, Seen, Swapped, Which};
 
 use crate::common::stores::{Opened, Store, fresh, soon};
 

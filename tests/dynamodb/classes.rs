@@ -4,8 +4,8 @@
 use std::error::Error as _;
 use std::time::Instant;
 
-use leasehold::internals::backend::{Released, Renewed, Swapped};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::{Released, Renewed, Swapped};
+use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{Error, ErrorKind, LockClient};
 use parking_lot::Mutex;
 

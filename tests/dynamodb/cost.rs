@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use leasehold::LockClient;
-use leasehold::internals::backend::{Released, Renewed};
 use leasehold::internals::builder_over;
 use leasehold::internals::lease::backoff;
+use leasehold::internals::store::{Released, Renewed};
 use parking_lot::Mutex;
 
 use crate::common::dynamodb::{Table, options};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::internals::backend::{Backend, Released, Renewed, Swapped, Which};
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::{Backend, Released, Renewed, Swapped, Which};
+use leasehold::internals::sys::clock::Clock;
 
 use crate::common::dynamodb::{Table, options};
 use crate::common::stores::soon;

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use leasehold::internals::backend::dynamodb::Estimate;
-use leasehold::internals::backend::{Released, Renewed};
 use leasehold::internals::lease::End;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::dynamodb::Estimate;
+use leasehold::internals::store::{Released, Renewed};
+use leasehold::internals::sys::deadline::Deadline;
 
 use crate::common::proxy::{Answer, Mode as Network, Rule};
 use crate::sdk::config::SharedInterceptor;

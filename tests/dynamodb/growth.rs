@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use leasehold::internals::backend::Released;
+use leasehold::internals::store::Released;
 use leasehold::{LockClient, SameOwner};
 
 use crate::classes::{KEPT, Keep};

@@ -24,7 +24,7 @@ const ACTIONS: [&str; 8] = [
 
 /// The actions that the docs give to this kind of user, at least.
 fn documented(who: &str) -> Vec<String> {
-    let docs = include_str!("../../src/dynamodb.rs");
+    let docs = include_str!("../../src/api/stores/dynamodb.rs");
     let row = docs.lines().find(|line| line.starts_with(&format!("//! | {who}: "))).expect("its row in the docs");
     let least = row.split(" for the protections ").next().unwrap_or_default();
     least.split('`').filter_map(|word| word.strip_prefix("dynamodb:")).map(str::to_owned).collect()
@@ -32,7 +32,7 @@ fn documented(who: &str) -> Vec<String> {
 
 /// The actions of this kind of user's statement in the policy that the docs show.
 fn policy(who: &str) -> Vec<String> {
-    let docs = include_str!("../../src/dynamodb.rs");
+    let docs = include_str!("../../src/api/stores/dynamodb.rs");
     let json = docs.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("the policy");
     let policy: serde_json::Value = serde_json::from_str(&json.replace("//!", "")).expect("JSON");
     let statements = policy["Statement"].as_array().expect("its statements");

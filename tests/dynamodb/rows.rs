@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use leasehold::internals::backend::{Backend, Released, Renewal};
 use leasehold::internals::lease::{GrantId, Lease};
+use leasehold::internals::store::{Backend, Released, Renewal};
 
 use crate::common::dynamodb::Table;
 use crate::common::stores::soon;
@@ -105,7 +105,7 @@ fn a_row_that_the_go_library_took_over_is_lost() {
     raw.put(row("ours", "x", &time(40, 0)));
     let renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
     let lost = store.renew(&mut a, renewal, &soon()).unwrap();
-    assert!(matches!(lost, leasehold::internals::backend::Renewed::Lost(_)), "{lost:?}");
+    assert!(matches!(lost, leasehold::internals::store::Renewed::Lost(_)), "{lost:?}");
     assert!(matches!(store.release(&mut a, false, &soon()).unwrap(), Released::HeldByOther(_)));
     // Giving up marks it, and it still is its row.
     assert!(matches!(store.release(&mut a, true, &soon()).unwrap(), Released::HeldByOther(_)));

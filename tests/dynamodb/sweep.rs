@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use leasehold::internals::backend::{Released, Renewed, Swapped};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::{Released, Renewed, Swapped};
+use leasehold::internals::sys::deadline::Deadline;
 
 use crate::common::proxy::{Answer, Mode as Network, Rule};
 use crate::*;

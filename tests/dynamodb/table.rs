@@ -1,6 +1,6 @@
 //! The table: made, checked, refused.
 
-use leasehold::internals::backend::Schema;
+use leasehold::internals::store::Schema;
 use leasehold::{ErrorKind, LockClient};
 
 use crate::common::dynamodb::{Table, config_at};

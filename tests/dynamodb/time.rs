@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use leasehold::internals::backend::Renewed;
-use leasehold::internals::backend::dynamodb::Estimate;
 use leasehold::internals::builder_over;
+use leasehold::internals::store::Renewed;
+use leasehold::internals::store::dynamodb::Estimate;
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::common::dynamodb::{Table, options};

@@ -2,7 +2,7 @@
 
 use crossbeam_channel::bounded;
 use leasehold::ErrorKind;
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 
 use crate::harness::SLACK;
 use crate::*;

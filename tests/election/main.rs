@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use common::bench::{LONG, wait_until};
 use common::stores::{Opened, stores};
-use leasehold::internals::backend::fault::{FaultPlan, Faulty};
 use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::{ClientBuilder, ElectionBuilder, Leader, LockClient, TermEnd};
 
 const MINUTE: Duration = Duration::from_secs(60);

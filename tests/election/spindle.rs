@@ -3,7 +3,7 @@
 use std::time::{Instant, SystemTime};
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 
 use crate::*;
 

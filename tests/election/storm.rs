@@ -1,6 +1,6 @@
 //! A storm of losses: callbacks stay balanced, and tokens rise.
 
-use leasehold::internals::backend::fault::{Call, Fault};
+use leasehold::internals::store::fault::{Call, Fault};
 
 use crate::*;
 

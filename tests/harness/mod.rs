@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
-use leasehold::internals::backend::Backend;
-use leasehold::internals::backend::fault::{FaultPlan, Faulty};
-use leasehold::internals::backend::memory::Memory;
+use leasehold::internals::store::Backend;
+use leasehold::internals::store::fault::{FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
 #[cfg(feature = "sqlite")]
-use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
-use leasehold::internals::rt::clock::Clock;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 
 /// How long anything may take that only a broken test or library would not do at once.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::{Acquired, Schema, Swapped};
+use leasehold::internals::store::{Acquired, Schema, Swapped};
 use leasehold::mongodb::driver::IndexModel;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::{Collation, IndexOptions};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use leasehold::internals::backend::{Released, Renewal, Renewed, Swapped};
 use leasehold::internals::lease::Lease;
+use leasehold::internals::store::{Released, Renewal, Renewed, Swapped};
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::event::EventHandler;
 use leasehold::mongodb::driver::event::command::CommandEvent;
@@ -36,7 +36,7 @@ impl Counted {
         let store = Mongodb::open(options, &soon()).unwrap();
         let counted = Counted { rows, store, commands };
         // The first write looks for the unique index, where connecting did not.
-        counted.store.schema(leasehold::internals::backend::Schema::Check, &soon()).unwrap();
+        counted.store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap();
         counted
     }
 

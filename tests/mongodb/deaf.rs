@@ -4,7 +4,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use leasehold::LockClient;
-use leasehold::internals::backend::Schema;
+use leasehold::internals::store::Schema;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::sync::Client;
 

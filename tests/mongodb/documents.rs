@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::internals::backend::{Released, Renewal, Swapped};
 use leasehold::internals::lease::{End, Lease};
+use leasehold::internals::store::{Released, Renewal, Swapped};
 use leasehold::mongodb::driver::bson::{Bson, DateTime, Document, doc};
 use leasehold::{ErrorKind, LockClient};
 

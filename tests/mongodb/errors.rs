@@ -108,7 +108,7 @@ fn a_grant_of_another_store_is_told() {
     needs_server!();
     let store = Rows::fresh().open();
     let mut a = exclusive(&store, "k");
-    a.ask.grant = leasehold::internals::backend::GrantForm::Uuid.fresh();
+    a.ask.grant = leasehold::internals::store::GrantForm::Uuid.fresh();
     let error = store.acquire(&mut a, &soon()).unwrap_err();
     assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("another"), "{error}");
 }

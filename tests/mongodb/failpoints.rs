@@ -4,8 +4,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::{Acquired, Schema};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::{Acquired, Schema};
+use leasehold::internals::sys::deadline::Deadline;
 use leasehold::mongodb::driver::IndexModel;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::IndexOptions;

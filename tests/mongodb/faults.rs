@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::{Acquired, Released, Renewed};
 use leasehold::internals::lease::Lease;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::{Acquired, Released, Renewed};
+use leasehold::internals::sys::deadline::Deadline;
 
 use crate::common::mongodb::{Rows, host};
 use crate::common::proxy::{Answer, Mode as Network, Proxy, Rule};
@@ -30,7 +30,7 @@ fn behind() -> Behind {
     let proxy = Proxy::mongodb(&host(&common::servers::mongod().unwrap()));
     let uri = format!("mongodb://{}/?directConnection=true&serverMonitoringMode=poll", proxy.addr());
     let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
-    store.schema(leasehold::internals::backend::Schema::Check, &soon()).unwrap();
+    store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap();
     let beside = rows.open();
     Behind { proxy, store, beside, _rows: rows }
 }

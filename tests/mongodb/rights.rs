@@ -3,8 +3,8 @@
 use std::sync::Once;
 use std::time::Duration;
 
-use leasehold::internals::backend::{Acquired, Schema};
 use leasehold::internals::lease::Lease;
+use leasehold::internals::store::{Acquired, Schema};
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::sync::Client;
 use leasehold::{ErrorKind, LockClient};

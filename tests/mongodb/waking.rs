@@ -124,7 +124,7 @@ fn a_stream_that_breaks_lets_go_of_the_channel() {
     let by = Instant::now() + LONG;
     while told.recv_deadline(by).map_err(|error| assert!(error.is_disconnected())).is_ok() {}
     // What is made again under its name is watched again.
-    store.schema(leasehold::internals::backend::Schema::Create, &soon()).unwrap();
+    store.schema(leasehold::internals::store::Schema::Create, &soon()).unwrap();
     let mut a = exclusive(&store, "k");
     granted(&store, &mut a);
     let told = watch(&store, &["k"]);

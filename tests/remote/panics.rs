@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use leasehold::internals::backend::Backend;
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::Backend;
+use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, Filter};
 
 use crate::harness::millis;
@@ -27,7 +27,7 @@ fn only_writes_are_ambiguous(store: Arc<dyn Backend>, panics: &AtomicBool) {
 #[test]
 fn a_panic_in_the_aws_sdk_is_no_write_where_only_read() {
     use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
-    use leasehold::internals::backend::dynamodb::Dynamodb;
+    use leasehold::internals::store::dynamodb::Dynamodb;
     use sdk::config::interceptors::BeforeDeserializationInterceptorContextRef;
     use sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
 
@@ -65,7 +65,7 @@ fn a_panic_in_the_aws_sdk_is_no_write_where_only_read() {
 #[cfg(feature = "mongodb")]
 #[test]
 fn a_panic_in_the_driver_is_no_write_where_only_read() {
-    use leasehold::internals::backend::mongodb::Mongodb;
+    use leasehold::internals::store::mongodb::Mongodb;
     use leasehold::mongodb::driver::event::EventHandler;
     use leasehold::mongodb::driver::event::command::CommandEvent;
 

@@ -1,8 +1,8 @@
 //! What an answer to a commit says of it: a repeat of one that was written may be answered in many ways.
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::Acquired;
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::Acquired;
+use leasehold::internals::sys::clock::Clock;
 
 use crate::common::grpc::{Fault, Grpc};
 use crate::common::spanner::Database;

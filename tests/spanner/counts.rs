@@ -1,7 +1,7 @@
 //! How many requests each step takes, and which.
 
-use leasehold::internals::backend::{Released, Renewed, Schema, Swapped};
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::{Released, Renewed, Schema, Swapped};
+use leasehold::internals::sys::clock::Clock;
 
 use crate::common::grpc::Grpc;
 use crate::common::servers::spanner::aborts_at_random;

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use leasehold::internals::backend::{Acquired, Released, Renewed};
 use leasehold::internals::lease::{GrantId, LockRecord};
-use leasehold::internals::rt::clock::Clock;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::{Acquired, Released, Renewed};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 
 use crate::common::grpc::{Fault, Grpc};
 use crate::common::spanner::Database;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leasehold::internals::backend::{Released, Renewed};
+use leasehold::internals::store::{Released, Renewed};
 
 use crate::common::spanner::{Database, Raw, TABLE, sdk};
 use crate::*;
@@ -109,7 +109,7 @@ fn rows_of_spindle_are_respected_while_they_live() {
     let raw = database.raw();
     let mut options = database.options();
     options.spindle_duration = Duration::from_secs(30);
-    let store = Spanner::open(options, leasehold::internals::rt::clock::Clock::system(), &soon()).unwrap();
+    let store = Spanner::open(options, leasehold::internals::sys::clock::Clock::system(), &soon()).unwrap();
     spindles(&raw, "live", Some(&ago(25)), Some("node-a"));
     let before = row(&raw, "live");
     for attempt in [&mut exclusive("live"), &mut shared("live")] {
@@ -224,6 +224,6 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     database.ddl("DROP INDEX locks_lock_id");
     let error = by_id(&alone).unwrap_err();
     assert!(error.kind() == leasehold::ErrorKind::Schema && error.to_string().contains("index"), "{error:?}");
-    let error = store.schema(leasehold::internals::backend::Schema::Check, &soon()).unwrap_err();
+    let error = store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap_err();
     assert!(error.to_string().contains("no index locks_lock_id; create_schema()"), "{error}");
 }

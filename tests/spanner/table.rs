@@ -8,9 +8,9 @@ use crate::common::proxy::{Mode as Fault, Proxy, Rule};
 use crate::common::servers::spanner_emulator;
 use crate::common::spanner::{Database, TABLE, sdk, settings};
 use crate::*;
-use leasehold::internals::backend::Schema;
-use leasehold::internals::backend::spanner::SpannerOptions;
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::Schema;
+use leasehold::internals::store::spanner::SpannerOptions;
+use leasehold::internals::sys::clock::Clock;
 use sdk::statement::Statement;
 
 fn connect(database: &Database) -> leasehold::Result<LockClient> {
@@ -45,7 +45,7 @@ fn what_schema_prints_makes_the_table() {
     needs_server!();
     let database = Database::empty();
     let printed = connect(&database).unwrap().schema().unwrap();
-    let docs = include_str!("../../src/spanner.rs");
+    let docs = include_str!("../../src/api/stores/spanner.rs");
     assert!(
         printed.lines().all(|line| docs.contains(&format!("//! {line}\n"))),
         "the docs say something else: {printed}"

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::internals::backend::{Backend, Renewal, Swapped, Which};
 use leasehold::internals::lease::{Ask, Lease, Mode};
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::{Backend, Renewal, Swapped, Which};
+use leasehold::internals::sys::clock::Clock;
 
 use crate::support::*;
 
@@ -42,7 +42,7 @@ fn an_earlier_boot_whose_clock_was_behind_is_not_taken_for_over() {
 
 #[test]
 fn any_path_notes_the_sighting_and_short_callers_share_it() {
-    let noticing: [fn(&leasehold::internals::backend::sqlite::Sqlite); 6] = [
+    let noticing: [fn(&leasehold::internals::store::sqlite::Sqlite); 6] = [
         |store| drop(look(store, "k")),
         |store| drop(page(store, Which::Prefix(String::new()))),
         |store| drop(page(store, Which::LockId("id of a".to_owned()))),
@@ -139,7 +139,7 @@ fn a_holder_that_may_be_alive_has_its_whole_lease_whatever_the_wall_clock_says()
         if theirs == "a:9.0" {
             container_clock.advance(APART);
         }
-        let mut mine = leasehold::internals::backend::Attempt::new("k", ask("a", lease));
+        let mut mine = leasehold::internals::store::Attempt::new("k", ask("a", lease));
         granted(&container, &mut mine);
         let (host, host_clock) = open_at(&folder.file(), ours);
         host_clock.set_wall_offset(APART.as_micros() as i64);
@@ -196,7 +196,7 @@ fn a_holder_that_lives_on_another_clock_keeps_its_lock() {
     host_clock.advance(seconds(20));
     granted(&host, &mut attempt("k", "b"));
     let lost = container.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap();
-    assert!(matches!(lost, leasehold::internals::backend::Renewed::Lost(_)));
+    assert!(matches!(lost, leasehold::internals::store::Renewed::Lost(_)));
 }
 
 /// Two clocks that overwrote each other's sighting would wait for ever.
@@ -297,7 +297,7 @@ fn a_renewal_from_another_clock_is_what_the_others_read() {
     second_clock.advance(APART);
     let mut mine = Ask { lease: seconds(60), ..ask("a", seconds(60)) };
     mine.mode = Mode::Exclusive;
-    let mut mine = leasehold::internals::backend::Attempt::new("k", mine);
+    let mut mine = leasehold::internals::store::Attempt::new("k", mine);
     granted(&first, &mut mine);
     first_clock.advance(seconds(50));
     second_clock.advance(seconds(50));
@@ -339,7 +339,7 @@ fn this_boot_has_one_identity() {
     let folder = Folder::new();
     granted(&open(&folder.file()), &mut attempt("k", "a"));
     let clock = Clock::system();
-    let same = leasehold::internals::backend::sqlite::Sqlite::open(options(&folder.file()), clock.clone(), &soon());
+    let same = leasehold::internals::store::sqlite::Sqlite::open(options(&folder.file()), clock.clone(), &soon());
     clock.advance(seconds(20));
     granted(&same.unwrap(), &mut attempt("k", "b"));
 }

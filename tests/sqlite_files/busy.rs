@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::internals::backend::sqlite::Sqlite;
-use leasehold::internals::backend::{Acquired, Backend, Released, Swapped, Which};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::sqlite::Sqlite;
+use leasehold::internals::store::{Acquired, Backend, Released, Swapped, Which};
+use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{CancelToken, ErrorKind};
 
 use crate::support::*;
@@ -66,7 +66,7 @@ fn opening_keeps_its_deadline() {
     other.execute_batch("CREATE TABLE own (x); BEGIN EXCLUSIVE").unwrap();
     let start = Instant::now();
     let by = Deadline::after(Duration::from_millis(150));
-    let clock = leasehold::internals::rt::clock::Clock::system();
+    let clock = leasehold::internals::sys::clock::Clock::system();
     is_busy(Sqlite::open(options(&folder.file()), clock, &by));
     assert!(start.elapsed() < Duration::from_secs(2));
 }
@@ -171,7 +171,7 @@ fn of_many_threads_on_one_and_on_two_stores_one_is_granted() {
                     scope.spawn(move || {
                         let mut attempt = attempt(key, &format!("o{n}"));
                         let answer = store.acquire(&mut attempt, &soon()).unwrap();
-                        matches!(answer, leasehold::internals::backend::Acquired::Granted { .. })
+                        matches!(answer, leasehold::internals::store::Acquired::Granted { .. })
                     })
                 })
                 .collect();

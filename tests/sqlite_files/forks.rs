@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::{Backend, Which};
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::{Backend, Which};
+use leasehold::internals::sys::deadline::Deadline;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
@@ -110,9 +110,9 @@ fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
         for _ in 0..30 {
             in_a_child(|| {
                 let path = folder.file();
-                let clock = leasehold::internals::rt::clock::Clock::system();
+                let clock = leasehold::internals::sys::clock::Clock::system();
                 let by = Deadline::after(seconds(5));
-                let opened = leasehold::internals::backend::sqlite::Sqlite::open(options(&path), clock, &by);
+                let opened = leasehold::internals::store::sqlite::Sqlite::open(options(&path), clock, &by);
                 assert_eq!(opened.unwrap_err().kind(), ErrorKind::Config);
             });
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::{Acquired, Backend};
+use leasehold::internals::store::{Acquired, Backend};
 
 use crate::support::*;
 

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use leasehold::internals::backend::{Acquired, Backend, Released, Renewed, Swapped, Which};
 use leasehold::internals::lease::LockRecord;
+use leasehold::internals::store::{Acquired, Backend, Released, Renewed, Swapped, Which};
 use leasehold::{ErrorKind, Result};
 
 use crate::support::*;

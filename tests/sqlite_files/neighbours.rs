@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
-use leasehold::internals::backend::sqlite::Sqlite;
-use leasehold::internals::backend::{Acquired, Backend, Renewed};
+use leasehold::internals::store::sqlite::Sqlite;
+use leasehold::internals::store::{Acquired, Backend, Renewed};
 
 use crate::support::*;
 
@@ -132,7 +132,7 @@ fn who_lost_the_index_of_the_log_learns_it() {
 }
 
 fn uuid() -> String {
-    leasehold::internals::backend::GrantForm::Uuid.fresh().as_str().to_owned()
+    leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
 }
 
 /// Descriptors of the lock file that this process has.

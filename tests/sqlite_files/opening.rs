@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::Barrier;
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
-use leasehold::internals::backend::{Backend, Schema};
-use leasehold::internals::rt::clock::Clock;
+use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::store::{Backend, Schema};
+use leasehold::internals::sys::clock::Clock;
 
 use crate::support::*;
 
@@ -65,7 +65,7 @@ fn many_open_a_missing_file_at_once() {
                 let mut attempt = attempt("k", "a");
                 matches!(
                     store.acquire(&mut attempt, &soon()).unwrap(),
-                    leasehold::internals::backend::Acquired::Granted { .. }
+                    leasehold::internals::store::Acquired::Granted { .. }
                 )
             };
             let all: Vec<_> = (0..8).map(|_| scope.spawn(open_and_acquire)).collect();

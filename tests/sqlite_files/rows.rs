@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use leasehold::ErrorKind;
-use leasehold::internals::backend::{Acquired, Attempt, Backend, Released, Swapped, Which};
 use leasehold::internals::lease::{Ask, End, Kind, LockRecord, StoreTime};
+use leasehold::internals::store::{Acquired, Attempt, Backend, Released, Swapped, Which};
 
 use crate::support::*;
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leasehold::internals::backend::sqlite::{Sqlite, SqliteOptions};
-use leasehold::internals::backend::{Acquired, Attempt, Backend, GrantForm, Page, Renewal, Renewed, Seen, Which};
 use leasehold::internals::lease::{Ask, End, Holder, Labels, Lease, Mode};
-use leasehold::internals::rt::clock::Clock;
-use leasehold::internals::rt::deadline::Deadline;
+use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Page, Renewal, Renewed, Seen, Which};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 
 /// A fresh folder.
 pub struct Folder(PathBuf);

@@ -1,0 +1,172 @@
+//! What an operator wants to know of a store that does not do as it should.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::api::client::LockClient;
+use crate::engine::options::default_labels;
+use crate::lease::{Ask, Lease, Mode};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::key;
+use crate::store::{Acquired, Attempt, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
+use crate::sys::deadline::Deadline;
+
+/// How often the round trip is measured.
+const READS: usize = 5;
+/// For what is left when the diagnosis is cut off.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// What [`diagnose`](LockClient::diagnose) found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Diagnosis {
+    /// The store as scheme, host and database.
+    pub store: String,
+    /// Whose clock decides there, for people.
+    pub clock: &'static str,
+    /// How long after its end a lease is still respected, because clocks differ.
+    pub grace: Duration,
+    /// Whether the schema is right: what is there, or what is wrong with it.
+    pub schema: Result<String>,
+    /// The median time of a few reads; the error of the first read that failed.
+    pub round_trip: Result<Duration>,
+    /// The store's time less this host's wall clock, in milliseconds, as exact as half a round trip (DynamoDB: half a
+    /// second). `None` when it can't be read. No lock is decided by this host's wall clock; it is shown to people.
+    pub clock_difference_ms: Option<i64>,
+    /// What this client may do, each tried on a row of its own.
+    pub rights: Vec<Right>,
+}
+
+/// Something that a client needs to be allowed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Right {
+    /// What for, like `acquire a lock`.
+    pub what: &'static str,
+    /// How trying it went; the kind of the error is `Permission` when the store denies it.
+    pub outcome: Result<()>,
+}
+
+impl Diagnosis {
+    /// Whether nothing is wrong.
+    pub fn is_well(&self) -> bool {
+        self.problem().is_none()
+    }
+
+    /// The first thing that is wrong, if there is one.
+    pub fn problem(&self) -> Option<&Error> {
+        let first = self.round_trip.as_ref().err().or(self.schema.as_ref().err());
+        first.or_else(|| self.rights.iter().find_map(|right| right.outcome.as_ref().err()))
+    }
+}
+
+impl LockClient {
+    /// Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a
+    /// round trip takes, and what this client may do there.
+    ///
+    /// It writes a row of its own, which no listing shows and no lock can meet, and deletes it again. All of it takes at
+    /// most twice the request timeout; what was not tried by then is reported as not answered.
+    ///
+    /// # Errors
+    /// `Closed`. What is wrong with the store is in the answer.
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// let diagnosis = client.diagnose()?;
+    /// assert!(diagnosis.is_well(), "{:?}", diagnosis.problem());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn diagnose(&self) -> Result<Diagnosis> {
+        self.family.check_open()?;
+        let info = self.family.backend.info();
+        let row = key::of("leasehold", &format!("diagnosis-{}", uuid::Uuid::new_v4()))?;
+        let all = Deadline::after(2 * self.family.options.request_timeout).or_cancel(self.family.closing());
+        let measured = self.measured(&row, &all);
+        Ok(Diagnosis {
+            store: info.label.clone(),
+            clock: info.clock,
+            grace: info.grace,
+            schema: self.family.backend.schema(Schema::Check, &self.by(&all)),
+            clock_difference_ms: measured.as_ref().ok().map(|(_, difference)| *difference),
+            round_trip: measured.map(|(round_trip, _)| round_trip),
+            rights: self.rights(&row, &all),
+        })
+    }
+
+    /// The next request of `all`.
+    fn by(&self, all: &Deadline) -> Deadline {
+        all.clone().within(self.family.options.request_timeout)
+    }
+
+    fn row(&self, row: &str, all: &Deadline) -> Result<Seen> {
+        let page = self.family.backend.read(&Which::Key(row.to_owned()), None, true, &self.by(all))?;
+        let nothing = || self.error(ErrorKind::Store, row, "the store found neither a row nor none");
+        page.records.into_iter().next().ok_or_else(nothing)
+    }
+
+    /// The median round trip, and the clock's difference in the shortest one.
+    fn measured(&self, row: &str, all: &Deadline) -> Result<(Duration, i64)> {
+        let mut reads = Vec::with_capacity(READS);
+        for _ in 0..READS {
+            let (sent, started) = (SystemTime::now(), Instant::now());
+            let seen = self.row(row, all)?;
+            let took = started.elapsed();
+            let middle = sent.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
+            let millis = |micros: u128| i64::try_from(micros / 1000).unwrap_or(i64::MAX);
+            reads.push((took, millis(u128::from(seen.stamp)) - millis(middle.as_micros())));
+        }
+        reads.sort();
+        let difference = reads.first().map(|(_, difference)| *difference).unwrap_or_default();
+        Ok((reads.get(READS / 2).map(|(took, _)| *took).unwrap_or_default(), difference))
+    }
+
+    /// Each is tried whatever became of the one before: a store that denies says so also where there is nothing to do.
+    fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
+        let backend = &self.family.backend;
+        let lease = LEASE.max(backend.info().min_lease);
+        let mut attempt = Attempt::new(
+            row,
+            Ask {
+                grant: backend.info().grant_form.fresh(),
+                mode: Mode::Exclusive,
+                lock_id: uuid::Uuid::new_v4().to_string(),
+                labels: default_labels(std::process::id()),
+                lease,
+                max_holders: None,
+                replace_same_owner: false,
+                instead_of: None,
+            },
+        );
+        attempt.first_sent = Some(self.family.clock.now());
+        attempt.sends = 1;
+        let read = self.row(row, all).map(drop);
+        let list = backend.read(&Which::Prefix(row.to_owned()), None, true, &self.by(all)).map(drop);
+        let acquired = match backend.acquire(&mut attempt, &self.by(all)) {
+            Ok(Acquired::Unknown(error)) | Err(error) => Err(error),
+            Ok(_) => Ok(()),
+        };
+        let renewal = Renewal { lease: Lease::For(lease), may_end_endless: false };
+        let renewed = match backend.renew(&mut attempt, renewal, &self.by(all)) {
+            Ok(Renewed::Unknown(error)) | Err(error) => Err(error),
+            Ok(_) => Ok(()),
+        };
+        let released = match backend.release(&mut attempt, false, &self.by(all)) {
+            Ok(Released::Unknown(error)) | Err(error) => Err(error),
+            Ok(_) => Ok(()),
+        };
+        let deleted = match self.row(row, all).and_then(|seen| backend.swap(&seen, None, &self.by(all))) {
+            Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
+            Ok(_) => Ok(()),
+        };
+        [
+            ("look at a lock", read),
+            ("list locks", list),
+            ("acquire a lock", acquired),
+            ("renew a lock", renewed),
+            ("release a lock", released),
+            ("purge: delete a row", deleted),
+        ]
+        .map(|(what, outcome)| Right { what, outcome })
+        .into()
+    }
+}

@@ -1,0 +1,81 @@
+//! What an operator does to one lock that others hold.
+
+use crate::api::client::LockClient;
+use crate::api::groups::{Holders, group_arrived, statuses};
+use crate::api::update::Found;
+use crate::lease::group::{release_all, release_group};
+use crate::lease::{LockRecord, Step};
+use crate::model::error::{ErrorKind, Result};
+use crate::model::key::{check_key, check_text};
+use crate::model::lock::LockStatus;
+
+impl LockClient {
+    /// Frees a key, whoever holds it, expired holders included. Gives them as they were before; an empty answer when
+    /// there was none.
+    ///
+    /// This breaks the promise that was given to the holder: it is told of its loss at its next heartbeat
+    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)), and until then only the fencing token protects. After
+    /// an error, and at any other time, it is safe to repeat, but may then free whoever was granted the key meanwhile.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a key out of bounds; `Ambiguous` or `Store` when it was not answered, after repeats within
+    /// the request timeout.
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// client.request("report").owner("dead").lease_forever().acquire()?;
+    /// assert_eq!(client.force_release("report")?[0].owner(), "dead");
+    /// assert!(client.try_lock("report")?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn force_release(&self, key: &str) -> Result<Vec<LockStatus>> {
+        let found = self.found(key)?;
+        self.freed(found, release_all, |_, before, now| {
+            before.holders().all(|(_, holder)| now.standing(&holder.grant).is_none())
+        })
+    }
+
+    /// Frees one key for whoever knows its lock id: what [`unlock`](LockClient::unlock) does to all keys of a group.
+    /// Gives the holders as they were before; an empty answer when nobody holds the key.
+    ///
+    /// # Errors
+    /// `Held`, with the holders, when only others hold the key; `InvalidInput`; `Ambiguous` or `Store` when it was not
+    /// answered, after repeats within the request timeout.
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// client.request("input").lock_id("job-7").acquire()?;
+    /// client.request("output").lock_id("job-7").acquire()?;
+    /// assert_eq!(client.unlock_key("input", "job-7")?.len(), 1);
+    /// assert!(client.try_lock("input")?.is_some() && client.try_lock("output")?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn unlock_key(&self, key: &str, lock_id: &str) -> Result<Vec<LockStatus>> {
+        check_text("lock_id", lock_id).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        let found = self.found(key)?;
+        let others = LockStatus::live(&found.seen);
+        let freed = self.freed(found, |record| release_group(record, lock_id), group_arrived(lock_id))?;
+        if freed.is_empty() && !others.is_empty() {
+            return Err(self.error(ErrorKind::Held, key, "others hold it, under other lock ids").with_holders(others));
+        }
+        Ok(freed)
+    }
+
+    fn found(&self, key: &str) -> Result<Found> {
+        self.family.check_open()?;
+        check_key(key).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        self.look(key, &self.family.request_deadline())
+    }
+
+    fn freed(
+        &self,
+        found: Found,
+        rule: impl Fn(&LockRecord) -> Step<Holders>,
+        arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
+    ) -> Result<Vec<LockStatus>> {
+        let (holders, found) = self.settle(found, |found| Ok(rule(&found.seen.record)), arrived)?;
+        Ok(statuses(&found.seen, &holders, found.seen.now))
+    }
+}

@@ -1,0 +1,134 @@
+//! How a client is made.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::client::LockClient;
+use crate::engine::family::Family;
+use crate::engine::options::ClientOptions;
+use crate::model::error::Result;
+use crate::model::event::Observer;
+use crate::store::connect::{Opener, opener};
+use crate::store::observed::Observed;
+use crate::store::{self, Backend, Schema};
+use crate::sys::clock::Clock;
+use crate::sys::deadline::Deadline;
+use crate::sys::observing::Observing;
+
+/// Options of a client, made by [`LockClient::builder`].
+///
+/// # Example
+/// ```
+/// use std::time::Duration;
+///
+/// let client = leasehold::LockClient::builder("memory:")
+///     .owner("billing-7")
+///     .lease(Duration::from_secs(30))
+///     .connect()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+pub struct ClientBuilder {
+    opener: Result<Opener>,
+    clock: Arc<Clock>,
+    options: ClientOptions,
+}
+
+impl ClientBuilder {
+    pub(crate) fn new(url: String) -> Self {
+        ClientBuilder::with_opener(opener(&url), Clock::system())
+    }
+
+    pub(crate) fn with_opener(opener: Result<Opener>, clock: Arc<Clock>) -> Self {
+        let mut options = ClientOptions::default();
+        if let Ok(opener) = &opener {
+            options.lease = opener.default_lease;
+        }
+        ClientBuilder { opener, clock, options }
+    }
+
+    /// A client of a store that is open already.
+    pub(crate) fn over(backend: Arc<dyn Backend>, clock: Arc<Clock>) -> Self {
+        let min_lease = backend.info().min_lease;
+        let open = Box::new(move |_: Arc<Clock>, _: &Deadline| Ok(backend));
+        ClientBuilder::with_opener(Ok(Opener { min_lease, default_lease: store::DEFAULT_LEASE, open }), clock)
+    }
+
+    /// Who holds its locks, for people: 1 to 1,024 bytes. Defaults to `host:pid`.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.options.owner = Some(owner.into());
+        self
+    }
+
+    /// For how long a lock is held without a renewal: 1 s (SQLite and memory: 100 ms) to 30 days.
+    /// Defaults to 20 s; on MongoDB to 30 s, which an election of another primary does not outlast.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.options.lease = lease;
+        self
+    }
+
+    /// The time between two renewals, at most half the lease; each is moved by up to 10 % at
+    /// random. Defaults to a third of the lease.
+    pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
+        self.options.heartbeat = Some(heartbeat);
+        self
+    }
+
+    /// The end of a lease in which the holder counts itself as lost already. It covers clocks that
+    /// do not run at the same rate, and the time between asking `is_held` and acting on it.
+    /// Defaults to a tenth of the lease.
+    pub fn margin(mut self, margin: Duration) -> Self {
+        self.options.margin = Some(margin);
+        self
+    }
+
+    /// How long a waiter waits between two looks at a lock, drawn at random. Beside that it looks
+    /// at the moment when the holder's lease can have ended. Defaults to 150 to 350 ms.
+    pub fn poll(mut self, poll: RangeInclusive<Duration>) -> Self {
+        self.options.poll = poll;
+        self
+    }
+
+    /// Told of everything that happens, for metrics. Defaults to none.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.options.observing = Observing(Some(observer));
+        self
+    }
+
+    /// How long one request to the store may take. Defaults to 5 s.
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.options.request_timeout = timeout;
+        self
+    }
+
+    /// How long dropping a guard, or closing the client, may take. Defaults to 5 s.
+    pub fn drop_timeout(mut self, timeout: Duration) -> Self {
+        self.options.drop_timeout = timeout;
+        self
+    }
+
+    /// Opens the store and checks it once.
+    ///
+    /// # Errors
+    /// `Config` for a URL that is wrong and `InvalidInput` for an option out of bounds, before
+    /// anything is opened; else what the store says.
+    pub fn connect(self) -> Result<LockClient> {
+        let ClientBuilder { opener, clock, options } = self;
+        let Opener { min_lease, open, .. } = opener?;
+        options.validate(min_lease)?;
+        let by = Deadline::after(options.request_timeout);
+        let store = open(clock.clone(), &by)?;
+        let store = Arc::new(Observed::new(store, options.observing.clone()));
+        store.schema(Schema::Check, &by)?;
+        Ok(LockClient::new(Family::new(store, clock, options)))
+    }
+}
+
+impl fmt::Debug for ClientBuilder {
+    /// Without the URL, which may hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder").field("options", &self.options).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,392 @@
+//! The client: the way to every lock of one store.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::api::builder::ClientBuilder;
+use crate::api::guard::{LockGuard, WithLockError};
+use crate::api::request::LockRequest;
+use crate::api::request_any::LockAnyRequest;
+use crate::engine::family::Family;
+use crate::lease::{Ask, Lease, backoff};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::key::check_key;
+use crate::model::lock::{KeyStatus, Lock, LockStatus};
+use crate::store::{self, Attempt, Released, Renewal, Renewed, Schema, Which};
+use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::log;
+
+/// The environment variable that [`LockClient::from_env`] reads.
+pub(crate) const STORE_VARIABLE: &str = "LEASEHOLD_STORE";
+
+/// How long a store may take to make a table.
+const MAKING: Duration = Duration::from_secs(600);
+
+/// A client of one store. Cheap to clone; clones share connections, threads and guards.
+///
+/// Every call blocks, and none outlives its deadline. Calling and dropping inside someone's async
+/// task works, and blocks that task's thread.
+///
+/// # Example
+/// ```
+/// let client = leasehold::LockClient::connect("memory:")?;
+/// let _guard = client.lock("nightly-report")?;
+/// assert!(client.try_lock("nightly-report")?.is_none());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct LockClient {
+    pub(crate) family: Arc<Family>,
+}
+
+impl LockClient {
+    pub(crate) fn new(family: Arc<Family>) -> Self {
+        LockClient { family }
+    }
+
+    /// Connects to the store that `url` names, with default options, and checks it once.
+    ///
+    /// # Errors
+    /// `Config` for a URL that is wrong, naming the part; else what the store says.
+    pub fn connect(url: &str) -> Result<LockClient> {
+        LockClient::builder(url).connect()
+    }
+
+    /// Connects to the store that the environment variable `LEASEHOLD_STORE` names.
+    ///
+    /// # Errors
+    /// `Config` when it is not set; else as [`connect`](LockClient::connect).
+    pub fn from_env() -> Result<LockClient> {
+        match std::env::var(STORE_VARIABLE) {
+            Ok(url) => LockClient::connect(&url),
+            Err(_) => {
+                let message = format!("{STORE_VARIABLE} is not set, but must be a store URL like sqlite:locks.db");
+                Err(Error::new(ErrorKind::Config, message))
+            }
+        }
+    }
+
+    /// A client with options of its own.
+    pub fn builder(url: impl Into<String>) -> ClientBuilder {
+        ClientBuilder::new(url.into())
+    }
+
+    /// Waits for the lock, without limit, and holds it until the guard is dropped.
+    ///
+    /// # Errors
+    /// Contention and store trouble never end the wait; a wrong argument or configuration does.
+    /// See [`LockRequest::lock`].
+    pub fn lock(&self, key: &str) -> Result<LockGuard> {
+        self.request(key).lock()
+    }
+
+    /// Asks once; `None` when others hold it.
+    ///
+    /// # Errors
+    /// See [`LockRequest::try_lock`].
+    pub fn try_lock(&self, key: &str) -> Result<Option<LockGuard>> {
+        self.request(key).try_lock()
+    }
+
+    /// Waits for at most `timeout`; `None` when others held it all the while. Zero asks once.
+    ///
+    /// # Errors
+    /// See [`LockRequest::try_lock`].
+    pub fn try_lock_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
+        self.try_lock_until(key, far_from(Instant::now(), timeout))
+    }
+
+    /// Waits until `deadline` at the most; `None` when others held it all the while. A deadline
+    /// that has passed asks once.
+    ///
+    /// # Errors
+    /// See [`LockRequest::try_lock`].
+    pub fn try_lock_until(&self, key: &str, deadline: Instant) -> Result<Option<LockGuard>> {
+        self.request(key).try_lock_until(deadline)
+    }
+
+    /// [`lock`](LockClient::lock), together with other shared holders.
+    ///
+    /// # Errors
+    /// See [`LockRequest::lock`].
+    pub fn lock_shared(&self, key: &str) -> Result<LockGuard> {
+        self.request(key).shared().lock()
+    }
+
+    /// [`try_lock`](LockClient::try_lock), together with other shared holders.
+    ///
+    /// # Errors
+    /// See [`LockRequest::try_lock`].
+    pub fn try_lock_shared(&self, key: &str) -> Result<Option<LockGuard>> {
+        self.request(key).shared().try_lock()
+    }
+
+    /// [`try_lock_for`](LockClient::try_lock_for), together with other shared holders.
+    ///
+    /// # Errors
+    /// See [`LockRequest::try_lock`].
+    pub fn try_lock_shared_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
+        self.try_lock_shared_until(key, far_from(Instant::now(), timeout))
+    }
+
+    /// [`try_lock_until`](LockClient::try_lock_until), together with other shared holders.
+    ///
+    /// # Errors
+    /// See [`LockRequest::try_lock`].
+    pub fn try_lock_shared_until(&self, key: &str, deadline: Instant) -> Result<Option<LockGuard>> {
+        self.request(key).shared().try_lock_until(deadline)
+    }
+
+    /// Runs `work` while the lock is held, releases it and gives the value of `work`.
+    ///
+    /// # Errors
+    /// As [`lock`](LockClient::lock); and of kind `Lost`, with the value, when the lock went while
+    /// `work` ran: what it did may have overlapped with a rival.
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// let answer = client.with_lock("sum", |guard| {
+    ///     assert!(guard.is_held());
+    ///     40 + 2
+    /// })?;
+    /// assert_eq!(answer, 42);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn with_lock<T>(&self, key: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T, WithLockError<T>> {
+        let guard = self.lock(key).map_err(|error| WithLockError::new(error, None))?;
+        let value = work(&guard);
+        match guard.release() {
+            Ok(()) => Ok(value),
+            Err(failed) if failed.error().kind() == ErrorKind::Lost => {
+                Err(WithLockError::new(failed.error().clone(), Some(value)))
+            }
+            // It was held to the end of the work, which is what was asked; the guard tries again.
+            Err(failed) => {
+                let error = Error::from(failed);
+                log::warn!(target: "leasehold::client", key:?; "the lock could not be released at once: {error}");
+                Ok(value)
+            }
+        }
+    }
+
+    /// A request for `key` with everything that can be asked for.
+    pub fn request(&self, key: &str) -> LockRequest {
+        LockRequest::new(self.family.clone(), key)
+    }
+
+    /// Waits, without limit, until one of the keys is free, and holds that one:
+    /// [`key`](LockGuard::key) of the guard says which. They are tried in random order.
+    ///
+    /// # Errors
+    /// See [`LockAnyRequest::lock`].
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// let _busy = client.lock("gpu-0")?;
+    /// let guard = client.lock_any(["gpu-0", "gpu-1"])?;
+    /// assert_eq!(guard.key(), "gpu-1");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lock_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockGuard> {
+        self.request_any(keys).lock()
+    }
+
+    /// Asks once for each key, in random order, until one is granted; `None` when others hold all.
+    ///
+    /// # Errors
+    /// See [`LockAnyRequest::try_lock`].
+    pub fn try_lock_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Option<LockGuard>> {
+        self.request_any(keys).try_lock()
+    }
+
+    /// A request for whichever of the keys is free first, with everything that can be asked for.
+    pub fn request_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> LockAnyRequest {
+        LockAnyRequest::new(&self.family, keys.into_iter().map(|key| key.as_ref().to_owned()).collect())
+    }
+
+    /// Takes up a lock that another guard handed over with
+    /// [`into_lock`](LockGuard::into_lock), or that [`acquire`](LockRequest::acquire) gave: a
+    /// transfer without a gap, with a new fencing token.
+    ///
+    /// Mode, lock id, comment and an endless lease are kept; owner and lease are this client's.
+    /// [`LockRequest::adopt`] sets them.
+    ///
+    /// # Errors
+    /// `Lost` when the lock does not stand any more, or was adopted before.
+    pub fn adopt(&self, lock: Lock) -> Result<LockGuard> {
+        self.request(&lock.key).adopt(lock)
+    }
+
+    /// Renews a lock that is held as data, expired or not, unless somebody was granted it since.
+    /// An endless lock gets an end by it; the end of any other never moves backwards.
+    ///
+    /// # Errors
+    /// `Lost` when the lock does not stand any more; `Ambiguous` or `Store` when it was not
+    /// answered, after repeats within the request timeout.
+    pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
+        self.family.check_open()?;
+        let min_lease = self.family.backend.info().min_lease;
+        let in_context = |error: Error| error.with_key(&lock.key).with_store(&self.family.backend.info().label);
+        let terms = self.family.options.terms(Some(Lease::For(lease)), None, min_lease).map_err(in_context)?;
+        let renewal = Renewal { lease: terms.lease, may_end_endless: true };
+        let mut attempt = attempt_of(lock);
+        let answer = self.repeated(|by| match self.family.backend.renew(&mut attempt, renewal, by)? {
+            Renewed::Unknown(error) => Err(error),
+            answer => Ok(answer),
+        })?;
+        match answer {
+            Renewed::Until { until, now } => {
+                let wall = std::time::SystemTime::now();
+                let leased_until = until.left(now).and_then(|left| wall.checked_add(left));
+                Ok(Lock { renewed: Some(wall), leased_until, ..lock.clone() })
+            }
+            Renewed::Lost(seen) => {
+                let error = self.error(ErrorKind::Lost, &lock.key, "the lock does not stand any more");
+                Err(error.with_holders(LockStatus::live(&seen)))
+            }
+            Renewed::Unknown(error) => Err(error),
+        }
+    }
+
+    /// Releases a lock that is held as data. Fine when nobody holds it.
+    ///
+    /// # Errors
+    /// `Held`, with the holders, when others hold it; `Ambiguous` or `Store` when it was not
+    /// answered, after repeats within the request timeout: then it may still be held.
+    pub fn release(&self, lock: &Lock) -> Result<()> {
+        self.family.check_open()?;
+        let mut attempt = attempt_of(lock);
+        let mut may_be_done = false;
+        let answer = self.repeated(|by| match self.family.backend.release(&mut attempt, false, by)? {
+            Released::Unknown(error) => {
+                may_be_done = true;
+                Err(error)
+            }
+            answer => Ok(answer),
+        })?;
+        match answer {
+            Released::HeldByOther(seen) if !may_be_done => {
+                let error = self.error(ErrorKind::Held, &lock.key, "others hold it");
+                Err(error.with_holders(LockStatus::live(&seen)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the store knows of a key; `None` when nobody ever held it or its row was deleted.
+    ///
+    /// For finding out who holds a lock, not for checking before taking it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a key out of bounds; else what the store says.
+    pub fn get(&self, key: &str) -> Result<Option<KeyStatus>> {
+        self.family.check_open()?;
+        check_key(key).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        let which = Which::Key(key.to_owned());
+        let page = self.repeated(|by| self.family.backend.read(&which, None, true, by))?;
+        Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))
+    }
+
+    /// The locks that guards of this client and its clones hold now.
+    pub fn held(&self) -> Vec<Lock> {
+        if !self.family.is_own_process() {
+            return Vec::new();
+        }
+        self.family.holds().iter().filter(|hold| hold.is_held()).map(|hold| hold.info()).collect()
+    }
+
+    /// Makes what the store needs (tables, indexes) where it is missing. Says what it did.
+    ///
+    /// Some stores take minutes to make it: then it waits for up to ten of them, and the log says so. A store that does not
+    /// answer ends it after the request timeout.
+    ///
+    /// # Errors
+    /// `Permission` when that is not allowed: [`schema`](LockClient::schema) says what to ask for.
+    pub fn create_schema(&self) -> Result<String> {
+        self.family.check_open()?;
+        self.family.backend.schema(Schema::Create, &self.family.request_deadline().with_long(MAKING))
+    }
+
+    /// What [`create_schema`](LockClient::create_schema) would do, for those who may not.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn schema(&self) -> Result<String> {
+        self.family.check_open()?;
+        self.family.backend.schema(Schema::Describe, &self.family.request_deadline())
+    }
+
+    /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
+    /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`.
+    /// Closing again does nothing. Call it before `process::exit`, which runs no drop.
+    ///
+    /// # Errors
+    /// The first release that was not answered; all others are made all the same.
+    pub fn close(&self) -> Result<()> {
+        if !self.family.is_own_process() {
+            return self.family.check_open();
+        }
+        self.family.close(self.family.options.drop_timeout)
+    }
+
+    /// Repeats a request that was not answered, within the request timeout.
+    pub(crate) fn repeated<T>(&self, request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
+        self.repeated_until(&self.family.request_deadline(), request)
+    }
+
+    pub(crate) fn repeated_until<T>(
+        &self,
+        by: &Deadline,
+        mut request: impl FnMut(&Deadline) -> Result<T>,
+    ) -> Result<T> {
+        let mut failures = 0;
+        loop {
+            let error = match request(by) {
+                Err(error) if error.is_retryable() => error,
+                answer => return answer,
+            };
+            failures += 1;
+            if !by.wait_for(backoff::retry_delay(failures, by.remaining(), fastrand::f64())) {
+                self.family.check_open()?;
+                return Err(error);
+            }
+        }
+    }
+
+    pub(crate) fn error(&self, kind: ErrorKind, key: &str, message: &str) -> Error {
+        Error::new(kind, message).with_key(key).with_store(&self.family.backend.info().label)
+    }
+}
+
+/// An acquisition that is known only as data: copies of it may be on their way, unless the data says otherwise.
+pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
+    let ask = Ask {
+        grant: lock.grant.clone(),
+        mode: lock.mode,
+        lock_id: lock.lock_id.clone(),
+        labels: lock.labels.clone(),
+        lease: store::DEFAULT_LEASE,
+        max_holders: None,
+        replace_same_owner: false,
+        instead_of: None,
+    };
+    Attempt { sends: if lock.sent_once { 1 } else { 2 }, ..Attempt::new(&lock.key, ask) }
+}
+
+impl Drop for LockClient {
+    fn drop(&mut self) {
+        if !self.family.is_own_process() {
+            // Its threads and connections do not exist here: it is never dropped.
+            std::mem::forget(self.family.clone());
+        }
+    }
+}
+
+impl fmt::Debug for LockClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockClient").field("store", &self.family.backend.info().label).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,178 @@
+//! How an election is made.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::Election;
+use super::health::Health;
+use super::leader::Leader;
+use super::leadership::TermEnd;
+use super::shared::Shared;
+use super::told::{Callbacks, Teller};
+use crate::api::client::LockClient;
+use crate::model::error::{Error, Result};
+use crate::sys::cancel::CancelToken;
+
+/// A leader leads at least this long.
+const MIN_LEASE: Duration = Duration::from_secs(1);
+
+/// Options of an election, made by [`LockClient::election`].
+///
+/// # Example
+/// ```
+/// let client = leasehold::LockClient::connect("memory:")?;
+/// let election = client
+///     .election("scheduler")
+///     .id("node-1")
+///     .health_check(|| true) // whether this node is fit to lead
+///     .on_won(|token| println!("leads with token {token}"))
+///     .on_lost(|token, end| println!("term {token} is over: {end}"))
+///     .on_leader(|leader| println!("{} leads", leader.id()))
+///     .build()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "a builder does nothing until it builds"]
+pub struct ElectionBuilder {
+    client: LockClient,
+    name: String,
+    id: Option<String>,
+    lease: Option<Duration>,
+    max_hold: Option<Duration>,
+    stand_again: bool,
+    cancels: Vec<CancelToken>,
+    // The mutexes are never locked: they make the builder `Sync` without asking that of closures.
+    health: Option<Health>,
+    callbacks: Mutex<Callbacks>,
+}
+
+impl LockClient {
+    /// Leader election: of all nodes that stand for `name`, one leads at a time. The name is the key of the
+    /// leader's lock.
+    pub fn election(&self, name: &str) -> ElectionBuilder {
+        ElectionBuilder {
+            client: self.clone(),
+            name: name.to_owned(),
+            id: None,
+            lease: None,
+            max_hold: None,
+            stand_again: true,
+            cancels: Vec::new(),
+            health: None,
+            callbacks: Mutex::default(),
+        }
+    }
+}
+
+impl ElectionBuilder {
+    /// By what name others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// For how long a leader leads without a heartbeat, at least one second: this long after a leader died another
+    /// can win. Defaults to the client's lease.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// A term ends after this time, so that others get their turn. Defaults to no limit.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Whether this node is fit to lead. Asked before it stands and each third of the lease while it leads, on a
+    /// thread of its own. When it says no, panics, or does not answer for a lease, the node resigns; it stands again
+    /// once the answer is yes. Defaults to always fit.
+    pub fn health_check(mut self, is_healthy: impl FnMut() -> bool + Send + 'static) -> Self {
+        self.health = Some(Health::new(Box::new(is_healthy)));
+        self
+    }
+
+    /// Whether the node stands again after each term, for [`run`](Election::run) and [`lead`](Election::lead).
+    /// Defaults to true.
+    pub fn stand_again(mut self, stand_again: bool) -> Self {
+        self.stand_again = stand_again;
+        self
+    }
+
+    /// Ends each standing, now and later: the wait of [`campaign`](Election::campaign) with an error of kind
+    /// `Cancelled`, and what [`run`](Election::run) or [`lead`](Election::lead) started as by a
+    /// [`stop`](Election::stop) that nobody waits for. A [`Leadership`](crate::Leadership) that `campaign` gave stays
+    /// with whoever has it. Each of several tokens does. Defaults to none.
+    pub fn cancel(mut self, cancel: &CancelToken) -> Self {
+        self.cancels.push(cancel.clone());
+        self
+    }
+
+    /// Called with the fencing token when this node has won a term.
+    ///
+    /// All callbacks of an election run on one thread of their own, one after the other: each "won" is followed by
+    /// one "lost" before the next "won". A panic in them is contained. Defaults to nothing.
+    pub fn on_won(mut self, on_won: impl FnMut(u64) + Send + 'static) -> Self {
+        self.callbacks.get_mut().won = Some(Box::new(on_won));
+        self
+    }
+
+    /// Called with the fencing token of the term, and how it ended, when a term that this node had won is over.
+    /// Defaults to nothing.
+    pub fn on_lost(mut self, on_lost: impl FnMut(u64, &TermEnd) + Send + 'static) -> Self {
+        self.callbacks.get_mut().lost = Some(Box::new(on_lost));
+        self
+    }
+
+    /// Called when a new leader was seen, this node included, while this node stands. (Of several nodes of one
+    /// client only the one whose turn it is looks.) Defaults to nothing.
+    pub fn on_leader(mut self, on_leader: impl FnMut(&Leader) + Send + 'static) -> Self {
+        self.callbacks.get_mut().leader = Some(Box::new(on_leader));
+        self
+    }
+
+    /// Checks everything. Nothing is sent yet, and no thread is started.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an argument out of bounds, `Closed` when the client is closed.
+    pub fn build(self) -> Result<Election> {
+        let family = self.client.family.clone();
+        family.check_open()?;
+        let lease = self.lease.unwrap_or(family.options.lease);
+        let in_context = |error: Error| error.with_store(&family.backend.info().label);
+        if lease < MIN_LEASE {
+            let error = Error::invalid("lease", lease, &format!("at least {MIN_LEASE:?} in an election"));
+            return Err(in_context(error.with_key(&self.name)));
+        }
+        let shared = Shared {
+            id: family.labels(self.id.clone(), None).owner,
+            client: self.client,
+            name: self.name,
+            lease,
+            max_hold: self.max_hold,
+            stand_again: self.stand_again,
+            cancels: self.cancels,
+            health: self.health,
+            teller: Teller::new(self.callbacks.into_inner()),
+            terms: AtomicU64::new(0),
+            rounds: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            term: Mutex::default(),
+            standing: Mutex::default(),
+            left_behind: Mutex::default(),
+        };
+        shared.request().check().map_err(in_context)?;
+        let shared = Arc::new(shared);
+        family.ends_first(Arc::downgrade(&shared) as _);
+        Ok(Election { shared })
+    }
+}
+
+impl fmt::Debug for ElectionBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ElectionBuilder").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,71 @@
+//! The health check, on a thread of its own: one that hangs holds up nobody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
+
+use crate::model::error::Result;
+use crate::sys::observing::contained;
+use crate::sys::thread::Thread;
+
+/// Says whether the node is fit to lead.
+pub(super) type Check = Box<dyn FnMut() -> bool + Send>;
+
+/// See the module. One question at a time.
+pub(super) struct Health {
+    check: Arc<Mutex<Check>>,
+    ask: Sender<()>,
+    asked: Receiver<()>,
+    answer: Sender<bool>,
+    answers: Receiver<bool>,
+    is_pending: AtomicBool,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Health {
+    pub fn new(check: Check) -> Self {
+        let (ask, asked) = crossbeam_channel::bounded(1);
+        let (answer, answers) = crossbeam_channel::bounded(1);
+        let is_pending = AtomicBool::new(false);
+        Health { check: Arc::new(Mutex::new(check)), ask, asked, answer, answers, is_pending, thread: Mutex::default() }
+    }
+
+    /// Starts its thread, which ends with this value.
+    pub fn start(&self) -> Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let (check, asked, answer) = (self.check.clone(), self.asked.clone(), self.answer.clone());
+            *thread = Some(Thread::spawn_for_user("leasehold-check", move || {
+                for () in &asked {
+                    let mut is_healthy = false;
+                    contained("health check", || is_healthy = check.lock()());
+                    if answer.send(is_healthy).is_err() {
+                        return;
+                    }
+                }
+            })?);
+        }
+        Ok(())
+    }
+
+    /// Asks; false when the last answer is still to come.
+    pub fn ask(&self) -> bool {
+        let is_new = !self.is_pending.swap(true, Ordering::SeqCst);
+        if is_new {
+            let _ = self.ask.try_send(());
+        }
+        is_new
+    }
+
+    /// The answer; whoever takes it says so with [`answered`](Health::answered).
+    pub fn answers(&self) -> &Receiver<bool> {
+        &self.answers
+    }
+
+    /// The next question can be asked.
+    pub fn answered(&self) {
+        self.is_pending.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,153 @@
+//! One term as the leader: a guard with a name for it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::shared::Shared;
+use crate::api::guard::LockGuard;
+use crate::engine::loss_watch::LossWatch;
+use crate::model::error::{ErrorKind, Result};
+use crate::model::loss::Loss;
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// How a term ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum TermEnd {
+    /// The leader's lock was lost: taken over, expired, or held for as long as `max_hold` allows.
+    Lost(Loss),
+    /// The leader resigned: its work was done, it was stopped, its leadership dropped, or the client closed.
+    Resigned,
+    /// The health check said no, or nothing.
+    Unhealthy,
+    /// The leader's closure panicked.
+    Panicked,
+}
+
+impl fmt::Display for TermEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TermEnd::Lost(loss) => write!(f, "lost: {loss}"),
+            TermEnd::Resigned => f.write_str("resigned"),
+            TermEnd::Unhealthy => f.write_str("resigned, as the node is not healthy"),
+            TermEnd::Panicked => f.write_str("resigned, as the leader's closure panicked"),
+        }
+    }
+}
+
+/// One term, shared by all who look at it or may end it.
+pub(super) struct Term {
+    pub guard: LockGuard,
+    pub shared: Arc<Shared>,
+    is_over: AtomicBool,
+}
+
+impl Term {
+    pub fn new(guard: LockGuard, shared: Arc<Shared>) -> Self {
+        Term { guard, shared, is_over: AtomicBool::new(false) }
+    }
+
+    pub fn is_leader(&self) -> bool {
+        self.guard.is_held() && !self.is_over.load(Ordering::SeqCst)
+    }
+
+    /// From now on this node does not lead, though its lock is held until it is released.
+    pub fn end(&self, how: TermEnd) {
+        if self.is_over.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
+        // Whoever waits for the loss has nothing to wait for any more.
+        self.guard.loss().settle(None);
+        let token = self.guard.fencing_token();
+        // Before the log, which may panic: whoever waits for the end of this term hears of no other before.
+        self.shared.teller.over(token, end.clone());
+        log::info!(target: "leasehold::election", name:? = self.shared.name, token; "the term is over: {end}");
+    }
+}
+
+/// The leadership of one term: an exclusive lock on the election's name, renewed by its own thread.
+///
+/// Dropping it resigns, quietly and within the client's `drop_timeout`; [`resign`](Leadership::resign) says what
+/// happened.
+#[must_use = "dropping the leadership resigns at once"]
+#[clippy::has_significant_drop]
+pub struct Leadership {
+    pub(super) term: Arc<Term>,
+}
+
+impl Leadership {
+    /// The name of the election.
+    pub fn name(&self) -> &str {
+        self.term.guard.key()
+    }
+
+    /// Whether this node leads. No I/O and no waiting: it is false before a rival can win, also right after a
+    /// suspend, and as soon as the node resigns.
+    pub fn is_leader(&self) -> bool {
+        self.term.is_leader()
+    }
+
+    /// The number of the term: greater than that of every earlier term of the election.
+    pub fn fencing_token(&self) -> u64 {
+        self.term.guard.fencing_token()
+    }
+
+    /// What is left until the node counts itself as deposed if no heartbeat succeeds; zero when it does not lead.
+    pub fn remaining(&self) -> Duration {
+        if self.is_leader() { self.term.guard.remaining() } else { Duration::ZERO }
+    }
+
+    /// Tells the end of the term. Its `wait` gives the loss, or `None` when the node resigns.
+    pub fn loss(&self) -> LossWatch {
+        self.term.guard.loss()
+    }
+
+    /// The guard of the leader's lock, for what else a guard can do. It may still be held for a moment when the
+    /// node does not lead any more, while a closure of [`lead`](crate::Election::lead) winds up.
+    pub fn guard(&self) -> &LockGuard {
+        &self.term.guard
+    }
+
+    /// Gives the leadership up, so that the next node takes over at once.
+    ///
+    /// # Errors
+    /// `Lost` when the term was over before; else what the store says to the release: then it is tried once more,
+    /// on a thread of its own, and the lease runs out otherwise.
+    pub fn resign(self) -> Result<()> {
+        self.term.shared.check_open_here()?;
+        self.term.end(TermEnd::Resigned);
+        let outcome = self.term.guard.release_within(self.term.shared.bound());
+        if outcome.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost) {
+            // Without a thread the second try is made here.
+            let _ = Thread::spawn("leasehold-release", move || drop(self));
+        }
+        outcome
+    }
+}
+
+impl Drop for Leadership {
+    fn drop(&mut self) {
+        if !self.term.shared.client.family.is_own_process() {
+            // The threads behind it do not exist here: it is never dropped.
+            std::mem::forget(self.term.clone());
+            return;
+        }
+        self.term.end(TermEnd::Resigned);
+        // Somebody else may be looking at the term just now, and shall not be the one who releases.
+        self.term.guard.end_quietly();
+    }
+}
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leadership")
+            .field("name", &self.name())
+            .field("fencing_token", &self.fencing_token())
+            .field("is_leader", &self.is_leader())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,206 @@
+//! The thread of `run` and `lead`: it stands, serves one term after the other, and resigns.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Select, bounded, never, select, tick};
+use parking_lot::Mutex;
+
+use super::leadership::{Leadership, Term, TermEnd};
+use super::shared::{Shared, Stands};
+use crate::lease::backoff;
+use crate::model::error::{ErrorKind, Result};
+use crate::model::loss::LossReason;
+use crate::sys::cancel::CancelToken;
+use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// The closure of `lead`.
+pub(super) type Work = Box<dyn FnMut(&Leadership) + Send>;
+
+/// How many health checks, and rounds of a leader, fit into a lease.
+const ROUNDS: u32 = 3;
+
+/// Why a term needs an end.
+enum Over {
+    /// The lock was lost.
+    Lost,
+    /// Somebody wants it, or has ended it already.
+    Asked,
+    Unhealthy,
+    /// The closure ended; `true`: by a panic.
+    Done(bool),
+}
+
+/// Stands until it is stopped.
+pub(super) fn run(stands: &Stands, work: Option<Work>) {
+    let (shared, standing) = (&stands.shared, &stands.standing);
+    standing.crew.lock().push(std::thread::current().id());
+    let work = work.map(|work| Arc::new(Mutex::new(work)));
+    loop {
+        let pause = match catch_unwind(AssertUnwindSafe(|| term(stands, work.as_ref()))) {
+            Ok(Ok(_)) if !shared.stand_again => return,
+            // Whoever resigns lets others go first: so long is their longest poll.
+            Ok(Ok(true)) => backoff::poll_delay(&shared.client.family.options.poll, Duration::MAX, None, 1.0),
+            Ok(Ok(false)) => Duration::ZERO,
+            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
+            Ok(Err(error)) => {
+                log::warn!(target: "leasehold::election", name:? = shared.name;
+                    "this node could not stand and tries again: {error}");
+                shared.lease / ROUNDS
+            }
+            Err(_) => {
+                log::error!(target: "leasehold::election", name:? = shared.name; "a term ended by a panic");
+                shared.lease / ROUNDS
+            }
+        };
+        if !shared.pausing(&standing.stop).wait_for(pause) {
+            return;
+        }
+    }
+}
+
+/// Stands, and serves a whole term. Whether this node resigned while it could have gone on.
+fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
+    let (shared, standing) = (&stands.shared, &stands.standing);
+    let leadership = Arc::new(shared.win(standing)?);
+    let term = &leadership.term;
+    let done = match work {
+        Some(work) => work_on(stands, work.clone(), leadership.clone())?,
+        None => never(),
+    };
+    let over = watch(shared, term, &standing.stop, &done);
+    term.end(match over {
+        Over::Unhealthy => TermEnd::Unhealthy,
+        Over::Done(true) => TermEnd::Panicked,
+        Over::Lost | Over::Asked | Over::Done(false) => TermEnd::Resigned,
+    });
+    let has_ended = work.is_none() || matches!(over, Over::Done(_)) || wait_for_work(stands, &done);
+    let by = far_from(Instant::now(), shared.bound());
+    let by = if standing.stop.is_cancelled() { standing.ends(by).1 } else { by };
+    let outcome = if has_ended {
+        term.guard.release_within(by.saturating_duration_since(Instant::now()))
+    } else {
+        // It still works with what the lock protects: nobody shall be let in before the lease is over.
+        term.guard.leave(by.saturating_duration_since(Instant::now()));
+        *shared.left_behind.lock() = Some(done);
+        let message = "the closure did not end in time; the lock is not released but ends with its lease";
+        Err(shared.client.error(ErrorKind::TimedOut, &shared.name, message))
+    };
+    let by_max_hold = term.guard.loss().get().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
+    if standing.stop.is_cancelled() {
+        *standing.outcome.lock() = outcome;
+    } else if let Err(error) = outcome
+        && error.kind() != ErrorKind::Lost
+    {
+        log::warn!(target: "leasehold::election", name:? = shared.name;
+            "the leader could not resign; its lease runs out: {error}");
+    }
+    Ok(by_max_hold || !matches!(over, Over::Lost))
+}
+
+/// Runs the closure on a thread of its own, which tells at its end whether that was a panic.
+fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>) -> Result<Receiver<bool>> {
+    let (tell, done) = bounded(1);
+    let standing = stands.standing.clone();
+    Thread::spawn_for_user("leasehold-lead", move || {
+        let me = std::thread::current().id();
+        standing.crew.lock().push(me);
+        let panicked = catch_unwind(AssertUnwindSafe(|| work.lock()(&leadership))).is_err();
+        if panicked {
+            log::error!(target: "leasehold::election", name:? = leadership.name();
+                "the leader's closure panicked: this node resigns");
+        }
+        standing.crew.lock().retain(|id| *id != me);
+        drop(leadership);
+        let _ = tell.send(panicked);
+    })?;
+    Ok(done)
+}
+
+/// Waits for the closure; after a stop only for as long as that allows. Tells whether it ended.
+fn wait_for_work(stands: &Stands, done: &Receiver<bool>) -> bool {
+    select! {
+        recv(done) -> _ => return true,
+        recv(stands.standing.stop.cancelled()) -> _ => {}
+    }
+    let (patience, _) = stands.standing.ends(far_from(Instant::now(), stands.shared.bound()));
+    done.recv_deadline(patience) != Err(RecvTimeoutError::Timeout)
+}
+
+/// Waits until the term needs an end.
+fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<bool>) -> Over {
+    let (loss, rounds, nothing) = (term.guard.loss().receiver(), tick(shared.lease / ROUNDS), never());
+    let health = shared.health.as_ref();
+    let answers = health.map_or(&nothing, |health| health.answers());
+    health.map(|health| health.ask());
+    let mut asked = Instant::now();
+    loop {
+        select! {
+            recv(loss) -> loss => return if loss.is_ok() { Over::Lost } else { Over::Asked },
+            recv(stop.cancelled()) -> _ => return Over::Asked,
+            recv(done) -> panicked => return Over::Done(panicked.unwrap_or(true)),
+            recv(answers) -> answer => {
+                health.iter().for_each(|health| health.answered());
+                if answer == Ok(false) {
+                    return Over::Unhealthy;
+                }
+            }
+            recv(rounds) -> _ => {
+                shared.rounds.fetch_add(1, Ordering::SeqCst);
+                match health.map(|health| health.ask()) {
+                    Some(true) => asked = Instant::now(),
+                    Some(false) if asked.elapsed() >= shared.lease => return Over::Unhealthy,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// For a leadership that `campaign` gave: resigns it when the health check wants that.
+pub(super) fn keep_healthy(shared: &Shared, term: &Term) {
+    if let Over::Unhealthy = watch(shared, term, &CancelToken::new(), &never()) {
+        term.end(TermEnd::Unhealthy);
+        term.guard.end_quietly();
+    }
+}
+
+/// Waits until this node is fit to lead; false when it is stopped before.
+pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
+    let Some(health) = &shared.health else { return true };
+    loop {
+        health.ask();
+        if !ready(health.answers(), forever) {
+            return false;
+        }
+        if health.answers().try_recv().inspect(|_| health.answered()) == Ok(true) {
+            return true;
+        }
+        if !forever.wait_for(shared.lease / ROUNDS) {
+            return false;
+        }
+    }
+}
+
+/// Waits for the closure of the last term, if it did not end in time; false when it is stopped before.
+pub(super) fn wait_for_the_last(shared: &Shared, forever: &Deadline) -> bool {
+    let Some(done) = shared.left_behind.lock().clone() else { return true };
+    let has_ended = ready(&done, forever);
+    if has_ended {
+        shared.left_behind.lock().take();
+    }
+    has_ended
+}
+
+/// Waits until there is something to receive; false when it is stopped before.
+fn ready<T>(receiver: &Receiver<T>, forever: &Deadline) -> bool {
+    let mut select = Select::new();
+    select.recv(receiver);
+    forever.also_wait(&mut select);
+    select.ready();
+    !forever.is_over()
+}

@@ -1,0 +1,284 @@
+//! What an election's handle, its thread and its leaderships share.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use parking_lot::Mutex;
+
+use super::health::Health;
+use super::leader::Leader;
+use super::leadership::{Leadership, Term, TermEnd};
+use super::serve::{self, Work};
+use super::told::Teller;
+use crate::api::client::LockClient;
+use crate::api::request::LockRequest;
+use crate::engine::family::EndsFirst;
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::waiting::Waiting;
+use crate::sys::cancel::CancelToken;
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// See the module.
+pub(super) struct Shared {
+    pub client: LockClient,
+    pub name: String,
+    pub id: String,
+    pub lease: Duration,
+    pub max_hold: Option<Duration>,
+    pub stand_again: bool,
+    /// Each ends every standing.
+    pub cancels: Vec<CancelToken>,
+    pub health: Option<Health>,
+    pub teller: Teller,
+    pub terms: AtomicU64,
+    pub rounds: AtomicU64,
+    /// The highest token of a leader that was told.
+    pub seen: AtomicU64,
+    pub term: Mutex<Weak<Term>>,
+    pub standing: Mutex<Option<Arc<Standing>>>,
+    /// Disconnected when a closure that did not end in time has ended.
+    pub left_behind: Mutex<Option<Receiver<bool>>>,
+}
+
+/// From the start of `run`, `lead` or `campaign` to its end.
+pub(super) struct Standing {
+    pub stop: CancelToken,
+    /// After a stop: until when the closure may go on, and until when the release has to be answered.
+    ends: Mutex<Option<(Instant, Instant)>>,
+    /// What the release after the stop said.
+    pub outcome: Mutex<Result<()>>,
+    /// Those who would wait for themselves.
+    pub crew: Mutex<Vec<ThreadId>>,
+    /// On its caller's thread, and without a closure.
+    is_campaign: bool,
+    // Nothing is ever sent: the only sender is dropped at its end.
+    over: Receiver<Infallible>,
+}
+
+impl Standing {
+    /// Until when the closure may go on, and until when the release has to be answered: what was said first, at the
+    /// latest `by`.
+    pub fn ends(&self, by: Instant) -> (Instant, Instant) {
+        let left = by.saturating_duration_since(Instant::now());
+        // The release needs a moment, too, and then the thread.
+        *self.ends.lock().get_or_insert((by - left / 10, by - left / 20))
+    }
+
+    /// Whether this thread would wait for itself.
+    fn is_crew(&self) -> bool {
+        self.crew.lock().contains(&std::thread::current().id())
+    }
+
+    /// Waits for its end until `by`, but not on a thread that it needs for that. Tells whether time is over.
+    fn is_late(&self, by: Instant) -> bool {
+        !self.is_crew() && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
+    }
+}
+
+/// Lives as long as somebody stands.
+pub(super) struct Stands {
+    pub shared: Arc<Shared>,
+    pub standing: Arc<Standing>,
+    _running: Sender<Infallible>,
+}
+
+impl Drop for Stands {
+    fn drop(&mut self) {
+        self.shared.standing.lock().take();
+    }
+}
+
+impl Shared {
+    /// Refuses what makes no sense in a forked child; a closed client does not matter.
+    pub fn check_open_here(&self) -> Result<()> {
+        let family = &self.client.family;
+        if family.is_own_process() { Ok(()) } else { family.check_open() }
+    }
+
+    /// How long resigning may take.
+    pub fn bound(&self) -> Duration {
+        self.client.family.options.drop_timeout
+    }
+
+    /// The lock that makes a leader.
+    pub fn request(&self) -> LockRequest {
+        let request = self.client.request(&self.name).owner(&self.id).lease(self.lease);
+        match self.max_hold {
+            Some(max_hold) => request.max_hold(max_hold),
+            None => request,
+        }
+    }
+
+    /// The term that this node has won last, if somebody still has it.
+    pub fn term(&self) -> Option<Arc<Term>> {
+        // In a forked child another thread of the parent may have held the mutex for ever.
+        if self.client.family.is_own_process() { self.term.lock().upgrade() } else { None }
+    }
+
+    pub fn is_standing(&self) -> bool {
+        let is_own_process = self.client.family.is_own_process();
+        is_own_process && (self.standing.lock().is_some() || self.term().is_some_and(|term| term.is_leader()))
+    }
+
+    /// Begins to stand, unless it does already.
+    fn begin(self: &Arc<Self>, is_campaign: bool) -> Result<Stands> {
+        self.client.family.check_open()?;
+        self.teller.start()?;
+        self.health.as_ref().map_or(Ok(()), Health::start)?;
+        let mut current = self.standing.lock();
+        if current.is_some() || self.term().is_some_and(|term| term.is_leader()) {
+            let message = "this election stands already; a second node needs an election of its own";
+            return Err(self.client.error(ErrorKind::AlreadyHeld, &self.name, message));
+        }
+        let (running, over) = crossbeam_channel::bounded(0);
+        let stop = CancelToken::new();
+        self.cancels.iter().for_each(|cancel| stop.follow(cancel));
+        let standing = Arc::new(Standing {
+            stop,
+            ends: Mutex::default(),
+            outcome: Mutex::new(Ok(())),
+            crew: Mutex::default(),
+            is_campaign,
+            over,
+        });
+        *current = Some(standing.clone());
+        Ok(Stands { shared: self.clone(), standing, _running: running })
+    }
+
+    /// Starts a thread that stands, with the closure of `lead`.
+    pub fn start(self: &Arc<Self>, work: Option<Work>) -> Result<()> {
+        let stands = self.begin(false)?;
+        Thread::spawn("leasehold-elect", move || serve::run(&stands, work)).map(drop)
+    }
+
+    pub fn campaign(self: &Arc<Self>) -> Result<Leadership> {
+        let stands = self.begin(true)?;
+        let stop = &stands.standing.stop;
+        let leadership = self.win(&stands.standing)?;
+        // Whoever stops it finds the term, or is found here.
+        if stop.is_cancelled() {
+            return Err(self.cancelled());
+        }
+        if self.health.is_some() {
+            let (shared, term) = (self.clone(), leadership.term.clone());
+            Thread::spawn("leasehold-elect", move || serve::keep_healthy(&shared, &term))?;
+        }
+        Ok(leadership)
+    }
+
+    /// Waits until this node is fit to lead, and then until it does.
+    pub fn win(self: &Arc<Self>, standing: &Standing) -> Result<Leadership> {
+        let stop = &standing.stop;
+        let forever = self.pausing(stop);
+        if !serve::wait_for_the_last(self, &forever) || !serve::wait_for_health(self, &forever) {
+            self.client.family.check_open()?;
+            return Err(self.cancelled());
+        }
+        let shared = self.clone();
+        let request = self.request().cancel(stop).on_wait(move |waiting| shared.waits(waiting));
+        let guard = request.lock()?;
+        self.rounds.fetch_add(1, Ordering::SeqCst);
+        let (token, loss, leader) = (guard.fencing_token(), guard.loss().receiver(), Leader::by(&guard.info()));
+        let term = Arc::new(Term::new(guard, self.clone()));
+        {
+            // Whoever stops a campaign cancels it first, and then finds the term, which was told by then.
+            let mut place = self.term.lock();
+            if standing.is_campaign && stop.is_cancelled() {
+                return Err(self.cancelled());
+            }
+            *place = Arc::downgrade(&term);
+            self.terms.fetch_add(1, Ordering::SeqCst);
+            self.teller.won(token, loss);
+        }
+        let leadership = Leadership { term };
+        log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads");
+        self.sees(leader);
+        Ok(leadership)
+    }
+
+    fn cancelled(&self) -> Error {
+        self.client.error(ErrorKind::Cancelled, &self.name, "the election was stopped")
+    }
+
+    /// For pauses that a stop and the client's close end.
+    pub fn pausing(&self, stop: &CancelToken) -> Deadline {
+        Deadline::after(Duration::MAX).or_cancel(stop).or_cancel(self.client.family.closing())
+    }
+
+    fn waits(&self, waiting: &Waiting) {
+        self.rounds.fetch_add(1, Ordering::SeqCst);
+        Leader::of(&waiting.holders).into_iter().for_each(|leader| self.sees(leader));
+    }
+
+    fn sees(&self, leader: Leader) {
+        let token = leader.fencing_token();
+        if self.seen.fetch_max(token, Ordering::SeqCst) < token {
+            self.teller.leader(leader);
+        }
+    }
+
+    /// Ends the standing, and a leadership that `campaign` gave, too, if `also_campaigns`.
+    pub fn stop(&self, by: Instant, also_campaigns: bool) -> Result<()> {
+        let outcome = match self.ask(by, also_campaigns) {
+            Some(standing) if standing.is_late(by) => {
+                Err(self.client.error(ErrorKind::TimedOut, &self.name, "its thread did not end in time"))
+            }
+            Some(standing) => standing.outcome.lock().clone(),
+            None => match self.term().filter(|_| also_campaigns) {
+                Some(term) => term.guard.release_within(by.saturating_duration_since(Instant::now())),
+                None => Ok(()),
+            },
+        };
+        self.teller.flush(by);
+        outcome
+    }
+
+    /// Asks for the end without waiting for it: of what stands, or else of what `campaign` gave.
+    fn ask(&self, by: Instant, also_campaigns: bool) -> Option<Arc<Standing>> {
+        let standing = self.standing.lock().clone();
+        if let Some(standing) = &standing {
+            standing.ends(by);
+            standing.stop.cancel();
+        }
+        let standing = standing.filter(|standing| !standing.is_campaign);
+        if standing.is_none()
+            && also_campaigns
+            && let Some(term) = self.term()
+        {
+            term.end(TermEnd::Resigned);
+        }
+        standing
+    }
+
+    /// Waits for the end of what runs.
+    pub fn wait(&self) {
+        if self.client.family.is_own_process() {
+            let standing = self.standing.lock().clone().filter(|standing| !standing.is_crew());
+            let _ = standing.map(|standing| standing.over.recv());
+        }
+    }
+}
+
+impl EndsFirst for Shared {
+    fn ask_to_end(&self, by: Instant) {
+        self.ask(by, true);
+    }
+
+    fn wait_for_end(&self, by: Instant) {
+        let standing = self.standing.lock().clone();
+        if let Some(standing) = standing
+            && standing.is_late(by)
+            // The closure still works with what the lock protects: what comes next shall not release it.
+            && standing.crew.lock().len() > 1
+            && let Some(term) = self.term()
+        {
+            term.guard.leave(Duration::ZERO);
+        }
+    }
+}

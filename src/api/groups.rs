@@ -1,0 +1,155 @@
+//! The calls on a group: every lock that has one lock id.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::api::admin::list::newest_first;
+use crate::api::client::LockClient;
+use crate::api::update::Found;
+use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
+use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::key::check_text;
+use crate::model::lock::LockStatus;
+use crate::store::{Seen, Which};
+
+impl LockClient {
+    /// Renews all locks of a group, and gives them with their new ends, newest first.
+    ///
+    /// Refused as a whole, before anything is written, when no lock of the group is there or one of
+    /// them has less than a second left (an expired one has nothing left). No end moves backwards,
+    /// and an endless lock stays endless.
+    ///
+    /// Each key is renewed by itself: when an error comes later on, some are renewed and some are
+    /// not, and none of them is safe to rely on. A lock that somebody else was granted meanwhile is
+    /// not of the group any more, so count what comes back. Guards of the group go on by their own
+    /// heartbeats and do not need this.
+    ///
+    /// # Errors
+    /// `Lost` when it is refused, with the [key](Error::key) and the [holder](Error::holders) that
+    /// has too little left, or when a lock went while the group was renewed; `InvalidInput`;
+    /// `Ambiguous` or `Store` when it was not answered, after repeats within the request timeout for
+    /// each key.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// for key in ["input", "output"] {
+    ///     client.request(key).lock_id("job-7").acquire()?;
+    /// }
+    /// let renewed = client.renew("job-7", Duration::from_secs(60))?;
+    /// assert_eq!(renewed.len(), 2);
+    /// assert!(renewed.iter().all(|status| status.remaining() > Some(Duration::from_secs(50))));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn renew(&self, lock_id: &str, lease: Duration) -> Result<Vec<LockStatus>> {
+        let info = self.family.backend.info();
+        let in_context = |error: Error| error.with_store(&info.label);
+        self.family.check_open()?;
+        check_text("lock_id", lock_id).map_err(in_context)?;
+        let terms = self.family.options.terms(Some(Lease::For(lease)), None, info.min_lease).map_err(in_context)?;
+        let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, terms.lease);
+        let group = self.group(lock_id)?;
+        if group.is_empty() {
+            return Err(Error::new(ErrorKind::Lost, "no lock of this group is held").with_store(&info.label));
+        }
+        for found in &group {
+            decide(&found.seen)?;
+        }
+        let mut renewed = Vec::new();
+        for found in group {
+            let (holders, found) = self.settle(found, |found| decide(&found.seen), group_arrived(lock_id))?;
+            // Not the time of the read: the leases went on since.
+            let now = found.now(self.family.clock.now());
+            renewed.extend(statuses(&found.seen, &holders, now));
+        }
+        newest_first(&mut renewed);
+        Ok(renewed)
+    }
+
+    /// Frees all locks of a group, whoever holds them, expired ones included, from the newest to the
+    /// oldest. Gives them as they were before, in the same order; an empty answer when there is none.
+    ///
+    /// A guard of the group is told of its loss at its next heartbeat
+    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)); until then it counts itself as
+    /// holding, and only the fencing token protects. Each key is freed by itself. After an error, and
+    /// at any other time, it is safe to repeat.
+    ///
+    /// # Errors
+    /// `InvalidInput`; `Ambiguous` or `Store` when it was not answered, after repeats within the
+    /// request timeout for each key: what was freed before stays so.
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// for key in ["input", "output"] {
+    ///     client.request(key).lock_id("job-7").acquire()?;
+    /// }
+    /// let freed = client.unlock("job-7")?;
+    /// assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["output", "input"]);
+    /// assert!(client.unlock("job-7")?.is_empty());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn unlock(&self, lock_id: &str) -> Result<Vec<LockStatus>> {
+        self.family.check_open()?;
+        check_text("lock_id", lock_id).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        let mut group = self.group(lock_id)?;
+        let newest = |found: &Found| members(&found.seen.record, lock_id).map(|(_, h)| h.token).max();
+        group.sort_by_key(|found| Reverse(newest(found)));
+        let mut freed = Vec::new();
+        for found in group {
+            let release = |found: &Found| Ok(release_group(&found.seen.record, lock_id));
+            let (holders, found) = self.settle(found, release, group_arrived(lock_id))?;
+            freed.extend(statuses(&found.seen, &holders, found.seen.now));
+        }
+        newest_first(&mut freed);
+        Ok(freed)
+    }
+
+    /// Every record with a holder of the group.
+    fn group(&self, lock_id: &str) -> Result<Vec<Found>> {
+        let mut group = Vec::new();
+        self.read_all(&Which::LockId(lock_id.to_owned()), |seen, asked| {
+            if members(&seen.record, lock_id).next().is_some() {
+                group.push(Found { seen, asked });
+            }
+            Ok(())
+        })?;
+        // A store may have them in any order.
+        group.sort_by(|a, b| a.seen.record.key.cmp(&b.seen.record.key));
+        Ok(group)
+    }
+
+    /// A refusal is an error here.
+    fn decide_renewal(&self, seen: &Seen, lock_id: &str, lease: Lease) -> Result<Step<Holders>> {
+        let key = &seen.record.key;
+        let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &seen.times());
+        match answer {
+            GroupAnswer::Renewed(holders) => Ok(Step { answer: holders, record }),
+            GroupAnswer::TooLate(mode, holder) => {
+                let late = LockStatus::new(seen, mode, &holder);
+                let message = format!("the group has less than a second left on this key: {late}");
+                Err(self.error(ErrorKind::Lost, key, &message).with_holders(vec![late]))
+            }
+            GroupAnswer::NoneHeld => {
+                let error = self.error(ErrorKind::Lost, key, "the group lost this key while it was renewed");
+                Err(error.with_holders(LockStatus::live(seen)))
+            }
+        }
+    }
+}
+
+/// Whether the holders of the group stand as a swap would have left them.
+pub(crate) fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool {
+    move |next, before, now| members(before, lock_id).all(|(_, h)| now.standing(&h.grant) == next.standing(&h.grant))
+}
+
+pub(crate) type Holders = Vec<(Mode, Holder)>;
+
+/// Holders of the record that was seen, at this time of the store.
+pub(crate) fn statuses(seen: &Seen, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
+    let status = |(mode, h): &(Mode, Holder)| LockStatus::at(&seen.record.key, *mode, h, now, seen.is_live(h));
+    holders.iter().map(status).collect()
+}

@@ -1,0 +1,348 @@
+//! The guard: a lock that is held for as long as the value lives.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::engine::family::Family;
+use crate::engine::hold::{Beat, Hold};
+use crate::engine::loss_watch::LossWatch;
+use crate::lease::Mode;
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::lock::Lock;
+use crate::store::fence::Standing;
+use crate::sys::deadline::far_from;
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// A lock that is held. Its own thread renews it; dropping it releases it.
+///
+/// Keep it in a named variable: `let _guard = client.lock(k)?;`. With `let _ = client.lock(k)?;`
+/// it would be dropped, and the lock released, at once.
+///
+/// A lease can be lost: when the store is away for longer than the lease, when the machine is
+/// suspended, when an operator releases the lock. Ask [`is_held`](LockGuard::is_held) before each
+/// step that must not overlap, and give [`fencing_token`](LockGuard::fencing_token) to the
+/// resource if it can refuse an older one.
+///
+/// Dropping releases quietly: it logs what fails, never panics and takes no longer than the
+/// client's `drop_timeout`. [`release`](LockGuard::release) says what happened.
+///
+/// # Example
+/// ```
+/// let client = leasehold::LockClient::connect("memory:")?;
+/// let guard = client.lock("nightly-report")?;
+/// assert!(guard.is_held());
+/// guard.release()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "dropping the guard releases the lock at once"]
+#[clippy::has_significant_drop]
+pub struct LockGuard {
+    hold: Arc<Hold>,
+    /// `None` once it was let go of.
+    family: Option<Arc<Family>>,
+}
+
+impl LockGuard {
+    pub(crate) fn new(hold: Arc<Hold>, family: Arc<Family>) -> Self {
+        LockGuard { hold, family: Some(family) }
+    }
+
+    /// The name of the lock.
+    pub fn key(&self) -> &str {
+        self.hold.granted().key()
+    }
+
+    /// The fencing token: greater than that of every earlier grant of the key, and the same for
+    /// the whole hold. A resource that refuses a token below the highest it has seen is safe even
+    /// from a holder that does not know yet that it lost the lock. It fits into an `i64`.
+    pub fn fencing_token(&self) -> u64 {
+        self.hold.granted().fencing_token()
+    }
+
+    /// The group that the lock belongs to.
+    pub fn lock_id(&self) -> &str {
+        self.hold.granted().lock_id()
+    }
+
+    /// Exclusive or shared.
+    pub fn mode(&self) -> Mode {
+        self.hold.granted().mode()
+    }
+
+    /// Whether the lock is held. No I/O and no waiting: one clock, which counts suspend, and one
+    /// number. It is false before a rival can be granted the lock, and once false it stays so.
+    pub fn is_held(&self) -> bool {
+        self.hold.is_held()
+    }
+
+    /// What is left until the guard counts itself as lost if no heartbeat succeeds; zero when the
+    /// lock is not held, `Duration::MAX` when it has no end.
+    pub fn remaining(&self) -> Duration {
+        self.hold.remaining()
+    }
+
+    /// [`is_held`](LockGuard::is_held), for use with `?`.
+    ///
+    /// # Errors
+    /// `Lost` when the lock is not held any more, `Closed` in a forked child.
+    pub fn ensure_held(&self) -> Result<()> {
+        if self.is_held() { Ok(()) } else { Err(self.not_held()) }
+    }
+
+    /// Makes sure that the lock is held for at least `needed`: renews it if less is left.
+    ///
+    /// # Errors
+    /// `Lost` when the lock is not held any more; `InvalidInput` when `needed` is more than a
+    /// renewal can give (the lease less the margin); `Store` when the renewal was not answered.
+    pub fn ensure_held_for(&self, needed: Duration) -> Result<()> {
+        self.ensure_held()?;
+        if self.remaining() >= needed {
+            return Ok(());
+        }
+        let beat = self.hold.beat();
+        if self.remaining() >= needed {
+            return Ok(());
+        }
+        match beat {
+            Beat::Over => Err(self.not_held()),
+            Beat::Failed => {
+                let message = format!("it could not be renewed to last {needed:?}; {:?} are left", self.remaining());
+                Err(self.error(ErrorKind::Store, &message).retryable())
+            }
+            Beat::Renewed => {
+                let right = format!("at most {:?}, what a renewal of this lease gives", self.remaining());
+                Err(Error::invalid("needed", needed, &right).with_key(self.key()))
+            }
+        }
+    }
+
+    /// A copy of the lock as data.
+    pub fn info(&self) -> Lock {
+        self.hold.info()
+    }
+
+    /// The lock as data, kept current by the heartbeat. The heartbeat never waits for whoever
+    /// holds this mutex; it brings the value up to date later.
+    pub fn shared_info(&self) -> Arc<Mutex<Lock>> {
+        self.hold.shown().clone()
+    }
+
+    /// Tells when the lock is lost. It remembers: a watch that is taken late sees the loss too.
+    pub fn loss(&self) -> LossWatch {
+        self.hold.loss().clone()
+    }
+
+    /// Stops the heartbeat and releases the lock.
+    ///
+    /// # Errors
+    /// Gives the guard back with the error, so that it can be tried again. An error of kind `Lost`
+    /// is final: the lock was not held any more.
+    pub fn release(mut self) -> Result<(), ReleaseError> {
+        let by = self.drop_by();
+        match self.release_shared() {
+            Ok(()) => {
+                self.let_family_go(by);
+                Ok(())
+            }
+            Err(error) => Err(ReleaseError { error, guard: self }),
+        }
+    }
+
+    /// The same for whoever shares the guard; after an error it can be called again.
+    pub(crate) fn release_shared(&self) -> Result<()> {
+        self.release_within(self.hold.drop_timeout())
+    }
+
+    /// The same within `bound`.
+    pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
+        if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
+    }
+
+    /// What a drop does: dropping it afterwards does nothing.
+    pub(crate) fn end_quietly(&self) {
+        if let Err(error) = self.hold.release(self.hold.drop_timeout())
+            && error.kind() != ErrorKind::Lost
+        {
+            log::warn!(target: "leasehold::guard", key:? = self.key();
+                "the lock could not be released and ends with its lease: {error}");
+        }
+        self.hold.let_go();
+    }
+
+    /// Stops the heartbeat within `bound` and leaves the lock to its lease.
+    pub(crate) fn leave(&self, bound: Duration) {
+        self.hold.hand_over(bound);
+    }
+
+    /// Stops the heartbeat and hands the lock over as data, without releasing it. Whoever gets it
+    /// takes it up with [`adopt`](crate::LockClient::adopt) before its lease ends.
+    pub fn into_lock(mut self) -> Lock {
+        if !self.is_own_process() {
+            return self.hold.info();
+        }
+        let by = self.drop_by();
+        let lock = self.hand_over();
+        self.let_family_go(by);
+        lock
+    }
+
+    /// The same for whoever shares the guard.
+    pub(crate) fn hand_over(&self) -> Lock {
+        if self.is_own_process() { self.hold.hand_over(self.hold.drop_timeout()) } else { self.hold.info() }
+    }
+
+    fn drop_by(&self) -> Instant {
+        far_from(Instant::now(), self.hold.drop_timeout())
+    }
+
+    /// What the client may leave to do has the same bound as the end of the guard.
+    fn let_family_go(&mut self, by: Instant) {
+        if let Some(family) = self.family.take() {
+            family.let_go(by);
+        }
+    }
+
+    pub(crate) fn standing(&self) -> Result<Standing<'_>> {
+        if !self.is_own_process() {
+            return Err(self.not_held());
+        }
+        Ok(Standing { lock: self.hold.granted(), backend: &**self.hold.backend() })
+    }
+
+    fn is_own_process(&self) -> bool {
+        self.hold.is_own_process()
+    }
+
+    fn not_held(&self) -> Error {
+        if self.is_own_process() {
+            self.hold.lost()
+        } else {
+            self.error(ErrorKind::Closed, "the guard belongs to the process that this one was forked from")
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, message: &str) -> Error {
+        Error::new(kind, message).with_key(self.key()).with_store(&self.hold.backend().info().label)
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if !self.is_own_process() {
+            // The threads and connections behind these do not exist here: they are never dropped.
+            std::mem::forget((self.hold.clone(), self.family.clone()));
+            return;
+        }
+        let by = self.drop_by();
+        self.end_quietly();
+        self.let_family_go(by);
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard").field("lock", &self.info()).field("is_held", &self.is_held()).finish()
+    }
+}
+
+/// A release that did not succeed, with the guard, which is not held any more but can be released again.
+///
+/// `?` turns it into an [`Error`] and lets the guard go: it tries once more, on a thread of its own.
+pub struct ReleaseError {
+    error: Error,
+    guard: LockGuard,
+}
+
+impl ReleaseError {
+    /// What went wrong. `Lost` is final; after anything else another try makes sense.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The guard, to be released again.
+    pub fn into_guard(self) -> LockGuard {
+        self.guard
+    }
+}
+
+impl fmt::Debug for ReleaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReleaseError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for ReleaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for ReleaseError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl From<ReleaseError> for Error {
+    fn from(failed: ReleaseError) -> Error {
+        let ReleaseError { error, guard } = failed;
+        // Whoever used `?` shall not wait for the second try. Without a thread it is made here.
+        let _ = Thread::spawn("leasehold-release", move || drop(guard));
+        error
+    }
+}
+
+/// The answer of [`with_lock`](crate::LockClient::with_lock) when something went wrong.
+pub struct WithLockError<T> {
+    error: Error,
+    value: Option<T>,
+}
+
+impl<T> WithLockError<T> {
+    pub(crate) fn new(error: Error, value: Option<T>) -> Self {
+        WithLockError { error, value }
+    }
+
+    /// What went wrong: `Lost` when the lock went while the closure ran.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// What kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.error.kind()
+    }
+
+    /// What the closure gave, if it ran.
+    pub fn into_value(self) -> Option<T> {
+        self.value
+    }
+}
+
+impl<T> fmt::Debug for WithLockError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WithLockError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for WithLockError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for WithLockError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl<T> From<WithLockError<T>> for Error {
+    fn from(failed: WithLockError<T>) -> Error {
+        failed.error
+    }
+}

@@ -1,0 +1,352 @@
+//! Leases that a name holds: claimed for it, extended for it, and ended by whoever expires them after their time.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::api::client::{LockClient, attempt_of};
+use crate::api::update::Found;
+use crate::engine::hold::Callbacks;
+use crate::engine::options::{Terms, check_duration};
+use crate::engine::spec::{Chain, Granted, local_end};
+use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
+use crate::lease::{Holder, Kind, LockRecord, Mode, Step, Times, backoff, transition};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::key::{self, check_text};
+use crate::model::lease_status::LeaseStatus;
+use crate::store::{Seen, Which};
+use crate::sys::cancel::CancelToken;
+use crate::sys::deadline::Deadline;
+
+mod keeper;
+
+pub use keeper::LeaseKeeper;
+
+/// The leases of one namespace, from [`LockClient::leases`]. Cheap to clone.
+///
+/// A lease is not held by a thread or a process: somebody *claims* a name for a holder, anyone may *extend* it for
+/// that holder, and it ends only when somebody *expires* it after its time, or the holder *revokes* it. So it lasts
+/// over restarts: "this unit leads that application". No purge and no time-to-live ends it.
+///
+/// # What is promised
+/// - A claim that succeeds, and an extension that does, promise the holder the lease until at least `duration` after
+///   the *start of the call*, whatever the network did meanwhile. Not that it ends soon after: it ends when somebody
+///   expires it.
+/// - The store decides by its own clock. Times that are shown are this host's, and good for comparing with each other
+///   on this host only.
+/// - A call that is impossible fails with [`InvalidLease`](ErrorKind::InvalidLease). That is normal; the error
+///   [carries](Error::lease) the lease as it was found, so that nobody has to look again. Every call reads the store.
+/// - Leases and locks of one store never meet, whatever their names.
+///
+/// # Example
+/// ```
+/// use leasehold::{ErrorKind, LockClient};
+/// use std::time::Duration;
+///
+/// let leases = LockClient::connect("memory:")?.leases("application-leader");
+/// let minute = Duration::from_secs(60);
+/// leases.claim("wordpress", "wordpress/0", minute)?;
+///
+/// let refused = leases.claim("wordpress", "wordpress/1", minute).unwrap_err();
+/// assert_eq!(refused.kind(), ErrorKind::InvalidLease);
+/// assert_eq!(refused.lease().unwrap().holder(), "wordpress/0");
+///
+/// leases.extend("wordpress", "wordpress/0", 2 * minute)?;
+/// assert_eq!(leases.expire("wordpress").unwrap_err().kind(), ErrorKind::InvalidLease);
+/// leases.revoke("wordpress", "wordpress/0")?;
+/// assert!(leases.get("wordpress")?.is_none());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Leases {
+    client: LockClient,
+    namespace: String,
+}
+
+impl LockClient {
+    /// The leases of a namespace. No I/O; whether the namespace is a good one is said by the calls.
+    pub fn leases(&self, namespace: &str) -> Leases {
+        Leases { client: self.clone(), namespace: namespace.to_owned() }
+    }
+}
+
+impl Leases {
+    pub(crate) fn client(&self) -> &LockClient {
+        &self.client
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Claims the lease `name` for `holder`.
+    ///
+    /// # Errors
+    /// `InvalidLease` when somebody holds it, be it the same holder, be it expired; `InvalidInput` for a name out of
+    /// bounds or a duration below the store's shortest lease or above 30 days; `Ambiguous` or `Store` when it was not
+    /// answered within the request timeout: then it may be claimed.
+    pub fn claim(&self, name: &str, holder: &str, duration: Duration) -> Result<LeaseStatus> {
+        let key = self.key(name)?;
+        self.check_holder(&key, holder)?;
+        self.check_duration(&key, duration)?;
+        let family = &self.client.family;
+        let claim = Claim {
+            grant: family.backend.info().grant_form.fresh(),
+            lock_id: uuid::Uuid::new_v4().to_string(),
+            labels: family.labels(Some(holder.to_owned()), None),
+            duration,
+        };
+        let stands = |_: &LockRecord, _: &LockRecord, now: &LockRecord| now.standing(&claim.grant).is_some();
+        self.change(&key, |record, times| claim::claim(record, &claim, times), stands)
+    }
+
+    /// Makes the lease of `holder` last for `duration` from now on; never shortens it. It need not be running any
+    /// more, as long as nobody has expired it. Extensions that race do no harm.
+    ///
+    /// # Errors
+    /// `InvalidLease` when nobody or another holds it; else as [`claim`](Leases::claim).
+    pub fn extend(&self, name: &str, holder: &str, duration: Duration) -> Result<LeaseStatus> {
+        let key = self.key(name)?;
+        self.extended(&key, holder, duration).map(|(status, _, _)| status)
+    }
+
+    fn extended(&self, key: &str, holder: &str, duration: Duration) -> Result<(LeaseStatus, Holder, Found)> {
+        self.check_holder(key, holder)?;
+        self.check_duration(key, duration)?;
+        // What is not answered is decided again: it changes nothing then.
+        let again = |_: &LockRecord, _: &LockRecord, _: &LockRecord| false;
+        self.settled(key, |record, times| claim::extend(record, holder, duration, times), again)
+    }
+
+    /// Ends the lease `name` after its time.
+    ///
+    /// # Errors
+    /// `InvalidLease` when nobody holds it, its time is not over, or somebody [pins](Leases::pin) it; else as
+    /// [`claim`](Leases::claim).
+    pub fn expire(&self, name: &str) -> Result<()> {
+        let key = self.key(name)?;
+        self.change(&key, claim::expire, is_gone).map(drop)
+    }
+
+    /// Ends the lease before its time, for the holder, whoever pins it.
+    ///
+    /// # Errors
+    /// `InvalidLease` when nobody or another holds it; else as [`claim`](Leases::claim).
+    pub fn revoke(&self, name: &str, holder: &str) -> Result<()> {
+        let key = self.key(name)?;
+        self.check_holder(&key, holder)?;
+        self.change(&key, |record, _| claim::revoke(record, holder), is_gone).map(drop)
+    }
+
+    /// The lease `name`; `None` when nobody holds it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a name out of bounds; else what the store says.
+    pub fn get(&self, name: &str) -> Result<Option<LeaseStatus>> {
+        let found = self.found(&self.key(name)?)?;
+        Ok(LeaseStatus::seen(&found.seen))
+    }
+
+    /// Every lease of the namespace that somebody holds, expired or not, by name.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a namespace out of bounds; else what the store says.
+    pub fn list(&self) -> Result<Vec<LeaseStatus>> {
+        self.client.family.check_open()?;
+        let prefix = self.check(key::prefix(&self.namespace))?;
+        let mut all = Vec::new();
+        self.client.read_all(&Which::Prefix(prefix), |seen, _| {
+            all.extend(LeaseStatus::seen(&seen));
+            Ok(())
+        })?;
+        all.sort_by(|a, b| a.name().cmp(b.name()));
+        Ok(all)
+    }
+
+    /// Reads a lease afresh.
+    ///
+    /// # Errors
+    /// `InvalidLease`, with the lease as it stands now, when this claim of it has ended; then `lease` stays as it is.
+    pub fn refresh(&self, lease: &mut LeaseStatus) -> Result<()> {
+        let found = self.found(&self.key(lease.name())?)?;
+        match LeaseStatus::seen(&found.seen) {
+            Some(now) if now.fencing_token() == lease.fencing_token() => {
+                *lease = now;
+                Ok(())
+            }
+            Some(now) => Err(self.invalid(&found, "it was claimed anew since").with_lease(now)),
+            None => Err(self.refused(&found, LeaseRefusal::Free)),
+        }
+    }
+
+    /// Keeps the name from being expired until [`unpin`](Leases::unpin), on behalf of `entity`. Several may pin it, and
+    /// a pin outlasts the claim. Pinning again changes nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a text out of bounds; else what the store says.
+    pub fn pin(&self, name: &str, entity: &str) -> Result<()> {
+        self.pinned(name, entity, claim::pin)
+    }
+
+    /// Takes back what [`pin`](Leases::pin) did for `entity`. Fine when there is nothing to take back.
+    ///
+    /// # Errors
+    /// As [`pin`](Leases::pin).
+    pub fn unpin(&self, name: &str, entity: &str) -> Result<()> {
+        self.pinned(name, entity, claim::unpin)
+    }
+
+    /// Who pins the name, held or not.
+    ///
+    /// # Errors
+    /// As [`get`](Leases::get).
+    pub fn pinned_by(&self, name: &str) -> Result<BTreeSet<String>> {
+        Ok(self.found(&self.key(name)?)?.seen.record.pins)
+    }
+
+    fn pinned(&self, name: &str, entity: &str, rule: fn(&LockRecord, &str) -> Step<bool>) -> Result<()> {
+        let key = self.key(name)?;
+        self.check(check_text("entity", entity)).map_err(|error| error.with_key(&key))?;
+        let again = |_: &LockRecord, _: &LockRecord, _: &LockRecord| false;
+        self.client.settle(self.found(&key)?, |found| Ok(rule(&found.seen.record, entity)), again).map(drop)
+    }
+
+    /// Waits until the lease can be expired: until its time is over, or nobody holds it. It does not expire it, and
+    /// an extension may come before anybody does.
+    ///
+    /// This polls, at the client's [poll](crate::ClientBuilder::poll) and once more at the very end of the lease: an end
+    /// that comes by itself makes no event. Pins are not waited for.
+    ///
+    /// # Errors
+    /// `Cancelled`; `Closed`; `InvalidInput` for a name out of bounds; what the store says where a repeat can't help.
+    pub fn wait_until_expired(&self, name: &str, cancel: &CancelToken) -> Result<()> {
+        let key = self.key(name)?;
+        let family = &self.client.family;
+        let by = Deadline::after(Duration::MAX).or_cancel(family.closing()).or_cancel(cancel);
+        let started = Instant::now();
+        loop {
+            let free_in = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
+                Ok(found) => transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.cut),
+                Err(error) if error.is_retryable() => None,
+                Err(_) if by.is_over() => None,
+                Err(error) => return Err(error),
+            };
+            if free_in == Some(Duration::ZERO) {
+                return Ok(());
+            }
+            if !by.wait_for(backoff::poll_delay(&family.options.poll, started.elapsed(), free_in, fastrand::f64())) {
+                family.check_open()?;
+                return Err(self.client.error(ErrorKind::Cancelled, &key, "the wait was cancelled"));
+            }
+        }
+    }
+
+    /// Extends the lease of `holder` now, and goes on doing so by a thread of its own until the keeper is dropped.
+    ///
+    /// Dropping it does not end the lease: it ends when it is expired or [revoked](Leases::revoke).
+    ///
+    /// # Errors
+    /// As [`extend`](Leases::extend).
+    pub fn keep(&self, name: &str, holder: &str, duration: Duration) -> Result<LeaseKeeper> {
+        let key = self.key(name)?;
+        let family = &self.client.family;
+        let _call = family.obtaining()?;
+        let terms = Terms::of_lease(duration);
+        let (status, holder, found) = self.extended(&key, holder, duration)?;
+        let now = found.seen.now;
+        let granted = Granted {
+            attempt: attempt_of(&status.lock),
+            held_until: local_end(found.asked, holder.until, now) - terms.margin,
+            chain: Chain { times: 0, since: found.asked },
+            holder,
+            now,
+        };
+        family.keep(granted, terms, Callbacks::default()).map(|hold| LeaseKeeper::new(hold, family.clone(), name))
+    }
+
+    /// The row of a lease.
+    fn key(&self, name: &str) -> Result<String> {
+        self.client.family.check_open()?;
+        self.check(key::of(&self.namespace, name))
+    }
+
+    fn check<T>(&self, checked: Result<T>) -> Result<T> {
+        checked.map_err(|error| error.with_store(&self.client.family.backend.info().label))
+    }
+
+    fn check_holder(&self, key: &str, holder: &str) -> Result<()> {
+        self.check(check_text("holder", holder)).map_err(|error| error.with_key(key))
+    }
+
+    fn check_duration(&self, key: &str, duration: Duration) -> Result<()> {
+        let least = self.client.family.backend.info().min_lease;
+        self.check(check_duration("duration", duration, least, "")).map_err(|error| error.with_key(key))
+    }
+
+    fn found(&self, key: &str) -> Result<Found> {
+        self.client.look(key, &self.client.family.request_deadline())
+    }
+
+    fn change(
+        &self,
+        key: &str,
+        rule: impl Fn(&LockRecord, &Times) -> Step<LeaseAnswer>,
+        arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
+    ) -> Result<LeaseStatus> {
+        self.settled(key, rule, arrived).map(|(status, _, _)| status)
+    }
+
+    /// The lease after the rule was applied, and the record that it was applied to.
+    fn settled(
+        &self,
+        key: &str,
+        rule: impl Fn(&LockRecord, &Times) -> Step<LeaseAnswer>,
+        arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
+    ) -> Result<(LeaseStatus, Holder, Found)> {
+        let decide = |found: &Found| {
+            let Step { answer, record } = rule(&found.seen.record, &found.seen.times());
+            let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
+            Ok(Step { answer, record })
+        };
+        let (holder, found) = self.client.settle(self.found(key)?, decide, arrived)?;
+        let now = found.now(self.client.family.clock.now());
+        let status = LeaseStatus::new(&found.seen, &holder, now);
+        Ok((status, holder, found))
+    }
+
+    fn refused(&self, found: &Found, refusal: LeaseRefusal) -> Error {
+        let lease = LeaseStatus::seen(&found.seen);
+        let stands = lease.as_ref().map(ToString::to_string).unwrap_or_default();
+        let pins: Vec<String> = found.seen.record.pins.iter().map(|pin| format!("{pin:?}")).collect();
+        let why = match refusal {
+            LeaseRefusal::Stands => format!("it stands: {stands}"),
+            LeaseRefusal::Free => "nobody holds it".to_owned(),
+            LeaseRefusal::HeldByOther => format!("another holds it: {stands}"),
+            LeaseRefusal::StillRuns => format!("its time is not over: {stands}"),
+            LeaseRefusal::Pinned => format!("it is pinned by {}: {stands}", pins.join(", ")),
+        };
+        let error = self.invalid(found, &why);
+        match lease {
+            Some(lease) => error.with_lease(lease),
+            None => error,
+        }
+    }
+
+    fn invalid(&self, found: &Found, why: &str) -> Error {
+        self.client.error(ErrorKind::InvalidLease, &found.seen.record.key, why)
+    }
+}
+
+/// The holder that stood before is not there any more.
+fn is_gone(_: &LockRecord, before: &LockRecord, now: &LockRecord) -> bool {
+    before.exclusive.as_ref().is_some_and(|holder| now.standing(&holder.grant).is_none())
+}
+
+impl LeaseStatus {
+    /// The lease in a record, if somebody holds it.
+    fn seen(seen: &Seen) -> Option<LeaseStatus> {
+        let record = &seen.record;
+        let holder = record.exclusive.as_ref().filter(|_| record.kind == Kind::Lease)?;
+        Some(LeaseStatus::new(seen, holder, seen.now))
+    }
+}

@@ -1,0 +1,16 @@
+//! What users call.
+
+pub(crate) mod admin;
+pub(crate) mod builder;
+pub(crate) mod client;
+pub(crate) mod election;
+pub mod fence;
+pub(crate) mod filter;
+pub(crate) mod groups;
+pub(crate) mod guard;
+pub(crate) mod leases;
+pub(crate) mod request;
+pub(crate) mod request_any;
+pub mod stores;
+pub mod testing;
+pub(crate) mod update;

@@ -1,0 +1,244 @@
+//! What only the DynamoDB store has.
+//!
+//! One table, with a string as its partition key and no sort key, holds the locks; it can be the table of
+//! dynamodb-lock-go, whose rows are read and respected. Acquire, heartbeat, release and refusal are one request each;
+//! [`design`](crate::design) says what each step costs.
+//!
+//! The service's clock decides, as the `Date` of its answers tells it: a takeover waits a grace (a second) after
+//! the end of a lease. Reading by prefix or lock id scans the table.
+//!
+//! # The table
+//! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;
+//! with [`Table::deletion_protection`] and [`Table::point_in_time_recovery`] it sees to these, also for a table that is
+//! there. [`schema`](crate::LockClient::schema) gives the same as a command. With CloudFormation:
+//!
+//! ```yaml
+//! Resources:
+//!   Locks:
+//!     Type: AWS::DynamoDB::Table
+//!     DeletionPolicy: Retain
+//!     Properties:
+//!       TableName: locks
+//!       BillingMode: PAY_PER_REQUEST
+//!       AttributeDefinitions: [{ AttributeName: key, AttributeType: S }]
+//!       KeySchema: [{ AttributeName: key, KeyType: HASH }]
+//!       DeletionProtectionEnabled: true
+//!       PointInTimeRecoverySpecification: { PointInTimeRecoveryEnabled: true }
+//! ```
+//!
+//! No time to live: rows are small, and a purge deletes those that were free for a month. After a restore from a backup
+//! fencing tokens still rise, since they are made from the time; who held a lock before it has lost it.
+//!
+//! # Shared holders
+//! They stand in one row, some 256 bytes each, and each renewal writes the whole row. The service writes no more than
+//! 1,000 KB of a row in a second and keeps 400 KB of it. With n holders and a heartbeat each h seconds (a third of the
+//! lease) that is n x n x 256 bytes in h seconds, so n is at most the square root of 4,000 h:
+//!
+//! | lease | holders |
+//! |---|---|
+//! | 5 s | 81 |
+//! | 20 s | 163 |
+//! | 60 s | 282 |
+//! | 5 min | 632 |
+//! | 30 min or more | 1,549; never above 1,600 |
+//!
+//! More than that and renewals are refused for their rate, until holders lose the lock. A `max_holders` above it is
+//! refused, and a row above 20 KB is warned of once in the log; long owners and comments make it larger. What a holder
+//! costs rises with their number: at 160 of 256 bytes each heartbeat is 40 write units.
+//!
+//! # Rights
+//! The least that an IAM policy must allow on `arn:aws:dynamodb:REGION:ACCOUNT:table/locks`:
+//!
+//! | who | actions |
+//! |---|---|
+//! | locker: every lock, guard, wait and single look | `dynamodb:GetItem`, `dynamodb:UpdateItem` |
+//! | observer: `get`, `list` | `dynamodb:GetItem`, `dynamodb:Scan` |
+//! | operator: also groups by lock id, `purge`, `create_schema` | `dynamodb:GetItem`, `dynamodb:UpdateItem`, `dynamodb:Scan`, `dynamodb:DeleteItem`, `dynamodb:DescribeTable`, `dynamodb:CreateTable`; for the protections `dynamodb:UpdateTable`, `dynamodb:UpdateContinuousBackups` |
+//!
+//! A transaction with a [condition check](ConditionCheck) also needs `dynamodb:ConditionCheckItem`, and what the rest of
+//! it does.
+//!
+//! With `dynamodb:DescribeTable` each connecting client checks the table's key and refuses replicas without strong
+//! consistency, where two regions could grant one lock. Where that is denied it goes on, and logs once that they were
+//! not checked. As policies, of which each role gets the statement with its name:
+//!
+//! ```json
+//! {
+//!   "Version": "2012-10-17",
+//!   "Statement": [
+//!     {
+//!       "Sid": "locker",
+//!       "Effect": "Allow",
+//!       "Action": ["dynamodb:GetItem", "dynamodb:UpdateItem", "dynamodb:DescribeTable"],
+//!       "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
+//!     },
+//!     {
+//!       "Sid": "observer",
+//!       "Effect": "Allow",
+//!       "Action": ["dynamodb:GetItem", "dynamodb:Scan", "dynamodb:DescribeTable"],
+//!       "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
+//!     },
+//!     {
+//!       "Sid": "operator",
+//!       "Effect": "Allow",
+//!       "Action": [
+//!         "dynamodb:GetItem", "dynamodb:UpdateItem", "dynamodb:Scan", "dynamodb:DeleteItem", "dynamodb:DescribeTable",
+//!         "dynamodb:CreateTable", "dynamodb:UpdateTable", "dynamodb:UpdateContinuousBackups"
+//!       ],
+//!       "Resource": "arn:aws:dynamodb:eu-central-1:123456789012:table/locks"
+//!     }
+//!   ]
+//! }
+//! ```
+
+use std::time::Duration;
+
+pub use aws_config;
+use aws_config::SdkConfig;
+pub use aws_sdk_dynamodb;
+use aws_sdk_dynamodb::types::{self, CancellationReason};
+
+use crate::api::builder::ClientBuilder;
+use crate::api::fence::Fenced;
+use crate::model::error::Result;
+use crate::store::connect::dynamodb_table;
+pub use crate::store::dynamodb::fence::Canceled;
+use crate::store::dynamodb::{DynamodbOptions, Settings};
+use crate::sys::clock::Clock;
+
+/// A client of the locks in this table, with the region, endpoint and credentials of `config`. Its retries and
+/// timeouts are not used, nor its HTTP client: connections are our own, on a thread of our own.
+///
+/// # Example
+/// ```no_run
+/// # use leasehold::dynamodb::{Table, aws_config};
+/// # fn main() -> leasehold::Result<()> {
+/// # let config = aws_config::SdkConfig::builder().build();
+/// // let config = aws_config::load_defaults(..).await;
+/// let table = Table::new("locks").deletion_protection(true);
+/// let client = leasehold::dynamodb::builder(config, table).connect()?;
+/// client.create_schema()?;
+/// let _guard = client.lock("nightly-report")?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn builder(config: SdkConfig, table: impl Into<Table>) -> ClientBuilder {
+    let mut options = table.into().0;
+    options.settings = Settings::Given(Box::new(config));
+    ClientBuilder::with_opener(dynamodb_table(options), Clock::system())
+}
+
+/// A table: its name, and what differs from the defaults. A text is the table of this name.
+#[derive(Clone, Debug)]
+#[must_use = "a table does nothing until a client is built on it"]
+pub struct Table(DynamodbOptions);
+
+impl Table {
+    /// The table of this name: 3 to 255 letters, digits, `_`, `-` and `.`.
+    pub fn new(name: impl Into<String>) -> Self {
+        Table(DynamodbOptions::new(name, Settings::Environment { region: None, endpoint: None }))
+    }
+
+    /// The name of its partition key, a string. Defaults to `key`.
+    pub fn partition_key(mut self, name: impl Into<String>) -> Self {
+        self.0.partition_key = name.into();
+        self
+    }
+
+    /// For how long after its end a lease is respected, since two clients know the service's time a little
+    /// differently: at most a minute. With less than 950 ms a client first has to learn the time better, from more
+    /// answers, before it takes anybody over. Defaults to 1 s.
+    ///
+    /// All clients of a table must have the same, since whoever waits for less would take over too early: the table notes
+    /// the largest that a client ever had, and connecting with less is an error that says what to do.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.0.grace = grace;
+        self
+    }
+
+    /// Whether [`create_schema`](crate::LockClient::create_schema) sees to it that the service refuses to delete the
+    /// table. It never takes that protection away. Defaults to false.
+    pub fn deletion_protection(mut self, wanted: bool) -> Self {
+        self.0.protection.deletion = wanted;
+        self
+    }
+
+    /// Whether [`create_schema`](crate::LockClient::create_schema) turns on that the table can be restored as it was
+    /// at any moment of the last 35 days, which the service charges for. It never turns that off. Defaults to false.
+    pub fn point_in_time_recovery(mut self, wanted: bool) -> Self {
+        self.0.protection.recovery = wanted;
+        self
+    }
+}
+
+impl From<&str> for Table {
+    fn from(name: &str) -> Self {
+        Table::new(name)
+    }
+}
+
+impl From<String> for Table {
+    fn from(name: String) -> Self {
+        Table::new(name)
+    }
+}
+
+impl From<&String> for Table {
+    fn from(name: &String) -> Self {
+        Table::new(name)
+    }
+}
+
+/// Lets a user's own transaction be applied only while a lock or lease is held.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::dynamodb::{Canceled, ConditionCheck, aws_sdk_dynamodb as sdk};
+/// use sdk::types::{Put, TransactWriteItem};
+///
+/// # async fn publish(sdk: sdk::Client, guard: leasehold::LockGuard, put: Put) -> Result<(), Box<dyn std::error::Error>> {
+/// let check = TransactWriteItem::builder().condition_check(guard.condition_check()?).build();
+/// let put = TransactWriteItem::builder().put(put).build();
+/// let sent = sdk.transact_write_items().transact_items(check).transact_items(put).send().await;
+/// if let Err(error) = sent {
+///     let error = error.into_service_error();
+///     if let sdk::operation::transact_write_items::TransactWriteItemsError::TransactionCanceledException(canceled) = &error
+///         && let Some(reason) = canceled.cancellation_reasons().first()
+///     {
+///         match guard.read_reason(reason)? {
+///             Canceled::Lost(lost) => return Err(lost.into()), // it was not applied
+///             Canceled::Conflict => { /* nothing was applied: try again */ }
+///             Canceled::Other => { /* another part of the transaction was refused */ }
+///             _ => {}
+///         }
+///     }
+///     return Err(error.into());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub trait ConditionCheck: Fenced {
+    /// A part of `TransactWriteItems` that lets it be applied only while this is held. The row of one lock may stand
+    /// only once in a transaction. The guard's own heartbeat and the transaction can meet: either is then refused as a
+    /// conflict, and repeated; the guard repeats by itself.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
+    fn condition_check(&self) -> Result<types::ConditionCheck>;
+
+    /// What the reason that stands at the place of the check says, when the transaction was cancelled.
+    ///
+    /// # Errors
+    /// As [`condition_check`](ConditionCheck::condition_check).
+    fn read_reason(&self, reason: &CancellationReason) -> Result<Canceled>;
+}
+
+impl<T: Fenced> ConditionCheck for T {
+    fn condition_check(&self) -> Result<types::ConditionCheck> {
+        crate::store::dynamodb::fence::condition_check(self.standing()?)
+    }
+
+    fn read_reason(&self, reason: &CancellationReason) -> Result<Canceled> {
+        crate::store::dynamodb::fence::read_reason(self.standing()?, reason)
+    }
+}

@@ -1,0 +1,240 @@
+//! What only the MongoDB store has.
+//!
+//! One collection holds the locks, a document for each key; it can be the collection of mongo-lock, whose documents
+//! are read and respected. [`create_schema`](crate::LockClient::create_schema) makes it with its indexes, of which the
+//! unique one on `resource` must be there. Acquire, heartbeat, release and refusal are one request each.
+//!
+//! The server's clock decides (`$$NOW`). Every write waits until the majority has it in its journal, and goes to the
+//! primary, whatever the settings say.
+//!
+//! # What keeps keys apart
+//! The unique index on `resource` must be there, and not still being built, before a client writes anything. Beside it
+//! a document that is made here has its key as its `_id`, so that clients of this version never make two of one key,
+//! also where somebody takes the index away under them: by `drop()`, `dropIndexes` or `mongorestore --drop`. The
+//! documents of mongo-lock and of earlier versions keep the ObjectId that they have, and only the index keeps them apart
+//! from a second one: where such clients run, or such documents are restored, stop all of them before you drop or
+//! restore, or two may hold one lock. What has a key as its `_id` and is no lock's is an error of kind `Schema`.
+//!
+//! # Rights
+//! | who | role on the database | or these actions on the collection |
+//! |---|---|---|
+//! | makes the collection | `readWrite` | `createCollection`, `createIndex` |
+//! | locks | `readWrite` | `find`, `insert`, `update`, and `remove` to purge |
+//! | looks | `read` | `find` |
+//! | waits, and wants to be told at once | `read` | `changeStream`, beside `find` |
+//!
+//! Connecting asks for `listCollections` and `listIndexes`, which both roles have. Where they are denied, that the
+//! unique index is there is believed, with a warning. Where change streams are denied waiters poll, which is said once.
+//!
+//! # Certificates
+//! The driver trusts the well-known authorities that it brings along, not those of the system. For a private one say
+//! `tlsCAFile=/path/ca.pem` in the URL; one's own certificate is `tlsCertificateKeyFile=/path/me.pem`, with its key
+//! in the same file. Hosts must be named as the server's certificate names them. One that is not trusted is an error of
+//! kind `Config`, told at connect.
+//!
+//! # Sharded clusters
+//! Shard the collection by `{resource: 1}`, unique. The clock is then the router's, so the clocks of all routers must
+//! agree within the margin of a lease, as those of a replica set's members must. The tests have no `mongos` to run: not
+//! tried are the steps through a router, its errors while a shard elects or a chunk moves, and change streams over
+//! several shards.
+//!
+//! # What the majority promises
+//! A grant that was answered outlives elections, crashes and power cuts of a minority. It does not outlive a majority
+//! that loses its disks, a forced reconfiguration, nor members that answer before their journal is written
+//! (`writeConcernMajorityJournalDefault: false`). While no majority can be reached nothing is granted, renewed or
+//! refused: a guard then lives as long as its lease, and bridges half of that whenever it begins. An election takes
+//! up to 12 s at MongoDB's defaults; so a lease that nobody set is 30 s here, not 20 s. Where the primary hangs instead
+//! of dying, a member that copied from it may wait ten seconds more for it before there is a majority again (seen: 14 s
+//! with an election timeout of 2 s). A lease of 45 s bridges both; `oplogNetworkTimeoutBufferSeconds=1` on the servers
+//! shortens the second. A primary that was cut off and comes back grants nothing, since its majority has gone on.
+//!
+//! An acquire that is given up before it was answered is stopped by the number of the write that gives it up. Where
+//! that found nothing to remove the members have nothing to copy: after an election, a copy of the acquire that is still
+//! on its way (a router that repeats it) may be granted to nobody, and blocks the key for up to a minute.
+//!
+//! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
+//! stopped there and blocks the key for up to a minute, and waiters poll.
+//!
+//! # Connections
+//! A client opens as many as `maxPoolSize` allows (10 if it is not said; 3 where it says fewer, with a warning), of which
+//! one tells while somebody waits, and two that watch each server. Three fifths of the pool are for those who want a
+//! lock, so that heartbeats and releases never queue behind a thousand waiters.
+//!
+//! # Versions
+//! MongoDB 4.4 or newer; below 5.0 waiters poll. The tests run on 6.0.5. Amazon DocumentDB, Azure Cosmos DB and
+//! FerretDB speak the protocol but not all that locks need, and are refused by name.
+
+use std::mem;
+
+pub use mongodb as driver;
+use mongodb::error::Result as DriverResult;
+use mongodb::options::ClientOptions;
+
+use crate::api::builder::ClientBuilder;
+use crate::api::fence::Fenced;
+use crate::model::error::Result;
+use crate::store::connect::mongodb_collection;
+use crate::store::mongodb::fence::{Assertion, told};
+use crate::store::mongodb::{MongodbOptions, Settings};
+use crate::sys::clock::Clock;
+
+/// A client of the locks in the collection `locks` of the default database of `options`.
+///
+/// Only the settings are used: connections are our own, on a thread of our own. Write concern, read concern and read
+/// preference are not used, nor longer timeouts than locks can bear.
+///
+/// # Example
+/// ```no_run
+/// # fn main() -> leasehold::Result<()> {
+/// # let options = leasehold::mongodb::driver::options::ClientOptions::default();
+/// // let options = ClientOptions::parse("mongodb://localhost/app").await?;
+/// let client = leasehold::mongodb::builder(options).connect()?;
+/// let _guard = client.lock("nightly-report")?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn builder(options: ClientOptions) -> ClientBuilder {
+    over(MongodbOptions::new(given(options), None, None))
+}
+
+/// The same in another database and collection.
+pub fn builder_with(
+    options: ClientOptions,
+    database: impl Into<String>,
+    collection: impl Into<String>,
+) -> ClientBuilder {
+    over(MongodbOptions::new(given(options), Some(database.into()), Some(collection.into())))
+}
+
+fn given(options: ClientOptions) -> Settings {
+    Settings::Given(Box::new(options))
+}
+
+fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
+    ClientBuilder::with_opener(mongodb_collection(options), Clock::system())
+}
+
+/// Lets a user's own transaction be committed only while a lock or lease is held.
+///
+/// The assertion writes into the document of the lock, so that a takeover and the transaction meet: whichever comes
+/// second fails. It should be the last thing before the commit, since the guard's own heartbeat waits for the
+/// transaction from then on, and a heartbeat that came between the transaction's start and the assertion makes it
+/// fail with a conflict: then the whole transaction has to be tried again. [`run_fenced`] does all of that.
+pub trait AssertIn: Fenced {
+    /// Asserts in the transaction of a session of the driver's blocking API, which must have been started.
+    ///
+    /// # Errors
+    /// `Lost` when it is not held any more: abort the transaction. A retryable error of kind `Store` when the
+    /// transaction has to be tried again as a whole; its source is the driver's error, with the driver's labels.
+    /// `InvalidInput` for a lock of another store, and for a session that is in no transaction; `Closed` in a forked
+    /// child.
+    fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()>;
+
+    /// The same in the transaction of a session of the driver's async API.
+    ///
+    /// # Errors
+    /// As [`assert_in`](AssertIn::assert_in).
+    fn assert_in_async(&self, session: &mut driver::ClientSession) -> impl Future<Output = Result<()>>;
+}
+
+impl<T: Fenced> AssertIn for T {
+    fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()> {
+        let standing = self.standing()?;
+        assert_sync(&Assertion::of(standing)?, session).map_err(|error| told(error, standing))
+    }
+
+    async fn assert_in_async(&self, session: &mut driver::ClientSession) -> Result<()> {
+        let standing = self.standing()?;
+        assert_async(&Assertion::of(standing)?, session).await.map_err(|error| told(error, standing))
+    }
+}
+
+/// Runs `work` in a transaction, asserts that the lock or lease is held, and commits; again from the start where the
+/// server says that the transaction may be tried again, for up to two minutes. So `work` may run several times.
+///
+/// The assertion comes last in the first try, and first in those that follow: then the guard's heartbeats wait, and
+/// can't make a transaction that is longer than their interval fail again and again. Keep it shorter than the lease.
+///
+/// # Errors
+/// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`; else as
+/// [`AssertIn::assert_in`]. Nothing was committed, but for an error of the commit itself that the driver could not
+/// settle.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::mongodb::{driver, run_fenced};
+/// use driver::bson::doc;
+///
+/// # fn publish(client: driver::sync::Client, guard: leasehold::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
+/// let reports = client.database("app").collection::<driver::bson::Document>("reports");
+/// let mut session = client.start_session().run()?;
+/// run_fenced(&guard, &mut session, |session| {
+///     reports.update_one(doc! { "_id": 1 }, doc! { "$set": { "text": "new" } }).session(session).run()
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn run_fenced<T>(
+    fenced: &impl Fenced,
+    session: &mut driver::sync::ClientSession,
+    mut work: impl FnMut(&mut driver::sync::ClientSession) -> DriverResult<T>,
+) -> Result<T> {
+    let standing = fenced.standing()?;
+    let assertion = Assertion::of(standing)?;
+    let mut is_first_try = true;
+    let run = session.start_transaction().and_run(|session| {
+        if !mem::take(&mut is_first_try) {
+            assert_sync(&assertion, session)?;
+            return work(session);
+        }
+        let done = work(session)?;
+        assert_sync(&assertion, session)?;
+        Ok(done)
+    });
+    run.map_err(|error| told(error, standing))
+}
+
+/// [`run_fenced`] for a session of the driver's async API.
+///
+/// # Errors
+/// As [`run_fenced`].
+pub async fn run_fenced_async<T, W>(fenced: &impl Fenced, session: &mut driver::ClientSession, mut work: W) -> Result<T>
+where
+    W: for<'a> AsyncFnMut(&'a mut driver::ClientSession) -> DriverResult<T>,
+{
+    let standing = fenced.standing()?;
+    let assertion = Assertion::of(standing)?;
+    let mut is_first_try = true;
+    let run = session.start_transaction().and_run2(async |session| {
+        if !mem::take(&mut is_first_try) {
+            assert_async(&assertion, session).await?;
+            return work(session).await;
+        }
+        let done = work(session).await?;
+        assert_async(&assertion, session).await?;
+        Ok(done)
+    });
+    run.await.map_err(|error| told(error, standing))
+}
+
+fn assert_sync(assertion: &Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {
+    let started = session.start_transaction().run();
+    if started.is_ok() {
+        session.abort_transaction().run()?;
+    }
+    assertion.must_be_inside(started)?;
+    let locks = assertion.sync_collection(&session.client());
+    let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).run();
+    assertion.judge(sent.map(|update| update.matched_count))
+}
+
+async fn assert_async(assertion: &Assertion, session: &mut driver::ClientSession) -> DriverResult<()> {
+    let started = session.start_transaction().await;
+    if started.is_ok() {
+        session.abort_transaction().await?;
+    }
+    assertion.must_be_inside(started)?;
+    let locks = assertion.collection(&session.client());
+    let sent = locks.update_one(assertion.filter.clone(), assertion.update()).session(session).await;
+    assertion.judge(sent.map(|update| update.matched_count))
+}

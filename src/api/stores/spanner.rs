@@ -1,0 +1,140 @@
+//! What only the Cloud Spanner store has.
+//!
+//! One table holds the locks. [`create_schema`](crate::LockClient::create_schema) makes it, or adds to a table of
+//! spindle what it lacks; [`schema`](crate::LockClient::schema) prints the DDL. Rows that spindle wrote are read and
+//! respected. The service's clock decides, and the token of a grant is the timestamp of its commit in microseconds.
+//!
+//! # The table
+//! ```sql
+//! CREATE TABLE `locks` (
+//!   name STRING(MAX) NOT NULL,
+//!   heartbeat TIMESTAMP OPTIONS (allow_commit_timestamp = true),
+//!   token TIMESTAMP OPTIONS (allow_commit_timestamp = true),
+//!   writer STRING(MAX),
+//!   grant_id STRING(MAX),
+//!   lock_id STRING(MAX),
+//!   lease_ms INT64,
+//!   owner STRING(MAX),
+//!   host STRING(MAX),
+//!   comment STRING(MAX),
+//!   holders JSON,
+//!   kind STRING(MAX),
+//!   pins ARRAY<STRING(MAX)>,
+//!   format STRING(MAX),
+//!   given_up STRING(MAX)
+//! ) PRIMARY KEY (name);
+//! CREATE NULL_FILTERED INDEX `locks_lock_id` ON `locks`(lock_id);
+//! ```
+//!
+//! # Cost
+//! Acquire, heartbeat, release and refusal are one read-write transaction of two requests each; a look of a waiter
+//! is one request. So a lock of 20 s that is held for a minute costs about a dozen transactions. All transactions on
+//! one key write one row, and the service commits those one after the other: across regions, where a commit takes
+//! some ten milliseconds, that is at most about a hundred a second for one key. Keys do not slow down each other.
+//!
+//! Reading by lock id (`unlock`, `renew`) goes by the index: it reads the exclusive locks of that id, and every key
+//! that is held by shared holders, whose lock ids stand in `holders`.
+//!
+//! # Roles
+//! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs
+//! `roles/spanner.databaseAdmin` (`spanner.databases.updateDdl`).
+//!
+//! # Making the table
+//! [`create_schema`](crate::LockClient::create_schema) sends DDL by REST, to where Google's client looks, or ten ports
+//! above `SPANNER_EMULATOR_HOST`. `admin_endpoint=http://HOST:PORT` in the URL, or else the environment variable
+//! `LEASEHOLD_SPANNER_ADMIN_ENDPOINT`, names another place. It waits for up to ten minutes for what the service has
+//! begun. Every column of texts must take at least 1,024 characters; it makes a shorter one `STRING(MAX)`.
+//!
+//! # Versions
+//! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.
+
+pub use google_cloud_spanner;
+use google_cloud_spanner::builder::SpannerBuilder;
+use google_cloud_spanner::client::DatabaseClient;
+use google_cloud_spanner::model::transaction_options::IsolationLevel;
+use google_cloud_spanner::transaction::ReadWriteTransaction;
+
+use crate::api::builder::ClientBuilder;
+use crate::api::fence::Fenced;
+use crate::model::error::Result;
+use crate::store::connect::spanner_table;
+use crate::store::spanner::fence::{assertion, told};
+use crate::store::spanner::{Settings, SpannerOptions};
+use crate::sys::clock::Clock;
+
+/// A client of the locks in this table of the database `projects/P/instances/I/databases/D`, with the endpoint,
+/// credentials and connections of `settings`. The SDK's client that they make lives on a thread of our own.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::spanner::google_cloud_spanner::client::Spanner;
+/// # fn main() -> leasehold::Result<()> {
+/// let database = "projects/my-project/instances/my-instance/databases/my-database";
+/// let client = leasehold::spanner::builder(Spanner::builder(), database, "locks").connect()?;
+/// let _guard = client.lock("nightly-report")?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn builder(settings: SpannerBuilder, database: impl Into<String>, table: impl Into<String>) -> ClientBuilder {
+    let options = SpannerOptions::new(database, table, Settings::Given(Box::new(settings)));
+    ClientBuilder::with_opener(spanner_table(options), Clock::system())
+}
+
+/// Lets a user's own read-write transaction be committed only while a lock or lease is held.
+pub trait AssertIn: Fenced {
+    /// Asserts in `transaction`, which must be serializable. A rival's takeover and the transaction exclude each other
+    /// from then on.
+    ///
+    /// **Pass the error on** out of the closure of the SDK's runner, so that it rolls back: a commit after an error
+    /// that was dropped would go through. [`run_fenced`] leaves no way to forget that.
+    ///
+    /// # Errors
+    /// The SDK's own, with the code `OUT_OF_RANGE`, when it is not held any more; for a lock of another store, and in a
+    /// forked child, an error without a code.
+    fn assert_in(
+        &self,
+        transaction: &ReadWriteTransaction,
+    ) -> impl Future<Output = Result<(), google_cloud_spanner::Error>>;
+}
+
+impl<T: Fenced> AssertIn for T {
+    async fn assert_in(&self, transaction: &ReadWriteTransaction) -> Result<(), google_cloud_spanner::Error> {
+        let statement = self.standing().and_then(assertion).map_err(google_cloud_spanner::Error::ser)?;
+        let mut rows = transaction.execute_query(statement).await?;
+        // The answer to a query comes with its rows.
+        while rows.next().await.transpose()?.is_some() {}
+        Ok(())
+    }
+}
+
+/// Runs `work` in a serializable read-write transaction, asserts that the lock or lease is held, and commits; again
+/// from the start where the service aborts it. So `work` may run several times.
+///
+/// # Errors
+/// `Lost` when it is not held any more: nothing was committed. Else an error of kind `Store` whose source is what the
+/// SDK or `work` gave; `InvalidInput` for a lock of another store; `Closed` in a forked child.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::spanner::{google_cloud_spanner as sdk, run_fenced};
+///
+/// # async fn publish(database: sdk::client::DatabaseClient, guard: leasehold::LockGuard) -> leasehold::Result<()> {
+/// let update = sdk::statement::Statement::builder("UPDATE report SET text = 'new' WHERE id = 1").build();
+/// run_fenced(&guard, &database, async |transaction| transaction.execute_update(update.clone()).await).await?;
+/// # Ok(())
+/// # }
+/// ```
+pub async fn run_fenced<T, W>(fenced: &impl Fenced, database: &DatabaseClient, mut work: W) -> Result<T>
+where
+    W: AsyncFnMut(ReadWriteTransaction) -> Result<T, google_cloud_spanner::Error>,
+{
+    let standing = fenced.standing()?;
+    assertion(standing)?;
+    let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
+    let run = runner.run(async |transaction| {
+        let done = work(transaction.clone()).await?;
+        fenced.assert_in(&transaction).await?;
+        Ok(done)
+    });
+    run.await.map(|result| result.into_inner()).map_err(|error| told(error, standing))
+}

@@ -1,0 +1,87 @@
+//! One key changed by a pure rule: read, decide, compare-and-swap, until it is settled.
+
+use std::time::Duration;
+
+use crate::api::client::LockClient;
+use crate::lease::{LockRecord, Step, StoreTime, backoff};
+use crate::model::error::{ErrorKind, Result};
+use crate::store::{Seen, Swapped, Which};
+use crate::sys::clock::BootTime;
+use crate::sys::deadline::Deadline;
+
+/// A record that was read longer ago is read again before it is decided on: leases count from the read.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// A record, and the time from before it was asked for.
+pub(crate) struct Found {
+    pub seen: Seen,
+    pub asked: BootTime,
+}
+
+impl Found {
+    /// The store's time now, by what has passed since the record was asked for.
+    pub fn now(&self, on_clock: BootTime) -> StoreTime {
+        self.seen.now.plus(on_clock.since(self.asked))
+    }
+}
+
+impl LockClient {
+    /// Takes the step that `decide` finds for one key. What changed meanwhile is read and decided again. Gives the
+    /// answer and the record that it was decided on.
+    ///
+    /// `arrived` says of a swap that was not answered whether it happened, by the record that it wanted to leave
+    /// behind, the one before, and the one that stands now.
+    pub(crate) fn settle<A>(
+        &self,
+        mut found: Found,
+        decide: impl Fn(&Found) -> Result<Step<A>>,
+        arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
+    ) -> Result<(A, Found)> {
+        let key = found.seen.record.key.clone();
+        let by = self.family.request_deadline();
+        let mut unanswered: Option<(LockRecord, A, Found)> = None;
+        let mut failures = 0;
+        if self.family.clock.now().since(found.asked) > FRESH {
+            found = self.look(&key, &by)?;
+        }
+        loop {
+            let step = decide(&found)?;
+            let Some(next) = step.record else { return Ok((step.answer, found)) };
+            let error = match self.family.backend.swap(&found.seen, Some(&next), &by) {
+                Ok(Swapped::Done) => return Ok((step.answer, found)),
+                Ok(Swapped::Changed) => {
+                    self.error(ErrorKind::Store, &key, "it was changed by others each time").retryable()
+                }
+                Ok(Swapped::Unknown(error)) => {
+                    unanswered = Some((next, step.answer, found));
+                    error
+                }
+                Err(error) if error.is_retryable() => error,
+                Err(error) => return Err(error),
+            };
+            failures += 1;
+            if !by.wait_for(backoff::retry_delay(failures, by.remaining(), fastrand::f64())) {
+                self.family.check_open()?;
+                return Err(error);
+            }
+            found = self.look(&key, &by)?;
+            let now = &found.seen.record;
+            if let Some((_, answer, before)) =
+                unanswered.take_if(|(next, _, before)| arrived(next, &before.seen.record, now))
+            {
+                return Ok((answer, before));
+            }
+        }
+    }
+
+    /// The record of one key as it stands now.
+    pub(crate) fn look(&self, key: &str, by: &Deadline) -> Result<Found> {
+        let which = Which::Key(key.to_owned());
+        self.repeated_until(by, |by| {
+            let asked = self.family.clock.now();
+            let seen = self.family.backend.read(&which, None, true, by)?.records.pop();
+            let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");
+            seen.map(|seen| Found { seen, asked }).ok_or_else(nothing)
+        })
+    }
+}

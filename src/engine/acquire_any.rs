@@ -1,0 +1,219 @@
+//! How the first free one of several locks is obtained: a place in the line of each of its keys.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::family::Family;
+use super::queue::{May, Ticket};
+use crate::engine::acquire::{Round, Turn, Wait};
+use crate::engine::poll::FIRST_WARNING;
+use crate::engine::spec::{Granted, Obtained, OnWait, Patience, Want, Wanted};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::Seen;
+use crate::sys::deadline::{Deadline, far_from};
+
+/// How a wait for several keys ended without an error.
+pub enum AnyObtained {
+    /// One of the locks is granted.
+    Granted(Granted),
+    /// Others hold all of them, and the patience is over.
+    Refused(Vec<Seen>),
+}
+
+impl Want {
+    /// The same for another key.
+    pub fn for_key(&self, key: String, on_wait: Option<OnWait>) -> Want {
+        Want {
+            wanted: Wanted { key, ..self.wanted.clone() },
+            instead_of: self.instead_of.clone(),
+            stands_back: self.stands_back,
+            cancel: self.cancel.clone(),
+            on_wait,
+        }
+    }
+}
+
+/// Obtains the first of the locks that is free, or says who holds each of them. The keys are tried
+/// in random order, unless `in_order`.
+pub fn obtain_any(family: &Arc<Family>, wants: Vec<Want>, patience: Patience, in_order: bool) -> Result<AnyObtained> {
+    let waits = wants.into_iter().map(|want| Wait::new(family, want, patience)).collect();
+    let obtained = AnyWait { family, waits, patience, in_order }.run();
+    obtained.map_err(|error| error.with_store(&family.backend.info().label))
+}
+
+struct AnyWait<'a> {
+    family: &'a Arc<Family>,
+    waits: Vec<Wait<'a>>,
+    patience: Patience,
+    in_order: bool,
+}
+
+impl AnyWait<'_> {
+    fn run(&mut self) -> Result<AnyObtained> {
+        let mut overall = self.overall();
+        let outcome = self.go_on(&mut overall);
+        self.leave(outcome, &overall)
+    }
+
+    fn go_on(&mut self, overall: &mut Deadline) -> Result<AnyObtained> {
+        if !self.in_order {
+            fastrand::shuffle(&mut self.waits);
+        }
+        if let Some(granted) = self.ask_each(overall)? {
+            return Ok(AnyObtained::Granted(granted));
+        }
+        if matches!(self.patience, Patience::Once) {
+            return self.ended();
+        }
+        self.waits.iter_mut().for_each(Wait::enter);
+        let mut is_new = true;
+        while self.pause(overall, std::mem::take(&mut is_new)) {
+            self.family.check_open()?;
+            if !self.in_order {
+                fastrand::shuffle(&mut self.waits);
+            }
+            if let Some(granted) = self.look_at_each(overall)? {
+                return Ok(AnyObtained::Granted(granted));
+            }
+        }
+        self.ended()
+    }
+
+    /// Leaves all lines. What was handed over at the last moment is taken if nothing else was, else given back.
+    fn leave(&mut self, mut outcome: Result<AnyObtained>, overall: &Deadline) -> Result<AnyObtained> {
+        for wait in &mut self.waits {
+            let is_it = |granted: &Granted| granted.attempt.key == wait.want.wanted.key;
+            let with_lock = matches!(&outcome, Ok(AnyObtained::Granted(granted)) if is_it(granted));
+            let Some(handed) = wait.ticket.take().and_then(|ticket| ticket.leave(with_lock)) else { continue };
+            if !matches!(outcome, Ok(AnyObtained::Refused(_))) {
+                wait.give_back(handed, overall);
+            } else if let Round::Done(Obtained::Granted(granted)) = wait.act(Turn::Given(*handed), overall)? {
+                outcome = Ok(AnyObtained::Granted(granted));
+            }
+        }
+        outcome
+    }
+
+    fn overall(&self) -> Deadline {
+        self.waits.first().map_or_else(|| self.family.request_deadline(), Wait::overall)
+    }
+
+    /// Asks for one key after the other, but for those that others of this process wait for.
+    fn ask_each(&mut self, overall: &mut Deadline) -> Result<Option<Granted>> {
+        let mut own = 0;
+        let all = self.waits.len();
+        for at in 0..all {
+            if overall.is_over() {
+                break;
+            }
+            let wait = &mut self.waits[at];
+            let in_line = wait.want.stands_back || !matches!(self.patience, Patience::Once);
+            if in_line && self.family.queues.len(&wait.want.wanted.key) > 0 {
+                wait.stood_back = true;
+                continue;
+            }
+            match ask(wait, self.patience, overall) {
+                Ok(Some(granted)) => return Ok(Some(granted)),
+                Ok(None) => {}
+                // Another one may be free; but to wait for one's own locks only would be in vain.
+                Err(error) if error.kind() == ErrorKind::AlreadyHeld => {
+                    own += 1;
+                    if own == all {
+                        return Err(in_context(wait, error));
+                    }
+                }
+                Err(error) => return Err(in_context(wait, error)),
+            }
+            if matches!(self.patience, Patience::Once) && !overall.is_over() {
+                // Asking once asks once for each: the next key has all of the time.
+                *overall = self.overall();
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes what was handed over, or else looks at the keys that were told or are due, and asks for those that look
+    /// free. Each only at the head of its line.
+    fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
+        let now = Instant::now();
+        let is_due = |wait: &Wait<'_>| wait.look_at.is_some_and(|at| at <= now);
+        let is_round = self.waits.iter().any(is_due);
+        let told: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
+        for (wait, is_told) in self.waits.iter_mut().zip(told) {
+            // Keys that nobody tells are looked at in one round, so that their order counts.
+            let is_told = is_told || is_due(wait) || (is_round && !wait.is_told);
+            if is_told {
+                wait.look_at = None;
+            }
+            let Some(ticket) = wait.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
+            let is_idle = ticket.place() > 0 || !is_told || ticket.stands_back().is_some() || ticket.is_held();
+            if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
+                continue;
+            }
+            let turn = match wait.ticket.as_ref().map(Ticket::may) {
+                None | Some(May::Wait) => continue,
+                Some(May::Ask) => Turn::Ask,
+                Some(May::Take(granted)) => Turn::Given(*granted),
+            };
+            match wait.act(turn, overall) {
+                Ok(Round::Done(Obtained::Granted(granted))) => return Ok(Some(granted)),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyHeld => {}
+                Err(error) => return Err(in_context(wait, error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until it is time to look at a key again, or something is told; false when the call's time is over.
+    fn pause(&mut self, overall: &Deadline, is_new: bool) -> bool {
+        self.waits.iter_mut().for_each(Wait::tell);
+        let now = Instant::now();
+        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, is_new)).min();
+        let until = next.unwrap_or_else(|| far_from(now, FIRST_WARNING));
+        loop {
+            let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(FIRST_WARNING);
+            let left = until.saturating_duration_since(Instant::now());
+            let nudges = || self.waits.iter().filter_map(|wait| wait.ticket.as_ref()).map(Ticket::nudged);
+            if !overall.wait_for_any(left.min(tell_after), nudges()) {
+                return false;
+            }
+            if left <= tell_after || nudges().any(|nudge| !nudge.is_empty()) {
+                return true;
+            }
+            self.waits.iter_mut().for_each(Wait::tell);
+        }
+    }
+
+    /// Why the call ended without a lock. It says that others hold them only where that is known of all.
+    fn ended(&mut self) -> Result<AnyObtained> {
+        let mut refused = Vec::new();
+        for wait in &mut self.waits {
+            match wait.ended() {
+                Ok(Obtained::Refused(seen)) => refused.extend(seen),
+                Ok(Obtained::Granted(granted)) => return Ok(AnyObtained::Granted(granted)),
+                Err(error) => return Err(in_context(wait, error)),
+            }
+        }
+        Ok(AnyObtained::Refused(refused))
+    }
+}
+
+/// Asks for one key. Trouble ends that when the call goes on to wait, for the others may do better.
+fn ask(wait: &mut Wait<'_>, patience: Patience, by: &Deadline) -> Result<Option<Granted>> {
+    loop {
+        match wait.round(by)? {
+            Round::Done(Obtained::Granted(granted)) => return Ok(Some(granted)),
+            Round::Trouble if matches!(patience, Patience::Once) && !by.is_over() => {}
+            Round::Done(Obtained::Refused(_)) | Round::Refused | Round::Trouble => return Ok(None),
+        }
+    }
+}
+
+/// What ends the whole call is about no key.
+fn in_context(wait: &Wait<'_>, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Cancelled | ErrorKind::Closed => error,
+        _ => error.with_key(&wait.want.wanted.key),
+    }
+}

@@ -1,0 +1,339 @@
+//! What all clones of a client share.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::hold::{Callbacks, Hold, Setup};
+use super::queue::Queues;
+use super::undo::Undo;
+use super::watcher::Watcher;
+use crate::engine::options::{ClientOptions, Terms, default_labels};
+use crate::engine::spec::Granted;
+use crate::engine::wakeups::Hub;
+use crate::lease::{Labels, backoff};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::{Attempt, Backend, Released};
+use crate::sys::cancel::CancelToken;
+use crate::sys::clock::Clock;
+use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::process::ProcessId;
+use crate::sys::thread::Thread;
+
+/// So many guards are released at the same time by `close`; more when these hang.
+const CLOSE_THREADS: usize = 16;
+
+/// See the module.
+pub struct Family {
+    pub backend: Arc<dyn Backend>,
+    pub clock: Arc<Clock>,
+    pub options: ClientOptions,
+    /// Who waits in this process.
+    pub queues: Arc<Queues>,
+    /// What tells them that a lock may be free.
+    pub hub: Arc<Hub>,
+    labels: Labels,
+    process: ProcessId,
+    watcher: Arc<Watcher>,
+    /// Wakes every waiter; nothing is acquired afterwards.
+    closing: CancelToken,
+    undo: Arc<Undo>,
+    /// The threads that are about to obtain a lock.
+    obtaining: Mutex<Vec<ThreadId>>,
+    obtained: Condvar,
+    ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    /// Until when the drop may take, where it is a part of another one.
+    drop_by: Option<Instant>,
+}
+
+/// What works with a lock, and has to end before `close` releases it.
+pub trait EndsFirst: Send + Sync {
+    /// Asks it to end by then, without waiting for that.
+    fn ask_to_end(&self, by: Instant);
+    /// Waits for its end until `by`.
+    fn wait_for_end(&self, by: Instant);
+}
+
+/// A call that may obtain a lock; `close` waits for it.
+pub struct Obtaining(Arc<Family>);
+
+impl Drop for Obtaining {
+    fn drop(&mut self) {
+        let mut obtaining = self.0.obtaining.lock();
+        if let Some(at) = obtaining.iter().position(|id| *id == std::thread::current().id()) {
+            obtaining.swap_remove(at);
+        }
+        self.0.obtained.notify_all();
+    }
+}
+
+impl Family {
+    pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
+        let (queues, closing) = (Arc::<Queues>::default(), CancelToken::new());
+        let hub = Hub::new(backend.clone(), queues.clone(), clock.clone(), closing.clone(), options.request_timeout);
+        Arc::new(Family {
+            hub: Arc::new(hub),
+            undo: Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout)),
+            watcher: Arc::new(Watcher::new(clock.clone())),
+            labels: default_labels(std::process::id()),
+            backend,
+            clock,
+            options,
+            queues,
+            process: ProcessId::current(),
+            closing,
+            obtaining: Mutex::default(),
+            obtained: Condvar::new(),
+            ends_first: Mutex::default(),
+            drop_by: None,
+        })
+    }
+
+    /// Whether this is the process that connected, and not one forked from it.
+    pub fn is_own_process(&self) -> bool {
+        self.process.is_current()
+    }
+
+    /// Refuses every call after `close` and in a forked child.
+    pub fn check_open(&self) -> Result<()> {
+        let why = if !self.is_own_process() {
+            "the client belongs to the process that this one was forked from; connect again here, but not to an \
+             SQLite file that was open at the fork"
+        } else if self.closing.is_cancelled() {
+            "the client was closed"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Closed, why).with_store(&self.backend.info().label))
+    }
+
+    /// Begins a call that may obtain a lock, unless the client is closed.
+    pub fn obtaining(self: &Arc<Self>) -> Result<Obtaining> {
+        // In a forked child the mutex may be held for ever.
+        self.check_open()?;
+        self.obtaining.lock().push(std::thread::current().id());
+        let call = Obtaining(self.clone());
+        // `close` may have looked before.
+        self.check_open().map(|()| call)
+    }
+
+    /// `close` ends this before it releases guards.
+    pub fn ends_first(&self, first: Weak<dyn EndsFirst>) {
+        let mut all = self.ends_first.lock();
+        all.retain(|first| first.strong_count() > 0);
+        all.push(first);
+    }
+
+    /// Owner, host and comment of a request.
+    pub fn labels(&self, owner: Option<String>, comment: Option<String>) -> Labels {
+        let owner = owner.or_else(|| self.options.owner.clone()).unwrap_or_else(|| self.labels.owner.clone());
+        Labels { owner, host: self.labels.host.clone(), comment }
+    }
+
+    /// The deadline of one request that nobody set a closer one for.
+    pub fn request_deadline(&self) -> Deadline {
+        Deadline::after(self.options.request_timeout).or_cancel(&self.closing)
+    }
+
+    /// Becomes cancelled when the client is closed.
+    pub fn closing(&self) -> &CancelToken {
+        &self.closing
+    }
+
+    /// Every guard of this client that is still alive.
+    pub fn holds(&self) -> Vec<Arc<Hold>> {
+        self.watcher.holds()
+    }
+
+    /// A lock that was just granted, with heartbeat and watcher at work.
+    pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
+        self.hold_or_keep(granted, terms, callbacks, false)
+    }
+
+    /// The same for a grant that outlives its hold: the lease of a name.
+    pub fn keep(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
+        self.hold_or_keep(granted, terms, callbacks, true)
+    }
+
+    fn hold_or_keep(
+        &self,
+        granted: Granted,
+        terms: Terms,
+        callbacks: Callbacks,
+        outlived_by_grant: bool,
+    ) -> Result<Arc<Hold>> {
+        let setup = Setup {
+            backend: self.backend.clone(),
+            clock: self.clock.clone(),
+            watcher: self.watcher.clone(),
+            queues: self.queues.clone(),
+            observing: self.options.observing.clone(),
+            terms,
+            request_timeout: self.options.request_timeout,
+            drop_timeout: self.options.drop_timeout,
+            outlived_by_grant,
+        };
+        let hold = Hold::new(granted, setup, callbacks);
+        if let Err(error) = hold.start() {
+            // Without its threads nobody would renew it.
+            let _ = hold.release(self.options.drop_timeout);
+            self.check_open()?;
+            return Err(error);
+        }
+        // `close` may have looked at the guards before this one was there.
+        if let Err(closed) = self.check_open() {
+            let _ = hold.release(self.options.drop_timeout);
+            return Err(closed);
+        }
+        Ok(hold)
+    }
+
+    /// Gives up an acquisition that was not answered, in the background.
+    pub fn abandon(&self, attempt: Attempt) {
+        self.undo.push(attempt);
+    }
+
+    /// A call for a grant that no guard owns yet: when the store panics, it is given up, and the panic goes on.
+    pub fn unowned<T>(&self, attempt: &mut Attempt, call: impl FnOnce(&mut Attempt) -> T) -> T {
+        catch_unwind(AssertUnwindSafe(|| call(attempt))).unwrap_or_else(|panic| {
+            self.abandon(attempt.without_native());
+            resume_unwind(panic)
+        })
+    }
+
+    /// Lets go of a handle, the last one within what a drop has left.
+    pub fn let_go(self: Arc<Self>, by: Instant) {
+        if let Some(mut family) = Arc::into_inner(self) {
+            family.drop_by = Some(by);
+        }
+    }
+
+    /// Ends everything within one bound. The first release that failed is its error.
+    pub fn close(&self, bound: Duration) -> Result<()> {
+        self.closing.cancel();
+        let now = Instant::now();
+        let by = far_from(now, bound);
+        // What is asked to end here needs a moment to do so.
+        let soon = by - by.saturating_duration_since(now) / 10;
+        let first: Vec<_> = { self.ends_first.lock().iter().filter_map(Weak::upgrade).collect() };
+        let half = by - by.saturating_duration_since(now) / 2;
+        first.iter().for_each(|first| first.ask_to_end(half));
+        first.iter().for_each(|first| first.wait_for_end(half));
+        let released = self.release_all(soon, by);
+        self.wait_for_obtaining(soon);
+        self.end_background(soon, by);
+        self.watcher.close(by);
+        released
+    }
+
+    /// What was given up without an answer has until `soon`.
+    fn end_background(&self, soon: Instant, by: Instant) {
+        self.undo.end(soon, by);
+        self.hub.close(by);
+    }
+
+    /// Releases every guard until `soon`, and waits for it until `by`: a store that hangs against its
+    /// contract holds up nobody.
+    fn release_all(&self, soon: Instant, by: Instant) -> Result<()> {
+        let holds = self.holds();
+        let mut open = holds.len();
+        let holds = Arc::new(Mutex::new(holds));
+        let (done, answers) = crossbeam_channel::unbounded();
+        let work = || {
+            let (holds, done) = (holds.clone(), done.clone());
+            move || {
+                while let Some(hold) = { holds.lock().pop() } {
+                    let left = soon.saturating_duration_since(Instant::now());
+                    let _ = done.send(hold.release(left));
+                }
+            }
+        };
+        let mut threads: Vec<Thread> = Vec::new();
+        let more = |threads: &mut Vec<Thread>| {
+            let wanted = threads.len().max(CLOSE_THREADS).min(holds.lock().len());
+            threads.extend((0..wanted).map_while(|_| Thread::spawn("leasehold-close", work()).ok()));
+        };
+        more(&mut threads);
+        if threads.is_empty() {
+            work()();
+        }
+        let patience = soon.saturating_duration_since(Instant::now()) / 20;
+        let mut released = Ok(());
+        while open > 0 {
+            match answers.recv_deadline(by.min(Instant::now() + patience)) {
+                Ok(answer) => {
+                    open -= 1;
+                    let failed = answer.err().filter(|error| error.kind() != ErrorKind::Lost);
+                    released = released.and(failed.map_or(Ok(()), Err));
+                }
+                Err(_) if Instant::now() >= by => {
+                    let error = Error::new(ErrorKind::Store, format!("{open} locks could not be released in time"));
+                    released = released.and(Err(error.retryable().with_store(&self.backend.info().label)));
+                    break;
+                }
+                // These hang; the others shall have their turn.
+                Err(_) => more(&mut threads),
+            }
+        }
+        for thread in threads {
+            thread.join_by(by);
+        }
+        released
+    }
+
+    /// Calls that were woken by the closing give up what they have sent. One that closes by itself, in a
+    /// callback, is not waited for.
+    fn wait_for_obtaining(&self, by: Instant) {
+        let me = std::thread::current().id();
+        let mut obtaining = self.obtaining.lock();
+        while obtaining.iter().any(|id| *id != me) && !self.obtained.wait_until(&mut obtaining, by).timed_out() {}
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        if !self.is_own_process() {
+            // Its threads and connections do not exist here: they are never dropped.
+            std::mem::forget((self.backend.clone(), self.watcher.clone(), self.hub.clone(), self.undo.clone()));
+            return;
+        }
+        self.closing.cancel();
+        let now = Instant::now();
+        let by = self.drop_by.unwrap_or_else(|| far_from(now, self.options.drop_timeout));
+        // What is asked to end needs a moment to do so.
+        let soon = by - by.saturating_duration_since(now) / 10;
+        self.end_background(soon, by);
+        self.watcher.close(by);
+    }
+}
+
+/// A call that ends a hold: a panic of the store's is an answer that did not come, for a drop may be under way.
+pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
+    let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Ok(unknown(panicked())))
+}
+
+/// Repeats the giving up until it is answered or `deadline` is over.
+pub fn give_up(
+    backend: &dyn Backend,
+    attempt: &mut Attempt,
+    deadline: &Deadline,
+    request_timeout: Duration,
+) -> Result<()> {
+    let mut failures = 0;
+    loop {
+        let by = deadline.clone().within(request_timeout);
+        let error = match ends_hold(|| backend.release(attempt, true, &by), Released::Unknown) {
+            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
+            Ok(Released::Unknown(error)) => error,
+            Err(error) => error,
+        };
+        failures += 1;
+        if !deadline.wait_for(backoff::retry_delay(failures, deadline.remaining(), fastrand::f64())) {
+            return Err(error);
+        }
+    }
+}

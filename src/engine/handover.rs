@@ -1,0 +1,103 @@
+//! A release that hands the lock to the next waiter of this process: one request, a new token, no gap.
+
+use std::time::{Duration, Instant};
+
+use super::family::{ends_hold, give_up};
+use super::hold::Hold;
+use crate::engine::spec::{Chain, Granted, Wanted, local_end};
+use crate::lease::{Lease, Mode};
+use crate::model::error::{ErrorKind, Result};
+use crate::model::lock::LockStatus;
+use crate::store::Acquired;
+use crate::sys::deadline::Deadline;
+
+/// After so many hand-overs in a row the lock is really released, so that other processes get a turn.
+const MAX_IN_A_ROW: u32 = 8;
+
+/// How a hand-over went.
+pub(super) enum PassedOn {
+    /// The hold is over, with this answer.
+    Yes(Result<()>),
+    /// It has to be released. `may_be_done`: unless an unanswered hand-over has ended it.
+    No { may_be_done: bool },
+    /// It has to be released, and the head of the line waits for one poll: others have their turn.
+    OthersTurn,
+}
+
+impl Hold {
+    /// Hands the lock over to the head of the line.
+    pub(super) fn pass_on(&self, by: Instant) -> PassedOn {
+        let (setup, now) = (&self.setup, self.setup.clock.now());
+        let held_in_a_row = now.since(self.chain.since);
+        let fair = self.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
+        if self.granted.mode() != Mode::Exclusive {
+            return PassedOn::No { may_be_done: false };
+        }
+        if !fair {
+            return PassedOn::OthersTurn;
+        }
+        let exclusive = |wanted: &Wanted| wanted.mode == Mode::Exclusive;
+        let Some(next) = setup.queues.reserve(self.granted.key(), exclusive) else {
+            return PassedOn::No { may_be_done: false };
+        };
+        let terms = next.wanted().terms;
+        let lease = terms.first_lease_at(now);
+        if !terms.leave_time_at(now) {
+            return PassedOn::No { may_be_done: false };
+        }
+        let old = (self.granted.grant.clone(), self.granted.fencing_token());
+        let mut attempt = next.wanted().attempt(setup.backend.info().grant_form.fresh(), lease, Some(old));
+        // Half of the time is left for a release, should this not be answered.
+        let half = by.saturating_duration_since(Instant::now()) / 2;
+        let deadline = Deadline::after(half.min(setup.request_timeout));
+        let sent = setup.clock.now();
+        attempt.first_sent = Some(sent);
+        attempt.sends = 1;
+        match ends_hold(|| setup.backend.acquire(&mut attempt, &deadline), Acquired::Unknown) {
+            Ok(Acquired::Granted { holder, now, .. }) => {
+                let held_until = local_end(sent, holder.until, now) - terms.first_margin();
+                let chain = Chain { times: self.chain.times + 1, ..self.chain };
+                let granted = Granted { attempt, holder, now, held_until, chain };
+                match next.give(granted) {
+                    Ok(()) => PassedOn::Yes(Ok(())),
+                    // The waiter went away: what it would have got is released.
+                    Err(granted) => {
+                        *self.handed.lock() = Some(granted.attempt);
+                        let given_up = self.give_up_hand_over(&Deadline::at(by));
+                        setup.queues.nudge(self.granted.key());
+                        PassedOn::Yes(given_up)
+                    }
+                }
+            }
+            Ok(Acquired::Refused(_)) if self.is_released_again() => PassedOn::Yes(Ok(())),
+            Ok(Acquired::Refused(seen)) => {
+                let lost = self.error(ErrorKind::Lost, "it was released by another or taken over");
+                PassedOn::Yes(Err(lost.with_holders(LockStatus::live(&seen))))
+            }
+            Ok(Acquired::Unknown(_)) => {
+                // If it happened, there is nothing left to release.
+                *self.handed.lock() = Some(attempt);
+                PassedOn::No { may_be_done: true }
+            }
+            Err(_) => PassedOn::No { may_be_done: false },
+        }
+    }
+
+    /// Makes sure that no hand-over stands that nobody knows of.
+    pub(super) fn give_up_hand_over(&self, by: &Deadline) -> Result<()> {
+        let Some(mut attempt) = ({ self.handed.lock().take() }) else { return Ok(()) };
+        let given_up = give_up(&*self.setup.backend, &mut attempt, by, self.setup.request_timeout);
+        if given_up.is_err() {
+            *self.handed.lock() = Some(attempt);
+        }
+        given_up
+    }
+
+    /// For how long a lock may be handed over inside this process: one lease.
+    fn max_in_a_row(&self) -> Duration {
+        match self.setup.terms.lease {
+            Lease::For(d) => d,
+            Lease::Forever => Duration::MAX,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The thread that renews one guard's lease. The watcher starts it when the first heartbeat is due. It only
+//! sends; the watcher declares what is due.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::select;
+
+use super::hold::{Beat, Hold};
+use crate::engine::options::Terms;
+use crate::lease::{Lease, backoff};
+use crate::model::error::Result;
+use crate::model::loss::LossReason;
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// How often the guard of a lock without end looks whether it was released or replaced.
+const ENDLESS_LOOK: Duration = Duration::from_secs(30);
+/// Repeats are not closer together, however little is left.
+const MIN_RETRY: Duration = Duration::from_millis(1);
+
+/// How long after the grant the first heartbeat is due. A hold that is shorter needs no thread.
+pub(super) fn first_after(terms: &Terms) -> Duration {
+    backoff::with_jitter(interval(terms), fastrand::f64())
+}
+
+fn interval(terms: &Terms) -> Duration {
+    match terms.lease {
+        Lease::For(_) => terms.heartbeat,
+        Lease::Forever => ENDLESS_LOOK,
+    }
+}
+
+/// Starts the heartbeat of `hold`, which sends at once; it ends with the hold.
+pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
+    Thread::spawn("leasehold-beat", move || {
+        if catch_unwind(AssertUnwindSafe(|| run(&hold))).is_err() {
+            hold.lose(LossReason::HeartbeatDied);
+            log::error!(target: "leasehold::heartbeat", key:? = hold.granted.key(); "a heartbeat thread panicked");
+        }
+    })
+}
+
+fn run(hold: &Hold) {
+    let interval = interval(&hold.setup.terms);
+    let mut failures = 0;
+    let mut wait = Duration::ZERO;
+    loop {
+        select! {
+            recv(hold.stop.cancelled()) -> _ => return,
+            recv(hold.beats) -> _ => {}
+            default(wait) => {}
+        }
+        wait = match hold.beat() {
+            Beat::Over => return,
+            Beat::Renewed => {
+                failures = 0;
+                backoff::with_jitter(interval, fastrand::f64())
+            }
+            Beat::Failed => {
+                failures += 1;
+                backoff::retry_delay(failures, hold.remaining(), fastrand::f64()).max(MIN_RETRY)
+            }
+        };
+    }
+}

@@ -1,0 +1,272 @@
+//! Every order of steps of a hold's heartbeats, watcher, releases and rivals. What is one step here happens under one
+//! mutex, or is one request; a heartbeat may hang between its request and its answer for as long as it likes.
+
+use super::*;
+use crate::engine::orders::{self, LEASE, all_orders, wanted};
+use crate::engine::queue::{May, Ticket};
+use crate::model::event::Observer;
+use crate::store::memory::Memory;
+use crate::store::{Acquired, Released};
+use crate::sys::deadline::Deadline;
+use std::time::Instant;
+
+/// Longer than any step takes.
+const SLACK: Duration = Duration::from_secs(60);
+
+/// What was told.
+#[derive(Default)]
+struct Told {
+    lost: Mutex<u32>,
+    released: Mutex<u32>,
+}
+
+impl Observer for Told {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Lost { .. } => *self.lost.lock() += 1,
+            Event::Released { .. } => *self.released.lock() += 1,
+            _ => {}
+        }
+    }
+}
+
+/// Somebody, and what that one does next.
+#[derive(Clone)]
+enum Actor {
+    /// Sends a heartbeat, so many more.
+    Beats(u32),
+    /// Has an answer of the store's.
+    Answered(u32),
+    /// The watcher's thread looks.
+    Looks,
+    /// A drop or a `close`.
+    Releases,
+    Sends(Phase),
+    Ends(Phase),
+    /// So much time passes.
+    Passes(Duration),
+    /// Asks for the lock once.
+    Rival,
+    /// Stands in the line of this process: takes what was handed over, or asks once, and goes.
+    Waits,
+    /// Ends the grant in the store, whoever holds it.
+    Operator,
+    Done,
+}
+
+struct World {
+    hold: Arc<Hold>,
+    store: Arc<Memory>,
+    told: Arc<Told>,
+    clock: Arc<Clock>,
+    actors: Vec<Actor>,
+    /// The answers that wait to be looked at, by actor.
+    answers: Vec<Option<Result<Answer>>>,
+    sent: Vec<Option<Result<()>>>,
+    outcomes: Vec<Result<()>>,
+    was_held: bool,
+    /// Ended on order: the holder learns of it at its next heartbeat.
+    is_ordered: bool,
+    rival: Option<Attempt>,
+    ticket: Option<Ticket>,
+}
+
+impl World {
+    fn new(actors: &[Actor]) -> World {
+        let clock = Clock::system();
+        let store = Arc::new(Memory::open("", clock.clone()));
+        let told = Arc::<Told>::default();
+        let mut attempt = wanted().attempt(store.info().grant_form.fresh(), LEASE, None);
+        let sent = clock.now();
+        let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
+            panic!("it is free")
+        };
+        let held_until = local_end(sent, holder.until, now) - LEASE / 10;
+        let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
+        let setup = Setup {
+            backend: store.clone(),
+            clock: clock.clone(),
+            watcher: Arc::new(Watcher::new(clock.clone())),
+            queues: Arc::default(),
+            observing: Observing(Some(told.clone())),
+            terms: wanted().terms,
+            request_timeout: SLACK,
+            drop_timeout: SLACK,
+            outlived_by_grant: false,
+        };
+        let waits = actors.iter().any(|actor| matches!(actor, Actor::Waits));
+        let ticket = waits.then(|| setup.queues.enter(wanted()));
+        let hold = Hold::new(granted, setup, Callbacks::default());
+        let none = || actors.iter().map(|_| None).collect();
+        World {
+            hold,
+            store,
+            told,
+            clock,
+            actors: actors.to_vec(),
+            answers: none(),
+            sent: actors.iter().map(|_| None).collect(),
+            outcomes: Vec::new(),
+            was_held: true,
+            is_ordered: false,
+            rival: None,
+            ticket,
+        }
+    }
+
+    fn ask(&self) -> Option<Attempt> {
+        let mut attempt = wanted().attempt(self.store.info().grant_form.fresh(), LEASE, None);
+        let answer = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
+        matches!(answer, Acquired::Granted { .. }).then_some(attempt)
+    }
+
+    fn seen(&self) -> Seen {
+        let page = self.store.read(&Which::Key("k".to_owned()), None, true, &Deadline::after(SLACK));
+        page.expect("a page").records.pop().expect("a record")
+    }
+
+    fn check(&mut self) {
+        let is_held = self.hold.is_held();
+        assert!(self.was_held || !is_held, "it is held again");
+        self.was_held = is_held;
+        let seen = self.seen();
+        let stands = seen.live().any(|(_, holder)| holder.grant == self.hold.spare.lock().ask.grant);
+        assert!(!is_held || stands || self.is_ordered, "it counts itself as held, and the store does not");
+        assert!(!is_held || self.hold.loss.get().is_none(), "it is held and lost");
+        if let Some(rival) = &self.rival {
+            assert!(seen.record.standing(rival.grant()).is_some(), "the rival's grant was ended");
+        }
+    }
+}
+
+impl orders::World for World {
+    type Choice = usize;
+
+    fn choices(&self) -> Vec<usize> {
+        let is_done = |at: &usize| matches!(self.actors[*at], Actor::Done);
+        (0..self.actors.len()).filter(|at| !is_done(at)).collect()
+    }
+
+    fn step(&mut self, at: usize) {
+        let by = Instant::now() + SLACK;
+        self.actors[at] = match self.actors[at].clone() {
+            Actor::Beats(0) => Actor::Done,
+            // As its thread would: it ends when it is told to.
+            Actor::Beats(_) if self.hold.stop.is_cancelled() => Actor::Done,
+            Actor::Beats(left) => {
+                self.answers[at] = Some(self.hold.ask(&Deadline::at(by)));
+                Actor::Answered(left - 1)
+            }
+            Actor::Answered(left) => match self.hold.answered(self.answers[at].take().expect("an answer")) {
+                Beat::Over => Actor::Done,
+                Beat::Renewed | Beat::Failed => Actor::Beats(left),
+            },
+            Actor::Looks => {
+                self.hold.look(self.clock.now());
+                let phase = self.hold.state.lock().phase;
+                assert!(self.hold.is_held() || phase != Phase::Held, "it is over and nobody is told");
+                Actor::Done
+            }
+            Actor::Releases => match self.hold.begin_release() {
+                Phase::Over => Actor::Done,
+                before => {
+                    self.hold.stop.cancel();
+                    Actor::Sends(before)
+                }
+            },
+            Actor::Sends(before) => {
+                self.sent[at] = Some(self.hold.send_end(before, by));
+                Actor::Ends(before)
+            }
+            Actor::Ends(before) => {
+                let sent = self.sent[at].take().expect("an answer");
+                self.outcomes.push(self.hold.ended(before, sent));
+                Actor::Done
+            }
+            Actor::Passes(time) => {
+                self.clock.advance(time);
+                Actor::Done
+            }
+            Actor::Rival => {
+                self.rival = self.ask().or(self.rival.take());
+                Actor::Done
+            }
+            Actor::Waits => {
+                let ticket = self.ticket.take().expect("a place in the line");
+                let got = match ticket.may() {
+                    May::Ask => self.ask(),
+                    May::Take(granted) => Some(granted.attempt),
+                    May::Wait => panic!("a hand-over is one step"),
+                };
+                assert!(ticket.leave(got.is_some()).is_none(), "it was granted twice");
+                self.rival = got.or(self.rival.take());
+                Actor::Done
+            }
+            Actor::Operator => {
+                let mut attempt = self.hold.spare.lock().without_native();
+                let ended = self.store.release(&mut attempt, false, &Deadline::at(by)).expect("an answer");
+                self.is_ordered |= matches!(ended, Released::Done);
+                Actor::Done
+            }
+            Actor::Done => Actor::Done,
+        };
+        self.check();
+    }
+
+    fn check_end(&self) {
+        let grant = self.hold.spare.lock().ask.grant.clone();
+        let (lost, released) = (*self.told.lost.lock(), *self.told.released.lock());
+        assert!(!self.hold.is_held());
+        assert!(self.seen().record.standing(&grant).is_none(), "its grant is left in the store");
+        assert!(matches!(self.hold.state.lock().phase, Phase::Over));
+        assert_eq!(self.hold.loss.get().is_some(), lost == 1, "what is watched is not what was told");
+        assert!(lost <= 1 && released <= 1 && lost + released <= 1, "lost {lost} times and released {released} times");
+        let went_well = self.outcomes.iter().any(Result::is_ok);
+        assert_eq!(went_well, released == 1, "{:?}", self.outcomes);
+        assert!(self.outcomes.iter().flat_map(|outcome| outcome.as_ref().err()).all(|e| e.kind() == ErrorKind::Lost));
+        assert!(lost == 0 || !went_well, "it was lost and released");
+    }
+}
+
+/// Past the local deadline, and not past the end in the store.
+const MOST: Duration = Duration::from_secs(3400);
+/// Together with that past both.
+const REST: Duration = Duration::from_secs(300);
+
+fn in_every_order(actors: &[Actor]) {
+    let limit = 100_000;
+    let runs = all_orders(|| World::new(actors), limit);
+    assert!(runs < limit);
+}
+
+#[test]
+fn in_every_order_of_heartbeat_release_and_close_nothing_is_left() {
+    in_every_order(&[Actor::Beats(2), Actor::Releases, Actor::Releases]);
+}
+
+#[test]
+fn in_every_order_of_heartbeat_release_and_loss_it_is_told_once() {
+    in_every_order(&[Actor::Beats(2), Actor::Releases, Actor::Passes(MOST), Actor::Looks]);
+}
+
+#[test]
+fn in_every_order_a_rival_gets_it_only_after_its_end() {
+    let passes = [Actor::Passes(MOST), Actor::Passes(REST)];
+    let others = [Actor::Beats(1), Actor::Releases, Actor::Rival, Actor::Looks];
+    in_every_order(&[&others[..], &passes[..]].concat());
+}
+
+#[test]
+fn in_every_order_of_an_operators_release_the_holder_learns_of_it() {
+    in_every_order(&[Actor::Beats(2), Actor::Operator, Actor::Rival, Actor::Releases]);
+}
+
+#[test]
+fn in_every_order_of_two_releases_what_is_handed_over_stands() {
+    in_every_order(&[Actor::Beats(1), Actor::Releases, Actor::Releases, Actor::Waits]);
+}
+
+#[test]
+fn in_every_order_of_a_loss_and_a_hand_over_it_is_one_of_them() {
+    in_every_order(&[Actor::Releases, Actor::Passes(MOST), Actor::Looks, Actor::Waits, Actor::Operator]);
+}

@@ -1,0 +1,129 @@
+//! The ways to hear that a lock was lost.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::{Condvar, Mutex};
+
+use crate::model::loss::Loss;
+use crate::sys::deadline::far_from;
+use crate::sys::process::ProcessId;
+
+/// Tells when a guard's lock is lost. Remembers it, so that a look that comes late sees it too.
+///
+/// In a forked child nothing is held, so nothing is lost: there it is as if the lock was released.
+#[derive(Clone)]
+pub struct LossWatch(Arc<Cell>);
+
+struct Cell {
+    process: ProcessId,
+    outcome: Mutex<Outcome>,
+    settled: Condvar,
+}
+
+enum Outcome {
+    Pending(Vec<Sender<Loss>>),
+    Lost(Loss),
+    /// Released or handed over: it can't be lost any more.
+    Ended,
+}
+
+impl Default for Outcome {
+    fn default() -> Self {
+        Outcome::Pending(Vec::new())
+    }
+}
+
+impl LossWatch {
+    pub(crate) fn new() -> Self {
+        LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), settled: Condvar::new() }))
+    }
+
+    /// In another process nobody tells it anything, and a thread that is not there may hold its mutex.
+    fn is_own_process(&self) -> bool {
+        self.0.process.is_current()
+    }
+
+    /// The loss, if the lock was lost.
+    pub fn get(&self) -> Option<Loss> {
+        if !self.is_own_process() {
+            return None;
+        }
+        match &*self.0.outcome.lock() {
+            Outcome::Lost(loss) => Some(loss.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits until the lock is lost; `None` once it was released or handed over instead.
+    pub fn wait(&self) -> Option<Loss> {
+        self.wait_timeout(Duration::MAX)
+    }
+
+    /// The same for at most `timeout`.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Loss> {
+        if !self.is_own_process() {
+            return None;
+        }
+        let until = far_from(Instant::now(), timeout);
+        let mut outcome = self.0.outcome.lock();
+        loop {
+            match &*outcome {
+                Outcome::Lost(loss) => return Some(loss.clone()),
+                Outcome::Ended => return None,
+                Outcome::Pending(_) => {
+                    if self.0.settled.wait_until(&mut outcome, until).timed_out() && Instant::now() >= until {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether it was released or handed over, so that it can't be lost any more.
+    #[cfg(feature = "capi")]
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.is_own_process() || matches!(*self.0.outcome.lock(), Outcome::Ended)
+    }
+
+    /// A channel of its own that gets the loss, at once if it came before. It is disconnected
+    /// without a message when the lock is released or handed over.
+    ///
+    /// Take it once and keep it: what a call makes stays for as long as the lock is held, also when the receiver is
+    /// gone. [`get`](LossWatch::get) and [`wait_timeout`](LossWatch::wait_timeout) leave nothing.
+    pub fn receiver(&self) -> Receiver<Loss> {
+        let (sender, receiver) = crossbeam_channel::bounded(1);
+        if !self.is_own_process() {
+            return receiver;
+        }
+        match &mut *self.0.outcome.lock() {
+            Outcome::Lost(loss) => drop(sender.try_send(loss.clone())),
+            Outcome::Ended => {}
+            Outcome::Pending(senders) => senders.push(sender),
+        }
+        receiver
+    }
+
+    /// The loss, or that none can come any more.
+    pub(crate) fn settle(&self, loss: Option<Loss>) {
+        let mut outcome = self.0.outcome.lock();
+        if matches!(*outcome, Outcome::Lost(_) | Outcome::Ended) {
+            return;
+        }
+        let settled = loss.map_or(Outcome::Ended, Outcome::Lost);
+        if let Outcome::Pending(senders) = std::mem::replace(&mut *outcome, settled)
+            && let Outcome::Lost(loss) = &*outcome
+        {
+            senders.iter().for_each(|sender| drop(sender.try_send(loss.clone())));
+        }
+        self.0.settled.notify_all();
+    }
+}
+
+impl fmt::Debug for LossWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LossWatch").field(&self.get()).finish()
+    }
+}

@@ -1,0 +1,19 @@
+//! Obtaining a lock, waiting for it, holding it by heartbeats, and ending it.
+
+pub(crate) mod acquire;
+pub(crate) mod acquire_any;
+pub(crate) mod family;
+pub(crate) mod handover;
+pub(crate) mod heartbeat;
+pub(crate) mod hold;
+pub(crate) mod loss_watch;
+pub(crate) mod options;
+#[cfg(test)]
+pub(crate) mod orders;
+pub(crate) mod poll;
+pub(crate) mod queue;
+pub(crate) mod release;
+pub(crate) mod spec;
+pub(crate) mod undo;
+pub(crate) mod wakeups;
+pub(crate) mod watcher;

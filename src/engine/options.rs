@@ -1,0 +1,193 @@
+//! The numbers of a client and of a request: defaults, bounds, validation.
+
+use std::ops::RangeInclusive;
+use std::time::{Duration, SystemTime};
+
+use crate::lease::{Labels, Lease};
+use crate::model::error::{Error, Result};
+use crate::model::key::check_text;
+use crate::store;
+use crate::sys::clock::BootTime;
+use crate::sys::observing::Observing;
+
+const MAX_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// An acquire never asks for more, so that an unanswered one leaves no more than a minute.
+pub(crate) const MAX_ACQUIRE_LEASE: Duration = Duration::from_secs(60);
+const MIN_POLL: Duration = Duration::from_millis(1);
+
+/// What a client does where a request does not say otherwise.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientOptions {
+    pub owner: Option<String>,
+    pub lease: Duration,
+    pub heartbeat: Option<Duration>,
+    pub margin: Option<Duration>,
+    pub poll: RangeInclusive<Duration>,
+    pub request_timeout: Duration,
+    pub drop_timeout: Duration,
+    pub observing: Observing,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        ClientOptions {
+            owner: None,
+            lease: store::DEFAULT_LEASE,
+            heartbeat: None,
+            margin: None,
+            poll: Duration::from_millis(150)..=Duration::from_millis(350),
+            request_timeout: Duration::from_secs(5),
+            drop_timeout: Duration::from_secs(5),
+            observing: Observing::default(),
+        }
+    }
+}
+
+impl ClientOptions {
+    /// Checks everything that needs no request, once, at connect.
+    pub fn validate(&self, min_lease: Duration) -> Result<()> {
+        if let Some(owner) = &self.owner {
+            check_text("owner", owner)?;
+        }
+        self.terms(Some(Lease::For(self.lease)), None, min_lease)?;
+        let (low, high) = (*self.poll.start(), *self.poll.end());
+        if low < MIN_POLL || high < low {
+            return Err(Error::invalid("poll", &self.poll, "a range that rises, from 1 ms on"));
+        }
+        positive("request_timeout", self.request_timeout)?;
+        positive("drop_timeout", self.drop_timeout)
+    }
+
+    /// Lease, heartbeat and margin of one hold. `ends_at`: a lease with a fixed end.
+    pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
+        let lease = lease.unwrap_or(Lease::For(self.lease));
+        let counted = match lease {
+            Lease::For(d) => {
+                check_duration("lease", d, min_lease, ", or lease_forever()")?;
+                d
+            }
+            // Only the acquire that comes before the endless lease has these.
+            Lease::Forever => MAX_ACQUIRE_LEASE,
+        };
+        let heartbeat = self.heartbeat.unwrap_or(counted / 3);
+        if heartbeat.is_zero() || heartbeat > counted / 2 {
+            let right = format!("above zero and at most half the lease ({:?})", counted / 2);
+            return Err(Error::invalid("heartbeat", heartbeat, &right));
+        }
+        let margin = self.margin.unwrap_or(counted / 10);
+        if margin >= counted - heartbeat {
+            let right = format!("below the lease less the heartbeat ({:?})", counted - heartbeat);
+            return Err(Error::invalid("margin", margin, &right));
+        }
+        Ok(Terms { lease, heartbeat, margin, ends_at })
+    }
+}
+
+/// The numbers of one hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// What each renewal asks for.
+    pub lease: Lease,
+    /// The time between two heartbeats.
+    pub heartbeat: Duration,
+    /// The end of the lease in which the holder counts itself as lost.
+    pub margin: Duration,
+    /// Not renewed past this point.
+    pub ends_at: Option<BootTime>,
+}
+
+impl Terms {
+    /// The numbers by which the lease of a name is kept: the defaults, whatever the client's locks have.
+    pub fn of_lease(duration: Duration) -> Terms {
+        Terms { lease: Lease::For(duration), heartbeat: duration / 3, margin: duration / 10, ends_at: None }
+    }
+
+    /// What a request at `now` may ask for.
+    pub fn lease_at(&self, now: BootTime) -> Lease {
+        match (self.lease, self.ends_at) {
+            (Lease::For(d), Some(end)) => Lease::For(d.min(end.since(now))),
+            (lease, _) => lease,
+        }
+    }
+
+    /// What the first request asks for.
+    pub fn first_lease_at(&self, now: BootTime) -> Duration {
+        match self.lease_at(now) {
+            Lease::For(d) => d.min(MAX_ACQUIRE_LEASE),
+            Lease::Forever => MAX_ACQUIRE_LEASE,
+        }
+    }
+
+    /// Whether a lock that is asked for at `now` can be held at all: a fixed end may be too close.
+    pub fn leave_time_at(&self, now: BootTime) -> bool {
+        let fits = match self.lease_at(now) {
+            Lease::For(d) => d > self.margin,
+            Lease::Forever => true,
+        };
+        fits && self.first_lease_at(now) > self.first_margin()
+    }
+
+    /// The margin of the first lease, which is shorter than the one that follows it.
+    pub fn first_margin(&self) -> Duration {
+        match self.lease {
+            Lease::For(d) if d <= MAX_ACQUIRE_LEASE => self.margin,
+            _ => self.margin.min(MAX_ACQUIRE_LEASE / 10),
+        }
+    }
+}
+
+/// How the lease of a request was given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AskedLease {
+    For(Duration),
+    Until(SystemTime),
+    Forever,
+}
+
+impl AskedLease {
+    /// As a duration from `now`; an end is turned into one here, once, by the local wall clock.
+    pub fn counted_from(self, now: BootTime) -> Result<(Lease, Option<BootTime>)> {
+        match self {
+            AskedLease::For(d) => Ok((Lease::For(d), None)),
+            AskedLease::Forever => Ok((Lease::Forever, None)),
+            AskedLease::Until(at) => match at.duration_since(SystemTime::now()) {
+                Ok(d) => Ok((Lease::For(d), Some(now + d))),
+                Err(_) => Err(Error::invalid("lease_until", at, "a time that is still to come")),
+            },
+        }
+    }
+}
+
+/// Checks how long something shall be leased.
+pub(crate) fn check_duration(field: &str, d: Duration, least: Duration, or: &str) -> Result<()> {
+    if d < least || d > MAX_LEASE {
+        return Err(Error::invalid(field, d, &format!("from {least:?} on this store to 30 days{or}")));
+    }
+    Ok(())
+}
+
+fn positive(field: &str, d: Duration) -> Result<()> {
+    if d.is_zero() {
+        return Err(Error::invalid(field, d, "above zero"));
+    }
+    Ok(())
+}
+
+/// What people are told about this process where the user says nothing: `host:pid`.
+pub(crate) fn default_labels(pid: u32) -> Labels {
+    let host = host_name();
+    let owner = format!("{}:{pid}", host.as_deref().unwrap_or("localhost"));
+    Labels { owner, host, comment: None }
+}
+
+#[cfg(unix)]
+fn host_name() -> Option<String> {
+    let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
+    check_text("host", &name).ok().map(|()| name)
+}
+
+#[cfg(not(unix))]
+fn host_name() -> Option<String> {
+    let name = std::env::var("COMPUTERNAME").ok()?;
+    check_text("host", &name).ok().map(|()| name)
+}

@@ -1,0 +1,268 @@
+//! Who waits in this process for which key: first in, first out. Only the head of a line asks the
+//! store; a guard that is released hands its lock to the head by a transfer.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
+
+use crate::engine::spec::{Granted, Wanted};
+use crate::lease::Mode;
+
+/// The lines of one client family, by key.
+pub struct Queues {
+    lines: Mutex<HashMap<String, VecDeque<Arc<Place>>>>,
+    ended: Sender<()>,
+    ends: Receiver<()>,
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        let (ended, ends) = crossbeam_channel::bounded(1);
+        Queues { lines: Mutex::default(), ended, ends }
+    }
+}
+
+/// One waiter's place in a line.
+struct Place {
+    wanted: Wanted,
+    turn: Mutex<Turn>,
+    nudge: Sender<()>,
+    nudged: Receiver<()>,
+    /// Whoever stood before it has the lock: there is nothing to see at once.
+    is_held: AtomicBool,
+    /// Until then other processes have their turn.
+    stands_back: Mutex<Option<Instant>>,
+}
+
+/// Who may act for the waiter at the head.
+enum Turn {
+    /// It waits: a release may reserve it.
+    Waiting,
+    /// It asks the store itself.
+    Asking,
+    /// A release is handing over to it.
+    Reserved,
+    /// The lock was handed over.
+    Given(Box<Granted>),
+    /// It went away.
+    Gone,
+}
+
+/// A waiter's hold on its place: leaving it gives the turn to the next.
+pub struct Ticket {
+    queues: Arc<Queues>,
+    place: Arc<Place>,
+}
+
+impl Queues {
+    /// How many wait for `key`.
+    pub fn len(&self, key: &str) -> usize {
+        self.lines.lock().get(key).map_or(0, VecDeque::len)
+    }
+
+    /// A place at the end of the line for what is wanted.
+    pub fn enter(self: &Arc<Self>, wanted: Wanted) -> Ticket {
+        let (nudge, nudged) = crossbeam_channel::bounded(1);
+        let place = Arc::new(Place {
+            wanted,
+            turn: Mutex::new(Turn::Waiting),
+            nudge,
+            nudged,
+            is_held: AtomicBool::new(false),
+            stands_back: Mutex::default(),
+        });
+        let key = place.wanted.key.clone();
+        self.lines.lock().entry(key).or_default().push_back(place.clone());
+        Ticket { queues: self.clone(), place }
+    }
+
+    /// Reserves the head of the line for a hand-over, if it waits and `fits`.
+    pub fn reserve(&self, key: &str, fits: impl FnOnce(&Wanted) -> bool) -> Option<Reservation> {
+        let head = self.head(key)?;
+        let mut turn = head.turn.lock();
+        if !matches!(*turn, Turn::Waiting) || !fits(&head.wanted) {
+            return None;
+        }
+        *turn = Turn::Reserved;
+        drop(turn);
+        Some(Reservation(head))
+    }
+
+    /// Lets the head of the line look at once: the lock may be free.
+    pub fn nudge(&self, key: &str) {
+        if let Some(head) = self.head(key) {
+            head.is_held.store(false, Ordering::SeqCst);
+            head.nudge();
+        }
+    }
+
+    /// Keeps the head of the line from asking before `until`, whatever it is told, so that other processes have
+    /// their turn.
+    pub fn stand_back(&self, key: &str, until: Instant) {
+        if let Some(head) = self.head(key) {
+            *head.stands_back.lock() = Some(until);
+        }
+    }
+
+    /// The keys that somebody waits for.
+    pub fn keys(&self) -> BTreeSet<String> {
+        self.lines.lock().keys().cloned().collect()
+    }
+
+    /// Becomes ready when a line has ended.
+    pub fn ends(&self) -> &Receiver<()> {
+        &self.ends
+    }
+
+    fn head(&self, key: &str) -> Option<Arc<Place>> {
+        self.lines.lock().get(key)?.front().cloned()
+    }
+}
+
+impl Place {
+    fn nudge(&self) {
+        // A full channel holds one already.
+        let _ = self.nudge.try_send(());
+    }
+}
+
+/// The head of a line that waits for a hand-over. Dropping it lets the waiter ask by itself again.
+pub struct Reservation(Arc<Place>);
+
+impl Reservation {
+    /// What the waiter wants.
+    pub fn wanted(&self) -> &Wanted {
+        &self.0.wanted
+    }
+
+    /// Hands the lock over; gives it back when the waiter went away meanwhile.
+    pub fn give(self, granted: Granted) -> Result<(), Box<Granted>> {
+        let mut turn = self.0.turn.lock();
+        if matches!(*turn, Turn::Gone) {
+            return Err(Box::new(granted));
+        }
+        *turn = Turn::Given(Box::new(granted));
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        {
+            let mut turn = self.0.turn.lock();
+            if matches!(*turn, Turn::Reserved) {
+                *turn = Turn::Waiting;
+            }
+        }
+        self.0.nudge();
+    }
+}
+
+/// What a waiter at the head may do.
+pub enum May {
+    /// Ask the store.
+    Ask,
+    /// Nothing: a release is handing over to it and will nudge.
+    Wait,
+    /// Take what was handed over.
+    Take(Box<Granted>),
+}
+
+impl Ticket {
+    /// How many stand before this one; zero: it is its turn.
+    pub fn place(&self) -> usize {
+        let lines = self.queues.lines.lock();
+        let line = lines.get(&self.place.wanted.key);
+        line.and_then(|line| line.iter().position(|place| Arc::ptr_eq(place, &self.place))).unwrap_or(0)
+    }
+
+    /// Becomes ready when it is worth looking: the turn came, the lock may be free, or was handed over.
+    pub fn nudged(&self) -> &Receiver<()> {
+        &self.place.nudged
+    }
+
+    /// Whether the waiter may ask now; while it does, nobody hands over to it.
+    pub fn may(&self) -> May {
+        let mut turn = self.place.turn.lock();
+        match std::mem::replace(&mut *turn, Turn::Asking) {
+            Turn::Waiting | Turn::Asking | Turn::Gone => May::Ask,
+            Turn::Reserved => {
+                *turn = Turn::Reserved;
+                May::Wait
+            }
+            Turn::Given(granted) => May::Take(granted),
+        }
+    }
+
+    /// Whether a release is handing over to the waiter, or has done so.
+    pub fn is_handed(&self) -> bool {
+        matches!(*self.place.turn.lock(), Turn::Reserved | Turn::Given(_))
+    }
+
+    /// The waiter asked and goes on waiting.
+    pub fn asked(&self) {
+        let mut turn = self.place.turn.lock();
+        if matches!(*turn, Turn::Asking) {
+            *turn = Turn::Waiting;
+        }
+    }
+
+    /// Whether the one who stood before this one left the line with the lock.
+    pub fn is_held(&self) -> bool {
+        self.place.is_held.swap(false, Ordering::SeqCst)
+    }
+
+    /// Until when other processes have their turn.
+    pub fn stands_back(&self) -> Option<Instant> {
+        self.place.stands_back.lock().filter(|until| *until > Instant::now())
+    }
+
+    /// Leaves the line, with the lock or without; what was handed over meanwhile comes along.
+    pub fn leave(self, with_lock: bool) -> Option<Box<Granted>> {
+        self.go(with_lock)
+    }
+
+    fn go(&self, with_lock: bool) -> Option<Box<Granted>> {
+        let key = &self.place.wanted.key;
+        let before = std::mem::replace(&mut *self.place.turn.lock(), Turn::Gone);
+        if matches!(before, Turn::Gone) {
+            return None;
+        }
+        {
+            let mut lines = self.queues.lines.lock();
+            if let Some(line) = lines.get_mut(key) {
+                line.retain(|place| !Arc::ptr_eq(place, &self.place));
+                if line.is_empty() {
+                    lines.remove(key);
+                    // A full channel holds one already.
+                    let _ = self.queues.ended.try_send(());
+                }
+            }
+        }
+        if let Some(head) = self.queues.head(key) {
+            let share = [&head.wanted, &self.place.wanted].iter().all(|wanted| wanted.mode == Mode::Shared);
+            let has_lock = with_lock || matches!(before, Turn::Given(_));
+            head.is_held.store(has_lock && !share, Ordering::SeqCst);
+            head.nudge();
+        }
+        match before {
+            Turn::Given(granted) => Some(granted),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Ticket {
+    /// Whoever leaves without asking for what was given has left before.
+    fn drop(&mut self) {
+        self.go(false);
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_orders.rs"]
+mod orders;

@@ -1,0 +1,223 @@
+//! Every order of steps of a holder and its waiters. Each step is one call, as in `waiters` and `release`; a
+//! waiter takes one only when it was nudged, so that a word that is lost is a standstill.
+
+use super::*;
+use crate::engine::orders::{World as _, all_orders, wanted};
+use crate::engine::spec::Chain;
+use crate::lease::{End, GrantId, Holder, StoreTime};
+use crate::store::Attempt;
+use crate::sys::clock::BootTime;
+use std::time::Duration;
+
+fn granted(number: u64) -> Granted {
+    let attempt: Attempt = wanted().attempt(GrantId::from_text(number.to_string()), Duration::from_secs(1), None);
+    let holder = Holder {
+        grant: attempt.ask.grant.clone(),
+        lock_id: attempt.ask.lock_id.clone(),
+        labels: attempt.ask.labels.clone(),
+        token: number,
+        created: StoreTime::from_nanos(0),
+        renewed: None,
+        until: End::Never,
+    };
+    let chain = Chain { times: 0, since: BootTime::PAST };
+    Granted { attempt, holder, now: StoreTime::from_nanos(0), held_until: BootTime::NEVER, chain }
+}
+
+/// What somebody is about to do.
+enum State {
+    Outside,
+    /// It stands in line and sleeps until it is nudged.
+    Waits(Ticket),
+    /// It may ask the store.
+    Asks(Ticket),
+    /// It was refused and has not said so.
+    Refused(Ticket),
+    Holds,
+    /// It hands over.
+    Gives(Reservation),
+    /// It has released in the store and has told nobody.
+    Released,
+    Done,
+}
+
+struct World {
+    queues: Arc<Queues>,
+    states: Vec<State>,
+    /// Whose grant stands in the store.
+    stands: Option<u64>,
+    grants: u64,
+    may_cancel: bool,
+}
+
+impl World {
+    /// The first one holds; the others want to.
+    fn new(all: usize, may_cancel: bool) -> World {
+        let states = (0..all).map(|at| if at == 0 { State::Holds } else { State::Outside }).collect();
+        World { queues: Arc::default(), states, stands: Some(0), grants: 0, may_cancel }
+    }
+
+    fn next_grant(&mut self) -> u64 {
+        self.grants += 1;
+        self.grants
+    }
+
+    /// Gets the lock, or gives back what was handed over in vain.
+    fn leave(&mut self, ticket: Ticket, with_lock: bool) -> State {
+        match ticket.leave(with_lock) {
+            None if with_lock => State::Holds,
+            None => State::Done,
+            Some(handed) => {
+                assert_eq!(self.stands, Some(handed.holder.token), "what was handed over does not stand");
+                assert!(!with_lock, "granted twice");
+                self.stands = None;
+                State::Released
+            }
+        }
+    }
+}
+
+impl crate::engine::orders::World for World {
+    /// Who, and whether it goes away instead.
+    type Choice = (usize, bool);
+
+    fn choices(&self) -> Vec<(usize, bool)> {
+        let mut choices = Vec::new();
+        for (at, state) in self.states.iter().enumerate() {
+            match state {
+                State::Waits(ticket) => {
+                    if !ticket.nudged().is_empty() {
+                        choices.push((at, false));
+                    }
+                    if self.may_cancel {
+                        choices.push((at, true));
+                    }
+                }
+                State::Done => {}
+                _ => choices.push((at, false)),
+            }
+        }
+        choices
+    }
+
+    fn step(&mut self, (at, goes): (usize, bool)) {
+        let state = std::mem::replace(&mut self.states[at], State::Done);
+        self.states[at] = match state {
+            State::Outside => {
+                let ticket = self.queues.enter(wanted());
+                // As after a refusal: a look that the hub or the first poll brings.
+                let _ = ticket.place.nudge.try_send(());
+                State::Waits(ticket)
+            }
+            State::Waits(ticket) if goes => self.leave(ticket, false),
+            State::Waits(ticket) => {
+                let _ = ticket.nudged().try_recv();
+                match ticket.place() {
+                    0 => match ticket.may() {
+                        May::Ask => State::Asks(ticket),
+                        May::Wait => State::Waits(ticket),
+                        May::Take(granted) => {
+                            assert_eq!(self.stands, Some(granted.holder.token));
+                            self.leave(ticket, true)
+                        }
+                    },
+                    _ => State::Waits(ticket),
+                }
+            }
+            State::Asks(ticket) if self.stands.is_none() => {
+                self.stands = Some(self.next_grant());
+                self.leave(ticket, true)
+            }
+            State::Asks(ticket) => State::Refused(ticket),
+            State::Refused(ticket) => {
+                ticket.asked();
+                State::Waits(ticket)
+            }
+            State::Holds => match self.queues.reserve("k", |_| true) {
+                Some(reservation) => State::Gives(reservation),
+                None => {
+                    self.stands = None;
+                    State::Released
+                }
+            },
+            State::Gives(reservation) => {
+                let number = self.next_grant();
+                self.stands = Some(number);
+                match reservation.give(granted(number)) {
+                    Ok(()) => State::Done,
+                    Err(_) => {
+                        self.stands = None;
+                        State::Released
+                    }
+                }
+            }
+            State::Released => {
+                self.queues.nudge("k");
+                State::Done
+            }
+            State::Done => State::Done,
+        };
+        let holds = self.states.iter().filter(|state| matches!(state, State::Holds | State::Gives(_))).count();
+        assert!(holds <= 1, "two hold it");
+    }
+
+    fn check_end(&self) {
+        assert!(self.states.iter().all(|state| matches!(state, State::Done)), "somebody waits for ever");
+        assert_eq!(self.stands, None, "a grant that nobody owns is left");
+        assert_eq!(self.queues.len("k"), 0, "somebody is left in the line");
+    }
+}
+
+#[test]
+fn only_a_head_that_waits_and_fits_is_reserved() {
+    let queues = Arc::<Queues>::default();
+    let (ticket, second) = (queues.enter(wanted()), queues.enter(wanted()));
+    assert!(queues.reserve("k", |_| false).is_none());
+    assert!(matches!(ticket.may(), May::Ask));
+    assert!(queues.reserve("k", |_| true).is_none(), "it may be granted by itself");
+    ticket.asked();
+    assert!(queues.reserve("k", |_| true).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &ticket.place)));
+    drop(ticket);
+    assert_eq!((queues.len("k"), second.place()), (1, 0));
+}
+
+#[test]
+fn the_head_stands_back_until_it_is_time() {
+    let queues = Arc::<Queues>::default();
+    let ticket = queues.enter(wanted());
+    assert_eq!(ticket.stands_back(), None);
+    let later = Instant::now() + Duration::from_secs(3600);
+    queues.stand_back("k", later);
+    assert_eq!(ticket.stands_back(), Some(later));
+    queues.stand_back("k", Instant::now());
+    assert_eq!(ticket.stands_back(), None);
+}
+
+#[test]
+fn in_every_order_all_get_the_lock_or_go_and_nothing_is_left() {
+    let limit = 400_000;
+    assert!(all_orders(|| World::new(2, true), limit) < limit);
+    assert!(all_orders(|| World::new(3, false), limit) < limit);
+}
+
+#[test]
+fn in_random_orders_so_do_many() {
+    for _ in 0..5_000 {
+        let mut world = World::new(5, true);
+        for steps in 0.. {
+            assert!(steps < 2_000, "it goes round in circles");
+            let mut choices = world.choices();
+            // Most go on.
+            choices.retain(|(_, goes)| !goes || fastrand::u8(..) < 40);
+            let Some(choice) = fastrand::choice(choices) else {
+                if world.choices().iter().any(|(_, goes)| *goes) && world.stands.is_some() {
+                    continue;
+                }
+                break;
+            };
+            world.step(choice);
+        }
+        assert!(world.choices().is_empty(), "they stand still although the lock is free");
+        world.check_end();
+    }
+}

@@ -1,0 +1,170 @@
+//! Gives up acquisitions that were not answered, in the background: one thread for all of a client family, which
+//! ends when nothing is left to give up.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
+
+use super::family::ends_hold;
+use super::queue::Queues;
+use crate::lease::backoff;
+use crate::model::error::{Error, Result};
+use crate::store::{Attempt, Backend, Released};
+use crate::sys::cancel::CancelToken;
+use crate::sys::clock::{BootTime, Clock};
+use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// More are not kept: the one whose lease ends first is left to that.
+const MOST: usize = 4096;
+
+/// See the module.
+pub struct Undo {
+    backend: Arc<dyn Backend>,
+    queues: Arc<Queues>,
+    clock: Arc<Clock>,
+    request_timeout: Duration,
+    /// Ends the thread and its request.
+    stop: CancelToken,
+    state: Mutex<State>,
+    /// One more came.
+    more: Sender<()>,
+    mores: Receiver<()>,
+}
+
+#[derive(Default)]
+struct State {
+    left: Vec<Left>,
+    /// Whether the thread will look again at what is left.
+    is_running: bool,
+    thread: Option<Thread>,
+}
+
+/// What is not given up yet.
+struct Left {
+    attempt: Attempt,
+    /// Then whatever was granted has ended by itself.
+    stands_until: BootTime,
+    due: Instant,
+    failures: u32,
+}
+
+impl Undo {
+    pub fn new(backend: Arc<dyn Backend>, queues: Arc<Queues>, clock: Arc<Clock>, request_timeout: Duration) -> Self {
+        let (more, mores) = crossbeam_channel::bounded(1);
+        let stop = CancelToken::new();
+        Undo { backend, queues, clock, request_timeout, stop, state: Mutex::default(), more, mores }
+    }
+
+    /// Gives up an acquisition for as long as it could stand: one lease from now on, since a copy of the request may
+    /// only arrive now.
+    pub fn push(self: &Arc<Self>, attempt: Attempt) {
+        let key = attempt.key.clone();
+        let stands_until = self.clock.now() + attempt.ask.lease;
+        let left = Left { attempt, stands_until, due: Instant::now(), failures: 0 };
+        let (surplus, started) = {
+            let mut state = self.state.lock();
+            state.left.push(left);
+            let surplus = if state.left.len() > MOST { state.pop(|left| left.stands_until) } else { None };
+            (surplus, self.start(&mut state))
+        };
+        // A full channel holds one already.
+        let _ = self.more.try_send(());
+        if let Some(left) = surplus {
+            log::warn!(target: "leasehold::client", key:? = left.attempt.key;
+                "an unanswered acquire is not given up, for too many wait for that; if it was granted, it ends with its lease");
+        }
+        if let Err(error) = started {
+            log::warn!(target: "leasehold::client", key:?; "an unanswered acquire is given up later: {error}");
+        }
+    }
+
+    fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
+        // One that died, for want of memory, is replaced.
+        if state.is_running && !state.thread.as_ref().is_some_and(Thread::is_over) {
+            return Ok(());
+        }
+        let undo = self.clone();
+        state.thread = Some(Thread::spawn("leasehold-undo", move || undo.run())?);
+        state.is_running = true;
+        Ok(())
+    }
+
+    /// Waits until `soon` for the end of the work, then ends it.
+    pub fn end(&self, soon: Instant, by: Instant) {
+        let thread = self.state.lock().thread.take();
+        if let Some(thread) = thread {
+            thread.wait_until(soon);
+            self.stop.cancel();
+            thread.join_by(by);
+        }
+        self.stop.cancel();
+    }
+
+    fn run(&self) {
+        while let Some(left) = self.next() {
+            self.give_up(left);
+        }
+    }
+
+    /// What is to be given up now; `None` when nothing is left.
+    fn next(&self) -> Option<Left> {
+        loop {
+            let due = {
+                let mut state = self.state.lock();
+                let now = self.clock.now();
+                state.left.retain(|left| now < left.stands_until);
+                if state.left.is_empty() || self.stop.is_cancelled() {
+                    let left = std::mem::take(&mut state.left);
+                    state.is_running = false;
+                    drop(state);
+                    if !left.is_empty() {
+                        log::warn!(target: "leasehold::client", count = left.len();
+                            "unanswered acquires could not be given up; what was granted ends with its lease");
+                    }
+                    return None;
+                }
+                let due = state.left.iter().map(|left| left.due).min()?;
+                let now = Instant::now();
+                if due <= now {
+                    // One that fails must not delay those that were not tried yet.
+                    return state.pop(|left| (left.due > now, left.failures, left.due));
+                }
+                due
+            };
+            Deadline::at(due).or_cancel(&self.stop).wait_for_or(Duration::MAX, &self.mores);
+        }
+    }
+
+    /// One request.
+    fn give_up(&self, mut left: Left) {
+        let by = Deadline::after(self.request_timeout).or_cancel(&self.stop);
+        let released = ends_hold(|| self.backend.release(&mut left.attempt, true, &by), Released::Unknown);
+        let error: Error = match released {
+            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
+                // Whoever waits in this process need not wait for its next look.
+                return self.queues.nudge(&left.attempt.key);
+            }
+            Ok(Released::Unknown(error)) | Err(error) => error,
+        };
+        if left.failures == 0 {
+            log::warn!(target: "leasehold::client", key:? = left.attempt.key;
+                "an unanswered acquire could not be given up yet; if it was granted, it ends with its lease: {error}");
+        }
+        left.failures = left.failures.saturating_add(1);
+        let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());
+        // A lock without end is worth patience, and not a request a second for ever.
+        left.due = far_from(Instant::now(), delay * (left.failures / 60).clamp(1, 60));
+        self.state.lock().left.push(left);
+    }
+}
+
+impl State {
+    fn pop<K: Ord>(&mut self, first: impl Fn(&Left) -> K) -> Option<Left> {
+        let at = (0..self.left.len()).min_by_key(|at| first(&self.left[*at]))?;
+        Some(self.left.swap_remove(at))
+    }
+}

@@ -1,0 +1,259 @@
+//! Lets the store tell when a lock may be free, for all waiters of a client family at once.
+//!
+//! A thread asks [`Backend::wake`] for the keys that somebody waits for, and nudges the head of a key's line when
+//! the key is told. It starts with the first wait and ends soon after the last one; where the store can't tell, or
+//! fails, it ends at once, the waiters poll, and one of them starts it again later.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use parking_lot::Mutex;
+
+use super::queue::Queues;
+use super::watcher::Skew;
+use crate::lease::backoff;
+use crate::model::error::Result;
+use crate::store::Backend;
+use crate::sys::cancel::CancelToken;
+use crate::sys::clock::Clock;
+use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// Who waits again within this time finds everything still in place.
+const LINGER: Duration = Duration::from_millis(100);
+/// It looks for a suspend this often, which no poll would end.
+const TICK: Duration = Duration::from_secs(1);
+/// A store that answered that it can't tell is asked again after this time: its operator may have changed that.
+const ASK_AGAIN: Duration = Duration::from_secs(600);
+/// After a failure it is asked again after this time, doubled with each one ..
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// .. up to this.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+/// At most this part of the time is spent in calls, however fast the set of keys changes.
+const SHARE: u32 = 10;
+
+/// See the module.
+pub struct Hub {
+    backend: Arc<dyn Backend>,
+    queues: Arc<Queues>,
+    clock: Arc<Clock>,
+    closing: CancelToken,
+    request_timeout: Duration,
+    state: Mutex<State>,
+    /// Somebody waits for a key that is not told yet.
+    more: Sender<()>,
+    mores: Receiver<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The keys that the store tells now.
+    told: BTreeSet<String>,
+    thread: Option<Thread>,
+    /// Until then waiters poll.
+    polls_until: Option<Instant>,
+    failures: u32,
+}
+
+/// Why the thread ends.
+enum End {
+    /// Nobody waits any more, or the client is closed.
+    Done,
+    /// The store answered that it can't tell.
+    Deaf,
+    /// It failed, with this error, or stopped to tell.
+    Broken(String),
+    /// The same after it had told for long.
+    BrokenAnew(String),
+}
+
+impl State {
+    /// From now on waiters poll, if it did not just end; tells whether they did not before.
+    fn poll(&mut self, end: &End) -> bool {
+        if matches!(end, End::BrokenAnew(_)) {
+            self.failures = 0;
+        }
+        let pause = match end {
+            End::Done => return false,
+            End::Deaf => ASK_AGAIN,
+            End::Broken(_) | End::BrokenAnew(_) => {
+                self.failures = self.failures.saturating_add(1);
+                let doubled = FIRST_RETRY * (1 << self.failures.min(7)) / 2;
+                backoff::with_jitter(doubled.min(LAST_RETRY), fastrand::f64())
+            }
+        };
+        self.polls_until = Some(far_from(Instant::now(), pause));
+        self.failures <= 1
+    }
+}
+
+impl Hub {
+    pub fn new(
+        backend: Arc<dyn Backend>,
+        queues: Arc<Queues>,
+        clock: Arc<Clock>,
+        closing: CancelToken,
+        request_timeout: Duration,
+    ) -> Self {
+        let (more, mores) = crossbeam_channel::bounded(1);
+        Hub { backend, queues, clock, closing, request_timeout, state: Mutex::default(), more, mores }
+    }
+
+    /// Whether the store tells `key` now. If not, that is seen to, and the head of the key's line is nudged once
+    /// it does: what happened before it then has to see for itself.
+    pub fn tells(self: &Arc<Self>, key: &str) -> bool {
+        let mut state = self.state.lock();
+        if state.told.contains(key) {
+            return true;
+        }
+        if state.polls_until.is_some_and(|until| Instant::now() < until) || self.closing.is_cancelled() {
+            return false;
+        }
+        if state.thread.as_ref().is_none_or(Thread::is_over) {
+            let hub = self.clone();
+            match Thread::spawn("leasehold-wake", move || hub.run()) {
+                Ok(thread) => state.thread = Some(thread),
+                Err(error) => {
+                    let end = End::Broken(error.to_string());
+                    let is_first = state.poll(&end);
+                    drop(state);
+                    self.say(&end, is_first);
+                    return false;
+                }
+            }
+        }
+        // A full channel holds one already.
+        let _ = self.more.try_send(());
+        false
+    }
+
+    /// Waits for the end of the thread, which comes with the closing.
+    pub fn close(&self, by: Instant) {
+        let thread = self.state.lock().thread.take();
+        if let Some(thread) = thread {
+            thread.join_by(by);
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let end = catch_unwind(AssertUnwindSafe(|| self.tell()));
+            let end = end.unwrap_or_else(|_| End::Broken("the store panicked".to_owned()));
+            let mut state = self.state.lock();
+            let told = std::mem::take(&mut state.told);
+            if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {
+                // Somebody came while it ended.
+                continue;
+            }
+            let is_first = state.poll(&end);
+            state.thread = None;
+            drop(state);
+            self.say(&end, is_first);
+            // They sleep in the trust that they will be told.
+            told.iter().for_each(|key| self.queues.nudge(key));
+            return;
+        }
+    }
+
+    /// Says that waiters poll. The logger is the user's: nothing is locked meanwhile.
+    fn say(&self, end: &End, is_first: bool) {
+        let store = &self.backend.info().label;
+        match end {
+            End::Deaf => log::debug!(target: "leasehold::wake", store:%;
+                "the store can't tell waiters when a lock is free: they poll"),
+            End::Broken(error) | End::BrokenAnew(error) if is_first => log::warn!(target: "leasehold::wake", store:%;
+                "the store does not tell waiters when a lock is free: they poll until it does again: {error}"),
+            End::Done | End::Broken(_) | End::BrokenAnew(_) => {}
+        }
+    }
+
+    /// Keeps the store telling what is waited for, and passes on what it tells.
+    fn tell(&self) -> End {
+        let jumps = self.clock.jumps();
+        let mut skew = Skew::new(&self.clock);
+        let mut tells: Receiver<String> = crossbeam_channel::never();
+        let mut told = BTreeSet::new();
+        let mut shrink_at: Option<Instant> = None;
+        let (started, mut call_at) = (Instant::now(), Instant::now());
+        loop {
+            let now = Instant::now();
+            let wanted = if self.closing.is_cancelled() { BTreeSet::new() } else { self.queues.keys() };
+            if wanted.is_empty() && told.is_empty() {
+                return End::Done;
+            }
+            let is_more = !wanted.is_subset(&told);
+            let is_less = !is_more && wanted.len() < told.len();
+            let shrink = is_less && (self.closing.is_cancelled() || shrink_at.is_some_and(|at| at <= now));
+            // Of a thousand that are woken one by one each makes the set smaller: that waits for its share as well.
+            shrink_at = if is_less { shrink_at.or(Some((now + LINGER).max(call_at))) } else { None };
+            if (is_more && call_at <= now) || shrink {
+                let (to, next) = crossbeam_channel::unbounded();
+                let called = self.call(&wanted, to);
+                call_at = Instant::now() + now.elapsed() * SHARE;
+                // What came on the old channel until the new one stood.
+                tells.try_iter().for_each(|key| self.queues.nudge(&key));
+                match called {
+                    _ if wanted.is_empty() => return End::Done,
+                    Ok(true) => tells = next,
+                    Ok(false) => return End::Deaf,
+                    Err(error) => return End::Broken(error.to_string()),
+                }
+                let before = std::mem::replace(&mut told, wanted);
+                {
+                    let mut state = self.state.lock();
+                    state.told.clone_from(&told);
+                    state.polls_until = None;
+                }
+                // What happened before is not told.
+                told.difference(&before).for_each(|key| self.queues.nudge(key));
+                continue;
+            }
+            let next = [shrink_at, is_more.then_some(call_at)].into_iter().flatten().min();
+            let until = far_from(now, TICK).min(next.unwrap_or_else(|| far_from(now, TICK)));
+            if !self.wait(until, &tells, jumps.told(), shrink_at.is_none()) {
+                let why = "it stopped to tell".to_owned();
+                return if started.elapsed() > LAST_RETRY { End::BrokenAnew(why) } else { End::Broken(why) };
+            }
+            if jumps.told().try_iter().count() > 0 || skew.jumped(&self.clock) {
+                // The end of a lease may have come sooner than a sleep ends.
+                told.iter().for_each(|key| self.queues.nudge(key));
+            }
+        }
+    }
+
+    fn call(&self, wanted: &BTreeSet<String>, to: Sender<String>) -> Result<bool> {
+        let keys: Vec<String> = wanted.iter().cloned().collect();
+        let by = Deadline::after(self.request_timeout);
+        // To end it is right when the client is closed, too.
+        let by = if keys.is_empty() { by } else { by.or_cancel(&self.closing) };
+        self.backend.wake(&keys, to, &by)
+    }
+
+    /// Waits until there is something to do, and passes on what is told; false when nothing will be told any more.
+    fn wait(&self, until: Instant, tells: &Receiver<String>, jumps: &Receiver<()>, also_ends: bool) -> bool {
+        let mut select = crossbeam_channel::Select::new();
+        select.recv(tells);
+        select.recv(jumps);
+        select.recv(&self.mores);
+        select.recv(self.closing.cancelled());
+        if also_ends {
+            select.recv(self.queues.ends());
+        }
+        let _ = select.ready_deadline(until);
+        let _ = self.mores.try_recv();
+        if also_ends {
+            let _ = self.queues.ends().try_recv();
+        }
+        loop {
+            match tells.try_recv() {
+                Ok(key) => self.queues.nudge(&key),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+}

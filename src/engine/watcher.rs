@@ -1,0 +1,234 @@
+//! One thread per client family that declares losses at their deadline, whatever the heartbeats
+//! are stuck in, starts heartbeats when their time has come, notices a suspend, and starts the users' callbacks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
+
+use super::hold::Hold;
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::sys::clock::{BootTime, Clock};
+use crate::sys::deadline::far_from;
+use crate::sys::log;
+use crate::sys::observing::contained;
+use crate::sys::thread::Thread;
+
+/// It looks at least this often while something is held.
+const LOOK: Duration = Duration::from_secs(1);
+/// The boot-time clock ran ahead of the monotonic one by more: the machine was suspended.
+const JUMP: Duration = Duration::from_millis(200);
+/// How long the last user of a watcher waits for its thread.
+const STOP_BOUND: Duration = Duration::from_secs(1);
+
+type Callback = Box<dyn FnOnce() + Send>;
+
+enum Message {
+    /// Something is held that may end before the next look.
+    Look,
+    Run(&'static str, Callback),
+}
+
+/// See the module. Its thread starts with the first hold and ends with the watcher.
+pub struct Watcher {
+    clock: Arc<Clock>,
+    holds: Arc<Mutex<Vec<Weak<Hold>>>>,
+    // `None` once it is closed.
+    messages: Mutex<Option<Sender<Message>>>,
+    inbox: Receiver<Message>,
+    sleep: Arc<Sleep>,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Watcher {
+    pub fn new(clock: Arc<Clock>) -> Self {
+        let (messages, inbox) = crossbeam_channel::unbounded();
+        let (holds, sleep) = (Arc::default(), Arc::new(Sleep::new()));
+        let messages = Mutex::new(Some(messages));
+        Watcher { clock, holds, messages, inbox, sleep, thread: Mutex::default() }
+    }
+
+    /// Watches `hold` until it is gone.
+    pub fn watch(&self, hold: &Arc<Hold>) -> Result<()> {
+        let mut thread = self.thread.lock();
+        if self.messages.lock().is_none() {
+            return Err(Error::new(ErrorKind::Closed, "the client was closed"));
+        }
+        // One that died, for want of memory, is replaced.
+        if thread.as_ref().is_none_or(Thread::is_over) {
+            let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
+            let sleep = self.sleep.clone();
+            let jumps = clock.jumps();
+            // From now on, not from when the thread gets its turn.
+            let skew = Skew::new(&clock);
+            *thread = Some(Thread::spawn("leasehold-watch", move || {
+                run(&clock, &holds, &inbox, jumps.told(), &sleep, skew);
+            })?);
+        }
+        drop(thread);
+        {
+            let mut holds = self.holds.lock();
+            if holds.len() == holds.capacity() {
+                holds.retain(|hold| hold.strong_count() > 0);
+            }
+            holds.push(Arc::downgrade(hold));
+        }
+        // Most holds are over before anything is due: then nobody has to wake up for them.
+        let look_in = hold.first_look().since(self.clock.now());
+        if self.sleep.lasts_beyond(far_from(Instant::now(), look_in)) {
+            self.send(Message::Look);
+        }
+        Ok(())
+    }
+
+    /// Looks at everything at once.
+    pub fn look_now(&self) {
+        self.send(Message::Look);
+    }
+
+    /// Runs a callback of the user's on a thread of its own.
+    pub fn run(&self, what: &'static str, callback: Callback) {
+        self.send(Message::Run(what, callback));
+    }
+
+    /// Everything that is watched and still alive.
+    pub fn holds(&self) -> Vec<Arc<Hold>> {
+        self.holds.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn send(&self, message: Message) {
+        if let Some(messages) = &*self.messages.lock() {
+            let _ = messages.send(message);
+        }
+    }
+
+    /// Ends its thread; callbacks that wait are started first. Nothing is watched afterwards.
+    pub fn close(&self, by: Instant) {
+        let thread = self.thread.lock().take();
+        self.messages.lock().take();
+        if let Some(thread) = thread {
+            thread.join_by(by);
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.close(far_from(Instant::now(), STOP_BOUND));
+    }
+}
+
+fn run(
+    clock: &Clock,
+    holds: &Mutex<Vec<Weak<Hold>>>,
+    inbox: &Receiver<Message>,
+    jumps: &Receiver<()>,
+    sleep: &Sleep,
+    mut skew: Skew,
+) {
+    loop {
+        sleep.is_over();
+        let now = clock.now();
+        let watched: Vec<Arc<Hold>> = {
+            let mut holds = holds.lock();
+            holds.retain(|hold| hold.strong_count() > 0);
+            holds.iter().filter_map(Weak::upgrade).collect()
+        };
+        if skew.jumped(clock) {
+            log::info!(target: "leasehold::watcher", "the machine was suspended; all heartbeats are sent now");
+            watched.iter().for_each(|hold| hold.beat_soon());
+        }
+        // Losses are told first: starting threads takes time.
+        let next_look = watched.iter().filter_map(|hold| hold.look(now)).min();
+        let next_start = watched.iter().filter_map(|hold| hold.start_when_due(now)).min();
+        let next = next_look.into_iter().chain(next_start).min();
+        // The last handle may be ours, and with it go callbacks: nothing may be held meanwhile.
+        contained("drop of a callback", || drop(watched));
+        let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
+        let mut select = crossbeam_channel::Select::new();
+        select.recv(inbox);
+        select.recv(jumps);
+        let until = far_from(Instant::now(), wait);
+        sleep.begins(until);
+        let _ = select.ready_deadline(until);
+        jumps.try_iter().for_each(drop);
+        loop {
+            match inbox.try_recv() {
+                Ok(Message::Look) => {}
+                Ok(Message::Run(what, callback)) => start(what, callback),
+                Err(crossbeam_channel::TryRecvError::Empty) => break,
+                Err(crossbeam_channel::TryRecvError::Disconnected) => return,
+            }
+        }
+    }
+}
+
+/// A callback that finds no thread runs here: late is better than never.
+fn start(what: &'static str, callback: Callback) {
+    let slot = Arc::new(Mutex::new(Some(callback)));
+    let on_thread = slot.clone();
+    let body = move || {
+        let callback = on_thread.lock().take();
+        callback.into_iter().for_each(|callback| contained(what, callback));
+    };
+    if let Err(error) = Thread::spawn_for_user("leasehold-call", body) {
+        log::error!(target: "leasehold::watcher", "{error}; the {what} runs on the watcher's thread");
+        let callback = slot.lock().take();
+        callback.into_iter().for_each(|callback| contained(what, callback));
+    }
+}
+
+/// Until when the watcher sleeps if nobody wakes it, so that it is woken only for what is due earlier.
+///
+/// A hold is added before this is read, and this says "awake" before the holds are looked at. So whoever reads
+/// an old sleep has added the hold early enough to be seen.
+struct Sleep {
+    origin: Instant,
+    /// In nanoseconds after the origin.
+    until: AtomicU64,
+}
+
+impl Sleep {
+    fn new() -> Self {
+        Sleep { origin: Instant::now(), until: AtomicU64::new(u64::MAX) }
+    }
+
+    fn nanos(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.origin).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn begins(&self, until: Instant) {
+        self.until.store(self.nanos(until), Ordering::SeqCst);
+    }
+
+    fn is_over(&self) {
+        self.until.store(u64::MAX, Ordering::SeqCst);
+    }
+
+    /// Also while it is awake.
+    fn lasts_beyond(&self, at: Instant) -> bool {
+        self.until.load(Ordering::SeqCst) > self.nanos(at)
+    }
+}
+
+/// The distance between the clock that counts suspend and the one that does not.
+pub(super) struct Skew {
+    boot: BootTime,
+    monotonic: Instant,
+}
+
+impl Skew {
+    pub(super) fn new(clock: &Clock) -> Self {
+        Skew { boot: clock.now(), monotonic: Instant::now() }
+    }
+
+    /// Whether the boot-time clock ran ahead since the last call.
+    pub(super) fn jumped(&mut self, clock: &Clock) -> bool {
+        let now = Skew::new(clock);
+        let ahead = now.boot.since(self.boot).saturating_sub(now.monotonic - self.monotonic);
+        *self = now;
+        ahead > JUMP
+    }
+}

@@ -1,0 +1,200 @@
+//! The one error of the library.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::model::key;
+use crate::model::lease_status::LeaseStatus;
+use crate::model::lock::LockStatus;
+
+/// The answer of every call that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, with which key, on which store. Cheap to clone.
+///
+/// [`Display`](fmt::Display) tells this level only; what lies beneath is in
+/// [`source`](StdError::source). Neither ever holds a password, a grant id or a
+/// store URL's options.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    retryable: bool,
+    key: Option<String>,
+    store: Option<String>,
+    holders: Vec<LockStatus>,
+    lease: Option<LeaseStatus>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// The kinds of [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Others hold the lock; [`Error::holders`] says who.
+    Held,
+    /// This client holds the key already with the same lock id: it would wait for itself.
+    AlreadyHeld,
+    /// The wait ended before the lock was free; [`Error::holders`] says who held it last.
+    TimedOut,
+    /// The lock was held and is not any more.
+    Lost,
+    /// The wait was cancelled by a [`CancelToken`](crate::CancelToken).
+    Cancelled,
+    /// The client was closed, or belongs to the process that this one was forked from.
+    Closed,
+    /// An argument is out of bounds. Nothing was written.
+    InvalidInput,
+    /// The store URL or the client's options are wrong.
+    Config,
+    /// The store denies it.
+    Permission,
+    /// The table, the file or a row is not what this version can read.
+    Schema,
+    /// The store can't be reached or failed; [`Error::is_retryable`] says whether a repeat may help.
+    Store,
+    /// A write was sent, and no answer settled whether it happened.
+    Ambiguous,
+    /// The clocks differ by more than the guarantees allow.
+    ClockSkew,
+    /// A lease is not in the state that the call needs.
+    InvalidLease,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Error(Arc::new(Inner {
+            kind,
+            message: message.into(),
+            retryable: false,
+            key: None,
+            store: None,
+            holders: Vec::new(),
+            lease: None,
+            source: None,
+        }))
+    }
+
+    /// The error for an argument: which field, its value, and what would be right.
+    pub(crate) fn invalid(field: &str, value: impl fmt::Debug, right: &str) -> Self {
+        Error::new(ErrorKind::InvalidInput, format!("{field} is {value:?}, but must be {right}"))
+    }
+
+    pub(crate) fn caused_by(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.inner().source = Some(Arc::new(source));
+        self
+    }
+
+    pub(crate) fn retryable(mut self) -> Self {
+        self.inner().retryable = true;
+        self
+    }
+
+    pub(crate) fn with_key(mut self, key: &str) -> Self {
+        self.inner().key.get_or_insert_with(|| key.to_owned());
+        self
+    }
+
+    pub(crate) fn with_store(mut self, store: &str) -> Self {
+        self.inner().store.get_or_insert_with(|| store.to_owned());
+        self
+    }
+
+    pub(crate) fn with_holders(mut self, holders: Vec<LockStatus>) -> Self {
+        self.inner().holders = holders;
+        self
+    }
+
+    pub(crate) fn with_lease(mut self, lease: LeaseStatus) -> Self {
+        self.inner().lease = Some(lease);
+        self
+    }
+
+    /// The error of a call that only reads: no answer is no more than that.
+    pub(crate) fn of_read(mut self) -> Self {
+        if self.kind() == ErrorKind::Ambiguous {
+            self.inner().kind = ErrorKind::Store;
+        }
+        self
+    }
+
+    fn inner(&mut self) -> &mut Inner {
+        Arc::make_mut(&mut self.0)
+    }
+
+    /// What kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The key that the call was about, if it was about one; of a lease the name.
+    pub fn key(&self) -> Option<&str> {
+        let key = self.0.key.as_deref()?;
+        Some(key::parts(key).map_or(key, |(_, name)| name))
+    }
+
+    /// The store as scheme, host and database, without credentials and options.
+    pub fn store(&self) -> Option<&str> {
+        self.0.store.as_deref()
+    }
+
+    /// Who held the lock when it was refused; empty for other kinds.
+    pub fn holders(&self) -> &[LockStatus] {
+        &self.0.holders
+    }
+
+    /// The lease as it was found, when a call on it was impossible; `None` when nobody held it, and for other kinds.
+    pub fn lease(&self) -> Option<&LeaseStatus> {
+        self.0.lease.as_ref()
+    }
+
+    /// Whether the same call may succeed later without any change.
+    pub fn is_retryable(&self) -> bool {
+        self.0.retryable
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(key) = &self.0.key {
+            let what = if key::parts(key).is_some() { "lease" } else { "lock" };
+            write!(f, "{what} {:?}", key::shown(key))?;
+        }
+        match (&self.0.key, &self.0.store) {
+            (Some(_), Some(store)) => write!(f, " on {store}: {}", self.0.message),
+            (Some(_), None) => write!(f, ": {}", self.0.message),
+            (None, Some(store)) => write!(f, "{store}: {}", self.0.message),
+            (None, None) => f.write_str(&self.0.message),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Error");
+        out.field("kind", &self.0.kind).field("message", &self.0.message);
+        if let Some(key) = &self.0.key {
+            out.field("key", key);
+        }
+        if let Some(store) = &self.0.store {
+            out.field("store", store);
+        }
+        if !self.0.holders.is_empty() {
+            out.field("holders", &self.0.holders);
+        }
+        if let Some(source) = &self.0.source {
+            out.field("source", source);
+        }
+        out.finish()
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}

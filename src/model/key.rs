@@ -1,0 +1,62 @@
+//! What a key may be, and the keys of leases, which begin with a character that no lock's key may hold.
+
+use std::borrow::Cow;
+
+use crate::model::error::{Error, Result};
+
+/// Neither namespaces nor names may hold it, so that no two pairs share a row.
+const MARK: char = '\u{1}';
+/// Of a text that is stored, and of a whole key.
+const MAX_TEXT: usize = 1024;
+
+/// Checks the name of a lock.
+pub(crate) fn check_key(key: &str) -> Result<()> {
+    check_text("key", key)
+}
+
+/// Checks a text that is stored: 1 to 1,024 bytes without control characters.
+pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
+    // Whoever reads a lock id can release what it names.
+    let most = if field == "lock_id" { 8 } else { 40 };
+    let shown: String = text.chars().take(most).collect();
+    if text.is_empty() || text.len() > MAX_TEXT {
+        let right = format!("1 to {MAX_TEXT} bytes long ({} given)", text.len());
+        return Err(Error::invalid(field, shown, &right));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(Error::invalid(field, shown, "without control characters"));
+    }
+    Ok(())
+}
+
+/// The key of the row of a lease.
+pub(crate) fn of(namespace: &str, name: &str) -> Result<String> {
+    let mut key = prefix(namespace)?;
+    check_text("name", name)?;
+    key.push_str(name);
+    if key.len() > MAX_TEXT {
+        let right =
+            format!("together with the namespace at most {} bytes long ({} given)", MAX_TEXT - 2, key.len() - 2);
+        return Err(Error::invalid("name", name.chars().take(40).collect::<String>(), &right));
+    }
+    Ok(key)
+}
+
+/// With what the keys of a namespace begin.
+pub(crate) fn prefix(namespace: &str) -> Result<String> {
+    check_text("namespace", namespace)?;
+    Ok(format!("{MARK}{namespace}{MARK}"))
+}
+
+/// Namespace and name, if it is the row of a lease.
+pub(crate) fn parts(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix(MARK)?.split_once(MARK)
+}
+
+/// A key as people shall read it: `lock "a"` or `lease "namespace/name"`.
+pub(crate) fn shown(key: &str) -> Cow<'_, str> {
+    match parts(key) {
+        Some((namespace, name)) => format!("{namespace}/{name}").into(),
+        None => key.into(),
+    }
+}

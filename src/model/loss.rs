@@ -1,0 +1,66 @@
+//! How a lock was lost.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::model::error::Error;
+use crate::model::lock::LockStatus;
+
+/// A lock that was held and is not any more.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Loss {
+    /// How it was lost.
+    pub reason: LossReason,
+    /// The name of the lock.
+    pub key: String,
+    /// The fencing token that is out of date now.
+    pub fencing_token: u64,
+    /// How long it had been held.
+    pub held_for: Duration,
+}
+
+/// How a lock was lost.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// Somebody else was granted the lock since; the holder, if it still holds.
+    TakenOver {
+        /// Who holds it now.
+        by: Option<LockStatus>,
+    },
+    /// The lease came to its end without a renewal; the last error of the heartbeat, if there was one.
+    Expired {
+        /// Why the last heartbeat failed.
+        last_error: Option<Error>,
+    },
+    /// An operator or another process released it.
+    ReleasedByOther,
+    /// It was held for as long as `max_hold` allows.
+    MaxHold,
+    /// The row, table or file is gone.
+    Gone,
+    /// The heartbeat thread ended by a panic.
+    HeartbeatDied,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} after {:.1} s", self.reason, self.held_for.as_secs_f64())
+    }
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LossReason::TakenOver { by: Some(by) } => write!(f, "taken over by {by}"),
+            LossReason::TakenOver { by: None } => f.write_str("taken over"),
+            LossReason::Expired { last_error: Some(error) } => write!(f, "expired ({error})"),
+            LossReason::Expired { last_error: None } => f.write_str("expired"),
+            LossReason::ReleasedByOther => f.write_str("released by another"),
+            LossReason::MaxHold => f.write_str("held for as long as max_hold allows"),
+            LossReason::Gone => f.write_str("the row, table or file of the lock is gone"),
+            LossReason::HeartbeatDied => f.write_str("its heartbeat thread died"),
+        }
+    }
+}

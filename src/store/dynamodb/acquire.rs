@@ -1,0 +1,247 @@
+//! To be granted a key: one conditional write that means the pure rule in the common cases, and for the rest
+//! the pure rule on the row that came back, written by compare-and-swap.
+
+use std::time::Duration;
+
+use super::error::DynamodbError;
+use super::estimate::Moment;
+use super::expr::{Expr, number, set, text};
+use super::item;
+use super::send::Wrote;
+use super::{Dynamodb, Found, MANY_GIVEN_UP};
+use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Refusal, Times, transition};
+use crate::model::error::Result;
+use crate::store::{Acquired, Attempt};
+use crate::sys::deadline::Deadline;
+
+/// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC can't
+/// be compared as text.
+const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :cut \
+                    AND (attribute_exists(#fence) OR contains(#leasedUntil, :z))))";
+const TOKEN_RISES: &str = "(attribute_not_exists(#fence) OR #fence < :t)";
+/// Not given up, and no lease.
+const GRANTABLE: &str = "NOT contains(#givenUp, :grant) AND (attribute_not_exists(#floor) OR #floor < :t) \
+                         AND (attribute_not_exists(#kind) OR #kind <> :leaseKind)";
+/// There is place for one more that gave up.
+const FEW: &str = "(attribute_not_exists(#givenUp) OR size(#givenUp) <= :many)";
+/// A live exclusive holder of the same owner. Without the inner part a repeat would raise the token.
+const SAME_OWNER: &str = "(#owner = :owner AND (attribute_not_exists(#grantId) OR #grantId <> :grant))";
+
+const SHARED: &str = "SET #shared = :m, #kind = :kind, #format = if_not_exists(#format, :format), \
+                      #leasedUntil = :end, #createdAt = :now, #fence = :t, \
+                      #version = if_not_exists(#version, :t) + :one \
+                      REMOVE #grantId, #lockId, #owner, #host, #comment, #renewedAt, #ttl";
+
+/// So many expired shared holders are dropped by one that joins: a condition may have 4 KB, and each takes forty bytes.
+const MOST_DROPPED: usize = 50;
+
+/// What to send next.
+struct Next {
+    expr: Expr,
+    holder: Holder,
+}
+
+impl Dynamodb {
+    pub(super) fn acquire_key(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired, DynamodbError> {
+        if let Some(old) = Dynamodb::doubted(attempt) {
+            return Ok(self.settle_doubt(attempt, old, by));
+        }
+        let mut moment = self.sure_moment(Duration::ZERO, by)?;
+        // A shared holder that is replaced: the row's end depends on all of them, so it is looked at first.
+        let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
+        let mut next = if blind {
+            first(attempt, &moment)
+        } else {
+            let found = self.look(&attempt.key, by)?;
+            match self.decide(attempt, found, &moment)? {
+                Ok(next) => next,
+                Err(answer) => return Ok(answer),
+            }
+        };
+        loop {
+            let found = match self.grant(next.expr, by)? {
+                Wrote::Done(old) => {
+                    if self.moment()?.contradicts(&moment) {
+                        return Ok(self.settle_doubt(attempt, old, by));
+                    }
+                    return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.late() });
+                }
+                Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+            };
+            let asked = moment;
+            moment = self.sure_moment(Duration::ZERO, by)?;
+            next = match self.decide(attempt, found, &moment)? {
+                Ok(next) => next,
+                Err(Acquired::Granted { holder, repeated, .. }) => {
+                    return Ok(Acquired::Granted { holder, repeated, now: asked.late() });
+                }
+                Err(answer) => return Ok(answer),
+            };
+        }
+    }
+
+    /// The pure rule on what stands: an answer, or what to write.
+    fn decide(
+        &self,
+        attempt: &Attempt,
+        found: Found,
+        moment: &Moment,
+    ) -> Result<Result<Next, Acquired>, DynamodbError> {
+        found.check_format()?;
+        let (ask, times) = (&attempt.ask, found.times(moment));
+        let step = transition::acquire(&found.record, ask, &times);
+        Ok(match (step.answer, step.record) {
+            (AcquireAnswer::Granted { holder, repeated: false }, Some(mut new)) => {
+                new.given_up.extend(ask.instead_of.iter().map(|(old, _)| old.clone()));
+                // Its own expired entry, if there is one, goes the other way.
+                let is_fresh = ask.instead_of.is_none() && found.record.standing(&ask.grant).is_none();
+                let joins = ask.mode == Mode::Shared && is_fresh && new.shared.len() > 1;
+                let expr = if joins {
+                    self.watch_size(&attempt.key, found.row.as_ref());
+                    join(&attempt.key, &found, &new, &holder, &times)
+                } else {
+                    self.whole(&found, &new, moment).value(":t", number(holder.token)).requiring(GRANTABLE, ask)
+                };
+                Ok(Next { expr, holder })
+            }
+            (AcquireAnswer::Granted { holder, .. }, _) => {
+                Err(Acquired::Granted { holder, repeated: true, now: moment.late() })
+            }
+            (AcquireAnswer::Refused(Refusal::NewerFormat), _) => {
+                return Err(DynamodbError::NewerFormat { found: found.record.format });
+            }
+            (AcquireAnswer::Refused(_), _) => Err(Acquired::Refused(found.seen(moment))),
+        })
+    }
+}
+
+impl Expr {
+    /// Also on this condition, which is about the grant that is asked for.
+    fn requiring(mut self, condition: &str, ask: &Ask) -> Expr {
+        self.condition = format!("{} AND {condition}", self.condition);
+        self.value(":grant", text(ask.grant.as_str())).value(":leaseKind", text("lease"))
+    }
+}
+
+/// What is sent without having seen the row.
+fn first(attempt: &Attempt, moment: &Moment) -> Next {
+    let (ask, times) = (&attempt.ask, moment.times());
+    let old = ask.instead_of.as_ref();
+    let holder = Holder {
+        grant: ask.grant.clone(),
+        lock_id: ask.lock_id.clone(),
+        labels: ask.labels.clone(),
+        token: old.map_or(times.stamp, |(_, token)| times.stamp.max(token.saturating_add(1))),
+        created: times.now,
+        renewed: None,
+        until: Lease::For(ask.lease).end(times.now),
+    };
+    let (condition, update) = match (old, ask.mode) {
+        // How often the old one was sent is not known here, and a copy that another client stamped may be ahead of
+        // our token.
+        (Some(_), _) => {
+            (format!("#grantId = :old AND #fence = :f AND {FEW}"), exclusive_update(&holder) + " ADD #givenUp :olds")
+        }
+        (None, Mode::Shared) => (format!("{FREE} AND {TOKEN_RISES}"), SHARED.to_owned()),
+        (None, Mode::Exclusive) if ask.replace_same_owner => {
+            (format!("({FREE} OR {SAME_OWNER}) AND {TOKEN_RISES}"), exclusive_update(&holder))
+        }
+        (None, Mode::Exclusive) => (format!("{FREE} AND {TOKEN_RISES}"), exclusive_update(&holder)),
+    };
+    let mut record = LockRecord::missing(&attempt.key);
+    record.shared.push(holder.clone());
+    let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
+        .value(":cut", text(item::time(times.cut)))
+        .value(":z", text("Z"))
+        .value(":many", number(MANY_GIVEN_UP as u64))
+        .maybe(":m", item::shared(&record, None))
+        .maybe(":old", old.map(|(grant, _)| text(grant.as_str())))
+        .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
+        .maybe(":f", old.map(|(_, token)| number(*token)))
+        .requiring(GRANTABLE, ask);
+    Next { expr, holder }
+}
+
+/// Sets what the holder has and removes what it has not.
+fn exclusive_update(holder: &Holder) -> String {
+    let (mut sets, mut removes) = (String::new(), String::from("#shared, #renewedAt, #ttl"));
+    for (name, value) in [("host", &holder.labels.host), ("comment", &holder.labels.comment)] {
+        match value {
+            Some(_) => sets.push_str(&format!(", #{name} = :{name}")),
+            None => removes.push_str(&format!(", #{name}")),
+        }
+    }
+    format!(
+        "SET #grantId = :grant, #lockId = :lock, #kind = :kind, #format = if_not_exists(#format, :format), \
+         #owner = :owner{sets}, #createdAt = :now, #leasedUntil = :end, #fence = :t, \
+         #version = if_not_exists(#version, :t) + :one REMOVE {removes}"
+    )
+}
+
+/// The values of a grant.
+fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
+    expr.value(":lock", text(&holder.lock_id))
+        .value(":owner", text(&holder.labels.owner))
+        .maybe(":host", holder.labels.host.as_ref().map(text))
+        .maybe(":comment", holder.labels.comment.as_ref().map(text))
+        .value(":kind", text("lock"))
+        .value(":format", text(item::FORMAT))
+        .value(":now", text(item::time(times.now)))
+        .value(":end", text(item::end(holder.until)))
+        .value(":t", number(holder.token))
+        .value(":one", number(1))
+}
+
+/// Beside other shared holders. Compares `fence`, which only grants change, so renewals do not disturb it.
+fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Times) -> Expr {
+    let mut condition = "#fence = :f AND attribute_not_exists(#grantId) AND attribute_exists(#shared) \
+                         AND attribute_not_exists(#shared.#grant)"
+        .to_owned();
+    let mut update = "SET #shared.#grant = :h, #fence = :t, #version = #version + :one".to_owned();
+    if found.row_ends_after(holder.until) {
+        condition.push_str(" AND #leasedUntil > :end");
+    } else {
+        condition.push_str(" AND #leasedUntil <= :end");
+        update.push_str(", #leasedUntil = :end");
+    }
+    let is_gone = |other: &&Holder| new.standing(&other.grant).is_none();
+    let gone: Vec<&Holder> = found.record.shared.iter().filter(is_gone).take(MOST_DROPPED).collect();
+    let mut removes = Vec::new();
+    for i in 0..gone.len() {
+        // One that renewed meanwhile makes it fail.
+        condition.push_str(&format!(" AND #shared.#d{i}.#leasedUntil = :d{i}"));
+        removes.push(format!("#shared.#d{i}"));
+    }
+    if !removes.is_empty() {
+        update.push_str(&format!(" REMOVE {}", removes.join(", ")));
+    }
+    condition.push_str(&format!(" AND {GRANTABLE}"));
+    let mut expr = granting(Expr::new(key, condition, update), holder, times)
+        .name("#grant", holder.grant.as_str())
+        .value(":grant", text(holder.grant.as_str()))
+        .value(":leaseKind", text("lease"))
+        .value(":f", number(found.record.token))
+        .value(":h", item::entry(holder, None));
+    for (i, gone) in gone.into_iter().enumerate() {
+        let stored = found.shared_end(&gone.grant).unwrap_or_else(|| item::end(gone.until));
+        expr = expr.name(&format!("#d{i}"), gone.grant.as_str()).value(&format!(":d{i}"), text(stored));
+    }
+    expr
+}
+
+/// Stops every late copy of this acquisition: by its grant id, or, where `found` has too many of these already, by a
+/// floor under all tokens to come, which stops theirs as well. `found` is the row as the last try left it.
+pub(super) fn stopping(expr: Expr, grant: &GrantId, found: Option<&Found>, moment: &Moment) -> Expr {
+    let Some(found) = found.filter(|found| found.is_crowded()) else {
+        let mut expr = expr.value(":grants", set([grant.as_str()])).value(":many", number(MANY_GIVEN_UP as u64));
+        expr.condition.push_str(&format!(" AND {FEW}"));
+        expr.update.push_str(" ADD #givenUp :grants");
+        return expr;
+    };
+    let crowd = set(found.record.given_up.iter().map(GrantId::as_str));
+    let mut expr = expr.value(":crowd", crowd).value(":floor", number(found.above_all(moment)));
+    expr.condition.push_str(" AND (attribute_not_exists(#floor) OR #floor < :floor)");
+    expr.update = expr.update.replacen("SET ", "SET #floor = :floor, ", 1) + " DELETE #givenUp :crowd";
+    expr
+}

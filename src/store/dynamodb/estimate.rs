@@ -1,0 +1,288 @@
+//! The service's time, as its answers tell it.
+//!
+//! Each answer's `Date` header is the service's time at some moment between sending and receiving, cut to the
+//! second. So (service's time - our boot-time clock) lies between `Date - received` and `Date + 1 s - sent`;
+//! what many answers allow is their intersection, which widens with its age, since clocks drift. Every time that is
+//! stored or compared is taken from its middle. When the intersection is empty a clock was moved, or one answer is
+//! wrong: the new answer counts and is in doubt, until the next one agrees with it or with what was known before.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::lease::{StoreTime, Times};
+use crate::sys::clock::BootTime;
+
+/// A `Date` is cut to the second.
+const RESOLUTION: i64 = 1_000_000_000;
+/// What an answer's way may add to the second, for the interval to be good enough.
+const SLACK: Duration = Duration::from_millis(100);
+/// Only what was never held or was released ended before this: 1970-01-02.
+const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
+
+/// A clock runs wrong by at most one part in so many (500 ppm), which is also as fast as NTP corrects one.
+const DRIFT: u128 = 2_000;
+/// An answer that is no older than this is as good as a new one.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Estimate(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    ahead: Option<Ahead>,
+    /// What was known before an answer contradicted it.
+    before: Option<Ahead>,
+    /// The latest time that was told while it was known well: a narrower interval may have its middle earlier, and
+    /// time never goes back, only slower. With when that was.
+    told: Option<(i64, BootTime)>,
+}
+
+/// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    low: i64,
+    high: i64,
+    /// When it was so.
+    at: BootTime,
+}
+
+impl Ahead {
+    /// What is left of it later, at `at`.
+    fn aged(self, at: BootTime) -> Ahead {
+        let drift = i64::try_from(at.since(self.at).as_nanos() / DRIFT).unwrap_or(i64::MAX);
+        Ahead { low: self.low.saturating_sub(drift), high: self.high.saturating_add(drift), at: at.max(self.at) }
+    }
+
+    /// Whether both may be true; the clocks of the service's hosts differ a little, too.
+    fn fits(self, other: Ahead) -> bool {
+        let slack = i64::try_from(SLACK.as_nanos()).unwrap_or(i64::MAX);
+        self.low.max(other.low).saturating_sub(slack) <= self.high.min(other.high)
+    }
+
+    /// What a new answer leaves of it.
+    fn and(self, told: Ahead) -> Ahead {
+        let both = Ahead { low: self.low.max(told.low), high: self.high.min(told.high), ..told };
+        if both.low <= both.high { both } else { told }
+    }
+
+    fn width(self) -> Duration {
+        Duration::from_nanos(u64::try_from(self.high.saturating_sub(self.low)).unwrap_or(0))
+    }
+
+    /// The middle of what the service's time may be at `at`.
+    fn middle(self, at: BootTime) -> i64 {
+        nanos(at).saturating_add(self.low).saturating_add(self.high.saturating_sub(self.low) / 2)
+    }
+}
+
+impl Estimate {
+    /// Learns from an answer with this `Date`, in seconds since 1970.
+    pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) {
+        let date = date.saturating_mul(1_000_000_000);
+        let told = Ahead {
+            low: date.saturating_sub(nanos(received)),
+            high: date.saturating_add(RESOLUTION).saturating_sub(nanos(sent)),
+            at: received,
+        };
+        let mut known = self.0.lock();
+        let Some(ahead) = known.ahead.map(|ahead| ahead.aged(received)) else {
+            known.ahead = Some(told);
+            return;
+        };
+        let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(told));
+        known.ahead = Some(match before {
+            _ if ahead.fits(told) => ahead.and(told),
+            // The answer between them was wrong.
+            Some(before) => before.and(told),
+            None => {
+                known.before = Some(ahead);
+                told
+            }
+        });
+        if !ahead.fits(told) {
+            known.told = None;
+        }
+    }
+
+    /// The service's time at `at`; `None` before the first answer.
+    pub fn moment(&self, at: BootTime, grace: Duration) -> Option<Moment> {
+        let mut known = self.0.lock();
+        let learned = known.ahead?;
+        let (ahead, age) = (learned.aged(at), at.since(learned.at));
+        let before = known.before.map(|before| before.aged(at));
+        let moment =
+            |now| Moment { now: StoreTime::from_nanos(now), width: ahead.width(), at, age, ahead, before, grace };
+        let middle = ahead.middle(at);
+        if !moment(middle).is_known() {
+            // It may be far off: nothing shall cling to it.
+            return Some(moment(middle));
+        }
+        let least = known.told.map_or(middle, |(told, when)| {
+            let half = i64::try_from(at.since(when).as_nanos() / 2).unwrap_or(i64::MAX);
+            told.saturating_add(half.max(1))
+        });
+        let now = middle.max(least);
+        // No time is counted twice, also where a thread comes late with its `at`.
+        known.told = Some((now, known.told.map_or(at, |(_, when)| when.max(at))));
+        Some(moment(now))
+    }
+}
+
+fn nanos(at: BootTime) -> i64 {
+    i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// The service's time at one moment, and how far that is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The middle of what it may be.
+    pub now: StoreTime,
+    /// How much it may be.
+    pub width: Duration,
+    at: BootTime,
+    /// How old the last answer is.
+    age: Duration,
+    ahead: Ahead,
+    before: Option<Ahead>,
+    grace: Duration,
+}
+
+impl Moment {
+    /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace does not
+    /// cover is taken off its own lease.
+    pub fn late(&self) -> StoreTime {
+        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace) / 2);
+        let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
+        self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
+    }
+
+    /// What the rules decide by. While too little is known nobody is taken over.
+    pub fn times(&self) -> Times {
+        let cut = if self.is_known() { self.now.minus(self.grace) } else { ONLY_RELEASED };
+        Times { now: self.now, cut, stamp: self.stamp() }
+    }
+
+    fn is_known(&self) -> bool {
+        self.before.is_none() && self.width <= self.grace + SLACK
+    }
+
+    /// Whether a new answer could tell it better, which is worth a request where it may be off by more than the
+    /// grace, and than this.
+    pub fn is_old(&self, most: Duration) -> bool {
+        let is_wide = self.width > (self.grace + SLACK).max(most);
+        self.before.is_some() || is_wide && self.age > FRESH
+    }
+
+    /// Whether the answers since `used`, an earlier moment, say that it was wrong by more than was known.
+    pub fn contradicts(&self, used: &Moment) -> bool {
+        !self.ahead.fits(used.ahead.aged(self.at))
+    }
+
+    /// The time in microseconds, from which tokens are made.
+    pub fn stamp(&self) -> u64 {
+        u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(1);
+
+    fn boot(ms: u64) -> BootTime {
+        BootTime::from_nanos(ms * 1_000_000)
+    }
+
+    fn moment(estimate: &Estimate, at: u64) -> (i64, u128) {
+        let moment = estimate.moment(boot(at), GRACE).unwrap();
+        (moment.now.as_nanos() / 1_000_000, moment.width.as_millis())
+    }
+
+    #[test]
+    fn each_answer_narrows_it() {
+        let estimate = Estimate::default();
+        assert!(estimate.moment(boot(0), GRACE).is_none());
+        // The service is 100 s ahead: at boot time 500 its clock says 100.5.
+        estimate.learn(100, boot(490), boot(510));
+        assert_eq!(moment(&estimate, 500), (100_500, 1_020));
+        estimate.learn(100, boot(980), boot(990));
+        estimate.learn(101, boot(1_010), boot(1_020));
+        assert_eq!(moment(&estimate, 1_020), (101_020, 40));
+        // A slow answer says nothing new.
+        estimate.learn(103, boot(1_100), boot(9_000));
+        assert_eq!(moment(&estimate, 9_000), (109_000, 47));
+    }
+
+    #[test]
+    fn it_widens_with_its_age() {
+        let estimate = Estimate::default();
+        estimate.learn(100, boot(490), boot(510));
+        let days = 4 * 86_400_000;
+        let idle = estimate.moment(boot(510 + days), GRACE).unwrap();
+        assert_eq!(idle.width.as_millis(), 1_020 + u128::from(days) / 1_000);
+        assert!(idle.is_old(Duration::ZERO) && idle.times().cut == ONLY_RELEASED);
+        assert!(!estimate.moment(boot(60_000), GRACE).unwrap().is_old(Duration::ZERO));
+        // A clock that was 50 ppm fast is no contradiction, and one answer is enough.
+        estimate.learn(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days));
+        let known = estimate.moment(boot(510 + days), GRACE).unwrap();
+        assert!(!known.is_old(Duration::ZERO) && known.width.as_millis() == 1_020, "{known:?}");
+    }
+
+    #[test]
+    fn one_wrong_answer_is_doubted_and_then_forgotten() {
+        let estimate = Estimate::default();
+        estimate.learn(100, boot(490), boot(510));
+        let used = estimate.moment(boot(510), GRACE).unwrap();
+        estimate.learn(3_700, boot(490), boot(510));
+        let doubted = estimate.moment(boot(510), GRACE).unwrap();
+        assert!(doubted.contradicts(&used) && doubted.is_old(Duration::ZERO));
+        assert_eq!(doubted.times().cut, ONLY_RELEASED);
+        estimate.learn(100, boot(490), boot(510));
+        let settled = estimate.moment(boot(510), GRACE).unwrap();
+        assert!(!settled.contradicts(&used) && !settled.is_old(Duration::ZERO));
+        assert_eq!(moment(&estimate, 510).0, 100_510);
+    }
+
+    #[test]
+    fn it_begins_anew_when_nothing_fits() {
+        let estimate = Estimate::default();
+        estimate.learn(100, boot(490), boot(510));
+        moment(&estimate, 500);
+        estimate.learn(70, boot(490), boot(510));
+        assert_eq!(moment(&estimate, 500), (70_500, 1_020));
+        let doubted = estimate.moment(boot(500), GRACE).unwrap();
+        assert_eq!(doubted.late().as_nanos(), 100_510_000_000, "a holder trusts neither");
+        // The next one agrees.
+        estimate.learn(70, boot(490), boot(510));
+        assert!(!estimate.moment(boot(510), GRACE).unwrap().is_old(Duration::ZERO));
+    }
+
+    #[test]
+    fn it_never_tells_an_earlier_time() {
+        let estimate = Estimate::default();
+        estimate.learn(100, boot(490), boot(510));
+        assert_eq!(moment(&estimate, 600).0, 100_600);
+        // It was not 101 yet: the middle is 54 ms earlier than was thought.
+        estimate.learn(100, boot(599), boot(600));
+        assert_eq!(moment(&estimate, 600).0, 100_600);
+        assert_eq!(moment(&estimate, 640).0, 100_620);
+        assert_eq!(moment(&estimate, 1_600).0, 101_545);
+    }
+
+    #[test]
+    fn too_wide_nobody_is_taken_over_and_a_holder_trusts_less() {
+        let estimate = Estimate::default();
+        estimate.learn(100, boot(0), boot(2_000));
+        let wide = estimate.moment(boot(2_000), GRACE).unwrap();
+        assert_eq!(wide.width, Duration::from_secs(3));
+        assert_eq!(wide.times().cut, ONLY_RELEASED);
+        assert_eq!(wide.late().since(wide.now), GRACE);
+        estimate.learn(102, boot(2_000), boot(2_050));
+        let fine = estimate.moment(boot(2_050), GRACE).unwrap();
+        assert_eq!(fine.times().cut, fine.now.minus(GRACE));
+        assert!(fine.late().since(fine.now) <= Duration::from_millis(25));
+    }
+}

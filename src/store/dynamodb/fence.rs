@@ -1,0 +1,68 @@
+//! Whether a grant stands, as a condition inside a user's own transaction.
+
+use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure;
+use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
+
+use super::expr::{Expr, number, text};
+use super::{Dynamodb, Found};
+use crate::lease::Mode;
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::lock::LockStatus;
+use crate::store::fence::Standing;
+
+/// Why a transaction with a [`ConditionCheck`](crate::api::stores::dynamodb::ConditionCheck) was not applied, as far as the check
+/// can tell.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Canceled {
+    /// The lock is not held any more: an error of kind `Lost` that tells who holds it.
+    Lost(Error),
+    /// Another write was under way on one of the items. Try again.
+    Conflict,
+    /// The check passed; another part was refused.
+    Other,
+}
+
+/// The check of the row that the grant stands in.
+pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
+    let (store, lock) = (store_of(standing)?, standing.lock);
+    let condition = match lock.mode {
+        Mode::Exclusive => "#grantId = :grant AND #fence = :token",
+        Mode::Shared => "#shared.#grant.#token = :token",
+    };
+    let expr = Expr::new(&lock.key, condition, "")
+        .name("#grant", lock.grant.as_str())
+        .value(":grant", text(lock.grant.as_str()))
+        .value(":token", number(lock.token));
+    let key = &store.place.partition_key;
+    ConditionCheck::builder()
+        .table_name(&store.place.table)
+        .key(key, text(&lock.key))
+        .set_expression_attribute_names(Some(expr.names(key)))
+        .set_expression_attribute_values(Some(expr.values()))
+        .condition_expression(expr.condition)
+        .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
+        .build()
+        // Never: all that it asks for is there.
+        .map_err(|error| Error::new(ErrorKind::InvalidInput, "the check can't be built").caused_by(error))
+}
+
+/// What this reason of a cancelled transaction says of the check.
+pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Result<Canceled> {
+    let (store, lock) = (store_of(standing)?, standing.lock);
+    Ok(match reason.code() {
+        Some("ConditionalCheckFailed") => {
+            let found = Found::new(&lock.key, reason.item().cloned()).ok();
+            let moment = store.moment().map_err(|error| store.told(error, &lock.key))?;
+            let holders = found.map(|found| LockStatus::live(&found.seen(&moment))).unwrap_or_default();
+            let error = standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not applied");
+            Canceled::Lost(error.with_holders(holders))
+        }
+        Some("TransactionConflict") => Canceled::Conflict,
+        _ => Canceled::Other,
+    })
+}
+
+fn store_of(standing: Standing<'_>) -> Result<&Dynamodb> {
+    standing.store().ok_or_else(|| standing.error(ErrorKind::InvalidInput, "this lock is in no DynamoDB table"))
+}

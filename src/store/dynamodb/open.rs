@@ -1,0 +1,182 @@
+//! From settings to a client of the SDK, on the driver's thread.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_config::{BehaviorVersion, SdkConfig};
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
+use aws_sdk_dynamodb::config::{Builder, Region, SharedInterceptor, StalledStreamProtectionConfig};
+
+use super::error::DynamodbError;
+use super::estimate::Estimate;
+use crate::model::error::Result;
+
+const MAX_GRACE: Duration = Duration::from_secs(60);
+
+/// What `Dynamodb::open` needs to know.
+#[derive(Clone)]
+pub struct DynamodbOptions {
+    /// The table.
+    pub table: String,
+    /// Its partition key, a string.
+    pub partition_key: String,
+    /// How long after its end a lease is respected.
+    pub grace: Duration,
+    /// What `create_schema` protects the table from.
+    pub protection: Protection,
+    /// Region, endpoint and credentials.
+    pub settings: Settings,
+    /// For tests: an estimate that two clients share.
+    pub estimate: Option<Arc<Estimate>>,
+    /// For tests: what looks at each request and answer.
+    pub interceptors: Vec<SharedInterceptor>,
+}
+
+/// What [`Schema::Create`](crate::store::Schema::Create) sees to beside the table itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Protection {
+    /// The service refuses to delete the table.
+    pub deletion: bool,
+    /// The service keeps what is needed to restore the table of any moment of the last weeks.
+    pub recovery: bool,
+}
+
+/// Where region, endpoint and credentials come from.
+#[derive(Clone)]
+pub enum Settings {
+    /// The environment, profiles and what the machine says, but for these.
+    Environment {
+        /// The region.
+        region: Option<String>,
+        /// Another endpoint than the region's.
+        endpoint: Option<String>,
+    },
+    /// What the user made. Only its settings are used: connections of our own.
+    Given(Box<SdkConfig>),
+}
+
+impl fmt::Debug for DynamodbOptions {
+    /// Without the settings, which hold credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynamodbOptions")
+            .field("table", &self.table)
+            .field("grace", &self.grace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DynamodbOptions {
+    /// The options of this table, the rest by default.
+    pub fn new(table: impl Into<String>, settings: Settings) -> Self {
+        DynamodbOptions {
+            table: table.into(),
+            partition_key: "key".to_owned(),
+            grace: super::Dynamodb::GRACE,
+            protection: Protection::default(),
+            settings,
+            estimate: None,
+            interceptors: Vec::new(),
+        }
+    }
+
+    pub(super) fn label(&self) -> String {
+        format!("dynamodb://{}", self.table)
+    }
+
+    /// Refuses what the service would, before anything is sent.
+    pub fn validate(&self) -> Result<()> {
+        Ok(self.check()?)
+    }
+
+    pub(super) fn check(&self) -> Result<(), DynamodbError> {
+        let is_named = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if !(3..=255).contains(&self.table.len()) || !self.table.chars().all(is_named) {
+            return Err(DynamodbError::Config(format!(
+                "the table name {:?} must have 3 to 255 letters, digits, '_', '-' or '.'",
+                self.table
+            )));
+        }
+        if self.partition_key.is_empty() || self.partition_key.len() > 255 {
+            return Err(DynamodbError::Config(format!(
+                "partition_key is {:?}, but must have 1 to 255 bytes",
+                self.partition_key
+            )));
+        }
+        if self.grace > MAX_GRACE {
+            return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
+        }
+        const TAKEN: [&str; 20] = [
+            "graceMicros",
+            "floor",
+            "givenUpAt",
+            "owner",
+            "leasedUntil",
+            "createdAt",
+            "ttl",
+            "grantId",
+            "lockId",
+            "fence",
+            "host",
+            "comment",
+            "renewedAt",
+            "shared",
+            "version",
+            "givenUp",
+            "kind",
+            "pins",
+            "format",
+            "token",
+        ];
+        if TAKEN.contains(&self.partition_key.as_str()) {
+            return Err(DynamodbError::Config(format!(
+                "partition_key is {:?}, the name of an attribute that leasehold writes; name the table's key another way",
+                self.partition_key
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Makes the client. Loading may ask the machine for its region.
+pub(super) async fn client(options: DynamodbOptions) -> Result<Client> {
+    let config = match options.settings {
+        Settings::Given(config) => {
+            let mut builder = config.into_builder();
+            // Connections belong to the runtime that made them, and the user's may stand still while we wait.
+            builder.set_http_client(None);
+            builder.build()
+        }
+        Settings::Environment { region, endpoint } => {
+            let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12());
+            if let Some(region) = region {
+                loader = loader.region(Region::new(region));
+            }
+            if let Some(endpoint) = endpoint {
+                loader = loader.endpoint_url(endpoint);
+            }
+            loader.load().await
+        }
+    };
+    if config.region().is_none() {
+        let message = "no region: add ?region=.. to the URL, or set AWS_REGION or a profile with a region";
+        return Err(DynamodbError::Config(message.to_owned()).into());
+    }
+    if config.credentials_provider().is_none() {
+        let message = "the given SdkConfig has no credentials provider; make it by aws_config::load_defaults(..)";
+        return Err(DynamodbError::Config(message.to_owned()).into());
+    }
+    let mut builder = Builder::from(&config)
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(TimeoutConfig::disabled())
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
+    for interceptor in options.interceptors {
+        builder = builder.interceptor(interceptor);
+    }
+    if config.behavior_version().is_none() {
+        builder = builder.behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::v2026_01_12());
+    }
+    Ok(Client::from_conf(builder.build()))
+}

@@ -1,0 +1,119 @@
+//! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index, a page in each request.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use super::error::DynamodbError;
+use super::expr::{Item, text, tokens};
+use super::item;
+use super::{Dynamodb, Found, NOBODYS};
+use crate::lease::LockRecord;
+use crate::store::{Page, Which};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// How many rows a page looks at: a table with little throughput must yield them within one request's timeout.
+const PAGE: i32 = 200;
+
+impl Dynamodb {
+    pub(super) fn read_page(
+        &self,
+        which: &Which,
+        from: Option<String>,
+        strong: bool,
+        by: &Deadline,
+    ) -> Result<Page, DynamodbError> {
+        if let Which::Key(key) = which {
+            let row = self.get_item(key, strong, by)?;
+            let found = Found::new(key, row)?;
+            let moment = if strong { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
+            return Ok(Page { records: vec![found.seen(&moment)], next: None });
+        }
+        let (rows, next) = self.scan(which, from, strong, by)?;
+        let moment = self.moment()?;
+        let mut records = Vec::new();
+        for row in rows {
+            let key = key_of(&row, &self.place.partition_key).filter(|_| item::is_lock(&row));
+            let Some(key) = key else { continue };
+            match Found::new(&key, Some(row)) {
+                Ok(found) if matches(which, &found.record) => records.push(found.seen(&moment)),
+                Ok(_) => {}
+                Err(error) => {
+                    log::warn!(target: "leasehold::dynamodb", key:?; "a damaged row is passed over: {error}");
+                }
+            }
+        }
+        Ok(Page { records, next })
+    }
+
+    /// The row of a key for a decision.
+    pub(super) fn look(&self, key: &str, by: &Deadline) -> Result<Found, DynamodbError> {
+        Found::new(key, self.get_item(key, true, by)?)
+    }
+
+    pub(super) fn get_item(&self, key: &str, strong: bool, by: &Deadline) -> Result<Option<Item>, DynamodbError> {
+        let key = AttributeValue::S(key.to_owned());
+        let answer = self.send(by, move |client, stamp, place| async move {
+            let request =
+                client.get_item().table_name(&place.table).key(&place.partition_key, key).consistent_read(strong);
+            let answer = request.customize().interceptor(stamp.clone()).send().await;
+            place.classify(answer, &stamp).map(|answer| answer.item)
+        });
+        answer.map_err(|(_, error)| error.of_read())
+    }
+
+    /// The rows of one page, in the service's own order, and the last key that it looked at.
+    fn scan(
+        &self,
+        which: &Which,
+        from: Option<String>,
+        strong: bool,
+        by: &Deadline,
+    ) -> Result<(Vec<Item>, Option<String>), DynamodbError> {
+        let filter = match which {
+            Which::Prefix(prefix) if prefix.is_empty() => None,
+            Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
+            Which::LockId(id) => Some((
+                "#leasedUntil > :past AND (#lockId = :lock OR attribute_exists(#shared))",
+                vec![(":past", text(item::PAST)), (":lock", text(id))],
+            )),
+            Which::Key(key) => Some(("#key = :key", vec![(":key", text(key))])),
+        };
+        let answer = self.send(by, move |client, stamp, place| async move {
+            let mut request = client.scan().table_name(&place.table).consistent_read(strong).limit(PAGE);
+            if let Some(from) = from {
+                request = request.exclusive_start_key(&place.partition_key, AttributeValue::S(from));
+            }
+            if let Some((filter, values)) = filter {
+                request = request.filter_expression(filter);
+                for name in tokens(filter, '#') {
+                    let attribute = if name == "#key" { &place.partition_key } else { name.trim_start_matches('#') };
+                    request = request.expression_attribute_names(name, attribute);
+                }
+                for (name, value) in values {
+                    request = request.expression_attribute_values(name, value);
+                }
+            }
+            let answer = request.customize().interceptor(stamp.clone()).send().await;
+            place.classify(answer, &stamp).map(|page| {
+                let next = page.last_evaluated_key.and_then(|row| key_of(&row, &place.partition_key));
+                (page.items.unwrap_or_default(), next)
+            })
+        });
+        answer.map_err(|(_, error)| error.of_read())
+    }
+}
+
+fn key_of(row: &Item, partition_key: &str) -> Option<String> {
+    row.get(partition_key)?.as_s().ok().cloned()
+}
+
+fn matches(which: &Which, record: &LockRecord) -> bool {
+    record.key != NOBODYS
+        && match which {
+            Which::Key(key) => record.key == *key,
+            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+            Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
+        }
+}

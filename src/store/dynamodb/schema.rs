@@ -1,0 +1,232 @@
+//! The table: looked at, told about, made.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aws_sdk_dynamodb::types::{
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency,
+    PointInTimeRecoverySpecification, ScalarAttributeType, TableDescription, TableStatus,
+};
+
+use super::Dynamodb;
+use super::error::{DynamodbError, Fate};
+use super::send::Answer;
+use crate::store::Schema;
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// How long to wait between two looks at a table that is being made.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How often the log says that a table is still being made.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+/// What is known of the table.
+enum Table {
+    Missing(DynamodbError),
+    /// Nobody may ask.
+    Hidden,
+    There(Box<TableDescription>),
+}
+
+impl Dynamodb {
+    pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
+        match what {
+            Schema::Describe => Ok(self.command()),
+            Schema::Check => match self.describe(by)? {
+                Table::There(table) => self.check(&table),
+                Table::Hidden => {
+                    static TOLD: AtomicBool = AtomicBool::new(false);
+                    let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
+                    if !TOLD.swap(true, Ordering::Relaxed) {
+                        log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{text}");
+                    }
+                    Ok(text.to_owned())
+                }
+                // Else nobody could connect to make it. Every use of it is an error.
+                Table::Missing(error) => {
+                    log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{error}");
+                    Ok(error.to_string())
+                }
+            },
+            Schema::Create => self.create(&by.long()),
+        }
+    }
+
+    /// For those who make it another way.
+    fn command(&self) -> String {
+        let (table, key) = (&self.place.table, &self.place.partition_key);
+        let mut command = format!(
+            "aws dynamodb create-table --table-name {table} --billing-mode PAY_PER_REQUEST \
+             --attribute-definitions AttributeName={key},AttributeType=S --key-schema AttributeName={key},KeyType=HASH"
+        );
+        if self.protection.deletion {
+            command.push_str(" --deletion-protection-enabled");
+        }
+        if self.protection.recovery {
+            command.push_str(&format!(
+                " && aws dynamodb wait table-exists --table-name {table} && aws dynamodb update-continuous-backups \
+                 --table-name {table} --point-in-time-recovery-specification PointInTimeRecoveryEnabled=true"
+            ));
+        }
+        command
+    }
+
+    fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
+        let mut made = false;
+        let (started, mut told) = (Instant::now(), Instant::now());
+        loop {
+            let each = &by.of_request();
+            match self.describe(each)? {
+                Table::There(table) => {
+                    let text = self.check(&table)?;
+                    // An updating table serves.
+                    let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
+                    if is_there && self.is_protected(&table, each)? {
+                        self.note_grace(each)?;
+                        return Ok(text);
+                    }
+                }
+                Table::Hidden => {
+                    let text = "dynamodb:DescribeTable is denied, which making the table needs";
+                    return Err(DynamodbError::Table(text.to_owned()));
+                }
+                Table::Missing(_) if made => {}
+                Table::Missing(_) => {
+                    self.make(each)?;
+                    made = true;
+                }
+            }
+            if told.elapsed() >= PROGRESS {
+                told = Instant::now();
+                log::info!(target: "leasehold::dynamodb", table:? = self.place.table;
+                    "the service is still making the table, after {} s", started.elapsed().as_secs());
+            }
+            if !by.wait_for(LOOK) {
+                return Err(DynamodbError::NotReady);
+            }
+        }
+    }
+
+    fn check(&self, table: &TableDescription) -> Result<String, DynamodbError> {
+        let (name, key) = (&self.place.table, &self.place.partition_key);
+        let keys: Vec<String> = table
+            .key_schema()
+            .iter()
+            .map(|element| {
+                let of = |definition: &&AttributeDefinition| definition.attribute_name() == element.attribute_name();
+                let kind = table.attribute_definitions().iter().find(of).map(|definition| definition.attribute_type());
+                let kind = kind.map_or("?", ScalarAttributeType::as_str);
+                format!("{} {} ({})", element.key_type().as_str(), element.attribute_name(), kind)
+            })
+            .collect();
+        let right = format!("HASH {key} (S)");
+        if keys != [right.clone()] {
+            return Err(DynamodbError::Table(format!(
+                "the table {name:?} has the key {}, but must have {right} and no sort key; \
+                 say partition_key=.. if that is only the name, or use another table",
+                keys.join(", ")
+            )));
+        }
+        let is_strong = table.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);
+        if !table.replicas().is_empty() && !is_strong {
+            return Err(DynamodbError::Table(format!(
+                "the table {name:?} has replicas in other regions without strong consistency, where two could hold \
+                 one lock; use a table of one region, or multi-region strong consistency"
+            )));
+        }
+        Ok(format!("{name}: the table is there, with the key {right}"))
+    }
+
+    fn describe(&self, by: &Deadline) -> Result<Table, DynamodbError> {
+        let answer: Answer<Option<TableDescription>> = self.send(by, move |client, stamp, place| async move {
+            let request = client.describe_table().table_name(&place.table);
+            let answer = request.customize().interceptor(stamp.clone()).send().await;
+            place.classify(answer, &stamp).map(|answer| answer.table)
+        });
+        match answer {
+            Ok(Some(table)) => Ok(Table::There(Box::new(table))),
+            Ok(None) | Err((_, DynamodbError::Denied { .. })) => Ok(Table::Hidden),
+            Err((_, error @ DynamodbError::NoTable { .. })) => Ok(Table::Missing(error)),
+            Err((_, error)) => Err(error.of_read()),
+        }
+    }
+
+    fn make(&self, by: &Deadline) -> Result<(), DynamodbError> {
+        let is_safe = self.protection.deletion;
+        let answer: Answer<()> = self.send(by, move |client, stamp, place| async move {
+            let key = KeySchemaElement::builder().attribute_name(&place.partition_key).key_type(KeyType::Hash).build();
+            let kind = AttributeDefinition::builder()
+                .attribute_name(&place.partition_key)
+                .attribute_type(ScalarAttributeType::S)
+                .build();
+            let (Ok(key), Ok(kind)) = (key, kind) else {
+                let error = DynamodbError::Config("the name of the partition key is no name".to_owned());
+                return Err((Fate::Refused, error));
+            };
+            let request = client
+                .create_table()
+                .table_name(&place.table)
+                .billing_mode(BillingMode::PayPerRequest)
+                .key_schema(key)
+                .attribute_definitions(kind)
+                .set_deletion_protection_enabled(is_safe.then_some(true));
+            match request.customize().interceptor(stamp.clone()).send().await {
+                Ok(_) => Ok(()),
+                // Another process was faster.
+                Err(error) if error.as_service_error().is_some_and(|error| error.is_resource_in_use_exception()) => {
+                    Ok(())
+                }
+                Err(error) => place.classify(Err(error), &stamp),
+            }
+        });
+        answer.map_err(may_not("CreateTable"))
+    }
+
+    /// Whether the table has all the protection that is wanted. What is missing is asked for; a table that was made
+    /// without, or a moment ago, may take its time. What it has beyond that stays.
+    fn is_protected(&self, table: &TableDescription, by: &Deadline) -> Result<bool, DynamodbError> {
+        if self.protection.deletion && table.deletion_protection_enabled() != Some(true) {
+            let answer: Answer<()> = self.send(by, move |client, stamp, place| async move {
+                let request = client.update_table().table_name(&place.table).deletion_protection_enabled(true);
+                match request.customize().interceptor(stamp.clone()).send().await {
+                    Ok(_) => Ok(()),
+                    // It is being changed.
+                    Err(e) if e.as_service_error().is_some_and(|e| e.is_resource_in_use_exception()) => Ok(()),
+                    Err(error) => place.classify(Err(error), &stamp),
+                }
+            });
+            return answer.map(|()| false).map_err(may_not("UpdateTable"));
+        }
+        if !self.protection.recovery {
+            return Ok(true);
+        }
+        let answer: Answer<bool> = self.send(by, move |client, stamp, place| async move {
+            let wanted = PointInTimeRecoverySpecification::builder().point_in_time_recovery_enabled(true).build();
+            let Ok(wanted) = wanted else { return Ok(false) };
+            let request = client
+                .update_continuous_backups()
+                .table_name(&place.table)
+                .point_in_time_recovery_specification(wanted);
+            match request.customize().interceptor(stamp.clone()).send().await {
+                Ok(_) => Ok(true),
+                // Not yet possible on a new table.
+                Err(error)
+                    if error.as_service_error().is_some_and(|e| e.is_continuous_backups_unavailable_exception()) =>
+                {
+                    Ok(false)
+                }
+                Err(error) => place.classify(Err(error), &stamp),
+            }
+        });
+        answer.map_err(may_not("UpdateContinuousBackups"))
+    }
+}
+
+/// Says which right is missing.
+fn may_not(right: &'static str) -> impl Fn((Fate, DynamodbError)) -> DynamodbError {
+    move |(_, error)| match error {
+        DynamodbError::Denied { table, cause } => DynamodbError::MayNotMake { table, right, cause },
+        error => error,
+    }
+}

@@ -1,0 +1,239 @@
+//! One request at a time: on the driver's thread, stamped, within its deadline, and what became of it.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Instant;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::http::HttpResponse;
+use aws_sdk_dynamodb::config::interceptors::{
+    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
+};
+use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
+use aws_sdk_dynamodb::error::{BoxError, ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
+use jiff::fmt::rfc2822::DateTimeParser;
+
+use super::Dynamodb;
+use super::error::{DynamodbError, Fate};
+use super::estimate::Estimate;
+use super::expr::{Expr, Item};
+use crate::sys::clock::{BootTime, Clock};
+use crate::sys::deadline::Deadline;
+use crate::sys::driver::Stopped;
+
+const WAITING: u8 = 0;
+const SENT: u8 = 1;
+const CALLED_OFF: u8 = 2;
+
+/// Follows a request: whether it left, and what its answer says of the time.
+#[derive(Clone, Debug)]
+pub(super) struct Stamp(Arc<Stamping>);
+
+#[derive(Debug)]
+struct Stamping {
+    clock: Arc<Clock>,
+    estimate: Arc<Estimate>,
+    state: AtomicU8,
+    sent: AtomicU64,
+}
+
+impl Stamp {
+    fn new(clock: &Arc<Clock>, estimate: &Arc<Estimate>) -> Self {
+        Stamp(Arc::new(Stamping {
+            clock: clock.clone(),
+            estimate: estimate.clone(),
+            state: AtomicU8::new(WAITING),
+            sent: AtomicU64::new(0),
+        }))
+    }
+
+    fn is_sent(&self) -> bool {
+        self.0.state.load(Ordering::SeqCst) == SENT
+    }
+
+    /// Stops the request if it did not leave yet; tells whether it did.
+    fn call_off(&self) -> bool {
+        self.0.state.compare_exchange(WAITING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst).is_err()
+    }
+}
+
+impl Intercept for Stamp {
+    fn name(&self) -> &'static str {
+        "leasehold"
+    }
+
+    fn read_before_transmit(
+        &self,
+        _context: &BeforeTransmitInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let state = self.0.state.compare_exchange(WAITING, SENT, Ordering::SeqCst, Ordering::SeqCst);
+        if state == Err(CALLED_OFF) {
+            return Err("the caller is gone".into());
+        }
+        self.0.sent.store(self.0.clock.now().as_nanos(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn read_before_deserialization(
+        &self,
+        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let headers = context.response().headers();
+        // What comes from a proxy says nothing of the service's clock.
+        let is_the_services = headers.get("x-amzn-requestid").is_some();
+        let date = headers.get("date").filter(|_| is_the_services);
+        if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
+            let sent = BootTime::from_nanos(self.0.sent.load(Ordering::SeqCst));
+            self.0.estimate.learn(date.as_second(), sent, self.0.clock.now());
+        }
+        Ok(())
+    }
+}
+
+/// What an operation answers on the driver's thread.
+pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
+
+/// Whose table, for the errors.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub table: String,
+    pub partition_key: String,
+    has_sent: Arc<AtomicBool>,
+}
+
+impl Place {
+    pub fn new(table: &str, partition_key: &str) -> Self {
+        Place { table: table.to_owned(), partition_key: partition_key.to_owned(), has_sent: Arc::default() }
+    }
+
+    /// Whether a request of this client was ever sent.
+    pub fn has_sent(&self) -> bool {
+        self.has_sent.load(Ordering::SeqCst)
+    }
+
+    pub fn classify<T, E>(&self, result: Result<T, SdkError<E, HttpResponse>>, stamp: &Stamp) -> Answer<T>
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        if stamp.is_sent() {
+            self.has_sent.store(true, Ordering::SeqCst);
+        }
+        result.map_err(|error| DynamodbError::classify(&error, stamp.is_sent(), self))
+    }
+}
+
+/// How a conditional write went.
+#[derive(Debug)]
+pub(super) enum Wrote {
+    /// It is written; the row as it is now, none after a delete. Of a grant: as it was before, if there was one.
+    Done(Option<Item>),
+    /// Its condition failed; the row as it is, if there is one.
+    Failed(Option<Item>),
+    /// It may or may not be written.
+    Unknown(DynamodbError),
+}
+
+impl Dynamodb {
+    /// Does one operation. The error says whether it may have happened.
+    pub(super) fn send<T, F, Fut>(&self, by: &Deadline, operation: F) -> Answer<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Client>, Stamp, Place) -> Fut + Send + 'static,
+        Fut: Future<Output = Answer<T>> + 'static,
+    {
+        let started = Instant::now();
+        let stamp = Stamp::new(&self.clock, &self.estimate);
+        let (theirs, place) = (stamp.clone(), self.place.clone());
+        let stopped = match self.driver.run(by, move |client| operation(client, theirs, place)) {
+            Ok(answer) => return answer,
+            Err(stopped) => stopped,
+        };
+        let left = stamp.call_off();
+        let fate = if left { Fate::Unknown } else { Fate::NotDone };
+        Err(match stopped {
+            Stopped::Over if left => (fate, DynamodbError::overdue(started.elapsed())),
+            Stopped::Over => (fate, DynamodbError::NotSent),
+            Stopped::Panicked | Stopped::Ended if left => (fate, DynamodbError::Panicked),
+            Stopped::Panicked => (fate, DynamodbError::NotSent),
+            Stopped::Ended => (Fate::Refused, DynamodbError::Ended),
+        })
+    }
+
+    /// Does one `UpdateItem`.
+    pub(super) fn update(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        self.update_item(expr, ReturnValue::AllNew, by)
+    }
+
+    /// Does the `UpdateItem` of a grant, which may have to be undone.
+    pub(super) fn grant(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        self.update_item(expr, ReturnValue::AllOld, by)
+    }
+
+    fn update_item(&self, expr: Expr, answer: ReturnValue, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        settle(self.send(by, move |client, stamp, place| async move {
+            let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
+            let request = client
+                .update_item()
+                .table_name(&place.table)
+                .key(&place.partition_key, key)
+                .condition_expression(&expr.condition)
+                .update_expression(&expr.update)
+                .set_expression_attribute_names(Some(expr.names(&place.partition_key)))
+                .set_expression_attribute_values(Some(expr.values()))
+                .return_values(answer)
+                .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+            match request.customize().interceptor(stamp.clone()).send().await {
+                Ok(done) => Ok(Wrote::Done(done.attributes)),
+                Err(error) => match error.as_service_error() {
+                    Some(
+                        aws_sdk_dynamodb::operation::update_item::UpdateItemError::ConditionalCheckFailedException(
+                            failed,
+                        ),
+                    ) => Ok(Wrote::Failed(failed.item.clone())),
+                    _ => place.classify(Err(error), &stamp),
+                },
+            }
+        }))
+    }
+
+    /// Does one `DeleteItem`; the update of `expr` is not used.
+    pub(super) fn delete(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        settle(self.send(by, move |client, stamp, place| async move {
+            let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
+            let request = client
+                .delete_item()
+                .table_name(&place.table)
+                .key(&place.partition_key, key)
+                .condition_expression(&expr.condition)
+                .set_expression_attribute_names(Some(expr.names(&place.partition_key)))
+                .set_expression_attribute_values(Some(expr.values()))
+                .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+            match request.customize().interceptor(stamp.clone()).send().await {
+                Ok(_) => Ok(Wrote::Done(None)),
+                Err(error) => match error.as_service_error() {
+                    Some(
+                        aws_sdk_dynamodb::operation::delete_item::DeleteItemError::ConditionalCheckFailedException(
+                            failed,
+                        ),
+                    ) => Ok(Wrote::Failed(failed.item.clone())),
+                    _ => place.classify(Err(error), &stamp),
+                },
+            }
+        }))
+    }
+}
+
+/// A write whose fate is unknown is an answer; an error says that nothing was written.
+fn settle(answer: Answer<Wrote>) -> Result<Wrote, DynamodbError> {
+    answer.or_else(|(fate, error)| match fate {
+        Fate::Unknown => Ok(Wrote::Unknown(error)),
+        Fate::NotDone | Fate::Refused => Err(error),
+    })
+}

@@ -1,0 +1,136 @@
+//! To write a whole record, if nothing changed since it was read.
+
+use std::collections::BTreeSet;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use super::error::DynamodbError;
+use super::estimate::Moment;
+use super::expr::{Expr, Item, number, set, text};
+use super::item;
+use super::send::Wrote;
+use super::{Dynamodb, Found};
+use crate::lease::{GrantId, Kind, LockRecord};
+use crate::store::{Seen, Swapped};
+use crate::sys::deadline::Deadline;
+
+impl Dynamodb {
+    pub(super) fn swap_record(
+        &self,
+        seen: &Seen,
+        new: Option<&LockRecord>,
+        by: &Deadline,
+    ) -> Result<Swapped, DynamodbError> {
+        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Row>());
+        let Some(Row(row)) = native else { return Err(DynamodbError::NotRead) };
+        let found = Found { record: seen.record.clone(), row: row.clone() };
+        found.check_format()?;
+        let moment = self.moment()?;
+        let wrote = match new {
+            Some(new) => {
+                // Its acquire may still be on its way a second time. A late claim of a lease fails on the version.
+                let is_gone = |grant: &GrantId| new.standing(grant).is_none();
+                let live = found.record.live(seen.now).map(|(_, holder)| &holder.grant);
+                let is_locks = |grant: &&GrantId| found.record.kind == Kind::Lock && !grant.as_str().is_empty();
+                let gone: Vec<GrantId> = live.filter(is_locks).filter(|grant| is_gone(grant)).cloned().collect();
+                let mut new = new.clone();
+                new.given_up.extend(gone);
+                self.update(self.whole(&found, &new, &moment), by)?
+            }
+            None => self.delete(comparing(&found, String::new()), by)?,
+        };
+        Ok(match wrote {
+            Wrote::Done(_) => Swapped::Done,
+            Wrote::Unknown(error) => Swapped::Unknown(error.into()),
+            Wrote::Failed(row) => {
+                Found::new(&seen.record.key, row)?.check_format()?;
+                Swapped::Changed
+            }
+        })
+    }
+
+    /// The write of a whole record over the row that was found. Attributes that we do not know stay.
+    pub(super) fn whole(&self, found: &Found, new: &LockRecord, moment: &Moment) -> Expr {
+        let (mut sets, mut removes, mut values) = (Vec::new(), vec!["#ttl".to_owned()], Vec::new());
+        let mut put = |name: &str, value: Option<AttributeValue>| match value {
+            Some(value) => {
+                sets.push(format!("#{name} = :{name}"));
+                values.push((format!(":{name}"), value));
+            }
+            None => removes.push(format!("#{name}")),
+        };
+        let (major, minor) = new.format;
+        put("format", Some(text(format!("{major}.{minor}"))));
+        put("kind", Some(text(kind(new.kind))));
+        put("leasedUntil", Some(text(item::row_end(new))));
+        put("grantId", new.exclusive.as_ref().map(|holder| text(holder.grant.as_str())));
+        let of_holder = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
+        let fields = new.exclusive.as_ref().map(item::fields).unwrap_or_default();
+        for name in of_holder {
+            put(name, fields.iter().find(|(field, _)| *field == name).and_then(|(_, value)| value.clone()));
+        }
+        put("shared", item::shared(new, found.row.as_ref()));
+        put("pins", (!new.pins.is_empty()).then(|| set(new.pins.iter().map(String::as_str))));
+        if new.token > 0 {
+            put("fence", Some(number(new.token)));
+        }
+        let old: BTreeSet<&str> = found.record.given_up.iter().map(GrantId::as_str).collect();
+        let given_up: BTreeSet<&str> = new.given_up.iter().map(GrantId::as_str).collect();
+        let added: Vec<&str> = given_up.difference(&old).copied().collect();
+        let only_adds = given_up.is_superset(&old);
+        let is_over = only_adds && !added.is_empty() && found.is_crowded();
+        if is_over {
+            put("floor", Some(number(found.above_all(moment))));
+            put("givenUp", None);
+        } else if !only_adds {
+            put("givenUp", (!given_up.is_empty()).then(|| set(given_up.iter().copied())));
+        }
+        sets.push("#version = if_not_exists(#version, :seed) + :one".to_owned());
+        let mut update = format!("SET {} REMOVE {}", sets.join(", "), removes.join(", "));
+        if only_adds && !is_over && !added.is_empty() {
+            update.push_str(" ADD #givenUp :added");
+            values.push((":added".to_owned(), set(added)));
+        }
+        let expr = comparing(found, update).value(":seed", number(moment.stamp())).value(":one", number(1));
+        values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value))
+    }
+}
+
+/// The native part of what was read: the row as the service has it.
+#[derive(Debug)]
+pub(super) struct Row(pub Option<Item>);
+
+/// A write on the condition that the row is as it was found.
+fn comparing(found: &Found, update: String) -> Expr {
+    let mut terms = Vec::new();
+    let mut values = Vec::new();
+    match &found.row {
+        None => terms.push("attribute_not_exists(#key)".to_owned()),
+        Some(row) => {
+            // Without a token it is a row of dynamodb-lock-go, or says no more than who gave up.
+            let named = if row.contains_key("fence") {
+                &["fence", "version"][..]
+            } else {
+                &["fence", "version", "leasedUntil", "owner", "createdAt"]
+            };
+            for name in named {
+                match row.get(*name) {
+                    Some(value) => {
+                        terms.push(format!("#{name} = :seen{name}"));
+                        values.push((format!(":seen{name}"), value.clone()));
+                    }
+                    None => terms.push(format!("attribute_not_exists(#{name})")),
+                }
+            }
+        }
+    }
+    let expr = Expr::new(&found.record.key, terms.join(" AND "), update);
+    values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value))
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Lock => "lock",
+        Kind::Lease => "lease",
+    }
+}

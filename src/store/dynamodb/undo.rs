@@ -1,0 +1,78 @@
+//! To undo a grant whose own answer contradicts the time that it was decided by.
+
+use std::time::Duration;
+
+use super::error::DynamodbError;
+use super::expr::Item;
+use super::send::Wrote;
+use super::{Dynamodb, Found};
+use crate::lease::{Ask, Holder, LockRecord, Mode};
+use crate::store::{Acquired, Attempt};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// Kept in an attempt: the row as it was before a grant that may have to be undone.
+#[derive(Debug)]
+pub(super) struct Doubted(Option<Item>);
+
+impl Dynamodb {
+    /// The row as it was before this attempt was granted, if an earlier call could not settle that.
+    pub(super) fn doubted(attempt: &mut Attempt) -> Option<Option<Item>> {
+        let native = attempt.native.take_if(|native| native.is::<Doubted>())?;
+        native.downcast::<Doubted>().ok().map(|doubted| doubted.0)
+    }
+
+    /// Finds out what is right, and gives the key back to those who may live and were replaced.
+    pub(super) fn settle_doubt(&self, attempt: &mut Attempt, old: Option<Item>, by: &Deadline) -> Acquired {
+        let answer = self.give_back(attempt, old.as_ref(), by).unwrap_or_else(|error| Acquired::Unknown(error.into()));
+        if matches!(answer, Acquired::Unknown(_)) {
+            attempt.native = Some(Box::new(Doubted(old)));
+        }
+        answer
+    }
+
+    fn give_back(&self, attempt: &Attempt, old: Option<&Item>, by: &Deadline) -> Result<Acquired, DynamodbError> {
+        let (key, ask) = (&attempt.key, &attempt.ask);
+        // A damaged row had no holder that could be told.
+        let old = Found::new(key, old.cloned()).map_or_else(|_| LockRecord::missing(key), |found| found.record);
+        loop {
+            let moment = self.sure_moment(Duration::ZERO, by)?;
+            let found = self.look(key, by)?;
+            let Some((_, mine)) = found.record.standing(&ask.grant) else {
+                return Ok(Acquired::Refused(found.seen(&moment)));
+            };
+            let mut wronged = old.live(moment.times().cut).filter(|(mode, other)| {
+                found.record.standing(&other.grant).is_none() && !is_replaced(ask, *mode, other)
+            });
+            let Some(first) = wronged.next() else {
+                return Ok(Acquired::Granted { holder: mine.clone(), repeated: false, now: moment.late() });
+            };
+            let mut next = found.record.clone();
+            next.token = if next.token == mine.token { old.token } else { next.token };
+            next.exclusive.take_if(|holder| holder.grant == ask.grant);
+            next.shared.retain(|holder| holder.grant != ask.grant);
+            for (mode, holder) in [first].into_iter().chain(wronged) {
+                match mode {
+                    Mode::Exclusive => next.exclusive = Some(holder.clone()),
+                    Mode::Shared => next.shared.push(holder.clone()),
+                }
+            }
+            next.given_up.insert(ask.grant.clone());
+            match self.update(self.whole(&found, &next, &moment), by)? {
+                Wrote::Done(_) => {
+                    log::warn!(target: "leasehold::dynamodb", key:?;
+                        "a grant was undone: the clock of this host or of the service has jumped");
+                    return Ok(Acquired::Refused(Found { record: next, row: found.row }.seen(&moment)));
+                }
+                Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+                Wrote::Failed(_) => {}
+            }
+        }
+    }
+}
+
+/// Whether it was to be replaced, live or not.
+fn is_replaced(ask: &Ask, mode: Mode, holder: &Holder) -> bool {
+    let is_owner = ask.replace_same_owner && mode == Mode::Exclusive && holder.labels.owner == ask.labels.owner;
+    is_owner || ask.instead_of.as_ref().is_some_and(|(old, _)| *old == holder.grant)
+}

@@ -1,0 +1,232 @@
+//! A store in front of a real one that adds faults. It never stands in for the store.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use parking_lot::Mutex;
+
+use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use crate::lease::LockRecord;
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::sys::deadline::Deadline;
+
+/// The calls that can be told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// [`Backend::acquire`]
+    Acquire,
+    /// [`Backend::renew`]
+    Renew,
+    /// [`Backend::release`], `give_up` or not
+    Release,
+    /// [`Backend::read`]
+    Read,
+    /// [`Backend::swap`]
+    Swap,
+    /// [`Backend::wake`]
+    Wake,
+}
+
+/// What happens to one call.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// It fails and the store never sees it.
+    FailBefore,
+    /// The store never sees it, and nobody can know that.
+    LostBefore,
+    /// The store says no, and a repeat would not help.
+    Refuse,
+    /// The store does it, the answer is lost.
+    ApplyThenFail,
+    /// The store does it, no answer comes before the call's deadline.
+    ApplyThenHang,
+    /// The store never sees it, no answer comes before the call's deadline.
+    HangBefore,
+    /// It hangs past its deadline, until the other end of the channel is dropped: against the contract,
+    /// as a stuck disk does.
+    Stuck(Receiver<()>),
+    /// It comes later.
+    Delay(Duration),
+    /// The store does it, the answer comes later.
+    ApplyThenDelay(Duration),
+    /// The store gets it twice; the answer is the second one's.
+    Twice,
+    /// The store does it, then the caller panics.
+    ApplyThenPanic,
+    /// The caller panics.
+    Panic,
+    /// It hangs until the other end of the channel is dropped; then the caller panics.
+    PanicLater(Receiver<()>),
+}
+
+/// Which faults come next, and which calls were made. Clones share both.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan(Arc<Mutex<Plan>>);
+
+#[derive(Debug, Default)]
+struct Plan {
+    next: VecDeque<(Call, Fault)>,
+    always: Option<(Call, Fault)>,
+    never_wakes: bool,
+    calls: Vec<Call>,
+}
+
+impl FaultPlan {
+    /// The next call of this kind that has no fault yet gets this one.
+    pub fn next(&self, call: Call, fault: Fault) {
+        self.0.lock().next.push_back((call, fault));
+    }
+
+    /// Every call of this kind gets this one, until `heal`.
+    pub fn always(&self, call: Call, fault: Fault) {
+        self.0.lock().always = Some((call, fault));
+    }
+
+    /// The store can't tell waiters anything: they have to poll.
+    pub fn never_wakes(&self) {
+        self.0.lock().never_wakes = true;
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        let mut plan = self.0.lock();
+        plan.next.clear();
+        plan.always = None;
+    }
+
+    /// Every call so far.
+    pub fn calls(&self) -> Vec<Call> {
+        self.0.lock().calls.clone()
+    }
+
+    /// How many calls of this kind were made.
+    pub fn count(&self, call: Call) -> usize {
+        self.0.lock().calls.iter().filter(|c| **c == call).count()
+    }
+
+    fn take(&self, call: Call) -> Option<Fault> {
+        let mut plan = self.0.lock();
+        plan.calls.push(call);
+        if let Some(at) = plan.next.iter().position(|(c, _)| *c == call) {
+            return plan.next.remove(at).map(|(_, fault)| fault);
+        }
+        plan.always.as_ref().filter(|(c, _)| *c == call).map(|(_, fault)| fault.clone())
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Arc<dyn Backend>,
+    plan: FaultPlan,
+}
+
+impl Faulty {
+    /// Puts faults in front of `inner`.
+    pub fn new(inner: Arc<dyn Backend>, plan: FaultPlan) -> Self {
+        Faulty { inner, plan }
+    }
+
+    fn run<T>(
+        &self,
+        call: Call,
+        by: &Deadline,
+        mut apply: impl FnMut() -> Result<T>,
+        unknown: impl FnOnce(Error) -> Result<T>,
+    ) -> Result<T> {
+        let Some(fault) = self.plan.take(call) else {
+            return apply();
+        };
+        match fault {
+            Fault::FailBefore => Err(injected(ErrorKind::Store, "the request was not sent")),
+            Fault::LostBefore => unknown(injected(ErrorKind::Ambiguous, "the request was lost")),
+            Fault::Refuse => Err(Error::new(ErrorKind::Permission, "injected fault: the store refused the request")
+                .caused_by(std::io::Error::from(std::io::ErrorKind::PermissionDenied))),
+            Fault::ApplyThenFail => {
+                apply()?;
+                unknown(injected(ErrorKind::Ambiguous, "the answer was lost"))
+            }
+            Fault::ApplyThenHang => {
+                apply()?;
+                by.wait();
+                unknown(injected(ErrorKind::Ambiguous, "no answer came in time"))
+            }
+            Fault::HangBefore => {
+                by.wait();
+                unknown(injected(ErrorKind::Ambiguous, "no answer came in time"))
+            }
+            Fault::Stuck(until) => {
+                while until.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {}
+                unknown(injected(ErrorKind::Ambiguous, "the request was stuck"))
+            }
+            Fault::Delay(delay) => {
+                by.wait_for(delay);
+                apply()
+            }
+            Fault::ApplyThenDelay(delay) => {
+                let answer = apply();
+                by.wait_for(delay);
+                answer
+            }
+            Fault::Twice => {
+                apply()?;
+                apply()
+            }
+            Fault::PanicLater(at) => {
+                while at.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {}
+                panicked(call)
+            }
+            Fault::ApplyThenPanic => {
+                apply()?;
+                panicked(call)
+            }
+            Fault::Panic => panicked(call),
+        }
+    }
+}
+
+/// Without the hook, whose backtraces would take longer than all that is tested.
+fn panicked(call: Call) -> ! {
+    std::panic::resume_unwind(Box::new(format!("injected panic in {call:?}")))
+}
+
+fn injected(kind: ErrorKind, what: &str) -> Error {
+    Error::new(kind, format!("injected fault: {what}")).retryable()
+}
+
+impl Backend for Faulty {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        self.inner.schema(what, by)
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        self.run(Call::Acquire, by, || self.inner.acquire(attempt, by), |error| Ok(Acquired::Unknown(error)))
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        self.run(Call::Renew, by, || self.inner.renew(attempt, renewal, by), |error| Ok(Renewed::Unknown(error)))
+    }
+
+    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+        self.run(Call::Release, by, || self.inner.release(attempt, give_up, by), |error| Ok(Released::Unknown(error)))
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
+        self.run(Call::Read, by, || self.inner.read(which, from.clone(), strong, by), Err)
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        self.run(Call::Swap, by, || self.inner.swap(seen, new, by), |error| Ok(Swapped::Unknown(error)))
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        let never = self.plan.0.lock().never_wakes;
+        self.run(Call::Wake, by, || if never { Ok(false) } else { self.inner.wake(keys, to.clone(), by) }, Err)
+    }
+}

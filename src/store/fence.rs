@@ -1,0 +1,24 @@
+//! What a user's own transaction asserts: a grant, and the store that it stands in.
+
+use super::{Backend, observed};
+use crate::model::error::{Error, ErrorKind};
+use crate::model::lock::Lock;
+
+/// What is asserted, and on which store.
+#[derive(Clone, Copy)]
+pub struct Standing<'a> {
+    pub(crate) lock: &'a Lock,
+    pub(crate) backend: &'a dyn Backend,
+}
+
+impl<'a> Standing<'a> {
+    /// The store, if it is one of this kind.
+    pub(super) fn store<B: Backend>(self) -> Option<&'a B> {
+        observed::native(self.backend)
+    }
+
+    /// An error that names the lock and its store.
+    pub(super) fn error(self, kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error::new(kind, message).with_key(&self.lock.key).with_store(&self.backend.info().label)
+    }
+}

@@ -1,0 +1,229 @@
+//! A store inside the process, for doctests and unit tests.
+//!
+//! Atomic: one mutex around read, pure transition and write. Clock: this host's boot-time clock.
+//! No call is ever unanswered. Whoever writes tells the waiters, under the same mutex.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+use super::transactional::{self, Transacted, Transactional};
+use super::{
+    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+};
+use crate::lease::record::FORMAT_MAJOR;
+use crate::lease::{Ask, End, Labels, LockRecord, Mode, Step, StoreTime, Times, transition};
+use crate::model::error::Result;
+use crate::sys::clock::Clock;
+use crate::sys::deadline::Deadline;
+
+/// How many records a page holds.
+const PAGE: usize = 100;
+
+/// What the clients of one store share.
+#[derive(Debug, Default)]
+struct Records {
+    by_key: BTreeMap<String, LockRecord>,
+    /// By client: what it wants to be told, and where.
+    watching: BTreeMap<u64, (BTreeSet<String>, Sender<String>)>,
+}
+
+impl Records {
+    fn get(&self, key: &str) -> LockRecord {
+        self.by_key.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key))
+    }
+
+    /// Puts the record in its place, or removes it, and tells who waits for that.
+    fn put(&mut self, key: &str, new: Option<LockRecord>) {
+        let old = match new.clone() {
+            Some(new) => self.by_key.insert(key.to_owned(), new),
+            None => self.by_key.remove(key),
+        };
+        let missing = || LockRecord::missing(key);
+        if transition::frees(&old.unwrap_or_else(missing), &new.unwrap_or_else(missing)) {
+            let told = |to: &Sender<String>| to.send(key.to_owned()).is_ok();
+            self.watching.retain(|_, (keys, to)| !keys.contains(key) || told(to));
+        }
+    }
+}
+
+/// The named stores of this process. A store ends with its last client.
+static NAMED: LazyLock<Mutex<BTreeMap<String, Weak<Mutex<Records>>>>> = LazyLock::new(Mutex::default);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Memory {
+    info: StoreInfo,
+    clock: Arc<Clock>,
+    records: Arc<Mutex<Records>>,
+    /// Which of the store's clients this is.
+    number: u64,
+}
+
+impl Memory {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_millis(100);
+
+    /// The store with this name, shared by all its clients in the process; without a name one of its own.
+    pub fn open(name: &str, clock: Arc<Clock>) -> Self {
+        static CLIENTS: AtomicU64 = AtomicU64::new(0);
+        let records = if name.is_empty() {
+            Arc::default()
+        } else {
+            let mut named = NAMED.lock();
+            named.retain(|_, records| records.strong_count() > 0);
+            named.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let fresh = Arc::default();
+                named.insert(name.to_owned(), Arc::downgrade(&fresh));
+                fresh
+            })
+        };
+        let info = StoreInfo {
+            label: if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") },
+            clock: "this host's boot-time clock",
+            grace: Duration::ZERO,
+            min_lease: Memory::MIN_LEASE,
+            grant_form: GrantForm::Uuid,
+            most_shared: None,
+        };
+        Memory { info, clock, records, number: CLIENTS.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    fn times(&self) -> Times {
+        let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
+        Times { now, cut: now, stamp: self.clock.wall_micros() }
+    }
+}
+
+/// For `leasehold::testing`.
+impl Memory {
+    /// Ends the leases of all holders now.
+    pub fn expire(&self, key: &str) {
+        let now = self.times().now;
+        let mut records = self.records.lock();
+        if let Some(mut record) = records.by_key.get(key).cloned() {
+            record.version += 1;
+            record.exclusive.iter_mut().chain(&mut record.shared).for_each(|h| h.until = h.until.min(End::At(now)));
+            records.put(key, Some(record));
+        }
+    }
+
+    /// Grants the key to a stranger, whoever holds it.
+    pub fn take_over(&self, key: &str) {
+        let mut records = self.records.lock();
+        let mut record = records.get(key);
+        (record.exclusive, record.shared) = (None, Vec::new());
+        let ask = Ask {
+            grant: self.info.grant_form.fresh(),
+            mode: Mode::Exclusive,
+            lock_id: "rival".to_owned(),
+            labels: Labels { owner: "rival".to_owned(), host: None, comment: None },
+            lease: Duration::from_secs(60),
+            max_holders: None,
+            replace_same_owner: false,
+            instead_of: None,
+        };
+        let taken = transition::acquire(&record, &ask, &self.times()).record;
+        records.put(key, Some(taken.unwrap_or(record)));
+    }
+}
+
+impl Transactional for Memory {
+    fn transact<A>(
+        &self,
+        key: &str,
+        _issues_token: bool,
+        _by: &Deadline,
+        mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
+    ) -> Result<Transacted<A>> {
+        let mut records = self.records.lock();
+        let times = self.times();
+        let record = records.get(key);
+        check_format(&record)?;
+        let step = transition(&record, &times);
+        if let Some(next) = &step.record {
+            records.put(key, Some(next.clone()));
+        }
+        Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), &times)))
+    }
+}
+
+/// Rows of a newer major version stay as they are.
+fn check_format(record: &LockRecord) -> Result<()> {
+    if record.format.0 > FORMAT_MAJOR { Err(transactional::newer_format(record)) } else { Ok(()) }
+}
+
+fn seen(record: LockRecord, times: &Times) -> Seen {
+    Seen { record, now: times.now, cut: times.cut, stamp: times.stamp, native: None }
+}
+
+impl Backend for Memory {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn schema(&self, _what: Schema, _by: &Deadline) -> Result<String> {
+        Ok("memory needs no schema".to_owned())
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        transactional::acquire(self, attempt, by)
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        transactional::renew(self, attempt, renewal, by)
+    }
+
+    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+        transactional::release(self, attempt, give_up, by)
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, _strong: bool, _by: &Deadline) -> Result<Page> {
+        let records = self.records.lock();
+        let times = self.times();
+        if let Which::Key(key) = which {
+            return Ok(Page { records: vec![seen(records.get(key), &times)], next: None });
+        }
+        let matches = |record: &LockRecord| match which {
+            Which::Key(key) => record.key == *key,
+            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+            Which::LockId(id) => record.holders().any(|(_, h)| h.lock_id == *id),
+        };
+        let after = |record: &&LockRecord| from.as_ref().is_none_or(|from| record.key > *from);
+        let mut found = records.by_key.values().filter(after).filter(|record| matches(record));
+        let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), &times)).collect();
+        let next = found.next().and(page.last()).map(|last| last.record.key.clone());
+        Ok(Page { records: page, next })
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, _by: &Deadline) -> Result<Swapped> {
+        let key = &seen.record.key;
+        let mut records = self.records.lock();
+        let stands = records.get(key);
+        check_format(&stands)?;
+        if stands.version != seen.record.version || stands.token != seen.record.token {
+            return Ok(Swapped::Changed);
+        }
+        records.put(key, new.cloned());
+        Ok(Swapped::Done)
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, _by: &Deadline) -> Result<bool> {
+        let watching = &mut self.records.lock().watching;
+        match keys.is_empty() {
+            true => watching.remove(&self.number),
+            false => watching.insert(self.number, (keys.iter().cloned().collect(), to)),
+        };
+        Ok(true)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.records.lock().watching.remove(&self.number);
+    }
+}

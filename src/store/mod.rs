@@ -1,0 +1,315 @@
+//! What a store must do: eight blocking calls.
+//!
+//! # Contract
+//! - **Atomic.** Every call that writes is one atomic step on one key, with the meaning of the
+//!   transition of the same name in [`lease::transition`](crate::lease::transition). A store gets
+//!   there in one of two ways and its module says which: it reads, applies the pure transition and
+//!   writes inside one serializable transaction (memory, SQLite); or it sends one native
+//!   conditional write that means the same, and falls back to the pure transition with [`swap`]
+//!   for what the condition cannot say.
+//! - **Whose clock.** The store's clock decides what is live ([`StoreInfo::clock`]), never the
+//!   caller's wall clock. Each answer carries the store's now, as late as it may be: the caller
+//!   counts what is left of a lease from it.
+//! - **Condition.** Every write of a guard has its grant id as condition, and a condition that
+//!   failed is a question: the answer comes from the record that was found.
+//! - **Unknown.** A write that was sent and not answered is `Unknown`, never an error: it may or
+//!   may not have happened. The caller repeats it with the same attempt, which then finds itself.
+//!   An `Err` from a call that writes says that nothing was written.
+//! - **Giving up** an acquisition also stops a copy of it that arrives later, once or twice.
+//! - **In time.** Every call but `info` takes a deadline and returns by then.
+//! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call
+//!   that would change it, and stays as it is. Of a higher minor format it is used.
+//!
+//! How each store does each call stands in the crate's design page.
+//!
+//! [`swap`]: Backend::swap
+
+use std::any::Any;
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use crossbeam_channel::Sender;
+
+use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime, Times};
+use crate::model::error::{Error, Result};
+use crate::sys::clock::BootTime;
+use crate::sys::deadline::Deadline;
+
+#[cfg(feature = "_async")]
+mod cause;
+pub(crate) mod connect;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
+pub mod fault;
+// Only stores that can be part of a user's transaction are asked.
+#[cfg_attr(
+    not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
+    allow(dead_code)
+)]
+pub mod fence;
+pub mod memory;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
+pub mod observed;
+#[cfg(feature = "spanner")]
+pub mod spanner;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+mod status;
+pub mod transactional;
+
+/// The lease of a client that sets none, on a store that needs no other.
+pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(20);
+
+/// A store of locks. See the module's `# Contract`.
+pub trait Backend: Any + fmt::Debug + Send + Sync {
+    /// What is the same for the whole life of the client. No I/O.
+    fn info(&self) -> &StoreInfo;
+
+    /// Checks, describes or creates what the store needs; answers with a text for people. What takes the store
+    /// minutes to create is waited for by [`Deadline::long`].
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String>;
+
+    /// Grants the key, finds an earlier copy of the same attempt, or refuses. Also a transfer
+    /// (`instead_of`) and the replacing of the same owner.
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired>;
+
+    /// Extends the lease while the grant stands, expired or not. Never moves an end backwards.
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed>;
+
+    /// Removes the holder and keeps the token. `give_up`: also stops copies of the acquisition
+    /// that are still on their way.
+    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released>;
+
+    /// Reads records a page at a time, in any order, each of them once; `from` is the last page's `next`. A page takes
+    /// no longer than one request, however many rows there are. A single key without a row answers with a missing
+    /// record, so that the store's time comes along. A poll need not be `strong`: it may see a state that is a moment
+    /// old.
+    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page>;
+
+    /// Writes the whole record if nothing changed since `seen`; `None` deletes the row.
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped>;
+
+    /// Tells each of `keys` to `to` when it may have become free, from this call's return until the next call,
+    /// which replaces the set; an empty one ends the telling. What happened before is not told: the caller looks
+    /// once more. A key of both sets is told without a gap: to the old `to` until the new one is in use. A key may
+    /// be told for nothing; that a lease ends by time is never told.
+    ///
+    /// `false`: it can't tell. Then, and when it can tell no longer, it drops `to`.
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;
+}
+
+/// What is fixed about a store.
+#[derive(Clone, Debug)]
+pub struct StoreInfo {
+    /// Scheme, host and database; never a secret.
+    pub label: String,
+    /// Whose clock decides, for people.
+    pub clock: &'static str,
+    /// How long after its end a lease is still respected, because clocks differ.
+    pub grace: Duration,
+    /// The shortest lease that makes sense here.
+    pub min_lease: Duration,
+    /// The form of grant ids.
+    pub grant_form: GrantForm,
+    /// How many shared holders of one key can renew at this interval, where the store has a bound.
+    pub most_shared: Option<fn(Duration) -> u32>,
+}
+
+/// The form of a store's grant ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantForm {
+    /// A random UUID.
+    Uuid,
+    /// 12 bytes in 24 digits, as MongoDB has them: the time in seconds, then random.
+    ObjectId,
+}
+
+impl GrantForm {
+    /// A grant id that nobody else has.
+    pub fn fresh(self) -> GrantId {
+        match self {
+            GrantForm::Uuid => GrantId::from_text(uuid::Uuid::new_v4().to_string()),
+            GrantForm::ObjectId => GrantId::from_text(object_id()),
+        }
+    }
+}
+
+/// Ids of MongoDB are sorted by their time. Its own have a counter, which would repeat after a fork.
+fn object_id() -> String {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // As the type has it: 32 bits, which go round in 2106.
+    let seconds = since_1970.as_secs() & u64::from(u32::MAX);
+    let random = uuid::Uuid::new_v4().into_bytes();
+    // The other bytes are not all random.
+    let random = random[..6].iter().chain(&random[9..11]);
+    random.fold(format!("{seconds:08x}"), |text, byte| format!("{text}{byte:02x}"))
+}
+
+/// What [`Backend::schema`] shall do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schema {
+    /// Say whether the store can be used.
+    Check,
+    /// Say what `Create` would do.
+    Describe,
+    /// Make what is missing.
+    Create,
+}
+
+/// One acquisition under way, from before its first request until it is released.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The name of the lock.
+    pub key: String,
+    /// What it asks for; its grant id is the condition on every write.
+    pub ask: Ask,
+    /// When it was first sent; an attempt that is too old is given up.
+    pub first_sent: Option<BootTime>,
+    /// How often the acquisition was sent: more than once, and a copy may still be on its way.
+    pub sends: u32,
+    /// The store's own handle: a session, work under way.
+    pub native: Option<Box<dyn Any + Send>>,
+}
+
+impl Attempt {
+    /// An attempt that was not sent yet.
+    pub fn new(key: impl Into<String>, ask: Ask) -> Self {
+        Attempt { key: key.into(), ask, first_sent: None, sends: 0, native: None }
+    }
+
+    /// The same acquisition for a second caller, who has to assume that copies are on their way.
+    pub fn without_native(&self) -> Self {
+        Attempt {
+            key: self.key.clone(),
+            ask: self.ask.clone(),
+            first_sent: self.first_sent,
+            sends: self.sends.max(2),
+            native: None,
+        }
+    }
+
+    /// The grant id.
+    pub fn grant(&self) -> &GrantId {
+        &self.ask.grant
+    }
+}
+
+/// How far [`Backend::renew`] shall extend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// The lease from now on.
+    pub lease: Lease,
+    /// Gives an endless lease an end. A heartbeat never does.
+    pub may_end_endless: bool,
+}
+
+/// A record as it was found, with the store's time.
+#[derive(Debug)]
+pub struct Seen {
+    /// The record.
+    pub record: LockRecord,
+    /// The store's now when it was read, as late as it may be.
+    pub now: StoreTime,
+    /// As early as it may be, less the store's grace: whose lease ends later is live.
+    pub cut: StoreTime,
+    /// The store's time in microseconds since 1970, for the token of a swap that grants.
+    pub stamp: u64,
+    /// What the store compares in a swap, where the record does not say it all.
+    pub native: Option<Box<dyn Any + Send>>,
+}
+
+impl Seen {
+    /// The holders who must be respected. Mode, holder.
+    pub fn live(&self) -> impl Iterator<Item = (Mode, &Holder)> {
+        self.record.live(self.cut)
+    }
+
+    /// Whether this holder must be respected.
+    pub fn is_live(&self, holder: &Holder) -> bool {
+        holder.until.is_after(self.cut)
+    }
+
+    /// The times to decide by.
+    pub fn times(&self) -> Times {
+        Times { now: self.now, cut: self.cut, stamp: self.stamp }
+    }
+}
+
+/// The answer to [`Backend::acquire`].
+#[derive(Debug)]
+pub enum Acquired {
+    /// The attempt holds the key.
+    Granted {
+        /// The entry as it stands.
+        holder: Holder,
+        /// It stood before this request.
+        repeated: bool,
+        /// The store's now, as late as it may be.
+        now: StoreTime,
+    },
+    /// Others hold the key; for a transfer: the old grant does not stand.
+    Refused(Seen),
+    /// No answer came.
+    Unknown(Error),
+}
+
+/// The answer to [`Backend::renew`].
+#[derive(Debug)]
+pub enum Renewed {
+    /// The grant stands until then.
+    Until {
+        /// The end of the lease.
+        until: End,
+        /// The store's now, as late as it may be.
+        now: StoreTime,
+    },
+    /// The grant does not stand; what does.
+    Lost(Seen),
+    /// No answer came.
+    Unknown(Error),
+}
+
+/// The answer to [`Backend::release`].
+#[derive(Debug)]
+pub enum Released {
+    /// The grant stood and is gone.
+    Done,
+    /// Nobody holds the key.
+    Free,
+    /// Others hold the key.
+    HeldByOther(Seen),
+    /// No answer came.
+    Unknown(Error),
+}
+
+/// The answer to [`Backend::swap`].
+#[derive(Debug)]
+pub enum Swapped {
+    /// It is written.
+    Done,
+    /// The record changed meanwhile: read again and decide again.
+    Changed,
+    /// No answer came.
+    Unknown(Error),
+}
+
+/// What [`Backend::read`] shall find.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// The record of one key.
+    Key(String),
+    /// All records whose key starts with this text.
+    Prefix(String),
+    /// All records with a holder, expired or not, of this lock id.
+    LockId(String),
+}
+
+/// The answer to [`Backend::read`].
+#[derive(Debug)]
+pub struct Page {
+    /// The records, each with the store's time.
+    pub records: Vec<Seen>,
+    /// Where the next page begins, in the store's own words; `None` at the end. A page may be empty and not the last.
+    pub next: Option<String>,
+}

@@ -1,0 +1,309 @@
+//! What can go wrong here: the one place that says what an answer of the server means.
+
+use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, WriteFailure};
+
+use crate::lease::record::FORMAT_MAJOR;
+use crate::model::error::{Error, ErrorKind};
+use crate::store::cause::Cause;
+
+/// What became of a request that was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Nothing was written, and a repeat may succeed: no primary, in conflict, or it never got there.
+    NotDone,
+    /// It may or may not have happened: no answer, or one that does not settle it.
+    Unknown,
+    /// Nothing was written, and a repeat is of no use.
+    Refused,
+    /// The document or index is there already: somebody was faster.
+    Duplicate,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum MongodbError {
+    #[error(
+        "access is denied; the user needs find, insert, update and remove on the collection (the role readWrite), and \
+         createIndex to make it; the database's administrator can grant them"
+    )]
+    Denied { cause: Cause },
+
+    #[error("the server does not accept the credentials; correct user, password and authSource")]
+    Credentials { cause: Cause },
+
+    #[error("no request could be sent in the time that this call had; check the hosts and the network")]
+    NotSent,
+
+    #[error(
+        "the server's TLS certificate is not trusted; name the authority that vouches for it by tlsCAFile, and the \
+         server as its certificate does"
+    )]
+    Certificate { cause: Cause },
+
+    #[error("no server could be reached that may be written; check the hosts, the network, TLS and the replica set")]
+    Unreachable { cause: Cause },
+
+    #[error("the server was in conflict or not the primary; nothing was written, and the call may be repeated")]
+    Conflict { cause: Cause },
+
+    #[error("the request was sent, but no answer settled whether it happened")]
+    Unanswered { cause: Cause },
+
+    #[error("no answer came; check the hosts and the network, or repeat the call")]
+    Unread { cause: Cause },
+
+    #[error("the server has no change streams")]
+    NoStreams { cause: Cause },
+
+    #[error("an earlier copy of this request was given up, and this one came too late")]
+    GivenUp { cause: Cause },
+
+    #[error("the server refused the request")]
+    Other { cause: Cause },
+
+    #[error("the driver panicked, or its thread ended, during a request")]
+    Panicked,
+
+    #[error("the thread that talks to the server has ended; connect again")]
+    Ended,
+
+    #[error("{0}")]
+    Collection(String),
+
+    #[error("the document is damaged ({0}); it is left as it is: correct or delete it once nobody holds it")]
+    Damaged(String),
+
+    #[error("its document has format {found:?}; this version of leasehold reads up to {FORMAT_MAJOR}.x")]
+    NewerFormat { found: (u32, u32) },
+
+    #[error("the record to swap was not read from this store")]
+    NotRead,
+
+    #[error("{0}")]
+    Invalid(String),
+
+    #[error("{0}")]
+    Config(String),
+}
+
+/// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
+/// 217: it was done, but its answer is not known any more.
+const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11602];
+/// The network's. A router answers so of the connection to the shard to which it may have passed the write on.
+const CUT_OFF: [i32; 5] = [6, 7, 89, 202, 9001];
+/// These come before anything is written.
+const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
+/// A stale or recovering node, sharding that moves, too many requests, a cache that is full; an index or a database that
+/// is dropped meanwhile.
+const NOT_DONE_EITHER: [i32; 10] = [13436, 13388, 63, 150, 234, 462, 165, 365, 175, 215];
+const DENIED: [i32; 2] = [13, 8000];
+const CREDENTIALS: [i32; 3] = [11, 18, 334];
+const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
+const TOO_OLD: i32 = 225;
+const NO_NAMESPACE: i32 = 26;
+const NO_STREAMS: i32 = 40573;
+const NO_COLLECTION: &str = "the collection does not exist; create_schema() makes it";
+
+impl MongodbError {
+    /// The error of a call that took longer than it had.
+    pub fn overdue(took: std::time::Duration) -> Self {
+        MongodbError::Unanswered { cause: Cause::from(format!("no answer in {} ms", took.as_millis())) }
+    }
+
+    /// What an error of the driver means. `sends`: how often it may have left this host. The driver repeats a write
+    /// once, with its number, which the server does once at most; then only an answer settles what became of it.
+    pub fn classify(error: &DriverError, sends: u32) -> (Fate, Self) {
+        let (fate, told) = one(error);
+        match fate {
+            Fate::Duplicate | Fate::Unknown => (fate, told),
+            _ if sends > 1 => (Fate::Unknown, MongodbError::Unanswered { cause: cause(error) }),
+            _ => (fate, told),
+        }
+    }
+
+    /// The same of what a router answered. It repeats a numbered write by itself, and tells only what came of the last
+    /// try: that one may have come to a server that was not the primary, after the first was written.
+    pub fn of_router((fate, told): (Fate, Self)) -> (Fate, Self) {
+        match told {
+            MongodbError::Conflict { cause } if fate == Fate::NotDone => {
+                (Fate::Unknown, MongodbError::Unanswered { cause })
+            }
+            told => (fate, told),
+        }
+    }
+
+    /// Whether it says that there is no such collection.
+    pub fn is_no_collection(&self) -> bool {
+        matches!(self, MongodbError::Collection(text) if text == NO_COLLECTION)
+    }
+
+    /// Whether it says that there are no change streams, or none for this user.
+    pub fn is_deaf(&self) -> bool {
+        matches!(self, MongodbError::Denied { .. } | MongodbError::NoStreams { .. })
+    }
+
+    /// A read that was not answered is no more than that.
+    pub fn of_read(self) -> Self {
+        match self {
+            MongodbError::Unanswered { cause } => MongodbError::Unread { cause },
+            other => other,
+        }
+    }
+
+    /// Of a write of which an earlier copy was done.
+    pub fn of_write(self) -> Self {
+        let cause = Cause::from(self.to_string());
+        MongodbError::Unanswered { cause: self.cause().cloned().unwrap_or(cause) }
+    }
+
+    fn kind(&self) -> (ErrorKind, bool) {
+        match self {
+            MongodbError::Denied { .. } | MongodbError::Credentials { .. } => (ErrorKind::Permission, false),
+            MongodbError::Collection(_) | MongodbError::Damaged(_) | MongodbError::NewerFormat { .. } => {
+                (ErrorKind::Schema, false)
+            }
+            MongodbError::NotSent
+            | MongodbError::Unreachable { .. }
+            | MongodbError::Unread { .. }
+            | MongodbError::GivenUp { .. }
+            | MongodbError::Conflict { .. } => (ErrorKind::Store, true),
+            MongodbError::Unanswered { .. } | MongodbError::Panicked => (ErrorKind::Ambiguous, true),
+            MongodbError::Other { .. } | MongodbError::NoStreams { .. } | MongodbError::Ended => {
+                (ErrorKind::Store, false)
+            }
+            MongodbError::NotRead | MongodbError::Invalid(_) => (ErrorKind::InvalidInput, false),
+            MongodbError::Certificate { .. } | MongodbError::Config(_) => (ErrorKind::Config, false),
+        }
+    }
+
+    fn cause(&self) -> Option<&Cause> {
+        match self {
+            MongodbError::Denied { cause }
+            | MongodbError::Credentials { cause }
+            | MongodbError::Certificate { cause }
+            | MongodbError::Unreachable { cause }
+            | MongodbError::Conflict { cause }
+            | MongodbError::Unanswered { cause }
+            | MongodbError::Unread { cause }
+            | MongodbError::GivenUp { cause }
+            | MongodbError::NoStreams { cause }
+            | MongodbError::Other { cause } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<MongodbError> for Error {
+    fn from(error: MongodbError) -> Error {
+        let (kind, retryable) = error.kind();
+        let told = Error::new(kind, error.to_string());
+        let told = if retryable { told.retryable() } else { told };
+        match error.cause() {
+            Some(cause) => told.caused_by(cause.clone()),
+            None => told,
+        }
+    }
+}
+
+/// What one answer means.
+fn one(error: &DriverError) -> (Fate, MongodbError) {
+    let cause = cause(error);
+    match error.kind.as_ref() {
+        DriverKind::Command(command) => by_code(command.code, cause),
+        DriverKind::Write(WriteFailure::WriteError(write)) => by_code(write.code, cause),
+        // Also of a write that did nothing, which waits for the majority as well.
+        DriverKind::Write(_) | DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => {
+            (Fate::Unknown, MongodbError::Unanswered { cause })
+        }
+        DriverKind::Authentication { .. } => (Fate::Refused, MongodbError::Credentials { cause }),
+        DriverKind::ServerSelection { message, .. } if is_authentication(message) => {
+            (Fate::Refused, MongodbError::Credentials { cause })
+        }
+        DriverKind::ServerSelection { message, .. } if is_certificate(message) => {
+            (Fate::Refused, MongodbError::Certificate { cause })
+        }
+        DriverKind::ServerSelection { .. }
+        | DriverKind::DnsResolve { .. }
+        | DriverKind::ConnectionPoolCleared { .. } => (Fate::NotDone, MongodbError::Unreachable { cause }),
+        DriverKind::InvalidArgument { .. }
+        | DriverKind::InvalidTlsConfig { .. }
+        | DriverKind::IncompatibleServer { .. } => (Fate::Refused, MongodbError::Config(cause.to_string())),
+        DriverKind::SessionsNotSupported => (Fate::NotDone, MongodbError::Unreachable { cause }),
+        DriverKind::Shutdown => (Fate::Refused, MongodbError::Ended),
+        // Of the network, or an answer that is none.
+        _ => (Fate::Unknown, MongodbError::Unanswered { cause }),
+    }
+}
+
+fn is_authentication(message: &str) -> bool {
+    message.contains("Authentication failed") || message.contains("SCRAM failure")
+}
+
+/// Whether every server there is was not trusted: one of several may come right, or not be the next primary.
+fn is_certificate(message: &str) -> bool {
+    let untrusted = message.matches("invalid peer certificate").count();
+    untrusted > 0 && untrusted >= message.matches("Address: ").count()
+}
+
+fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
+    match code {
+        TOO_OLD => (Fate::NotDone, MongodbError::GivenUp { cause }),
+        NO_STREAMS => (Fate::Refused, MongodbError::NoStreams { cause }),
+        NO_NAMESPACE => (Fate::Refused, MongodbError::Collection(NO_COLLECTION.to_owned())),
+        _ if INTERRUPTED.contains(&code) || CUT_OFF.contains(&code) => {
+            (Fate::Unknown, MongodbError::Unanswered { cause })
+        }
+        _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Conflict { cause }),
+        _ if NOT_DONE.contains(&code) || NOT_DONE_EITHER.contains(&code) => {
+            (Fate::NotDone, MongodbError::Conflict { cause })
+        }
+        _ if DENIED.contains(&code) => (Fate::Refused, MongodbError::Denied { cause }),
+        _ if CREDENTIALS.contains(&code) => (Fate::Refused, MongodbError::Credentials { cause }),
+        _ => (Fate::Refused, MongodbError::Other { cause }),
+    }
+}
+
+/// The server's code and words. Not the driver's whole text, which may quote a document.
+fn cause(error: &DriverError) -> Cause {
+    let told = match error.kind.as_ref() {
+        DriverKind::Command(command) => {
+            // A denial quotes the whole command.
+            let message = command.message.split(" to execute command {").next().unwrap_or_default();
+            format!("{} ({}): {message}", command.code_name, command.code)
+        }
+        DriverKind::Write(WriteFailure::WriteError(write)) => format!("write error {}", write.code),
+        DriverKind::Write(WriteFailure::WriteConcernError(concern)) => {
+            format!("{} ({}): {}", concern.code_name, concern.code, concern.message)
+        }
+        DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => "the write failed".to_owned(),
+        kind => kind.to_string(),
+    };
+    Cause::from(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::{doc, from_document};
+    use mongodb::error::CommandError;
+
+    use super::*;
+
+    #[test]
+    fn a_router_never_says_that_nothing_was_written() {
+        let of = |code: i32| {
+            let answer: CommandError = from_document(doc! { "code": code }).unwrap();
+            let told = MongodbError::classify(&DriverKind::Command(answer).into(), 1);
+            (told.0, MongodbError::of_router(told).0)
+        };
+        // Not the primary, in conflict; a chunk that moved.
+        for code in [10107, 13435, 112, 63] {
+            assert_eq!(of(code), (Fate::NotDone, Fate::Unknown), "{code}");
+        }
+        // Another made the document; a newer write of the session was done; access is denied.
+        for (code, fate) in [(11000, Fate::Duplicate), (225, Fate::NotDone), (13, Fate::Refused)] {
+            assert_eq!(of(code), (fate, fate), "{code}");
+        }
+        // It got no request.
+        let (fate, _) = MongodbError::of_router((Fate::NotDone, MongodbError::NotSent));
+        assert_eq!(fate, Fate::NotDone);
+    }
+}

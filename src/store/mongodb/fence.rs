@@ -1,0 +1,102 @@
+//! Whether a grant stands, asserted inside a user's own transaction.
+
+use mongodb::bson::{Document, doc};
+use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR};
+use mongodb::{Client, Collection};
+
+use super::Mongodb;
+use super::document::{object_id, token};
+use crate::lease::Mode;
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::fence::Standing;
+
+/// The write that asserts it, and what it says when it matched nothing.
+pub(crate) struct Assertion {
+    database: String,
+    collection: String,
+    pub(crate) filter: Document,
+    lost: Error,
+    outside: Error,
+}
+
+impl Assertion {
+    pub(crate) fn of(standing: Standing<'_>) -> Result<Assertion> {
+        let lock = standing.lock;
+        let Some(store) = standing.store::<Mongodb>() else {
+            return Err(standing.error(ErrorKind::InvalidInput, "this lock is in no MongoDB collection"));
+        };
+        let (Some(grant), Ok(token)) = (object_id(&lock.grant), token(lock.token)) else {
+            return Err(standing.error(ErrorKind::InvalidInput, "the lock was granted by another kind of store"));
+        };
+        let filter = match lock.mode {
+            Mode::Exclusive => {
+                doc! { "resource": &lock.key, "exclusive._id": grant, "exclusive.token": token, "exclusive.acquired": true }
+            }
+            Mode::Shared => {
+                doc! { "resource": &lock.key, "shared.locks": { "$elemMatch": { "_id": grant, "token": token } } }
+            }
+        };
+        Ok(Assertion {
+            database: store.database.clone(),
+            collection: store.collection.clone(),
+            filter,
+            lost: standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+            outside: standing.error(
+                ErrorKind::InvalidInput,
+                "the session is in no transaction, outside which an assertion protects nothing; call \
+                 start_transaction() on it first",
+            ),
+        })
+    }
+
+    /// A find would not conflict with a takeover, nor would an update that changes nothing: the value must be another.
+    pub(crate) fn update(&self) -> Vec<Document> {
+        vec![doc! { "$set": { "asserts": { "$add": [{ "$ifNull": ["$asserts", 0_i64] }, 1_i64] } } }]
+    }
+
+    pub(crate) fn collection(&self, client: &Client) -> Collection<Document> {
+        client.database(&self.database).collection(&self.collection)
+    }
+
+    pub(crate) fn sync_collection(&self, client: &mongodb::sync::Client) -> mongodb::sync::Collection<Document> {
+        client.database(&self.database).collection(&self.collection)
+    }
+
+    /// Refuses a session outside a transaction, by what the driver said to starting another one. It sends nothing.
+    pub(crate) fn must_be_inside(&self, started: mongodb::error::Result<()>) -> mongodb::error::Result<()> {
+        match started {
+            Ok(()) => Err(DriverError::custom(self.outside.clone())),
+            Err(error) if is_in_progress(&error) => Ok(()),
+            // None can be started there.
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the driver's own loop over transactions understands.
+    pub(crate) fn judge(&self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
+        match matched? {
+            0 => Err(DriverError::custom(self.lost.clone())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The driver tells the state of a session by this alone.
+fn is_in_progress(error: &DriverError) -> bool {
+    matches!(error.kind.as_ref(), DriverKind::Transaction { message, .. } if message.contains("already in progress"))
+}
+
+/// An error of the driver as ours: the loss, or with the driver's own as its source.
+pub(crate) fn told(error: DriverError, standing: Standing<'_>) -> Error {
+    if let Some(lost) = error.get_custom::<Error>() {
+        return lost.clone();
+    }
+    let is_transient = error.contains_label(TRANSIENT_TRANSACTION_ERROR);
+    let message = match is_transient {
+        true => "the transaction was in conflict; nothing of it was written, and it may be tried again as a whole",
+        false => "the transaction failed",
+    };
+    let told = Error::new(ErrorKind::Store, message).with_key(&standing.lock.key);
+    let told = if is_transient { told.retryable() } else { told };
+    told.with_store(&standing.backend.info().label).caused_by(error)
+}

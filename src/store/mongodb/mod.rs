@@ -1,0 +1,184 @@
+//! A store in a MongoDB collection, which it can share with mongo-lock.
+//!
+//! Atomic: each call is one `findAndModify` with a pipeline that means the pure transition of its name; a swap
+//! compares what was read. Clock: the server's, `$$NOW`, to the millisecond; there is no grace. Unanswered: lost
+//! connections and timeouts after a request may have left, errors that interrupt a write, and every write concern
+//! error, for an answer that the majority does not have is none. Giving up: acquire and release go in one session,
+//! whose numbered writes stop an acquire that comes after its release.
+//!
+//! The driver lives on one thread. It repeats a write once by itself, with its number, so that it is done once: what
+//! was sent twice and not answered is unanswered, whatever the second error says.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use mongodb::bson::oid::ObjectId;
+use mongodb::bson::{Bson, Document};
+
+use super::{
+    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+};
+use crate::lease::record::FORMAT_MAJOR;
+use crate::lease::{LockRecord, StoreTime};
+use crate::model::error::{Error, Result};
+use crate::sys::deadline::Deadline;
+use crate::sys::driver::Driver;
+
+mod document;
+mod error;
+pub mod fence;
+mod open;
+mod pipeline;
+mod read;
+mod schema;
+mod send;
+mod session;
+mod steps;
+mod swap;
+mod wake;
+
+use error::MongodbError;
+use open::Place;
+pub use open::{MongodbOptions, Settings};
+
+/// See the module.
+pub struct Mongodb {
+    info: StoreInfo,
+    database: String,
+    collection: String,
+    place: Place,
+    /// The collection was seen to have no two documents of one key.
+    is_unique: AtomicBool,
+    /// It was said that waiters are not told.
+    said_deaf: AtomicBool,
+    register: Arc<session::Register>,
+    driver: Driver<send::Owned>,
+}
+
+impl fmt::Debug for Mongodb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mongodb").field("info", &self.info).field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Mongodb {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_secs(1);
+    /// The lease of a client that sets none: renewed after a third, with a tenth of that as play, and counted as lost a
+    /// tenth before its end, it bridges 16 s. An election takes up to 12.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+
+    /// Connects and learns what kind of server it is. The collection may be missing.
+    pub fn open(options: MongodbOptions, by: &Deadline) -> Result<Mongodb> {
+        let label = options.label();
+        Mongodb::connect(options, by).map_err(|error| error.with_store(&label))
+    }
+
+    fn connect(options: MongodbOptions, by: &Deadline) -> Result<Mongodb> {
+        let info = StoreInfo {
+            label: options.label(),
+            clock: "the MongoDB server's, $$NOW",
+            grace: Duration::ZERO,
+            min_lease: Mongodb::MIN_LEASE,
+            grant_form: GrantForm::ObjectId,
+            most_shared: None,
+        };
+        let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
+        let register = Arc::<session::Register>::default();
+        let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
+        let patience = by.remaining();
+        let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
+        let (is_unique, said_deaf, place) = (AtomicBool::new(false), AtomicBool::new(false), Place::Replicated);
+        let mut store = Mongodb { info, database, collection, place, is_unique, said_deaf, register, driver };
+        let (hello, build) =
+            store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
+        store.place = open::place(&hosts, &hello, &build)?;
+        store.warn_if_alone();
+        Ok(store)
+    }
+
+    fn told(&self, error: MongodbError, key: &str) -> Error {
+        Error::from(error).with_store(&self.info.label).with_key(key)
+    }
+}
+
+/// A document, the record in it, and the server's time.
+#[derive(Debug)]
+struct Found {
+    record: LockRecord,
+    row: Option<Document>,
+    now: StoreTime,
+}
+
+impl Found {
+    fn new(key: &str, row: Document) -> Result<Found, MongodbError> {
+        let now = row.get_datetime("now").map_err(|_| MongodbError::Config("the server says no time".to_owned()))?;
+        let record = document::decode(key, &row).map_err(MongodbError::Damaged)?;
+        Ok(Found { record, now: document::time(*now), row: Some(row) })
+    }
+
+    fn missing(key: &str, now: StoreTime) -> Found {
+        Found { record: LockRecord::missing(key), row: None, now }
+    }
+
+    /// Documents of a newer major version stay as they are.
+    fn check_format(&self) -> Result<(), MongodbError> {
+        let found = self.record.format;
+        if found.0 > FORMAT_MAJOR { Err(MongodbError::NewerFormat { found }) } else { Ok(()) }
+    }
+
+    /// Which copy of its acquire put this grant here.
+    fn copy_of(&self, grant: &ObjectId) -> Option<i32> {
+        let row = self.row.as_ref()?;
+        let exclusive = row.get_document("exclusive").ok();
+        let shared = row.get_document("shared").ok().and_then(|shared| shared.get_array("locks").ok());
+        let mut all = exclusive.into_iter().chain(shared.into_iter().flatten().filter_map(Bson::as_document));
+        let entry = all.find(|entry| entry.get_object_id("_id").is_ok_and(|id| id == *grant))?;
+        entry.get_i32("copy").ok()
+    }
+
+    fn seen(self) -> Seen {
+        let stamp = u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0);
+        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(swap::Row(self.row))) }
+    }
+}
+
+impl Backend for Mongodb {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        self.collection_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        self.acquire_key(attempt, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        self.renew_grant(attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn release(&self, attempt: &mut Attempt, _give_up: bool, by: &Deadline) -> Result<Released> {
+        self.release_grant(attempt, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
+        self.read_page(which, from, strong, by).map_err(|error| match which {
+            Which::Key(key) => self.told(error, key),
+            _ => Error::from(error).with_store(&self.info.label),
+        })
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        self.tell(keys, to, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+    }
+}

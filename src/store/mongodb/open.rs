@@ -1,0 +1,281 @@
+//! From settings to a client of the driver, on the driver's thread, and what is learnt of the server first.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+use mongodb::options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria};
+use mongodb::{Client, Collection};
+
+use super::document::time;
+use super::error::MongodbError;
+use super::send::{Owned, counting_handler, majority, turns};
+use super::session::{Register, Sessions};
+use super::wake::Waking;
+use crate::lease::StoreTime;
+use crate::model::error::Result;
+use crate::sys::log;
+
+/// How long the driver looks for a primary before it says why there is none.
+const SELECTION: Duration = Duration::from_secs(3);
+/// How long making a connection may take.
+const CONNECTION: Duration = Duration::from_secs(2);
+/// The version of the wire protocol of server 4.4, which knows expressions in projections.
+const OLDEST_WIRE: i32 = 9;
+/// One for the stream that tells waiters, whose answers the server holds back, one for those who want a lock, and one
+/// for heartbeats and releases: a heartbeat that queued behind them would come too late.
+const LEAST_CONNECTIONS: u32 = 3;
+/// The collection where none is named.
+pub const COLLECTION: &str = "locks";
+
+/// What `Mongodb::open` needs to know.
+#[derive(Clone)]
+pub struct MongodbOptions {
+    /// The database.
+    pub database: String,
+    /// The collection.
+    pub collection: String,
+    /// Hosts, credentials and the rest.
+    pub settings: Settings,
+}
+
+/// Where hosts and credentials come from.
+#[derive(Clone)]
+pub enum Settings {
+    /// A URL, without our own options.
+    Url(Box<ConnectionString>),
+    /// What the user made. Only its settings are used: connections of our own.
+    Given(Box<ClientOptions>),
+}
+
+impl fmt::Debug for MongodbOptions {
+    /// Without the settings, which hold credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MongodbOptions").field("label", &self.label()).finish_non_exhaustive()
+    }
+}
+
+impl MongodbOptions {
+    /// The locks in this database and collection, or in what the settings name.
+    pub fn new(
+        settings: Settings,
+        database: Option<String>,
+        collection: Option<String>,
+    ) -> std::result::Result<Self, crate::model::error::Error> {
+        let named = match &settings {
+            Settings::Url(url) => url.default_database.clone(),
+            Settings::Given(options) => options.default_database.clone(),
+        };
+        let Some(database) = database.or(named).filter(|name| !name.is_empty()) else {
+            let message = "mongodb: needs the name of a database, like mongodb://localhost/app?collection=locks";
+            return Err(MongodbError::Config(message.to_owned()).into());
+        };
+        let collection = collection.unwrap_or_else(|| COLLECTION.to_owned());
+        let is_bad = |name: &str| name.is_empty() || name.contains(['\0', '$']) || name.len() > 200;
+        if is_bad(&collection) || collection.starts_with("system.") || collection.starts_with('.') {
+            return Err(MongodbError::Config(format!("{collection:?} cannot be the name of a collection")).into());
+        }
+        if is_bad(&database) || database.contains(['/', '\\', '.', ' ', '"']) {
+            return Err(MongodbError::Config(format!("{database:?} cannot be the name of a database")).into());
+        }
+        Ok(MongodbOptions { database, collection, settings })
+    }
+
+    pub(super) fn label(&self) -> String {
+        format!("mongodb://{}/{}.{}", self.hosts().join(","), self.database, self.collection)
+    }
+
+    pub(super) fn hosts(&self) -> Vec<String> {
+        match &self.settings {
+            Settings::Url(url) => match &url.host_info {
+                mongodb::options::HostInfo::HostIdentifiers(hosts) => hosts.iter().map(ToString::to_string).collect(),
+                mongodb::options::HostInfo::DnsRecord(host) => vec![host.clone()],
+                _ => Vec::new(),
+            },
+            Settings::Given(options) => options.hosts.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// Makes the client. A `mongodb+srv` URL asks the DNS for its hosts.
+///
+/// `patience`: what a request has, so that the driver says why before its caller has left.
+pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, patience: Duration) -> Result<Owned> {
+    let label = options.label();
+    let mut settings = match options.settings {
+        Settings::Given(given) => *given,
+        Settings::Url(url) => ClientOptions::parse(*url).await.map_err(|error| MongodbError::classify(&error, 0).1)?,
+    };
+    let overridden = force(&mut settings);
+    if !overridden.is_empty() {
+        log::warn!(
+            target: "leasehold::mongodb", store:? = label;
+            "locks need writes that the majority has in its journal, from the primary, and {LEAST_CONNECTIONS} \
+             connections; not used: {}",
+            overridden.join(", ")
+        );
+    }
+    let sooner = |set: Option<Duration>, most| Some(set.map_or(most, |set| set.min(most)));
+    settings.server_selection_timeout = sooner(settings.server_selection_timeout, SELECTION.min(patience * 3 / 4));
+    settings.connect_timeout = settings.connect_timeout.filter(|set| !set.is_zero());
+    settings.connect_timeout = sooner(settings.connect_timeout, CONNECTION.min(patience / 2));
+    settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));
+    settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
+    let turns = turns(settings.max_pool_size);
+    let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, 0).1)?;
+    let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
+    Ok(Owned { client, locks, sessions: Sessions::new(register), waking: Waking::default(), turns })
+}
+
+/// What a lock cannot do without, whatever the user's settings say. Tells what it had to change.
+fn force(settings: &mut ClientOptions) -> Vec<String> {
+    let mut overridden = Vec::new();
+    if let Some(concern) = &settings.write_concern {
+        if concern.w.as_ref().is_some_and(|w| *w != Acknowledgment::Majority) {
+            overridden.push("w".to_owned());
+        }
+        if concern.journal == Some(false) {
+            overridden.push("journal=false".to_owned());
+        }
+    }
+    settings.write_concern = Some(majority(None));
+    let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+    if settings.selection_criteria.as_ref().is_some_and(|criteria| *criteria != primary) {
+        overridden.push("readPreference".to_owned());
+    }
+    settings.selection_criteria = Some(primary);
+    if settings.read_concern.take().is_some() {
+        overridden.push("readConcernLevel".to_owned());
+    }
+    // Numbered writes are what stops an acquire that comes late.
+    if settings.retry_writes == Some(false) {
+        overridden.push("retryWrites=false".to_owned());
+    }
+    settings.retry_writes = Some(true);
+    if let Some(most) = settings.max_pool_size.filter(|most| (1..LEAST_CONNECTIONS).contains(most)) {
+        overridden.push(format!("maxPoolSize={most}"));
+        settings.max_pool_size = Some(LEAST_CONNECTIONS);
+    }
+    overridden
+}
+
+/// What kind of server it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A member of a replica set.
+    Replicated,
+    /// In front of several replica sets.
+    Router,
+    /// Alone: writes have no numbers, and there are no change streams.
+    Standalone,
+}
+
+pub(super) async fn hello(owned: &Owned) -> mongodb::error::Result<Document> {
+    owned.client.database("admin").run_command(doc! { "hello": 1 }).await
+}
+
+pub(super) async fn build_info(owned: &Owned) -> mongodb::error::Result<Document> {
+    owned.client.database("admin").run_command(doc! { "buildInfo": 1 }).await
+}
+
+pub(super) fn local_time(hello: &Document) -> Option<StoreTime> {
+    hello.get_datetime("localTime").ok().map(|at| time(*at))
+}
+
+/// What kind of server says this of itself, or why it can't be used.
+pub(super) fn place(hosts: &[String], hello: &Document, build: &Document) -> std::result::Result<Place, MongodbError> {
+    if let Some(name) = look_alike(hosts, hello, build) {
+        let message = format!(
+            "the server is {name}, which speaks MongoDB's protocol but does not promise what locks need \
+             (one atomic findAndModify with a pipeline, numbered writes, majority); use MongoDB itself"
+        );
+        return Err(MongodbError::Config(message));
+    }
+    let wire = hello.get_i32("maxWireVersion").unwrap_or(0);
+    if wire < OLDEST_WIRE {
+        let version = build.get_str("version").unwrap_or("of an unknown version");
+        return Err(MongodbError::Config(format!("the server is MongoDB {version}, but must be 4.4 or newer")));
+    }
+    Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
+        Place::Router
+    } else if hello.contains_key("setName") {
+        Place::Replicated
+    } else {
+        Place::Standalone
+    })
+}
+
+/// Servers of others that answer to MongoDB's protocol.
+fn look_alike(hosts: &[String], hello: &Document, build: &Document) -> Option<&'static str> {
+    let is_at = |domain: &str| hosts.iter().any(|host| host.split(':').next().is_some_and(|h| h.ends_with(domain)));
+    let says = |name: &str| {
+        let text = |value: &Bson| value.to_string().to_ascii_lowercase().contains(name);
+        build.iter().chain(hello.iter()).any(|(key, value)| {
+            key.to_ascii_lowercase().contains(name)
+                || (matches!(key.as_str(), "version" | "gitVersion" | "modules") && text(value))
+        })
+    };
+    if is_at(".docdb.amazonaws.com") || is_at(".docdb-elastic.amazonaws.com") {
+        return Some("Amazon DocumentDB");
+    }
+    if is_at(".cosmos.azure.com") || is_at(".cosmosdb.azure.com") || says("cosmos") {
+        return Some("Azure Cosmos DB");
+    }
+    if says("ferretdb") {
+        return Some("FerretDB");
+    }
+    if says("documentdb") {
+        return Some("DocumentDB");
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_only_look_like_it_are_refused_by_name() {
+        let hello = doc! { "maxWireVersion": 17, "setName": "rs0" };
+        let mongo =
+            doc! { "version": "6.0.5", "gitVersion": "c9a99c120371d4d4c52cbb15dac34a36ce8d3b1d", "modules": [] };
+        let of = |hosts: &[&str], build: &Document| {
+            let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+            place(&hosts, &hello, build).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(&["127.0.0.1:27017"], &mongo), Ok(Place::Replicated));
+        let router = doc! { "maxWireVersion": 17, "msg": "isdbgrid" };
+        assert_eq!(place(&[], &router, &mongo).unwrap(), Place::Router);
+        let ferret = doc! { "version": "7.0.42", "ferretdbVersion": "v1.24.0" };
+        let cases = [
+            (&["a.cluster-x.eu-central-1.docdb.amazonaws.com:27017"][..], &mongo, "Amazon DocumentDB"),
+            (&["x.mongo.cosmos.azure.com:10255"], &mongo, "Azure Cosmos DB"),
+            (&["127.0.0.1:27017"], &ferret, "FerretDB"),
+            (&["127.0.0.1:27017"], &doc! { "version": "7.0", "ferretdb": { "version": "v2.0.0" } }, "FerretDB"),
+        ];
+        for (hosts, build, name) in cases {
+            assert!(of(hosts, build).is_err_and(|error| error.contains(name)), "{name}");
+        }
+        let old = place(&[], &doc! { "maxWireVersion": 8 }, &doc! { "version": "4.2.1" }).unwrap_err();
+        assert!(old.to_string().contains("4.2.1"), "{old}");
+    }
+
+    #[test]
+    fn what_locks_need_is_forced_and_what_it_overrides_is_told() {
+        let parsed = |query: &str| {
+            let url = format!("mongodb://localhost/app?{query}");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let mut settings = runtime.block_on(async { ClientOptions::parse(&url).await.unwrap() });
+            let told = force(&mut settings).join(", ");
+            assert_eq!(settings.write_concern, Some(majority(None)));
+            assert_eq!(settings.retry_writes, Some(true));
+            told
+        };
+        assert_eq!(parsed(""), "");
+        assert_eq!(parsed("w=majority&retryWrites=true"), "");
+        let all = "w=1&journal=false&readPreference=secondary&readConcernLevel=local&retryWrites=false";
+        assert_eq!(parsed(all), "w, journal=false, readPreference, readConcernLevel, retryWrites=false");
+        assert_eq!((parsed("maxPoolSize=2").as_str(), parsed("maxPoolSize=3").as_str()), ("maxPoolSize=2", ""));
+    }
+}

@@ -1,0 +1,116 @@
+//! To read: one key, or a page by prefix or lock id. Each has an index.
+
+use mongodb::bson::{Document, doc};
+use mongodb::options::ReadConcern;
+
+use super::error::MongodbError;
+use super::pipeline::projection;
+use super::send::limit;
+use super::{Found, Mongodb, Place};
+use crate::lease::{LockRecord, StoreTime};
+use crate::store::{Page, Which};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// How many records a page holds.
+const PAGE: usize = 100;
+
+impl Mongodb {
+    pub(super) fn read_page(
+        &self,
+        which: &Which,
+        from: Option<String>,
+        strong: bool,
+        by: &Deadline,
+    ) -> Result<Page, MongodbError> {
+        let filter = match which {
+            Which::Key(key) => {
+                let row = self.find(doc! { "resource": key }, 1, strong, by)?.pop();
+                let found = match row {
+                    Some(row) => Found::new(key, row)?,
+                    None => Found::missing(key, self.server_time(by)?),
+                };
+                return Ok(Page { records: vec![found.seen()], next: None });
+            }
+            // Compared byte by byte. What begins with the prefix stands together, from the prefix on.
+            Which::Prefix(prefix) => doc! { "resource": { "$gte": prefix } },
+            Which::LockId(id) => doc! { "$or": [{ "exclusive.lockId": id }, { "shared.locks.lockId": id }] },
+        };
+        let filter = match &from {
+            Some(from) => doc! { "$and": [filter, { "resource": { "$gt": from } }] },
+            None => filter,
+        };
+        let rows = self.find(filter, PAGE, strong, by)?;
+        let is_full = rows.len() == PAGE;
+        let (mut records, mut last, mut is_past) = (Vec::new(), None, false);
+        for row in rows {
+            let Ok(key) = row.get_str("resource").map(str::to_owned) else { continue };
+            if let Which::Prefix(prefix) = which
+                && !key.starts_with(prefix.as_str())
+            {
+                is_past = true;
+                break;
+            }
+            match Found::new(&key, row) {
+                Ok(found) if matches(which, &found.record) => records.push(found.seen()),
+                Ok(_) => {}
+                Err(error) if matches!(which, Which::LockId(_)) => {
+                    log::warn!(target: "leasehold::mongodb", key:?; "a damaged document is passed over: {error}");
+                }
+                Err(error) => return Err(error),
+            }
+            last = Some(key);
+        }
+        Ok(Page { records, next: last.filter(|_| is_full && !is_past) })
+    }
+
+    /// The documents, in the order of their keys. `strong`: only what the majority has.
+    pub(super) fn find(
+        &self,
+        filter: Document,
+        most: usize,
+        strong: bool,
+        by: &Deadline,
+    ) -> Result<Vec<Document>, MongodbError> {
+        // A server alone has no majority, and refuses to be asked for it.
+        let is_alone = self.place == Place::Standalone;
+        let concern = if strong && !is_alone { ReadConcern::majority() } else { ReadConcern::local() };
+        let limit = limit(by);
+        self.ask(by, move |owned| async move {
+            let _turn = if strong { None } else { owned.turns.acquire().await.ok() };
+            let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);
+            if most == 1 {
+                let mut cursor = request.limit(1).batch_size(2).await?;
+                let mut rows = Vec::new();
+                while cursor.advance().await? {
+                    rows.push(cursor.deserialize_current()?);
+                }
+                return Ok(rows);
+            }
+            let most_i64 = i64::try_from(most).unwrap_or(i64::MAX);
+            // One batch, so that no cursor stays.
+            let batch = u32::try_from(most + 1).unwrap_or(u32::MAX);
+            let request = request.sort(doc! { "resource": 1 }).limit(most_i64).batch_size(batch);
+            let mut cursor = request.await?;
+            let mut rows = Vec::new();
+            while cursor.advance().await? {
+                rows.push(cursor.deserialize_current()?);
+            }
+            Ok(rows)
+        })
+    }
+
+    /// The server's time, where no document says it.
+    pub(super) fn server_time(&self, by: &Deadline) -> Result<StoreTime, MongodbError> {
+        let hello = self.ask(by, |owned| async move { super::open::hello(&owned).await })?;
+        super::open::local_time(&hello).ok_or_else(|| MongodbError::Config("the server does not say its time".into()))
+    }
+}
+
+fn matches(which: &Which, record: &LockRecord) -> bool {
+    match which {
+        Which::Key(key) => record.key == *key,
+        Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+        Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
+    }
+}

@@ -1,0 +1,285 @@
+//! The collection and its indexes: looked at, told about, made. Without the unique index mongo-lock, or an older version
+//! of ours, could make a second document of a key, and both would be granted: nothing is written before it was seen.
+//! Between clients of this version the `_id` of the documents keeps keys apart, too, so that nothing breaks when
+//! somebody drops the index later.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use mongodb::IndexModel;
+use mongodb::bson::{Bson, Document, doc};
+use mongodb::options::IndexOptions;
+
+use super::error::{Fate, MongodbError};
+use super::open::hello;
+use super::send::{Answer, Wrote, limit, majority, settle};
+use super::{Mongodb, Place};
+use crate::store::Schema;
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+const UNIQUE: &str = "resource";
+/// Of mongo-lock, with its names.
+const OTHERS: [&str; 4] = ["exclusive.lockId", "exclusive.expiresAt", "shared.locks.lockId", "shared.locks.expiresAt"];
+
+/// Whether there is an index that keeps keys apart.
+enum Unique {
+    Missing,
+    /// It keeps them apart when it is done, or fails then.
+    Building,
+    There,
+}
+
+/// What is known of the collection.
+enum Known<T> {
+    Missing,
+    /// Nobody may ask.
+    Hidden,
+    There(T),
+}
+
+impl Mongodb {
+    pub(super) fn collection_schema(&self, what: Schema, by: &Deadline) -> Result<String, MongodbError> {
+        match what {
+            Schema::Describe => Ok(self.commands()),
+            Schema::Check => self.check(by),
+            Schema::Create => self.create(&by.long()),
+        }
+    }
+
+    /// For those who make it another way.
+    fn commands(&self) -> String {
+        let name = &self.collection;
+        let unique =
+            format!("db.getCollection({name:?}).createIndex({{\"resource\": 1}}, {{unique: true, sparse: true}})");
+        let others = OTHERS.map(|key| format!("db.getCollection({name:?}).createIndex({{{key:?}: 1}})"));
+        std::iter::once(unique).chain(others).collect::<Vec<_>>().join("\n")
+    }
+
+    fn check(&self, by: &Deadline) -> Result<String, MongodbError> {
+        if let Known::There(collection) = self.collection(by)? {
+            self.check_kind(&collection)?;
+        }
+        let name = &self.collection;
+        match self.indexes(by)? {
+            Known::There(indexes) => match uniqueness(name, &indexes)? {
+                Unique::There => {
+                    self.is_unique.store(true, Ordering::Relaxed);
+                    Ok(format!("{name}: the collection is there, with its unique index on {UNIQUE:?}"))
+                }
+                Unique::Building => Ok(self.warn(format!(
+                    "the unique index of the collection {name:?} is still being built; wait until that is done"
+                ))),
+                Unique::Missing => Ok(self.warn(format!(
+                    "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
+                ))),
+            },
+            Known::Missing => {
+                Ok(self.warn(format!("the collection {name:?} does not exist; create_schema() makes it")))
+            }
+            Known::Hidden => {
+                self.is_unique.store(true, Ordering::Relaxed);
+                let text = "listIndexes is denied, so that the collection has its unique index was not checked";
+                log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
+                Ok(text.to_owned())
+            }
+        }
+    }
+
+    /// Else nobody could connect to make it. Every use of it is an error.
+    fn warn(&self, text: String) -> String {
+        log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
+        text
+    }
+
+    /// An error while the collection may have two documents of one key. Asks until it may not.
+    pub(super) fn must_be_unique(&self, by: &Deadline) -> Result<(), MongodbError> {
+        if self.is_unique.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let found = self.check(by)?;
+        if self.is_unique.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(MongodbError::Collection(format!("{found}: without a unique index two could hold one lock")))
+    }
+
+    /// An error where something else has the `_id` that the document of this key would get: they would collide for
+    /// ever.
+    pub(super) fn must_be_ours(&self, key: &str, by: &Deadline) -> Result<(), MongodbError> {
+        let others = self.find(doc! { "_id": key, "resource": { "$ne": key } }, 1, true, by)?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        Err(MongodbError::Collection(format!(
+            "the collection {:?} has a document that is no lock's with the key as its _id; delete it, or keep the \
+             locks in a collection of their own",
+            self.collection
+        )))
+    }
+
+    fn check_kind(&self, collection: &Document) -> Result<(), MongodbError> {
+        let name = &self.collection;
+        let wrong = |what: &str| {
+            Err(MongodbError::Collection(format!("{name:?} is {what}; name an ordinary collection by collection=..")))
+        };
+        match collection.get_str("type") {
+            Ok("view") => return wrong("a view, which cannot be written"),
+            Ok("timeseries") => return wrong("a time series, whose documents cannot be changed"),
+            _ => {}
+        }
+        let empty = Document::new();
+        let options = collection.get_document("options").unwrap_or(&empty);
+        if options.get_bool("capped").unwrap_or(false) {
+            return wrong("a capped collection, which forgets its oldest documents");
+        }
+        if options.contains_key("collation") {
+            return wrong("a collection with a collation of its own, by which two keys may be one");
+        }
+        Ok(())
+    }
+
+    fn create(&self, by: &Deadline) -> Result<String, MongodbError> {
+        if let Known::There(collection) = self.collection(&by.of_request())? {
+            self.check_kind(&collection)?;
+        }
+        let there = match self.indexes(&by.of_request())? {
+            Known::There(indexes) => indexes,
+            Known::Missing | Known::Hidden => Vec::new(),
+        };
+        let mut missing = Vec::new();
+        // One that is being built is waited for.
+        if !matches!(uniqueness(&self.collection, &there)?, Unique::There) {
+            let options = IndexOptions::builder().unique(true).sparse(true).build();
+            missing.push(IndexModel::builder().keys(doc! { UNIQUE: 1 }).options(options).build());
+        }
+        for key in OTHERS {
+            if !there.iter().any(|index| is_on(index, key)) {
+                missing.push(IndexModel::builder().keys(doc! { key: 1 }).build());
+            }
+        }
+        if !missing.is_empty() {
+            match self.build(missing, by) {
+                Err((Fate::Duplicate, _)) => {
+                    return Err(MongodbError::Collection(format!(
+                        "the collection {:?} has two documents with the same \"resource\"; delete one of them once \
+                         nobody holds it, and repeat",
+                        self.collection
+                    )));
+                }
+                Err((Fate::Refused, MongodbError::Other { cause })) => {
+                    return Err(MongodbError::Collection(format!(
+                        "the collection {:?} has another index in the way ({cause}); drop it, and repeat",
+                        self.collection
+                    )));
+                }
+                answer => match settle(answer)? {
+                    Wrote::Answered(()) => {}
+                    Wrote::Unknown(error) => return Err(error.of_read()),
+                },
+            }
+        }
+        self.is_unique.store(true, Ordering::Relaxed);
+        Ok(format!("{}: the collection is there, with its indexes", self.collection))
+    }
+
+    /// One request, for as long as the server builds: it would end the build with the request. Meanwhile it is asked
+    /// whether it is still there.
+    fn build(&self, missing: Vec<IndexModel>, by: &Deadline) -> Answer<()> {
+        let (limit, each, store) = (limit(by), by.of_request().remaining(), self.info.label.clone());
+        self.send(by, move |owned| async move {
+            let request = owned.locks.create_indexes(missing).max_time(limit).write_concern(majority(None));
+            let (mut building, started) = (request.into_future(), Instant::now());
+            loop {
+                if let Ok(built) = tokio::time::timeout(each, &mut building).await {
+                    return built.map(drop);
+                }
+                match tokio::time::timeout(each, hello(&owned)).await {
+                    Ok(said) => drop(said?),
+                    Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                }
+                log::info!(
+                    target: "leasehold::mongodb", store:?;
+                    "the server is still building the indexes, after {} s", started.elapsed().as_secs()
+                );
+            }
+        })
+    }
+
+    fn collection(&self, by: &Deadline) -> Result<Known<Document>, MongodbError> {
+        let name = self.collection.clone();
+        let answer = self.ask(by, move |owned| async move {
+            let ask = doc! { "listCollections": 1, "filter": { "name": name }, "authorizedCollections": true };
+            owned.client.database(&owned.locks.namespace().db).run_command(ask).await
+        });
+        Ok(match first_batch(answer)? {
+            Known::There(mut found) => found.pop().map_or(Known::Missing, Known::There),
+            Known::Missing => Known::Missing,
+            Known::Hidden => Known::Hidden,
+        })
+    }
+
+    fn indexes(&self, by: &Deadline) -> Result<Known<Vec<Document>>, MongodbError> {
+        let name = self.collection.clone();
+        let answer = self.ask(by, move |owned| async move {
+            // Without them one that is being built looks like the others.
+            let ask = doc! { "listIndexes": name, "cursor": { "batchSize": 200 }, "includeBuildUUIDs": true };
+            owned.client.database(&owned.locks.namespace().db).run_command(ask).await
+        });
+        first_batch(answer)
+    }
+
+    /// Said once, at connect.
+    pub(super) fn warn_if_alone(&self) {
+        if self.place == Place::Standalone {
+            log::warn!(
+                target: "leasehold::mongodb", store:? = self.info.label;
+                "the server belongs to no replica set: an acquire that was given up and arrives late is not stopped, \
+                 and what is written is gone with its disk"
+            );
+        }
+    }
+}
+
+/// The documents of a listing.
+fn first_batch(answer: Result<Document, MongodbError>) -> Result<Known<Vec<Document>>, MongodbError> {
+    match answer {
+        Ok(answer) => {
+            let cursor = answer.get_document("cursor").ok();
+            let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
+            let documents = batch.into_iter().flatten().filter_map(Bson::as_document).cloned();
+            Ok(Known::There(documents.collect()))
+        }
+        Err(MongodbError::Denied { .. }) => Ok(Known::Hidden),
+        Err(error) if error.is_no_collection() => Ok(Known::Missing),
+        Err(error) => Err(error),
+    }
+}
+
+/// An index in the place of the unique one that does not keep keys apart is an error.
+fn uniqueness(collection: &str, indexes: &[Document]) -> Result<Unique, MongodbError> {
+    let on: Vec<&Document> = indexes.iter().filter(|index| is_on(index, UNIQUE)).collect();
+    let is_right = |index: &&Document| {
+        let is_partial = index.contains_key("partialFilterExpression") || index.contains_key("collation");
+        index.get_bool("unique").unwrap_or(false) && !is_partial
+    };
+    if on.iter().any(is_right) {
+        return Ok(Unique::There);
+    }
+    if on.is_empty() {
+        let being_built = indexes.iter().filter_map(|index| index.get_document("spec").ok());
+        let is_building = being_built.into_iter().any(|index| is_on(index, UNIQUE));
+        return Ok(if is_building { Unique::Building } else { Unique::Missing });
+    }
+    let names: Vec<&str> = on.iter().filter_map(|index| index.get_str("name").ok()).collect();
+    Err(MongodbError::Collection(format!(
+        "the collection {collection:?} has the index {}, which must be unique, for all documents and without a \
+         collation; drop it, and create_schema() makes it right",
+        names.join(", ")
+    )))
+}
+
+/// Whether the index is on this field and no other.
+fn is_on(index: &Document, field: &str) -> bool {
+    index.get_document("key").is_ok_and(|key| key.len() == 1 && key.contains_key(field))
+}

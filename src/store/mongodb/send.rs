@@ -1,0 +1,256 @@
+//! One request at a time: on the driver's thread, within its deadline, and what became of it.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use mongodb::bson::{Document, doc};
+use mongodb::error::Result as DriverResult;
+use mongodb::event::EventHandler;
+use mongodb::event::cmap::CmapEvent;
+use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
+use mongodb::{Client, Collection};
+use tokio::sync::Semaphore;
+
+use super::error::{Fate, MongodbError};
+use super::pipeline::projection;
+use super::session::Sessions;
+use super::{Mongodb, Place};
+use crate::sys::deadline::Deadline;
+use crate::sys::driver::Stopped;
+
+/// What lives on the driver's thread.
+pub(super) struct Owned {
+    pub client: Client,
+    pub locks: Collection<Document>,
+    pub sessions: Sessions,
+    pub waking: super::wake::Waking,
+    /// For those who want a lock: there may be a thousand, and heartbeats, releases and the stream that tells waiters
+    /// must not queue for a connection behind them.
+    pub turns: Semaphore,
+}
+
+/// The driver's default, if the settings do not say it.
+const CONNECTIONS: u32 = 10;
+
+/// So many of so many connections are for those who want a lock.
+pub(super) fn turns(connections: Option<u32>) -> Semaphore {
+    let turns = match connections.unwrap_or(CONNECTIONS) {
+        // As many connections as it takes.
+        0 => Semaphore::MAX_PERMITS,
+        connections => usize::try_from(u64::from(connections) * 3 / 5).unwrap_or(1).max(1),
+    };
+    Semaphore::new(turns.min(Semaphore::MAX_PERMITS))
+}
+
+/// How long a caller whose time is over waits to hear whether its request had left.
+const HEAR: Duration = Duration::from_millis(20);
+
+/// How often a request may have left this host: each time that it got a connection.
+#[derive(Clone, Debug, Default)]
+struct Sends(Arc<AtomicU32>);
+
+thread_local! {
+    /// Of the request whose future is being polled.
+    static CURRENT: RefCell<Option<Sends>> = const { RefCell::new(None) };
+}
+
+impl Sends {
+    fn count(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Runs a request, counting.
+    async fn counting<T>(self, request: impl Future<Output = T>) -> T {
+        let mut request = pin!(request);
+        poll_fn(|context| {
+            CURRENT.set(Some(self.clone()));
+            let polled = request.as_mut().poll(context);
+            CURRENT.set(None);
+            polled
+        })
+        .await
+    }
+}
+
+/// Counts the connections that requests get, and tells the user's own handler.
+pub(super) fn counting_handler(users: Option<EventHandler<CmapEvent>>) -> EventHandler<CmapEvent> {
+    EventHandler::callback(move |event| {
+        if let CmapEvent::ConnectionCheckedOut(_) = event {
+            CURRENT.with_borrow(|current| {
+                if let Some(sends) = current {
+                    sends.0.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        match &users {
+            Some(EventHandler::Callback(callback)) => callback(event),
+            Some(EventHandler::AsyncCallback(callback)) => drop(tokio::task::spawn(callback(event))),
+            Some(EventHandler::TokioMpsc(sender)) => drop(sender.try_send(event)),
+            _ => {}
+        }
+    })
+}
+
+/// What an operation answers.
+pub(super) type Answer<T> = Result<T, (Fate, MongodbError)>;
+
+/// How a write went.
+#[derive(Debug)]
+pub(super) enum Wrote<T> {
+    /// The server did it, or decided not to.
+    Answered(T),
+    /// It may or may not be written.
+    Unknown(MongodbError),
+}
+
+/// A `findAndModify`.
+pub(super) struct Update {
+    pub key: String,
+    pub pipeline: Vec<Document>,
+    /// Makes the document if it is missing.
+    pub upsert: bool,
+    /// Answers with the document as it is afterwards; else as it was.
+    pub after: bool,
+    pub session: u64,
+}
+
+/// The majority has it in its journal before it is answered.
+pub(super) fn majority(limit: Option<Duration>) -> WriteConcern {
+    let concern = WriteConcern::builder().w(Acknowledgment::Majority).journal(true);
+    concern.w_timeout(limit).build()
+}
+
+/// What is left, in whole milliseconds; the server stops working then.
+pub(super) fn limit(by: &Deadline) -> Duration {
+    let millis = by.remaining().as_nanos().div_ceil(1_000_000);
+    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).clamp(1, i32::MAX as u64))
+}
+
+impl Mongodb {
+    /// Does what writes nothing, in one request or several.
+    pub(super) fn ask<T, F, Fut>(&self, by: &Deadline, operation: F) -> Result<T, MongodbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
+        Fut: Future<Output = DriverResult<T>> + 'static,
+    {
+        // How often it left does not matter: the last answer counts.
+        self.request(by, operation, |_| 1).map_err(|(_, error)| error.of_read())
+    }
+
+    /// Does one write. The error says whether it may have happened.
+    pub(super) fn send<T, F, Fut>(&self, by: &Deadline, operation: F) -> Answer<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
+        Fut: Future<Output = DriverResult<T>> + 'static,
+    {
+        let answer = self.request(by, operation, Sends::count);
+        if self.place == Place::Router { answer.map_err(MongodbError::of_router) } else { answer }
+    }
+
+    fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> u32) -> Answer<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
+        Fut: Future<Output = DriverResult<T>> + 'static,
+    {
+        if by.is_over() {
+            return Err((Fate::NotDone, MongodbError::NotSent));
+        }
+        let started = Instant::now();
+        let sends = Sends::default();
+        let (theirs, (alive, gone)) = (sends.clone(), crossbeam_channel::bounded::<()>(0));
+        let stopped = match self.driver.run(by, move |owned| async move {
+            let _alive = alive;
+            theirs.counting(operation(owned)).await
+        }) {
+            Ok(answer) => return answer.map_err(|error| MongodbError::classify(&error, copies(&sends))),
+            Err(stopped) => stopped,
+        };
+        // Until its future is dropped it may still leave.
+        let is_gone = gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
+        let left = sends.count() > 0 || !is_gone;
+        let fate = if left { Fate::Unknown } else { Fate::NotDone };
+        Err(match stopped {
+            Stopped::Over if left => (fate, MongodbError::overdue(started.elapsed())),
+            Stopped::Over => (fate, MongodbError::NotSent),
+            Stopped::Panicked | Stopped::Ended if left => (fate, MongodbError::Panicked),
+            Stopped::Panicked => (fate, MongodbError::NotSent),
+            Stopped::Ended => (Fate::Refused, MongodbError::Ended),
+        })
+    }
+
+    /// Does one `findAndModify`.
+    ///
+    /// Where the driver repeated one that was written, the server tells its answer again, as it was and without the
+    /// time. That settles a release. The others are asked once more: they find what they wrote.
+    pub(super) fn update(&self, update: Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
+        let first = self.find_and_modify(&update, by)?;
+        let is_old = |row: &Document| update.after && !has_time(row);
+        match &first {
+            Wrote::Answered(Some(row)) if is_old(row) => {}
+            _ => return Ok(first),
+        }
+        match self.find_and_modify(&update, by) {
+            Ok(Wrote::Answered(Some(row))) if is_old(&row) => Ok(Wrote::Unknown(MongodbError::overdue(Duration::ZERO))),
+            Ok(answer) => Ok(answer),
+            // The first one was written.
+            Err(error) => Ok(Wrote::Unknown(error.of_write())),
+        }
+    }
+
+    fn find_and_modify(&self, update: &Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
+        let limit = limit(by);
+        loop {
+            let Update { key, pipeline, upsert, after, session } = update;
+            let (key, pipeline, upsert, after, session) = (key.clone(), pipeline.clone(), *upsert, *after, *session);
+            let answer = self.send(by, move |owned| async move {
+                let _turn = if upsert { owned.turns.acquire().await.ok() } else { None };
+                let session = owned.sessions.get(&owned.client, session).await?;
+                let mut session = session.lock().await;
+                let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
+                let request = owned.locks.find_one_and_update(doc! { "resource": key }, pipeline);
+                let request = request.upsert(upsert).return_document(returned).projection(projection());
+                request.write_concern(majority(Some(limit))).max_time(limit).session(&mut *session).await
+            });
+            match answer {
+                // Two made the document at once; it is there now.
+                Err((Fate::Duplicate, _)) if !by.is_over() => self.must_be_ours(&update.key, by)?,
+                answer => return settle(answer),
+            }
+        }
+    }
+}
+
+pub(super) fn has_time(row: &Document) -> bool {
+    row.contains_key("now")
+}
+
+/// A write whose fate is unknown is an answer; an error says that nothing was written.
+pub(super) fn settle<T>(answer: Answer<T>) -> Result<Wrote<T>, MongodbError> {
+    match answer {
+        Ok(answer) => Ok(Wrote::Answered(answer)),
+        Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),
+        Err((_, error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_connections_are_left_for_heartbeats() {
+        let of = |connections| turns(connections).available_permits();
+        assert_eq!((of(None), of(Some(10)), of(Some(3)), of(Some(1))), (6, 6, 1, 1));
+        // As many as it takes.
+        assert_eq!(of(Some(0)), Semaphore::MAX_PERMITS);
+        assert!(of(Some(u32::MAX)) > 1_000_000);
+    }
+}

@@ -1,0 +1,91 @@
+//! To write a whole record, if nothing changed since it was read: the parts of the document that matter are compared
+//! whole, as they were read.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::document::encode;
+use super::error::{Fate, MongodbError};
+use super::send::{Wrote, limit, majority, settle};
+use super::{Found, Mongodb};
+use crate::lease::{LockRecord, StoreTime};
+use crate::store::{Seen, Swapped, Which};
+use crate::sys::deadline::Deadline;
+
+/// The version is raised by swaps alone: else one that writes what stands already would change nothing.
+const COMPARED: [&str; 7] = ["exclusive", "shared", "fence", "kind", "pins", "format", "version"];
+
+/// The native part of what was read: the document as the server has it.
+#[derive(Debug)]
+pub(super) struct Row(pub Option<Document>);
+
+impl Mongodb {
+    pub(super) fn swap_record(
+        &self,
+        seen: &Seen,
+        new: Option<&LockRecord>,
+        by: &Deadline,
+    ) -> Result<Swapped, MongodbError> {
+        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Row>());
+        let Some(Row(row)) = native else { return Err(MongodbError::NotRead) };
+        let key = seen.record.key.clone();
+        Found { record: seen.record.clone(), row: row.clone(), now: StoreTime::from_nanos(0) }.check_format()?;
+        self.must_be_unique(by)?;
+        let limit = limit(by);
+        let concern = majority(Some(limit));
+        let written = match (row, new) {
+            // Nothing to write; but a row may have come.
+            (None, None) => {
+                let page = self.read_page(&Which::Key(key), None, true, by)?;
+                let stands = page.records.iter().any(|seen| seen.record.exists());
+                return Ok(if stands { Swapped::Changed } else { Swapped::Done });
+            }
+            (None, Some(new)) => {
+                let (mut set, _) = encode(new, None).map_err(MongodbError::Invalid)?;
+                set.insert("_id", &key);
+                set.insert("resource", key);
+                set.insert("version", 1_i64);
+                self.send(by, move |owned| async move {
+                    owned.locks.insert_one(set).write_concern(concern).await.map(|_| 1)
+                })
+            }
+            (Some(row), Some(new)) => {
+                let (set, unset) = encode(new, Some(row)).map_err(MongodbError::Invalid)?;
+                let filter = unchanged(&key, row);
+                let mut update = doc! { "$set": set, "$inc": { "version": 1_i64 } };
+                if !unset.is_empty() {
+                    update.insert("$unset", unset);
+                }
+                self.send(by, move |owned| async move {
+                    let done = owned.locks.update_one(filter, update).write_concern(concern).await?;
+                    Ok(done.matched_count)
+                })
+            }
+            (Some(row), None) => {
+                let filter = unchanged(&key, row);
+                self.send(by, move |owned| async move {
+                    let done = owned.locks.delete_one(filter).write_concern(concern).await?;
+                    Ok(done.deleted_count)
+                })
+            }
+        };
+        if let Err((Fate::Duplicate, _)) = written {
+            self.must_be_ours(&seen.record.key, by)?;
+            return Ok(Swapped::Changed);
+        }
+        Ok(match settle(written)? {
+            Wrote::Answered(0) => Swapped::Changed,
+            Wrote::Answered(_) => Swapped::Done,
+            Wrote::Unknown(error) => Swapped::Unknown(error.into()),
+        })
+    }
+}
+
+/// Matches the document while it is as it was read. `$eq`, so that nothing in it is read as an operator.
+fn unchanged(key: &str, row: &Document) -> Document {
+    let mut filter = doc! { "resource": key };
+    for name in COMPARED {
+        // What was missing compares as null.
+        filter.insert(name, doc! { "$eq": row.get(name).cloned().unwrap_or(Bson::Null) });
+    }
+    filter
+}

@@ -1,0 +1,215 @@
+//! Tells waiters when a key may have become free: one change stream for all keys that somebody waits for.
+//!
+//! The server sends what happened to the documents of these keys, but for mere heartbeats and for grants of what was
+//! free. A stream for another set of keys goes on where the last one was, so that nothing is missed in between. A
+//! document of mongo-lock's that is made meanwhile is known by its key then.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use mongodb::bson::{Bson, Document, Timestamp, doc};
+use mongodb::change_stream::ChangeStream;
+use mongodb::change_stream::event::{ChangeStreamEvent, ResumeToken};
+use mongodb::error::Result as DriverResult;
+use mongodb::options::{ChangeStreamOptions, ReadConcern};
+use tokio::task::AbortHandle;
+
+use super::error::MongodbError;
+use super::send::{Owned, limit};
+use super::{Mongodb, Place};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// The server answers at the latest after this, also that nothing happened.
+const AWAIT: Duration = Duration::from_secs(10);
+/// No answer for so long is none: the network or the server is dead.
+const LOST: Duration = Duration::from_secs(15);
+
+type Stream = ChangeStream<ChangeStreamEvent<Document>>;
+
+/// The stream that is open, on the driver's thread.
+#[derive(Default)]
+pub(super) struct Waking(RefCell<Option<Telling>>);
+
+struct Telling {
+    task: AbortHandle,
+    /// Up to where it has told.
+    told: Rc<RefCell<Option<ResumeToken>>>,
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Drop for Waking {
+    fn drop(&mut self) {
+        self.0.take();
+    }
+}
+
+impl Mongodb {
+    pub(super) fn tell(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, MongodbError> {
+        if self.place == Place::Standalone {
+            self.say_deaf("the server belongs to no replica set");
+            return Ok(false);
+        }
+        let (keys, limit) = (keys.to_vec(), limit(by));
+        let answer = self.ask(by, move |owned| async move {
+            if keys.is_empty() {
+                owned.waking.0.take();
+                return Ok(());
+            }
+            let told = owned.waking.0.borrow().as_ref().and_then(|telling| telling.told.borrow().clone());
+            let watch = Watch { keys, owned: owned.clone() };
+            let opened = match watch.open(told, limit).await {
+                // What it knew up to is known no longer.
+                Err(error) if is_history_lost(&error) => watch.open(None, limit).await?,
+                opened => opened?,
+            };
+            let told = Rc::new(RefCell::new(opened.stream.resume_token()));
+            let task = tokio::task::spawn_local(watch.run(opened, to, told.clone())).abort_handle();
+            // The last one ends here, when the new one stands.
+            owned.waking.0.replace(Some(Telling { task, told }));
+            Ok(())
+        });
+        match answer {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_deaf() => {
+                self.say_deaf(
+                    "the user may not open change streams (the role read, or the actions find and changeStream)",
+                );
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn say_deaf(&self, why: &str) {
+        if !self.said_deaf.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                target: "leasehold::mongodb", store:? = self.info.label;
+                "waiters are not told when a lock is free, and poll: {why}"
+            );
+        }
+    }
+}
+
+/// One stream to be.
+struct Watch {
+    keys: Vec<String>,
+    owned: Rc<Owned>,
+}
+
+struct Opened {
+    stream: Stream,
+    /// The keys by the ids of their documents, as the server prints them.
+    names: HashMap<String, String>,
+}
+
+impl Watch {
+    async fn open(&self, after: Option<ResumeToken>, limit: Duration) -> DriverResult<Opened> {
+        let (mut ids, at) = self.documents(limit).await?;
+        // A document that this version makes has its key as its id.
+        ids.extend(self.keys.iter().map(|key| (Bson::from(key.as_str()), key.clone())));
+        let named = doc! { "$in": &self.keys };
+        let known = doc! { "$in": ids.iter().map(|(id, _)| id.clone()).collect::<Vec<Bson>>() };
+        let ours = doc! { "$or": [{ "documentKey._id": known }, { "fullDocument.resource": named }] };
+        let filter = doc! { "$match": { "$and": [ours, { "$expr": is_news() }] } };
+        let mut options = ChangeStreamOptions::builder().max_await_time(AWAIT).build();
+        match after {
+            Some(after) => options.resume_after = Some(after),
+            None => options.start_at_operation_time = at,
+        }
+        let stream = self.owned.locks.watch().pipeline([filter]).with_options(options).await?;
+        let names = ids.into_iter().map(|(id, key)| (id.to_string(), key)).collect();
+        Ok(Opened { stream, names })
+    }
+
+    /// The ids that other versions and libraries gave to the documents, and when this was so.
+    async fn documents(&self, limit: Duration) -> DriverResult<(Vec<(Bson, String)>, Option<Timestamp>)> {
+        let mut session = self.owned.client.start_session().await?;
+        let request = self.owned.locks.find(doc! { "resource": { "$in": &self.keys } });
+        let request = request.projection(doc! { "_id": 1, "resource": 1 }).read_concern(ReadConcern::local());
+        let request = request.batch_size(u32::try_from(self.keys.len() + 1).unwrap_or(u32::MAX)).max_time(limit);
+        let mut cursor = request.session(&mut session).await?;
+        let mut ids = Vec::new();
+        while cursor.advance(&mut session).await? {
+            let mut row: Document = cursor.deserialize_current()?;
+            if let (Some(id), Some(Bson::String(key))) = (row.remove("_id"), row.remove("resource"))
+                && id.as_str() != Some(&key)
+            {
+                ids.push((id, key));
+            }
+        }
+        Ok((ids, session.operation_time()))
+    }
+
+    /// Tells until the stream breaks or nobody listens; with it goes the channel.
+    async fn run(self, mut opened: Opened, to: Sender<String>, told: Rc<RefCell<Option<ResumeToken>>>) {
+        loop {
+            let next = tokio::time::timeout(LOST, opened.stream.next_if_any()).await;
+            let Ok(Ok(event)) = next else { return };
+            let Some(event) = event else {
+                // The collection is gone, or it is another one: a stream that went on from here would end here again.
+                if !opened.stream.is_alive() {
+                    told.borrow_mut().take();
+                    return;
+                }
+                *told.borrow_mut() = opened.stream.resume_token();
+                continue;
+            };
+            let id = event.document_key.as_ref().and_then(|key| key.get("_id")).map(Bson::to_string);
+            let by_id = id.as_ref().and_then(|id| opened.names.get(id)).cloned();
+            let full = event.full_document.as_ref().and_then(|row| row.get_str("resource").ok()).map(str::to_owned);
+            let is_new = by_id.is_none();
+            if let Some(key) = by_id.or(full)
+                && to.send(key).is_err()
+            {
+                return;
+            }
+            *told.borrow_mut() = opened.stream.resume_token();
+            // A document whose id was not known.
+            if is_new {
+                let after = told.borrow().clone();
+                match tokio::time::timeout(LOST, self.open(after, LOST)).await {
+                    Ok(Ok(again)) => opened = again,
+                    _ => return,
+                }
+            }
+        }
+    }
+}
+
+/// Anything but a heartbeat and a grant of what was free. An end that comes sooner says so in a field of its own.
+fn is_news() -> Document {
+    let fields = doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
+    let of_heartbeat = doc! { "$regexMatch": { "input": "$$field.k", "regex": r"(expiresAt|renewedAt)$|^asserts$" } };
+    let all = doc! { "$map": { "input": fields, "as": "field", "in": of_heartbeat } };
+    let has_any = |of: &str| doc! { "$gt": [{ "$size": { "$ifNull": [of, []] } }, 0] };
+    let acquired = doc! { "$getField": {
+        "field": "exclusive.acquired", "input": { "$ifNull": ["$updateDescription.updatedFields", {}] },
+    } };
+    doc! { "$or": [
+        { "$ne": ["$operationType", "update"] },
+        { "$and": [
+            { "$ne": [acquired, true] },
+            { "$or": [
+                { "$not": [{ "$allElementsTrue": [all] }] },
+                has_any("$updateDescription.removedFields"),
+                has_any("$updateDescription.truncatedArrays"),
+            ] },
+        ] },
+    ] }
+}
+
+/// The token is of no use any more: InvalidResumeToken, ChangeStreamFatalError, ChangeStreamHistoryLost.
+fn is_history_lost(error: &mongodb::error::Error) -> bool {
+    let lost = [260, 280, 286];
+    matches!(error.kind.as_ref(), mongodb::error::ErrorKind::Command(command) if lost.contains(&command.code))
+}

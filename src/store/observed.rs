@@ -1,0 +1,138 @@
+//! The one way from the client to its store: every request is told to the observer, and every
+//! error learns which key and which store it is about.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use crate::lease::LockRecord;
+use crate::model::error::{Error, Result};
+use crate::model::event::Operation;
+use crate::sys::deadline::Deadline;
+use crate::sys::observing::{Asked, Observing};
+use crossbeam_channel::Sender;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Observed {
+    inner: Arc<dyn Backend>,
+    observing: Observing,
+}
+
+impl Observed {
+    pub(crate) fn new(inner: Arc<dyn Backend>, observing: Observing) -> Self {
+        Observed { inner, observing }
+    }
+
+    fn run<T: Answer>(
+        &self,
+        operation: Operation,
+        key: Option<&str>,
+        call: impl FnOnce(&dyn Backend) -> Result<T>,
+    ) -> Result<T> {
+        let store = &self.info().label;
+        let name = |error: Error| match key {
+            Some(key) => error.with_key(key).with_store(store),
+            None => error.with_store(store),
+        };
+        let started = Instant::now();
+        let mut answer = call(&*self.inner).map_err(&name);
+        let took = started.elapsed();
+        let unanswered = answer.as_mut().ok().and_then(T::unknown).map(|error| {
+            *error = name(error.clone());
+            error.clone()
+        });
+        let unknown = unanswered.as_ref().map(|error| (error, Asked::Unknown));
+        let error = unknown.or(answer.as_ref().err().map(|error| (error, Asked::Failed)));
+        self.observing.asked(operation, key, took, error);
+        answer
+    }
+}
+
+/// The store of this kind behind `backend`, if it is one: for what only one store has.
+pub fn native<B: Backend>(backend: &dyn Backend) -> Option<&B> {
+    let any: &dyn Any = backend;
+    match any.downcast_ref::<Observed>() {
+        Some(observed) => native(&*observed.inner),
+        None => any.downcast_ref(),
+    }
+}
+
+impl Backend for Observed {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        self.run(Operation::Schema, None, |store| {
+            let answer = store.schema(what, by);
+            if what == Schema::Create { answer } else { answer.map_err(Error::of_read) }
+        })
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        let key = attempt.key.clone();
+        self.run(Operation::Acquire, Some(&key), |store| store.acquire(attempt, by))
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        let key = attempt.key.clone();
+        self.run(Operation::Renew, Some(&key), |store| store.renew(attempt, renewal, by))
+    }
+
+    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+        let key = attempt.key.clone();
+        self.run(Operation::Release, Some(&key), |store| store.release(attempt, give_up, by))
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
+        let key = match which {
+            Which::Key(key) => Some(key.as_str()),
+            _ => None,
+        };
+        self.run(Operation::Read, key, |store| store.read(which, from, strong, by).map_err(Error::of_read))
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        self.run(Operation::Swap, Some(&seen.record.key), |store| store.swap(seen, new, by))
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        self.inner.wake(keys, to, by).map_err(|error| error.with_store(&self.info().label))
+    }
+}
+
+/// An answer that may be that none came.
+trait Answer {
+    fn unknown(&mut self) -> Option<&mut Error> {
+        None
+    }
+}
+
+impl Answer for String {}
+impl Answer for Page {}
+
+impl Answer for Acquired {
+    fn unknown(&mut self) -> Option<&mut Error> {
+        if let Acquired::Unknown(error) = self { Some(error) } else { None }
+    }
+}
+
+impl Answer for Renewed {
+    fn unknown(&mut self) -> Option<&mut Error> {
+        if let Renewed::Unknown(error) = self { Some(error) } else { None }
+    }
+}
+
+impl Answer for Released {
+    fn unknown(&mut self) -> Option<&mut Error> {
+        if let Released::Unknown(error) = self { Some(error) } else { None }
+    }
+}
+
+impl Answer for Swapped {
+    fn unknown(&mut self) -> Option<&mut Error> {
+        if let Swapped::Unknown(error) = self { Some(error) } else { None }
+    }
+}

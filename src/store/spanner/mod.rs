@@ -1,0 +1,135 @@
+//! A store in a table of Cloud Spanner, a superset of the table of spindle, whose rows are read and respected.
+//!
+//! Atomic: each call that writes is one serializable read-write transaction of two requests: a query of the row and
+//! of the service's time that also begins the transaction, and a commit with one mutation, what the pure transition
+//! makes of the row. Clock: the service's. A grant is stamped by the commit: its timestamp, in microseconds, is the
+//! token. Aborted transactions are repeated until the deadline. Unanswered: a commit that was sent and that neither
+//! its answer nor a repeat of it by the SDK settled. Giving up writes the row, which breaks the read of every
+//! transaction that is still on its way, so its commit aborts; no set of grant ids is kept.
+//!
+//! The SDK lives on one thread, the `driver`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use super::transactional;
+use super::{
+    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+};
+use crate::lease::LockRecord;
+use crate::model::error::{Error, Result};
+use crate::sys::clock::Clock;
+use crate::sys::deadline::Deadline;
+use crate::sys::driver::Driver;
+
+mod error;
+pub mod fence;
+mod open;
+mod read;
+mod row;
+mod schema;
+mod swap;
+mod transact;
+
+use error::SpannerError;
+pub use open::{Settings, SpannerOptions};
+
+/// See the module.
+pub struct Spanner {
+    info: StoreInfo,
+    place: Arc<Place>,
+    driver: Driver<open::Handles>,
+}
+
+/// Whose table, and how its rows are read.
+#[derive(Debug)]
+struct Place {
+    database: String,
+    table: String,
+    /// For how long after its heartbeat a row of spindle is respected.
+    foreign_lease: Duration,
+}
+
+impl fmt::Debug for Spanner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spanner").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Spanner {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_secs(1);
+
+    /// Connects, and looks whether the database is one that can be used. The table may be missing.
+    pub fn open(options: SpannerOptions, _clock: Arc<Clock>, by: &Deadline) -> Result<Spanner> {
+        let label = options.label();
+        Spanner::connect(options, by).map_err(|error| error.with_store(&label))
+    }
+
+    fn connect(options: SpannerOptions, by: &Deadline) -> Result<Spanner> {
+        options.validate()?;
+        let info = StoreInfo {
+            label: options.label(),
+            clock: "Spanner's",
+            grace: Duration::ZERO,
+            min_lease: Spanner::MIN_LEASE,
+            grant_form: GrantForm::Uuid,
+            most_shared: None,
+        };
+        let place = Arc::new(Place {
+            database: options.database.clone(),
+            table: options.table.clone(),
+            foreign_lease: options.spindle_duration.saturating_add(Duration::from_secs(1)),
+        });
+        let over = |_| SpannerError::NotConnected.into();
+        let driver = Driver::start(by, move || open::handles(options), over)?;
+        let store = Spanner { info, place, driver };
+        store.check_dialect(by)?;
+        Ok(store)
+    }
+
+    fn told(&self, error: Error, key: &str) -> Error {
+        error.with_store(&self.info.label).with_key(key)
+    }
+}
+
+impl Backend for Spanner {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        self.table_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        transactional::acquire(self, attempt, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        transactional::renew(self, attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+        transactional::release(self, attempt, give_up, by).map_err(|error| self.told(error, &attempt.key))
+    }
+
+    /// A poll is as strong as any read: a stale one would not tell the time.
+    fn read(&self, which: &Which, from: Option<String>, _strong: bool, by: &Deadline) -> Result<Page> {
+        self.read_page(which, from, by).map_err(|error| match which {
+            Which::Key(key) => self.told(error.into(), key),
+            _ => Error::from(error).with_store(&self.info.label),
+        })
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        self.swap_record(seen, new, by).map_err(|error| self.told(error.into(), &seen.record.key))
+    }
+
+    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
+        Ok(false)
+    }
+}

@@ -1,0 +1,273 @@
+//! From settings to a client of the SDK, on the driver's thread.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
+use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
+use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
+
+use super::error::{SpannerError, Stage};
+use crate::model::error::Result;
+use crate::store::cause::Cause;
+use crate::sys::log;
+
+/// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
+const REST_ABOVE_GRPC: u16 = 10;
+
+/// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
+pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
+
+/// How long nothing may come from the service while something is asked, until a new connection is made.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How long that may take.
+const RENEWING: Duration = Duration::from_secs(10);
+
+/// What `Spanner::open` needs to know.
+#[derive(Clone)]
+pub struct SpannerOptions {
+    /// `projects/P/instances/I/databases/D`.
+    pub database: String,
+    /// The table.
+    pub table: String,
+    /// How long the nodes of spindle that share the table may go without a heartbeat.
+    pub spindle_duration: Duration,
+    /// Endpoint and credentials.
+    pub settings: Settings,
+    /// Where REST is served, if it is not where the environment says or the SDK looks.
+    pub admin_endpoint: Option<String>,
+}
+
+/// Where endpoint and credentials come from.
+#[derive(Clone)]
+pub enum Settings {
+    /// The environment and what the machine says.
+    Environment,
+    /// What the user made.
+    Given(Box<SpannerBuilder>),
+}
+
+impl fmt::Debug for SpannerOptions {
+    /// Without the settings, which hold credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpannerOptions")
+            .field("database", &self.database)
+            .field("table", &self.table)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SpannerOptions {
+    /// The options of this table, the rest by default.
+    pub fn new(database: impl Into<String>, table: impl Into<String>, settings: Settings) -> Self {
+        SpannerOptions {
+            database: database.into(),
+            table: table.into(),
+            spindle_duration: Duration::from_secs(20),
+            settings,
+            admin_endpoint: None,
+        }
+    }
+
+    pub(super) fn label(&self) -> String {
+        format!("spanner:{}?table={}", self.database, self.table)
+    }
+
+    /// Refuses what the service would, before anything is sent. The table's name stands in statements.
+    pub fn validate(&self) -> Result<()> {
+        Ok(self.check()?)
+    }
+
+    fn check(&self) -> Result<(), SpannerError> {
+        let is_named = |name: &str| {
+            let is_legal = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+            (2..=64).contains(&name.len()) && name.chars().all(is_legal)
+        };
+        let parts: Vec<&str> = self.database.split('/').collect();
+        let is_path = match parts[..] {
+            ["projects", project, "instances", instance, "databases", database] => {
+                [project, instance, database].into_iter().all(is_named)
+            }
+            _ => false,
+        };
+        if !is_path {
+            return Err(SpannerError::Config(format!(
+                "the database is {:?}, but must be like projects/P/instances/I/databases/D, each name of 2 to 64 \
+                 letters, digits, '-', '_', '.' or ':'",
+                self.database
+            )));
+        }
+        let is_first = |c: char| c.is_ascii_alphabetic() || c == '_';
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        // Its index has a longer name, of at most 128.
+        let is_table = self.table.starts_with(is_first) && self.table.chars().all(is_word) && self.table.len() <= 120;
+        if !is_table {
+            return Err(SpannerError::Config(format!(
+                "the table name {:?} must have 1 to 120 letters, digits or '_', and not begin with a digit",
+                self.table
+            )));
+        }
+        if let Some(endpoint) = &self.admin_endpoint {
+            check_endpoint("the option admin_endpoint", endpoint)?;
+        }
+        if self.spindle_duration > Duration::from_secs(24 * 3600) {
+            return Err(SpannerError::Config(format!(
+                "spindle_duration is {:?}, but must be at most a day",
+                self.spindle_duration
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong is not shown: it may hold a password.
+fn check_endpoint(what: &str, endpoint: &str) -> Result<(), SpannerError> {
+    let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
+    if is_http && !endpoint.contains('@') {
+        return Ok(());
+    }
+    let right = "must be like http://localhost:9020, without credentials in it";
+    Err(SpannerError::Config(format!("{what} {right}")))
+}
+
+/// The SDK's objects, which never leave the driver's thread.
+pub(super) struct Handles {
+    live: RefCell<Rc<Live>>,
+    options: SpannerOptions,
+    /// Where REST is served, when it is not where the SDK looks.
+    pub admin_endpoint: Option<String>,
+    /// The emulator can do no more: found out when it says so.
+    pub one_at_a_time: Cell<bool>,
+    /// Whose turn it is then.
+    pub turn: tokio::sync::Mutex<()>,
+    /// Since when something was asked and nothing answered.
+    silent_since: Cell<Option<Instant>>,
+    is_renewing: Cell<bool>,
+}
+
+/// A client with its connection and its session.
+pub(super) struct Live {
+    pub client: Client,
+    pub database: DatabaseClient,
+}
+
+/// Makes the client and its session.
+pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
+    let admin_endpoint = match (&options.admin_endpoint, std::env::var(ADMIN_ENDPOINT)) {
+        (Some(endpoint), _) => Some(endpoint.clone()),
+        (None, Ok(endpoint)) => {
+            check_endpoint(&format!("the environment variable {ADMIN_ENDPOINT}"), &endpoint)?;
+            Some(endpoint)
+        }
+        (None, Err(_)) => emulator_rest(),
+    };
+    Ok(Handles {
+        live: RefCell::new(Rc::new(live(&options).await?)),
+        options,
+        admin_endpoint,
+        one_at_a_time: Cell::new(false),
+        turn: tokio::sync::Mutex::default(),
+        silent_since: Cell::new(None),
+        is_renewing: Cell::new(false),
+    })
+}
+
+async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
+    let builder = match &options.settings {
+        Settings::Given(builder) => (**builder).clone(),
+        // One connection carries a hundred requests at a time.
+        Settings::Environment => Client::builder().with_channel_pool(StaticChannelPoolConfig::new(1)),
+    };
+    let made = builder.build().await.map_err(|error| {
+        let cause = Cause::of(&error);
+        if error.is_default_credentials() {
+            SpannerError::NoCredentials { cause }
+        } else {
+            SpannerError::Config(format!("no client of Spanner can be made: {cause}"))
+        }
+    });
+    let client = made?;
+    let session = client.database_client(&options.database).build().await;
+    let told = |error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1;
+    let database = session.map_err(told)?;
+    Ok(Live { client, database })
+}
+
+impl Handles {
+    /// What requests of now go through.
+    pub fn live(&self) -> Rc<Live> {
+        self.live.borrow().clone()
+    }
+
+    /// Waits so long for what asks the service. `heard`: what of the service is in its outcome.
+    ///
+    /// The SDK never looks whether its connection still carries anything. One that a router forgot is silent until the
+    /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier. Nor does the SDK make a
+    /// new session where the service does not know it any more, as after a month in which the host was suspended.
+    pub async fn within<T>(
+        self: &Rc<Self>,
+        limit: Duration,
+        asks: impl Future<Output = T>,
+        heard: impl FnOnce(&T) -> Heard,
+    ) -> Option<T> {
+        let since = self.silent_since.get().unwrap_or_else(Instant::now);
+        self.silent_since.set(Some(since));
+        let answer = tokio::time::timeout(limit, asks).await.ok();
+        match answer.as_ref().map_or(Heard::Nothing, heard) {
+            Heard::Answer => self.silent_since.set(None),
+            Heard::NoSession => self.renew(),
+            Heard::Nothing if self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) => self.renew(),
+            Heard::Nothing => {}
+        }
+        answer
+    }
+
+    /// Connects anew, once at a time and beside what is under way. What fails leaves the old connection in use.
+    fn renew(self: &Rc<Self>) {
+        if self.is_renewing.replace(true) {
+            return;
+        }
+        let renewing = Renewing(self.clone());
+        tokio::task::spawn_local(async move {
+            let own = &renewing.0;
+            if let Ok(Ok(live)) = tokio::time::timeout(RENEWING, live(&own.options)).await {
+                own.live.replace(Rc::new(live));
+                own.silent_since.set(None);
+                log::debug!(target: "leasehold::spanner", table:? = own.options.table;
+                    "nothing came from the service any more, or it forgot the session; connected anew");
+            }
+        });
+    }
+}
+
+/// What of the service is in the outcome of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// It answered, if only that it refuses.
+    Answer,
+    /// Nothing.
+    Nothing,
+    /// It does not know the session.
+    NoSession,
+}
+
+/// A new connection is being made, however that ends.
+struct Renewing(Rc<Handles>);
+
+impl Drop for Renewing {
+    fn drop(&mut self) {
+        self.0.is_renewing.set(false);
+    }
+}
+
+/// Where the emulator that the environment names serves REST.
+fn emulator_rest() -> Option<String> {
+    let host = std::env::var("SPANNER_EMULATOR_HOST").ok()?;
+    let host = host.rsplit("//").next()?.trim_end_matches('/');
+    let (name, port) = host.rsplit_once(':')?;
+    let port = port.parse::<u16>().ok()?.checked_add(REST_ABOVE_GRPC)?;
+    Some(format!("http://{name}:{port}"))
+}

@@ -1,0 +1,157 @@
+//! To read one row or many, each with the service's time: one request for a page.
+
+use google_cloud_spanner::result::ResultSet;
+use google_cloud_spanner::statement::Statement;
+
+use super::error::{SpannerError, Stage};
+use super::open::Heard;
+use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
+use super::{Place, Spanner};
+use crate::lease::{LockRecord, StoreTime};
+use crate::store::{Page, Seen, Which};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// How many rows a page holds.
+const PAGE: usize = 100;
+
+/// A row and the record in it, at this time.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub now: StoreTime,
+    pub row: Option<Row>,
+    pub record: LockRecord,
+}
+
+/// The native part of what was read: the row, which a swap compares.
+#[derive(Debug)]
+pub(super) struct Native(pub Option<Row>);
+
+impl Read {
+    pub fn seen(self) -> Seen {
+        let stamp = self.stamp();
+        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(Native(self.row))) }
+    }
+
+    pub fn stamp(&self) -> u64 {
+        micros(self.now)
+    }
+}
+
+impl Place {
+    pub fn record(&self, key: &str, row: Option<&Row>) -> Result<LockRecord, SpannerError> {
+        match row {
+            Some(row) => row.decode(key, self.foreign_lease).map_err(SpannerError::Damaged),
+            None => Ok(LockRecord::missing(key)),
+        }
+    }
+
+    /// Always one row, so that a missing lock tells the time, too.
+    pub fn query_key(&self, key: &str) -> Statement {
+        let columns = columns();
+        let sql = format!(
+            "SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns} FROM (SELECT 1) LEFT JOIN `{}` AS t ON t.name = @name",
+            self.table
+        );
+        Statement::builder(sql).add_param("name", key).build()
+    }
+
+    fn query(&self, which: &Which, from: &str) -> Statement {
+        let (hints, condition, value) = match which {
+            Which::Key(key) => (String::new(), "t.name = @value".to_owned(), key),
+            Which::Prefix(prefix) => (String::new(), "STARTS_WITH(t.name, @value)".to_owned(), prefix),
+            Which::LockId(id) => (
+                // The second one is for the emulator, which can't see that no null is asked for; others ignore it.
+                format!(
+                    "@{{FORCE_INDEX=`{}`, spanner_emulator.disable_query_null_filtered_index_check=true}}",
+                    self.index()
+                ),
+                format!(
+                    "t.lock_id IS NOT NULL AND t.lock_id IN (@value, '{SEE_HOLDERS}') AND (t.lock_id = @value OR EXISTS \
+                     (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(t.holders)) AS h WHERE JSON_VALUE(h, '$.lock_id') = @value))"
+                ),
+                id,
+            ),
+        };
+        let columns = columns();
+        let sql = format!(
+            "SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns} FROM `{}`{hints} AS t \
+             WHERE t.name > @from AND {condition} ORDER BY t.name LIMIT {PAGE}",
+            self.table
+        );
+        Statement::builder(sql).add_param("from", from).add_param("value", value).build()
+    }
+}
+
+fn columns() -> String {
+    COLUMNS.map(|column| format!("t.{column}")).join(", ")
+}
+
+/// The one row of `Place::query_key`. Two kinds of errors: of the request, and of what it read.
+pub(super) async fn of_key(
+    place: &Place,
+    key: &str,
+    mut rows: ResultSet,
+) -> google_cloud_spanner::Result<Result<Read, SpannerError>> {
+    let mut found = None;
+    while let Some(row) = rows.next().await {
+        found = Some(row?);
+    }
+    Ok(match found.as_ref().map(Row::read) {
+        None => Err(SpannerError::Damaged("the query of it has no answer".to_owned())),
+        Some(Err(wrong)) => Err(SpannerError::Damaged(wrong)),
+        Some(Ok((now, row))) => {
+            let row = row.map(|(_, row)| row);
+            place.record(key, row.as_ref()).map(|record| Read { now, row, record })
+        }
+    })
+}
+
+impl Spanner {
+    pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page, SpannerError> {
+        let (place, which) = (self.place.clone(), which.clone());
+        self.ask(by, move |handles, limit| async move {
+            let told = |error| SpannerError::classify(&error, Stage::Reading, &place.database, &place.table).1;
+            let read = async {
+                let single = handles.live().database.single_use().build();
+                if let Which::Key(key) = &which {
+                    let rows = single.execute_query(place.query_key(key)).await.map_err(told)?;
+                    let read = of_key(&place, key, rows).await.map_err(told)??;
+                    return Ok(Page { records: vec![read.seen()], next: None });
+                }
+                let statement = place.query(&which, from.as_deref().unwrap_or_default());
+                let mut rows = single.execute_query(statement).await.map_err(told)?;
+                let (mut page, mut seen, mut last) = (Vec::new(), 0, None);
+                while let Some(row) = rows.next().await {
+                    let (now, found) = Row::read(&row.map_err(told)?).map_err(SpannerError::Damaged)?;
+                    let Some((name, row)) = found else { continue };
+                    match place.record(&name, Some(&row)) {
+                        Ok(record) if matches(&which, &record) => {
+                            page.push(Read { now, row: Some(row), record }.seen());
+                        }
+                        Ok(_) => {}
+                        Err(error) if matches!(which, Which::LockId(_)) => {
+                            log::warn!(target: "leasehold::spanner", key:? = name; "a damaged row is passed over: {error}");
+                        }
+                        Err(error) => return Err(error),
+                    }
+                    (seen, last) = (seen + 1, Some(name));
+                }
+                Ok(Page { records: page, next: last.filter(|_| seen == PAGE) })
+            };
+            let heard = |read: &Result<Page, SpannerError>| match read {
+                Err(SpannerError::NoSession { .. }) => Heard::NoSession,
+                Err(SpannerError::Unreachable { .. }) => Heard::Nothing,
+                _ => Heard::Answer,
+            };
+            handles.within(limit, read, heard).await.unwrap_or(Err(SpannerError::NotSent))
+        })
+    }
+}
+
+fn matches(which: &Which, record: &LockRecord) -> bool {
+    match which {
+        Which::Key(_) | Which::Prefix(_) => true,
+        Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
+    }
+}

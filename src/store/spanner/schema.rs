@@ -1,0 +1,352 @@
+//! The table: looked at, told about, made.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use google_cloud_spanner::result::Row as Answer;
+use google_cloud_spanner::statement::Statement;
+
+use super::error::{SpannerError, Stage};
+use super::open::Handles;
+use super::transact::heard;
+use super::{Place, Spanner};
+use crate::store::Schema;
+use crate::store::cause::Cause;
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// Where the SDK looks.
+const GOOGLES: &str = "https://spanner.googleapis.com";
+/// How long to wait between two looks at a table that is being made.
+const LOOK: Duration = Duration::from_millis(250);
+/// How often the log says that a table is still being made.
+const PROGRESS: Duration = Duration::from_secs(10);
+/// So many characters hold every text that is stored, whose bytes are counted.
+const LONGEST: u32 = 1024;
+/// Columns that take the commit's timestamp.
+const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
+
+/// The columns beside the key and how they are made; the first three are spindle's.
+const COLUMNS: [(&str, &str); 14] = [
+    ("heartbeat", STAMPED),
+    ("token", STAMPED),
+    ("writer", "STRING(MAX)"),
+    ("grant_id", "STRING(MAX)"),
+    ("lock_id", "STRING(MAX)"),
+    ("lease_ms", "INT64"),
+    ("owner", "STRING(MAX)"),
+    ("host", "STRING(MAX)"),
+    ("comment", "STRING(MAX)"),
+    ("holders", "JSON"),
+    ("kind", "STRING(MAX)"),
+    ("pins", "ARRAY<STRING(MAX)>"),
+    ("format", "STRING(MAX)"),
+    ("given_up", "STRING(MAX)"),
+];
+
+/// A column as the service tells of it.
+#[derive(Debug)]
+struct Column {
+    kind: String,
+    nullable: bool,
+    stamped: bool,
+}
+
+/// What the service tells of the table; without columns there is none.
+#[derive(Debug, Default)]
+struct Found {
+    columns: BTreeMap<String, Column>,
+    /// The columns of each index, the primary key among them.
+    indexes: BTreeMap<String, Vec<String>>,
+}
+
+impl Spanner {
+    /// Only GoogleSQL is spoken. Also the first request: it tells whether there is such a database.
+    pub(super) fn check_dialect(&self, by: &Deadline) -> Result<(), SpannerError> {
+        let sql = "SELECT option_value FROM information_schema.database_options \
+                   WHERE option_name = 'database_dialect'";
+        let rows = self.rows(Statement::builder(sql).build(), by)?;
+        let dialect: Option<String> = rows.first().and_then(|row| row.get(0).ok());
+        match dialect.as_deref() {
+            Some("POSTGRESQL") => Err(SpannerError::Config(format!(
+                "the database {:?} has the dialect PostgreSQL; leasehold needs one of GoogleSQL",
+                self.place.database
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, SpannerError> {
+        let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
+        match what {
+            Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
+            Schema::Check => {
+                let found = self.found(by)?;
+                if found.columns.is_empty() {
+                    // Else nobody could connect to make it. Every use of it is an error.
+                    let (database, table) = (self.place.database.clone(), self.place.table.clone());
+                    let error = SpannerError::NoTable { database, table, cause: None };
+                    log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{error}");
+                    return Ok(error.to_string());
+                }
+                self.place.check(&found)?;
+                match self.place.lacks(&found) {
+                    Some(lacks) => Err(lacks),
+                    None => Ok(ready),
+                }
+            }
+            Schema::Create => self.create(&by.long()).map(|()| ready),
+        }
+    }
+
+    fn create(&self, by: &Deadline) -> Result<(), SpannerError> {
+        loop {
+            let found = self.found(&by.of_request())?;
+            self.place.check(&found)?;
+            let statements = self.place.statements(&found);
+            if statements.is_empty() {
+                return Ok(());
+            }
+            // Where another process was faster, the next look tells.
+            let made = self.make(statements, by)?;
+            if !made && !by.wait_for(LOOK) {
+                return Err(SpannerError::NotReady);
+            }
+        }
+    }
+
+    fn found(&self, by: &Deadline) -> Result<Found, SpannerError> {
+        let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value \
+                   FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
+                   ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
+                   AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
+                   WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
+                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL \
+                   FROM information_schema.index_columns \
+                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
+                   ORDER BY name, place";
+        let mut found = Found::default();
+        for row in self.rows(Statement::builder(sql).add_param("table", &self.place.table).build(), by)? {
+            let at: i64 = row.get(0).map_err(unread)?;
+            let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
+            if at > 0 {
+                found.indexes.entry(name).or_default().push(kind);
+                continue;
+            }
+            let nullable: String = row.get(3).map_err(unread)?;
+            let stamped: Option<String> = row.get(4).map_err(unread)?;
+            let column = Column { kind, nullable: nullable == "YES", stamped: stamped.as_deref() == Some("TRUE") };
+            found.columns.insert(name, column);
+        }
+        Ok(found)
+    }
+
+    fn rows(&self, statement: Statement, by: &Deadline) -> Result<Vec<Answer>, SpannerError> {
+        let place = self.place.clone();
+        self.ask(by, move |handles, limit| async move {
+            let read = async {
+                let mut rows = handles.live().database.single_use().build().execute_query(statement).await?;
+                let mut found = Vec::new();
+                while let Some(row) = rows.next().await {
+                    found.push(row?);
+                }
+                Ok(found)
+            };
+            match handles.within(limit, read, heard).await {
+                Some(read) => read.map_err(|error| place.told(&error)),
+                None => Err(SpannerError::NotSent),
+            }
+        })
+    }
+
+    /// Tells whether it is done; not, if something else is being done to the schema.
+    fn make(&self, statements: Vec<String>, by: &Deadline) -> Result<bool, SpannerError> {
+        let (place, each) = (self.place.clone(), by.of_request().remaining());
+        self.ask(by, move |handles, limit| async move {
+            let making = make(handles, place, statements, each.min(limit));
+            tokio::time::timeout(limit, making).await.unwrap_or(Err(SpannerError::NotReady))
+        })
+    }
+}
+
+/// `each`: how long one request may take.
+async fn make(
+    handles: Rc<Handles>,
+    place: std::sync::Arc<Place>,
+    statements: Vec<String>,
+    each: Duration,
+) -> Result<bool, SpannerError> {
+    let mut builder = handles.live().client.database_admin_builder();
+    if let Some(endpoint) = &handles.admin_endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    let admin = builder.build().await.map_err(|error| SpannerError::Unreachable { cause: Cause::of(&error) })?;
+    let endpoint = || handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
+    let request = admin.update_database_ddl().set_database(&place.database).set_statements(statements);
+    let mut operation = match tokio::time::timeout(each, request.send()).await {
+        Ok(Ok(operation)) => operation,
+        Ok(Err(error)) if error.status().is_none() && error.http_status_code().is_none() => {
+            return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: Some(Cause::of(&error)) });
+        }
+        Ok(Err(error)) => return place.may_repeat(&error),
+        Err(_) => return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: None }),
+    };
+    let (started, mut told) = (Instant::now(), Instant::now());
+    loop {
+        if let Some(status) = operation.error() {
+            let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
+            let failed = SpannerError::Table(format!("the table can't be made: {}", status.message));
+            return if is_there { Ok(false) } else { Err(failed) };
+        }
+        if operation.done {
+            return Ok(true);
+        }
+        if told.elapsed() >= PROGRESS {
+            told = Instant::now();
+            log::info!(target: "leasehold::spanner", table:? = place.table;
+                "the service is still making the table, after {} s", started.elapsed().as_secs());
+        }
+        tokio::time::sleep(LOOK).await;
+        let look = admin.get_operation().set_name(operation.name.clone()).send();
+        operation = match tokio::time::timeout(each, look).await {
+            Ok(Ok(operation)) => operation,
+            Ok(Err(error)) if error.status().is_some() || error.http_status_code().is_some() => {
+                return place.may_repeat(&error);
+            }
+            // The service has begun: whether it is done is seen by the next look.
+            Ok(Err(_)) | Err(_) => continue,
+        };
+    }
+}
+
+impl Place {
+    fn told(&self, error: &google_cloud_spanner::Error) -> SpannerError {
+        SpannerError::classify(error, Stage::Reading, &self.database, &self.table).1
+    }
+
+    /// Another change of the schema may be under way, or have been faster.
+    fn may_repeat(&self, error: &google_cloud_spanner::Error) -> Result<bool, SpannerError> {
+        let cause = Cause::of(error);
+        if cause.says("Duplicate name") || cause.says("oncurrent") {
+            return Ok(false);
+        }
+        Err(match self.told(error) {
+            SpannerError::Denied { database, cause } => SpannerError::MayNotMake { database, cause },
+            // The emulator's REST says it in its own way.
+            _ if error.status().is_none() && error.http_status_code().is_some() => SpannerError::Other { cause },
+            told => told,
+        })
+    }
+
+    pub(super) fn index(&self) -> String {
+        format!("{}_lock_id", self.table)
+    }
+
+    /// What makes of what was found what is needed.
+    fn statements(&self, found: &Found) -> Vec<String> {
+        let table = &self.table;
+        let column = |(name, kind): &(&str, &str)| format!("{name} {kind}");
+        let mut statements = Vec::new();
+        if found.columns.is_empty() {
+            let columns = COLUMNS.iter().map(column).collect::<Vec<_>>().join(",\n  ");
+            statements.push(format!(
+                "CREATE TABLE `{table}` (\n  name STRING(MAX) NOT NULL,\n  {columns}\n) PRIMARY KEY (name)"
+            ));
+        } else {
+            let is_missing = |(name, _): &&(&str, &str)| !found.columns.contains_key(*name);
+            let missing = COLUMNS.iter().filter(is_missing);
+            statements.extend(missing.map(|missing| format!("ALTER TABLE `{table}` ADD COLUMN {}", column(missing))));
+            let longer = |(name, column): (&str, &Column)| {
+                let null = if column.nullable { "" } else { " NOT NULL" };
+                format!("ALTER TABLE `{table}` ALTER COLUMN {name} {}{null}", right(name))
+            };
+            statements.extend(short(found).map(longer));
+        }
+        if !found.indexes.contains_key(&self.index()) {
+            statements.push(format!("CREATE NULL_FILTERED INDEX `{}` ON `{table}`(lock_id)", self.index()));
+        }
+        statements
+    }
+
+    fn missing(&self, found: &Found) -> Vec<&'static str> {
+        COLUMNS.iter().map(|(name, _)| *name).filter(|name| !found.columns.contains_key(*name)).collect()
+    }
+
+    /// What `statements` would mend.
+    fn lacks(&self, found: &Found) -> Option<SpannerError> {
+        let missing = self.missing(found).join(", ");
+        let short = short(found).map(|(name, column)| format!("{name} is {}", column.kind)).collect::<Vec<_>>();
+        let mut wrong = Vec::new();
+        if !missing.is_empty() {
+            wrong.push(format!("has no column {missing}; create_schema() adds what is missing"));
+        }
+        if !short.is_empty() {
+            let short = short.join(", ");
+            wrong.push(format!(
+                "has columns that are too short: {short}; create_schema() makes them STRING(MAX), and STRING({LONGEST}) \
+                 would do"
+            ));
+        }
+        if !found.indexes.contains_key(&self.index()) {
+            wrong.push(format!("has no index {}; create_schema() adds it", self.index()));
+        }
+        let table = &self.table;
+        (!wrong.is_empty()).then(|| SpannerError::Table(format!("the table {table:?} {}", wrong.join("; it "))))
+    }
+
+    /// Refuses a table that can't be made right by adding to it.
+    fn check(&self, found: &Found) -> Result<(), SpannerError> {
+        if found.columns.is_empty() {
+            return Ok(());
+        }
+        let mut wrong = Vec::new();
+        if found.indexes.get("PRIMARY_KEY").is_none_or(|key| *key != ["name"]) {
+            wrong.push("its primary key is not name alone".to_owned());
+        }
+        for (name, column) in &found.columns {
+            let right = COLUMNS.iter().find(|(right, _)| right == name).map(|(_, kind)| *kind);
+            match right {
+                _ if name == "name" && column.kind.starts_with("STRING") => {}
+                _ if name == "name" => wrong.push(format!("name is {}, not STRING(MAX)", column.kind)),
+                Some(right) if !is_kind(&column.kind, right) => {
+                    wrong.push(format!("{name} is {}, not {right}", column.kind))
+                }
+                Some(STAMPED) if !column.stamped => wrong.push(format!("{name} lacks allow_commit_timestamp = true")),
+                _ if !column.nullable => wrong.push(format!("{name} is NOT NULL, but leasehold leaves it out")),
+                _ => {}
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let (table, wrong) = (&self.table, wrong.join("; "));
+        Err(SpannerError::Table(format!("the table {table:?} is another one: {wrong}; use another table")))
+    }
+}
+
+/// The type that a column should have.
+fn right(name: &str) -> &'static str {
+    COLUMNS.iter().find(|(right, _)| *right == name).map_or("STRING(MAX)", |(_, kind)| kind)
+}
+
+/// The columns that are too short for what may be stored in them.
+fn short(found: &Found) -> impl Iterator<Item = (&str, &Column)> {
+    let known = |name: &str| name == "name" || COLUMNS.iter().any(|(right, _)| *right == name);
+    let is_short = |kind: &str| {
+        let length = kind.split_once("STRING(").and_then(|(_, rest)| rest.split(')').next());
+        length.and_then(|length| length.parse::<u32>().ok()).is_some_and(|length| length < LONGEST)
+    };
+    let columns = found.columns.iter().map(|(name, column)| (name.as_str(), column));
+    columns.filter(move |(name, column)| known(name) && is_short(&column.kind))
+}
+
+/// Whether this type is the right one, of whatever length.
+fn is_kind(kind: &str, right: &str) -> bool {
+    let base = |kind: &str| kind.split([' ', '(']).next().unwrap_or_default().to_owned();
+    base(kind) == base(right)
+}
+
+fn unread(error: google_cloud_spanner::Error) -> SpannerError {
+    SpannerError::Table(format!("what the table is made of can't be read: {error}"))
+}

@@ -1,0 +1,41 @@
+//! To write a whole record, if nothing changed since it was read.
+
+use super::Spanner;
+use super::error::{Fate, SpannerError};
+use super::read::Native;
+use super::transact::Write;
+use crate::lease::LockRecord;
+use crate::store::{Seen, Swapped};
+use crate::sys::deadline::Deadline;
+
+impl Spanner {
+    pub(super) fn swap_record(
+        &self,
+        seen: &Seen,
+        new: Option<&LockRecord>,
+        by: &Deadline,
+    ) -> Result<Swapped, SpannerError> {
+        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Native>());
+        let Some(Native(row)) = native else { return Err(SpannerError::NotRead) };
+        let (row, old, new) = (row.clone(), seen.record.clone(), new.cloned());
+        let done = self.transaction(&seen.record.key, by, move |read| {
+            read.check_format()?;
+            if read.row != row {
+                return Ok((false, None));
+            }
+            Ok((
+                true,
+                Some(match &new {
+                    Some(new) => Write::Put(row.clone().unwrap_or_default().next(&old, new, false)),
+                    None => Write::Delete,
+                }),
+            ))
+        });
+        match done {
+            Ok(done) if done.answer => Ok(Swapped::Done),
+            Ok(_) => Ok(Swapped::Changed),
+            Err((Fate::Unknown, error)) => Ok(Swapped::Unknown(error.into())),
+            Err((Fate::NotDone, error)) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! One transaction: read the row and the time, decide, commit one mutation. Two requests, more when it is aborted.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use google_cloud_gax::retry_policy::RetryPolicy;
+use google_cloud_gax::retry_state::RetryState;
+use google_cloud_gax::throttle_result::ThrottleResult;
+use google_cloud_spanner::Error as SdkError;
+use google_cloud_spanner::model::transaction_options::IsolationLevel;
+use google_cloud_spanner::mutation::Mutation;
+use google_cloud_spanner::retry_policy::SpannerRetryPolicy;
+use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, TransactionRetryPolicy, TransactionRunner};
+
+use super::error::{Fate, NO_SESSION, SpannerError, Stage};
+use super::open::{Handles, Heard};
+use super::read::{Read, of_key};
+use super::row::{Row, time};
+use super::{Place, Spanner};
+use crate::lease::record::FORMAT_MAJOR;
+use crate::lease::{LockRecord, Step, Times};
+use crate::model::error::Result;
+use crate::store::cause::Cause;
+use crate::store::transactional::{Transacted, Transactional};
+use crate::sys::deadline::Deadline;
+use crate::sys::driver::Stopped;
+
+/// The SDK ends a little before the caller does, so that it can say why.
+const FOR_THE_SDK: f64 = 0.95;
+
+const READING: u8 = 0;
+const COMMITTING: u8 = 1;
+const CALLED_OFF: u8 = 2;
+const REPEATING: u8 = 3;
+
+/// Follows a transaction: whether its commit may have left, and more than once.
+#[derive(Clone, Debug, Default)]
+struct Flight(Arc<AtomicU8>);
+
+impl Flight {
+    /// Another try begins, unless the caller is gone. `doubtful`: an earlier commit may yet have happened; else the
+    /// last one was aborted.
+    fn read(&self, doubtful: bool) -> std::result::Result<(), SdkError> {
+        self.to(if doubtful { REPEATING } else { READING })
+    }
+
+    fn commit(&self) -> std::result::Result<(), SdkError> {
+        self.to(if self.stage() == Stage::Repeating { REPEATING } else { COMMITTING })
+    }
+
+    /// The commit is sent once more.
+    fn repeat(&self) {
+        let _ = self.to(REPEATING);
+    }
+
+    fn to(&self, next: u8) -> std::result::Result<(), SdkError> {
+        let step = |state| (state != CALLED_OFF).then_some(next);
+        let stepped = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step);
+        stepped.map(drop).map_err(|_| ended("the caller is gone"))
+    }
+
+    fn stage(&self) -> Stage {
+        match self.0.load(Ordering::SeqCst) {
+            COMMITTING => Stage::Committing,
+            REPEATING => Stage::Repeating,
+            _ => Stage::Reading,
+        }
+    }
+
+    /// Stops the commit if it did not leave yet; tells whether it did.
+    fn call_off(&self) -> bool {
+        let off = self.0.compare_exchange(READING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst);
+        matches!(off, Err(COMMITTING | REPEATING))
+    }
+}
+
+/// The SDK's own policy of repeats for a commit, and that one was made is noted.
+#[derive(Debug)]
+struct Repeats {
+    own: SpannerRetryPolicy,
+    flight: Flight,
+}
+
+impl RetryPolicy for Repeats {
+    fn on_error(&self, state: &RetryState, error: SdkError) -> RetryResult {
+        let next = self.own.on_error(state, error);
+        if matches!(next, RetryResult::Continue(_)) {
+            self.flight.repeat();
+        }
+        next
+    }
+
+    fn on_throttle(&self, state: &RetryState, error: SdkError) -> ThrottleResult {
+        self.own.on_throttle(state, error)
+    }
+
+    fn remaining_time(&self, state: &RetryState) -> Option<Duration> {
+        self.own.remaining_time(state)
+    }
+}
+
+/// Ends a transaction without a commit: the SDK rolls it back.
+fn ended(why: &'static str) -> SdkError {
+    SdkError::ser(why)
+}
+
+/// What a transaction writes.
+pub(super) enum Write {
+    Put(Row),
+    Delete,
+}
+
+/// How a transaction ended: what was decided on, and what stands now.
+pub(super) struct Done<A> {
+    pub answer: A,
+    /// What was read; after a write, with what it wrote.
+    pub read: Read,
+}
+
+type Answer<T> = std::result::Result<T, (Fate, SpannerError)>;
+
+impl Spanner {
+    /// Does `operation` on the driver's thread. `Stopped`: the deadline came first, or worse.
+    pub(super) fn ask<T, F, Fut>(&self, by: &Deadline, operation: F) -> std::result::Result<T, SpannerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Handles>, Duration) -> Fut + Send + 'static,
+        Fut: Future<Output = std::result::Result<T, SpannerError>> + 'static,
+    {
+        let limit = by.remaining().mul_f64(FOR_THE_SDK);
+        self.driver.run(by, move |handles| operation(handles, limit)).unwrap_or_else(|stopped| {
+            Err(match stopped {
+                Stopped::Over => SpannerError::NotSent,
+                Stopped::Panicked => SpannerError::Panicked,
+                Stopped::Ended => SpannerError::Ended,
+            })
+        })
+    }
+
+    /// Reads the row of `key`, lets `decide` say what becomes of it, and commits that. What an error stops wrote
+    /// nothing, or its fate says that this is not known.
+    pub(super) fn transaction<A, F>(&self, key: &str, by: &Deadline, decide: F) -> Answer<Done<A>>
+    where
+        A: Send + 'static,
+        F: FnMut(&Read) -> std::result::Result<(A, Option<Write>), SpannerError> + Send + 'static,
+    {
+        let (flight, place, key) = (Flight::default(), self.place.clone(), key.to_owned());
+        let theirs = flight.clone();
+        let limit = by.remaining().mul_f64(FOR_THE_SDK);
+        let stopped = match self.driver.run(by, move |handles| run(handles, place, theirs, key, limit, decide)) {
+            Ok(answer) => return answer,
+            Err(stopped) => stopped,
+        };
+        let left = flight.call_off();
+        Err(match stopped {
+            Stopped::Over if left => (Fate::Unknown, SpannerError::Unanswered { cause: None }),
+            Stopped::Over => (Fate::NotDone, SpannerError::NotSent),
+            Stopped::Panicked | Stopped::Ended if left => (Fate::Unknown, SpannerError::Panicked),
+            Stopped::Panicked => (Fate::NotDone, SpannerError::NotSent),
+            Stopped::Ended => (Fate::NotDone, SpannerError::Ended),
+        })
+    }
+}
+
+async fn run<A, F>(
+    handles: Rc<Handles>,
+    place: Arc<Place>,
+    flight: Flight,
+    key: String,
+    limit: Duration,
+    mut decide: F,
+) -> Answer<Done<A>>
+where
+    F: FnMut(&Read) -> std::result::Result<(A, Option<Write>), SpannerError>,
+{
+    let started = Instant::now();
+    let mut doubtful = false;
+    let (answer, write, mut read, committed) = loop {
+        let left = limit.saturating_sub(started.elapsed());
+        // What was decided without a commit.
+        let mut kept = None;
+        let attempt = async |transaction: ReadWriteTransaction| {
+            kept = None;
+            flight.read(doubtful)?;
+            let rows = transaction.execute_query(place.query_key(&key)).await?;
+            let read = match of_key(&place, &key, rows).await? {
+                Ok(read) => read,
+                Err(error) => {
+                    kept = Some(Err((Fate::NotDone, error)));
+                    return Err(ended("the row can't be used"));
+                }
+            };
+            match decide(&read) {
+                Ok((answer, Some(write))) => {
+                    transaction.buffer([write.mutation(&place, &key, read.row.as_ref())])?;
+                    flight.commit()?;
+                    Ok((answer, write, read))
+                }
+                Ok((answer, None)) => {
+                    kept = Some(Ok(Done { answer, read }));
+                    Err(ended("there is nothing to write"))
+                }
+                Err(error) => {
+                    kept = Some(Err((Fate::NotDone, error)));
+                    Err(ended("it is refused"))
+                }
+            }
+        };
+        let runs = handles.alone(handles.runner(left, &flight).run(attempt));
+        let ran = handles.within(left, runs, heard).await;
+        // Rolling back may have failed or taken too long: that changes nothing.
+        if let Some(kept) = kept {
+            return kept;
+        }
+        match ran {
+            Some(Ok(result)) => {
+                let committed = result.commit_timestamp();
+                let (answer, write, read) = result.into_inner();
+                break (answer, write, read, committed);
+            }
+            Some(Err(error)) if is_superseded(&error) => {
+                // The commit may have happened before, and this be the answer to a repeat of it.
+                doubtful |= flight.stage() != Stage::Reading;
+                handles.one_at_a_time.set(true);
+            }
+            Some(Err(error)) => {
+                if doubtful {
+                    let cause = Some(Cause::of(&error));
+                    return Err((Fate::Unknown, SpannerError::Unanswered { cause }));
+                }
+                return Err(SpannerError::classify(&error, flight.stage(), &place.database, &place.table));
+            }
+            None if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
+            None => return Err((Fate::NotDone, SpannerError::NotSent)),
+        }
+    };
+    let at = committed.as_ref().map_or(read.now, time);
+    read.now = read.now.max(at);
+    read.row = match write {
+        Write::Put(row) => Some(row.committed(at)),
+        Write::Delete => None,
+    };
+    read.record = place.record(&key, read.row.as_ref()).map_err(|error| (Fate::Unknown, error))?;
+    Ok(Done { answer, read })
+}
+
+impl Handles {
+    fn runner(self: &Rc<Self>, limit: Duration, flight: &Flight) -> TransactionRunner {
+        self.live()
+            .database
+            .read_write_transaction()
+            // The read must lock.
+            .set_isolation_level(IsolationLevel::Serializable)
+            .with_transaction_timeout(limit)
+            .with_retry_policy(UntilTheDeadline)
+            .with_commit_retry_policy(Repeats { own: SpannerRetryPolicy::new(), flight: flight.clone() })
+            .build()
+    }
+
+    /// A session of the emulator has one transaction: a newer one ends those before it.
+    async fn alone<T>(&self, transaction: impl Future<Output = T>) -> T {
+        let _alone = if self.one_at_a_time.get() { Some(self.turn.lock().await) } else { None };
+        transaction.await
+    }
+}
+
+/// The transaction has a limit of its own.
+#[derive(Debug)]
+struct UntilTheDeadline;
+
+impl TransactionRetryPolicy for UntilTheDeadline {
+    fn on_abort(&self, error: SdkError, _attempts: u32, _elapsed: Duration) -> RetryResult {
+        RetryResult::Continue(error)
+    }
+}
+
+/// What was not worth a commit was read.
+pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
+    match outcome.as_ref().err().map(|error| (error.status(), error)) {
+        Some((Some(status), _)) if status.message.contains(NO_SESSION) => Heard::NoSession,
+        Some((None, error)) if !error.is_serialization() => Heard::Nothing,
+        _ => Heard::Answer,
+    }
+}
+
+/// Whether the emulator ended the transaction for a newer one of the same session.
+fn is_superseded(error: &SdkError) -> bool {
+    let of_emulator = [
+        "Invalid transaction ID. Transaction ID must be",
+        "Transaction not found",
+        "after it has been committed or rolled",
+    ];
+    error.status().is_some_and(|status| of_emulator.iter().any(|part| status.message.contains(part)))
+}
+
+impl Write {
+    fn mutation(&self, place: &Place, key: &str, old: Option<&Row>) -> Mutation {
+        match self {
+            Write::Put(row) => row.mutation(&place.table, key, old),
+            Write::Delete => {
+                Mutation::delete(&place.table, google_cloud_spanner::key::KeySet::from(google_cloud_spanner::key![key]))
+            }
+        }
+    }
+}
+
+impl Read {
+    /// Rows of a newer major version stay as they are.
+    pub fn check_format(&self) -> std::result::Result<(), SpannerError> {
+        let found = self.record.format;
+        if found.0 > FORMAT_MAJOR { Err(SpannerError::NewerFormat { found }) } else { Ok(()) }
+    }
+
+    fn times(&self) -> Times {
+        Times { now: self.now, cut: self.now, stamp: self.stamp() }
+    }
+}
+
+impl Transactional for Spanner {
+    fn transact<A: Send + 'static>(
+        &self,
+        key: &str,
+        _issues_token: bool,
+        by: &Deadline,
+        mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
+    ) -> Result<Transacted<A>> {
+        let done = self.transaction(key, by, move |read| {
+            read.check_format()?;
+            let step = transition(&read.record, &read.times());
+            let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, true);
+            Ok((step.answer, step.record.map(|new| Write::Put(next(new)))))
+        });
+        match done {
+            Ok(done) => Ok(Transacted::Done(done.answer, done.read.seen())),
+            Err((Fate::Unknown, error)) => Ok(Transacted::Unknown(error.into())),
+            Err((Fate::NotDone, error)) => Err(error.into()),
+        }
+    }
+}

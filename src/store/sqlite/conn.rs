@@ -1,0 +1,249 @@
+//! Connections, and waiting for others: every wait ends with the call's deadline or its cancellation.
+
+use std::ops::Deref;
+use std::path::Path;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+
+use super::error::SqliteError;
+use super::file::{FileId, Log};
+use super::register::Opened;
+use crate::model::error::Error;
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// The pause after the first busy answer: a transaction of ours takes less.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// The longest pause between two tries.
+const LAST_PAUSE: Duration = Duration::from_millis(10);
+
+/// What a commit promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Durability {
+    /// It outlives a power cut: a token that was given out is never given out again.
+    PowerCut,
+    /// It outlives the process. A power cut may take back a renewal or a release, which only makes a
+    /// lease end sooner or later than said, and the holders' host is down anyway.
+    Process,
+}
+
+/// A connection that is in the register until SQLite has closed it.
+#[derive(Debug)]
+pub(super) struct Conn {
+    conn: Connection,
+    /// Once it is open.
+    log: Option<Log>,
+    // Behind the connection, and so dropped after it.
+    opened: Opened,
+}
+
+impl Conn {
+    /// Keeps the log from being removed by others, once it is open. Tells which one it is.
+    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
+        self.opened.protect(path, by)?;
+        let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
+        let log = log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
+        self.log = Some(log.clone());
+        Ok(log)
+    }
+}
+
+impl Deref for Conn {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        &self.conn
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        // Where others have a log of their own now, what stands in this one must not be written to the file.
+        if self.log.as_ref().is_some_and(Log::is_replaced) {
+            // It can only fail where SQLite is too old to know it.
+            let _ = self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+        }
+        self.opened.closing();
+    }
+}
+
+/// Opens the file, which must be there.
+pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadline) -> Result<Conn, SqliteError> {
+    let doing = "open the database";
+    let opened = Opened::new(path, file, by)?;
+    let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
+    // One thread at a time uses a connection: it stands behind a mutex of ours.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Conn { conn: Connection::open_with_flags(path, flags).map_err(failed)?, log: None, opened };
+    // We wait by ourselves: SQLite's waiting knows neither deadline nor cancellation.
+    conn.busy_timeout(Duration::ZERO).map_err(failed)?;
+    // The first statement reads the file.
+    promise(&conn, durability, path, doing, by)?;
+    Ok(conn)
+}
+
+/// What the commits that follow promise.
+fn promise(
+    conn: &Connection,
+    durability: Durability,
+    path: &Path,
+    doing: &'static str,
+    by: &Deadline,
+) -> Result<(), SqliteError> {
+    let sql = match durability {
+        Durability::PowerCut => "PRAGMA synchronous = FULL",
+        Durability::Process => "PRAGMA synchronous = NORMAL",
+    };
+    let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
+    busy_retried(path, by, doing, || conn.execute_batch(sql).map_err(failed))
+}
+
+/// The connection that writes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    conn: Conn,
+    /// What its commits promise; `None` when that is not known.
+    promised: Option<Durability>,
+}
+
+impl Writer {
+    pub(super) fn open(path: &Path, file: FileId, by: &Deadline) -> Result<Writer, SqliteError> {
+        let durability = Durability::PowerCut;
+        Ok(Writer { conn: open(path, file, durability, by)?, promised: Some(durability) })
+    }
+
+    /// [`Conn::protect`]
+    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
+        self.conn.protect(path, by)
+    }
+
+    /// Sets what the next commit promises. This can't be done inside a transaction.
+    pub(super) fn promise(&mut self, durability: Durability, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+        if self.promised != Some(durability) {
+            self.promised = None;
+            promise(&self.conn, durability, path, "set the durability", by)?;
+            self.promised = Some(durability);
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Writer {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        &self.conn
+    }
+}
+
+/// Locks a connection, in slices so that a cancelled call does not wait on.
+pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Result<MutexGuard<'a, C>, SqliteError> {
+    loop {
+        let left = by.remaining();
+        if left.is_zero() {
+            return Err(SqliteError::Busy { path: path.to_owned() });
+        }
+        if let Some(conn) = conn.try_lock_for(left.min(LAST_PAUSE)) {
+            return Ok(conn);
+        }
+    }
+}
+
+/// Repeats `what` while others stand in the way.
+pub(super) fn busy_retried<T>(
+    path: &Path,
+    by: &Deadline,
+    doing: &'static str,
+    mut what: impl FnMut() -> Result<T, SqliteError>,
+) -> Result<T, SqliteError> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match what() {
+            Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {
+                log::trace!(target: "leasehold::sqlite", "busy, waiting to {doing}");
+                if !by.wait_for(pause) {
+                    return Err(SqliteError::Busy { path: path.to_owned() });
+                }
+                pause = (pause * 3 / 2).min(LAST_PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// How a transaction begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// As the one writer, which waits for the others.
+    Write,
+    /// As a reader, which waits for nobody and whom nobody waits for. Its first write is busy when somebody else
+    /// writes, or has written since it read: then all of it has to begin anew, to write.
+    Read,
+}
+
+/// A transaction; rolled back when dropped.
+#[derive(Debug)]
+pub(super) struct Tx<'a> {
+    conn: &'a Connection,
+    path: &'a Path,
+}
+
+impl<'a> Tx<'a> {
+    pub(super) fn begin(
+        conn: &'a Connection,
+        how: Begin,
+        path: &'a Path,
+        by: &Deadline,
+    ) -> Result<Tx<'a>, SqliteError> {
+        let sql = match how {
+            Begin::Write => "BEGIN IMMEDIATE",
+            Begin::Read => "BEGIN",
+        };
+        let doing = "begin a transaction";
+        busy_retried(path, by, doing, || run(conn, path, doing, sql))?;
+        Ok(Tx { conn, path })
+    }
+
+    /// Commits. `Some`: it failed in a way that leaves open whether it happened.
+    pub(super) fn commit(self, by: &Deadline) -> Result<Option<SqliteError>, SqliteError> {
+        let doing = "commit";
+        let committed = busy_retried(self.path, by, doing, || run(self.conn, self.path, doing, "COMMIT"));
+        match committed {
+            Ok(()) => Ok(None),
+            // Not even the last frame of the log was written.
+            Err(SqliteError::Engine { source, .. }) if is_disk_full(&source) => {
+                Err(SqliteError::Engine { path: self.path.to_owned(), doing, source })
+            }
+            // The last frame may be on disk although its sync failed: a recovery would find it.
+            Err(error @ SqliteError::Engine { .. }) => Ok(Some(error)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn is_disk_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
+fn run(conn: &Connection, path: &Path, doing: &'static str, sql: &str) -> Result<(), SqliteError> {
+    let done = conn.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
+    done.map(drop).map_err(|source| SqliteError::Engine { path: path.to_owned(), doing, source })
+}
+
+impl Deref for Tx<'_> {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        self.conn
+    }
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        if !self.conn.is_autocommit()
+            && let Err(error) = run(self.conn, self.path, "roll back", "ROLLBACK")
+        {
+            log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What can go wrong here, told with the file's path and what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rusqlite::ErrorCode;
+
+use super::label;
+use crate::lease::record::FORMAT_MAJOR;
+use crate::model::error::{Error, ErrorKind};
+
+/// `SQLITE_READONLY_DBMOVED`: SQLite noticed by itself that the file is not the one it opened.
+const READONLY_DBMOVED: i32 = 1032;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SqliteError {
+    #[error(
+        "another process or thread is writing to this database and did not finish in the time that this call had; \
+         nothing was written, and the call may be repeated"
+    )]
+    Busy { path: PathBuf },
+
+    #[error("could not {doing}: {}", advice(source))]
+    Engine { path: PathBuf, doing: &'static str, source: rusqlite::Error },
+
+    #[error("could not {doing}: {}", io_advice(source))]
+    File { path: PathBuf, doing: &'static str, source: io::Error },
+
+    #[error(
+        "no permission to {doing}; SQLite reads and writes the file and keeps two more beside it \
+         (-wal and -shm), so the file and its folder must be writable for this user"
+    )]
+    Denied { path: PathBuf, doing: &'static str, source: io::Error },
+
+    #[error("the folder {} does not exist; create it, or correct the path", .folder.display())]
+    NoFolder { path: PathBuf, folder: PathBuf },
+
+    #[error("this is {what}, not a file; name a file, which is created if it is missing")]
+    NotAFile { path: PathBuf, what: &'static str },
+
+    #[error(
+        "it lies on {filesystem}, where SQLite's locks do not hold between kernels and two processes could \
+         hold one lock; use a local disk, or say unsafe_fs=1 if only this kernel ever opens it"
+    )]
+    ForbiddenFileSystem { path: PathBuf, filesystem: &'static str },
+
+    #[error("SQLite can't keep a write-ahead log here (the journal mode stays {mode:?}); use a local disk")]
+    NoWriteAheadLog { path: PathBuf, mode: String },
+
+    #[error(
+        "the file, or its log beside it (-wal, -shm), was removed or replaced while it was open, so others do not see \
+         what is written to it; drop this client and connect again"
+    )]
+    Moved { path: PathBuf },
+
+    #[error(
+        "this process was forked from one that had this file open, and SQLite's locks on it would not hold here; \
+         fork before you connect, or exec in the child"
+    )]
+    OpenInParent { path: PathBuf },
+
+    #[error(
+        "its user_version {found} means format {}.{}, and this version of leasehold reads up to \
+         {FORMAT_MAJOR}.x; use a newer version of leasehold, or another file", found / 1000,
+        found % 1000
+    )]
+    NewerFormat { path: PathBuf, found: i64 },
+
+    #[error(
+        "its user_version {found} belongs to another program, and leasehold keeps its format there; \
+         use a file of its own for the locks"
+    )]
+    ForeignVersion { path: PathBuf, found: i64 },
+
+    #[error(
+        "it has a table `locks` that is not leasehold's ({what}); use another file for the locks, \
+         or rename that table"
+    )]
+    OtherTable { path: PathBuf, what: String },
+
+    #[error("the table `locks` is missing; create the schema")]
+    NoTable { path: PathBuf },
+
+    #[error(
+        "the row of key {key:?} is damaged ({what}); it is left as it is: \
+         correct or delete it with the sqlite3 shell once nobody holds it"
+    )]
+    Damaged { path: PathBuf, key: String, what: String },
+
+    #[error("{what} is too large for SQLite's integers")]
+    TooLarge { path: PathBuf, what: &'static str },
+}
+
+impl SqliteError {
+    /// Whether somebody else stands in the way for the moment.
+    pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+        matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    }
+
+    /// What failed is to ask the system about the file.
+    pub(super) fn looking(path: &Path, source: io::Error) -> SqliteError {
+        SqliteError::File { path: path.to_owned(), doing: "look at the file", source }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            SqliteError::Busy { path }
+            | SqliteError::Engine { path, .. }
+            | SqliteError::File { path, .. }
+            | SqliteError::Denied { path, .. }
+            | SqliteError::NoFolder { path, .. }
+            | SqliteError::NotAFile { path, .. }
+            | SqliteError::ForbiddenFileSystem { path, .. }
+            | SqliteError::NoWriteAheadLog { path, .. }
+            | SqliteError::Moved { path }
+            | SqliteError::OpenInParent { path }
+            | SqliteError::NewerFormat { path, .. }
+            | SqliteError::ForeignVersion { path, .. }
+            | SqliteError::OtherTable { path, .. }
+            | SqliteError::NoTable { path }
+            | SqliteError::Damaged { path, .. }
+            | SqliteError::TooLarge { path, .. } => path,
+        }
+    }
+
+    fn kind(&self) -> (ErrorKind, bool) {
+        match self {
+            SqliteError::Busy { .. } => (ErrorKind::Store, true),
+            SqliteError::Engine { source, .. } => engine_kind(source),
+            SqliteError::File { source, .. } => io_kind(source),
+            SqliteError::Denied { .. } => (ErrorKind::Permission, false),
+            SqliteError::NoFolder { .. }
+            | SqliteError::NotAFile { .. }
+            | SqliteError::NoWriteAheadLog { .. }
+            | SqliteError::OpenInParent { .. }
+            | SqliteError::ForbiddenFileSystem { .. } => (ErrorKind::Config, false),
+            SqliteError::Moved { .. } => (ErrorKind::Store, false),
+            SqliteError::NewerFormat { .. }
+            | SqliteError::ForeignVersion { .. }
+            | SqliteError::OtherTable { .. }
+            | SqliteError::NoTable { .. }
+            | SqliteError::Damaged { .. } => (ErrorKind::Schema, false),
+            SqliteError::TooLarge { .. } => (ErrorKind::InvalidInput, false),
+        }
+    }
+}
+
+impl From<SqliteError> for Error {
+    fn from(error: SqliteError) -> Error {
+        let (kind, retryable) = error.kind();
+        let mut told = Error::new(kind, error.to_string()).with_store(&label(error.path()));
+        if retryable {
+            told = told.retryable();
+        }
+        match error {
+            SqliteError::Engine { source, .. } => told.caused_by(source),
+            SqliteError::File { source, .. } | SqliteError::Denied { source, .. } => told.caused_by(source),
+            SqliteError::Damaged { key, .. } => told.with_key(&key),
+            _ => told,
+        }
+    }
+}
+
+fn engine_kind(error: &rusqlite::Error) -> (ErrorKind, bool) {
+    let Some(cause) = error.sqlite_error() else {
+        return (ErrorKind::Schema, false);
+    };
+    match cause.code {
+        ErrorCode::ReadOnly if cause.extended_code == READONLY_DBMOVED => (ErrorKind::Store, false),
+        ErrorCode::ReadOnly | ErrorCode::PermissionDenied => (ErrorKind::Permission, false),
+        ErrorCode::NotADatabase
+        | ErrorCode::DatabaseCorrupt
+        | ErrorCode::ConstraintViolation
+        | ErrorCode::TypeMismatch
+        | ErrorCode::Unknown => (ErrorKind::Schema, false),
+        // Disk full, I/O errors, no more file handles or memory: these pass.
+        _ => (ErrorKind::Store, true),
+    }
+}
+
+/// What to do, by what SQLite says.
+fn advice(error: &rusqlite::Error) -> &'static str {
+    let Some(cause) = error.sqlite_error() else {
+        return "the table `locks` is not as leasehold made it";
+    };
+    match cause.code {
+        ErrorCode::ReadOnly if cause.extended_code == READONLY_DBMOVED => {
+            "the file was removed or replaced while it was open; connect again"
+        }
+        ErrorCode::ReadOnly | ErrorCode::PermissionDenied => {
+            "it is read-only for this user; the file and its folder must be writable"
+        }
+        ErrorCode::NotADatabase => "the file is not an SQLite database; name another file",
+        ErrorCode::DatabaseCorrupt => {
+            "the database is damaged; stop every process that uses it and restore or delete it"
+        }
+        ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch | ErrorCode::Unknown => {
+            "the table `locks` is not as leasehold made it; create the schema, or use another file"
+        }
+        ErrorCode::DiskFull => "the disk is full; make room on it",
+        ErrorCode::SystemIoFailure => "the disk failed or is full; see what the system's log says about it",
+        ErrorCode::CannotOpen => {
+            "a file could not be opened; check the folder, its permissions and the limit of open files"
+        }
+        ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => "another process is writing to it; repeat the call",
+        _ => "SQLite failed; repeat the call",
+    }
+}
+
+fn io_kind(error: &io::Error) -> (ErrorKind, bool) {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (ErrorKind::Permission, false),
+        io::ErrorKind::NotFound
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::InvalidInput
+        | io::ErrorKind::InvalidFilename => (ErrorKind::Config, false),
+        _ => (ErrorKind::Store, true),
+    }
+}
+
+fn io_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "no permission; the file and its folder must be writable for this user",
+        io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only; use another one, or mount it for writing",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full; make room on it",
+        io::ErrorKind::NotFound
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::InvalidInput
+        | io::ErrorKind::InvalidFilename => "there is no such path; correct it",
+        _ => "the system refused; see the cause",
+    }
+}

@@ -1,0 +1,44 @@
+//! Whether a grant stands, asked inside a user's own transaction.
+
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use super::error::SqliteError;
+use super::row::Row;
+use super::{Sqlite, identity, label};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::fence::Standing;
+
+/// Matches no row, and takes the write lock all the same, which what the transaction writes to an attached file does
+/// not. Where its view of the file is an old one by now, that is refused.
+const CLAIM: &str = "UPDATE main.locks SET version = version WHERE key IS NULL";
+
+/// An error of kind `Lost` unless the grant stands in the file of `conn`, by what `conn`'s transaction sees.
+pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
+    let lock = standing.lock;
+    let failed = |error: SqliteError| Error::from(error).with_key(&lock.key);
+    let path = Path::new(conn.path().unwrap_or_default());
+    // One file may have several paths.
+    let is_here = |store: &&Sqlite| identity(path).is_ok_and(|file| file == Some(store.place.file));
+    let Some(store) = standing.store().filter(is_here) else {
+        let message = format!("the transaction is one of {}, where this lock is not", label(path));
+        return Err(standing.error(ErrorKind::InvalidInput, message));
+    };
+    let claimed = conn.prepare_cached(CLAIM).and_then(|mut statement| statement.execute([]));
+    if let Err(source) = claimed {
+        let message = "the file is being written to, or was written to since the transaction read it; \
+                       roll the transaction back and begin it again";
+        return Err(match SqliteError::is_busy(&source) {
+            true => standing.error(ErrorKind::Store, message).retryable().caused_by(source),
+            false => failed(SqliteError::Engine { path: path.to_owned(), doing: "assert the lock", source }),
+        });
+    }
+    // In another log nobody would see that a rival was granted it.
+    store.place.check().map_err(failed)?;
+    let (_, row) = Row::read(conn, path, &lock.key).map_err(failed)?;
+    if row.token_of(&lock.grant) == Some(lock.token) {
+        return Ok(());
+    }
+    Err(standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"))
+}

@@ -1,0 +1,190 @@
+//! Locks of our own on SQLite's files, beside those that SQLite takes.
+//!
+//! SQLite's locks belong to the process, and end when anything in it closes the file: a second copy of SQLite, like
+//! the one that Python brings, or a program that reads the file. And two copies in one process do not see each other's
+//! at all. Then somebody's close takes itself for the last one and removes the log that we write to. A lock of an open
+//! file description has neither fault. Shared, on the bytes that a last close must have for itself, and on the one
+//! that the first to open `-shm` must, it is in nobody's way.
+//!
+//! Our descriptors have the fault, too: closing one ends SQLite's locks in this process. So each one is closed only
+//! while nobody at all has a lock on its file, which a lock on all of it makes sure of.
+
+#[cfg(target_os = "linux")]
+pub(super) use linux::{Idle, OwnLocks};
+#[cfg(not(target_os = "linux"))]
+pub(super) use other::{Idle, OwnLocks};
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::fs::File;
+    use std::io;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
+    use nix::errno::Errno;
+    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::libc::{self, c_short, off_t};
+
+    use crate::store::sqlite::file::{self, FileId};
+
+    /// First byte and length.
+    type Bytes = (off_t, off_t);
+    /// Where a connection to a database has its shared lock, which the last close makes its own.
+    const SHARED: Bytes = (0x4000_0002, 510);
+    /// Where a connection to `-shm` has its shared lock, which the first opening makes its own.
+    const DEAD_MAN: Bytes = (128, 1);
+    /// To the end, however far.
+    const ALL: Bytes = (0, 0);
+
+    #[derive(Debug)]
+    pub struct OwnLocks {
+        database: File,
+        shm: File,
+    }
+
+    impl OwnLocks {
+        /// `None` while somebody else has the files for itself.
+        pub fn take(path: &Path, database: FileId, idle: &mut Idle) -> io::Result<Option<OwnLocks>> {
+            let shm = file::beside(path, "-shm");
+            let database = idle.open(path, Some(database))?;
+            let shm = match idle.open(&shm, None) {
+                Ok(shm) => shm,
+                Err(error) => {
+                    idle.0.push(database);
+                    return Err(error);
+                }
+            };
+            let locks = OwnLocks { database, shm };
+            let taken =
+                lock(&locks.database, libc::F_RDLCK, SHARED).and_then(|()| lock(&locks.shm, libc::F_RDLCK, DEAD_MAN));
+            match taken {
+                Ok(()) => Ok(Some(locks)),
+                Err(error) => {
+                    locks.give_up(idle);
+                    if [Errno::EAGAIN, Errno::EACCES].contains(&error) { Ok(None) } else { Err(error.into()) }
+                }
+            }
+        }
+
+        /// Whether a database at `path` has the same `-shm`, as one that was put in the place of ours.
+        pub fn stand_beside(&self, path: &Path) -> bool {
+            let there = file::identity(&file::beside(path, "-shm")).ok().flatten();
+            there.is_some() && there == self.shm.metadata().ok().map(|meta| FileId::of(&meta))
+        }
+
+        /// Said of the description: a forked child that has it, too, does not keep them.
+        pub fn give_up(self, idle: &mut Idle) {
+            for file in [self.database, self.shm] {
+                // There is nothing to do about an error: the locks then end with the process.
+                let _ = lock(&file, libc::F_UNLCK, ALL);
+                idle.0.push(file);
+            }
+        }
+    }
+
+    /// Descriptors without locks.
+    #[derive(Debug)]
+    pub struct Idle(Vec<File>);
+
+    impl Idle {
+        pub const fn new() -> Idle {
+            Idle(Vec::new())
+        }
+
+        /// Another one of the file at `path`, or the one that is here. An error of kind `NotFound` if that is not
+        /// the file that is `wanted`.
+        fn open(&mut self, path: &Path, wanted: Option<FileId>) -> io::Result<File> {
+            let there = file::identity(path)?.filter(|there| wanted.is_none_or(|wanted| wanted == *there));
+            let there = there.ok_or(io::ErrorKind::NotFound)?;
+            let is_it = |file: &File| file.metadata().is_ok_and(|meta| FileId::of(&meta) == there);
+            if let Some(at) = self.0.iter().position(is_it) {
+                return Ok(self.0.swap_remove(at));
+            }
+            // Both ways, since a lock on all of it is a writer's.
+            let opened = File::options().read(true).write(true).open(path)?;
+            if is_it(&opened) {
+                return Ok(opened);
+            }
+            self.0.push(opened);
+            Err(io::ErrorKind::NotFound.into())
+        }
+
+        /// Closes those whose file nobody has a lock on.
+        pub fn close(&mut self) {
+            let mut kept = Vec::new();
+            for file in self.0.drain(..) {
+                if is_locked(&file) {
+                    kept.push(file);
+                    continue;
+                }
+                // Nobody finds it any more, as `-shm` after a last close.
+                if file.metadata().is_ok_and(|meta| meta.nlink() == 0) {
+                    continue;
+                }
+                // With a lock on `file` itself, a child that was forked meanwhile would keep it for ever.
+                let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+                match File::options().read(true).write(true).open(again) {
+                    Ok(alone) if lock(&alone, libc::F_WRLCK, ALL).is_ok() => {
+                        drop(file);
+                        drop(alone);
+                    }
+                    Ok(other) => kept.extend([file, other]),
+                    Err(_) => kept.push(file),
+                }
+            }
+            self.0 = kept;
+        }
+    }
+
+    fn flock(kind: i32, (start, len): Bytes) -> libc::flock {
+        // As the system's header has it: small numbers.
+        let (l_type, l_whence) = (kind as c_short, libc::SEEK_SET as c_short);
+        libc::flock { l_type, l_whence, l_start: start, l_len: len, l_pid: 0 }
+    }
+
+    fn lock(file: &File, kind: i32, bytes: Bytes) -> nix::Result<()> {
+        fcntl(file, FcntlArg::F_OFD_SETLK(&flock(kind, bytes))).map(drop)
+    }
+
+    /// Whether anybody has a lock, this process included.
+    fn is_locked(file: &File) -> bool {
+        let mut found = flock(libc::F_WRLCK, ALL);
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found)).is_err() || found.l_type != libc::F_UNLCK as c_short
+    }
+}
+
+/// There are no such locks: only a log that is gone is noticed.
+#[cfg(not(target_os = "linux"))]
+mod other {
+    use std::io;
+    use std::path::Path;
+
+    use crate::store::sqlite::file::FileId;
+
+    #[derive(Debug)]
+    pub struct OwnLocks;
+
+    impl OwnLocks {
+        pub fn take(_path: &Path, _database: FileId, _idle: &mut Idle) -> io::Result<Option<OwnLocks>> {
+            Ok(Some(OwnLocks))
+        }
+
+        pub fn stand_beside(&self, _path: &Path) -> bool {
+            false
+        }
+
+        pub fn give_up(self, _idle: &mut Idle) {}
+    }
+
+    #[derive(Debug)]
+    pub struct Idle;
+
+    impl Idle {
+        pub const fn new() -> Idle {
+            Idle
+        }
+
+        pub fn close(&mut self) {}
+    }
+}

@@ -1,0 +1,163 @@
+//! Reading records, a page at a time, without waiting for any writer.
+
+use std::path::Path;
+use std::time::Instant;
+
+use rusqlite::params_from_iter;
+use rusqlite::types::ValueRef;
+
+use super::conn::{self, Begin, Durability, Tx};
+use super::error::SqliteError;
+use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
+use super::schema::{self, Format};
+use super::{Page, Sqlite, Which};
+use crate::lease::LockRecord;
+use crate::model::error::{Error, Result};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// How many records a page holds.
+const PAGE: usize = 100;
+/// How many rows a page of a lock id looks at: there is no index by holders, since each write would pay for it.
+const SCAN: usize = 2000;
+
+impl Sqlite {
+    pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page> {
+        let run = || match which {
+            Which::Key(key) => self.one(key, by),
+            Which::Prefix(prefix) => self.prefix(prefix, from.as_deref(), by),
+            Which::LockId(id) => self.lock_id(id, from.as_deref(), by),
+        };
+        Ok(run().map_err(|error| self.place.explained(error))?)
+    }
+
+    /// A file that is gone has no row for a key; listing keys says instead that it is gone.
+    fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
+        match self.place.check() {
+            Err(SqliteError::Moved { .. }) => {
+                let record = LockRecord::missing(key);
+                return Ok(Page { records: vec![self.seen(record, &self.place.times())], next: None });
+            }
+            checked => checked?,
+        }
+        let (format, row) = {
+            let conn = conn::lock(&self.reader, &self.place.path, by)?;
+            conn::busy_retried(&self.place.path, by, "read the row", || Row::read(&conn, &self.place.path, key))?
+        };
+        Ok(self.page(format, vec![row], None))
+    }
+
+    fn prefix(&self, prefix: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
+        let (format, rows, end) =
+            self.scan(prefix, from, PAGE + 1, by, |columns, path| Row::decode(columns, path).map(Some))?;
+        Ok(self.page(format, rows, end))
+    }
+
+    fn lock_id(&self, id: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
+        let (format, rows, end) = self.scan("", from, SCAN, by, |columns, path| {
+            let column = |at| columns.get_ref(at).unwrap_or(ValueRef::Null);
+            let is_it = matches!(column(LOCK_ID), ValueRef::Text(text) if text == id.as_bytes());
+            if !is_it && column(HOLDERS) == ValueRef::Null {
+                return Ok(None);
+            }
+            match Row::decode(columns, path) {
+                Ok(row) => Ok(row.has_lock_id(id).then_some(row)),
+                // Somebody else's damage must not stop a group from being renewed or unlocked.
+                Err(error @ SqliteError::Damaged { .. }) if !is_it => {
+                    log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            }
+        })?;
+        Ok(self.page(format, rows, end))
+    }
+
+    /// Looks at up to `limit` rows after `from`. Tells the last key if there may be more, also when the time
+    /// was over before.
+    fn scan(
+        &self,
+        prefix: &str,
+        from: Option<&str>,
+        limit: usize,
+        by: &Deadline,
+        mut take: impl FnMut(&rusqlite::Row<'_>, &Path) -> Result<Option<Row>, SqliteError>,
+    ) -> Result<Scanned, SqliteError> {
+        let doing = "read the rows";
+        let failed = |source| SqliteError::Engine { path: self.place.path.clone(), doing, source };
+        self.place.check()?;
+        let conn = conn::lock(&self.reader, &self.place.path, by)?;
+        let (sql, bounds) = range(prefix, from);
+        conn::busy_retried(&self.place.path, by, doing, || {
+            let format = schema::format(&conn, &self.place.path)?;
+            let (mut found, mut looked_at) = (Vec::new(), 0);
+            let mut statement = conn.prepare_cached(&sql).map_err(failed)?;
+            let mut rows = statement.query(params_from_iter(&bounds)).map_err(failed)?;
+            while let Some(columns) = rows.next().map_err(failed)? {
+                found.extend(take(columns, &self.place.path)?);
+                looked_at += 1;
+                if (looked_at >= limit || (looked_at % 64 == 0 && by.is_over()))
+                    && let Ok(key) = decode_key(columns, &self.place.path)
+                {
+                    return Ok((format, found, Some(key)));
+                }
+            }
+            Ok((format, found, None))
+        })
+    }
+
+    /// The records on our clock. Who sees a holder of an earlier boot for the first time writes that down.
+    /// `end`: the last key that was looked at, if there may be more.
+    fn page(&self, format: Format, mut rows: Vec<Row>, end: Option<String>) -> Page {
+        let mut next = end;
+        if rows.len() > PAGE {
+            rows.truncate(PAGE);
+            next = rows.last().map(|row| row.key().to_owned());
+        }
+        let times = self.place.times();
+        let views: Vec<View> = rows.iter().map(|row| row.view(format, self.place.here(&times))).collect();
+        if views.iter().any(|view| view.sightings.is_some())
+            && let Err(error) = self.sight(rows.iter().zip(&views))
+        {
+            // Whoever looks next tries again.
+            log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
+        }
+        let records = views.into_iter().map(|view| self.seen(view.record, &times)).collect();
+        Page { records, next }
+    }
+
+    /// One try: a read waits for no writer.
+    fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
+        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.place.path.clone() })?;
+        let now = Deadline::at(Instant::now());
+        writer.promise(Durability::Process, &self.place.path, &now)?;
+        let tx = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
+        for (row, view) in seen {
+            if let Some(sightings) = &view.sightings {
+                row.write_sightings(&tx, &self.place.path, sightings)?;
+            }
+        }
+        self.place.check()?;
+        tx.commit(&now)?.map_or(Ok(()), Err)
+    }
+}
+
+/// Format, rows, and the last key looked at.
+type Scanned = (Format, Vec<Row>, Option<String>);
+
+/// The statement and its bounds for the keys that start with `prefix` and come after `from`.
+pub(super) fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {
+    // One lower bound only: of two, SQLite seeks by the first and reads everything between them, on each page anew.
+    let (above, lowest) = match from {
+        Some(from) if from >= prefix => (">", from),
+        _ => (">=", prefix),
+    };
+    let mut bounds = vec![lowest.as_bytes().to_vec()];
+    let mut condition = format!("key {above} ?1");
+    if let Some((last, rest)) = prefix.as_bytes().split_last() {
+        // No byte of UTF-8 is 255, so the next one is there.
+        bounds.push([rest, &[last.saturating_add(1)]].concat());
+        condition.push_str(" AND key < ?2");
+    }
+    (format!("SELECT {COLUMNS} FROM locks WHERE {condition} ORDER BY key"), bounds)
+}

@@ -1,0 +1,220 @@
+//! Which lock files this process has open, and which the processes had open that it was forked from.
+//!
+//! SQLite keeps a table of its open files, with the locks that it has on each, and a fork copies it. The system's locks
+//! stay with the parent. So a child that opens such a file anew takes none, and the parent's close, which finds
+//! nobody else, removes the log under it. Such a child is refused. A file that nobody had open at the fork is as new.
+//!
+//! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
+//! last one's closing: what they stand on must not be closed while SQLite has locks on the file.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::error::SqliteError;
+use super::file::{self, FileId};
+use super::own_locks::{Idle, OwnLocks};
+use crate::model::error::Error;
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+use crate::sys::process::ProcessId;
+
+/// The pause between two tries.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How long the end of a connection waits for its turn, which takes microseconds.
+const END: Duration = Duration::from_secs(1);
+
+/// The number of the process whose thread has its turn at [`FILES`]; 0 for none. In a child that finds its parent here
+/// the turn never ends, and the parent was opening or closing a file. (A process 1 that was forked from a process 1
+/// waits until its deadline.)
+static HOLDER: AtomicU32 = AtomicU32::new(0);
+static FILES: Mutex<Files> = Mutex::new(Files::new());
+
+#[derive(Debug)]
+struct Files {
+    /// Whose these are.
+    process: Option<ProcessId>,
+    open: Vec<Open>,
+    idle: Idle,
+    /// The same of each process that this one was forked from. The descriptors are theirs, too: nothing is done to
+    /// them here.
+    parents: Vec<(Vec<Open>, Idle)>,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: FileId,
+    /// Connections that use it.
+    using: usize,
+    /// Connections that are being closed.
+    closing: usize,
+    locks: Option<OwnLocks>,
+}
+
+impl Files {
+    const fn new() -> Files {
+        Files { process: None, open: Vec::new(), idle: Idle::new(), parents: Vec::new() }
+    }
+
+    /// Those of this process.
+    fn make_current(&mut self) {
+        if !self.process.as_ref().is_some_and(ProcessId::is_current) {
+            self.process = Some(ProcessId::current());
+            self.parents.push((std::mem::take(&mut self.open), std::mem::replace(&mut self.idle, Idle::new())));
+        }
+    }
+
+    fn at(&mut self, file: FileId) -> Option<&mut Open> {
+        self.open.iter_mut().find(|open| open.file == file)
+    }
+}
+
+/// The register, for a moment.
+struct Turn {
+    // Free again before the turn is over, so that a child that finds the turn free finds it free, too.
+    files: MutexGuard<'static, Files>,
+    _holder: Holder,
+}
+
+struct Holder;
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        HOLDER.store(0, Ordering::SeqCst);
+    }
+}
+
+impl Turn {
+    /// Never parks, since in a child nobody would wake it.
+    fn take(path: &Path, by: &Deadline) -> Result<Turn, SqliteError> {
+        let now = std::process::id();
+        loop {
+            let holder = match HOLDER.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => {
+                    let (_holder, mut files) = (Holder, FILES.lock());
+                    files.make_current();
+                    return Ok(Turn { files, _holder });
+                }
+                Err(holder) => holder,
+            };
+            if holder != now {
+                return Err(SqliteError::OpenInParent { path: path.to_owned() });
+            }
+            if !by.wait_for(PAUSE) {
+                return Err(SqliteError::Busy { path: path.to_owned() });
+            }
+        }
+    }
+}
+
+impl Deref for Turn {
+    type Target = Files;
+    fn deref(&self) -> &Files {
+        &self.files
+    }
+}
+
+impl DerefMut for Turn {
+    fn deref_mut(&mut self) -> &mut Files {
+        &mut self.files
+    }
+}
+
+/// One connection's place in the register: from before SQLite opens the file until it has closed it.
+#[derive(Debug)]
+pub(super) struct Opened {
+    file: FileId,
+    is_closing: bool,
+}
+
+impl Opened {
+    /// An error if this process was forked from one that had the file open.
+    pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
+        let mut files = Turn::take(path, by)?;
+        if files.parents.iter().flat_map(|(open, _)| open).any(|open| open.file == file) {
+            return Err(SqliteError::OpenInParent { path: path.to_owned() });
+        }
+        // The first to open a database clears what stands in `-shm`, which our locks on another one would keep it from.
+        let Files { open, idle, .. } = &mut *files;
+        for other in open.iter_mut().filter(|open| open.file != file) {
+            if let Some(locks) = other.locks.take_if(|locks| locks.stand_beside(path)) {
+                locks.give_up(idle);
+            }
+        }
+        match files.at(file) {
+            Some(open) => open.using += 1,
+            None => files.open.push(Open { file, using: 1, closing: 0, locks: None }),
+        }
+        Ok(Opened { file, is_closing: false })
+    }
+
+    /// Takes our own locks, once SQLite has the file and its log open.
+    pub(super) fn protect(&self, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+        let doing = "keep the log from being removed";
+        loop {
+            let mut files = Turn::take(path, by)?;
+            let Files { open, idle, .. } = &mut *files;
+            let Some(open) = open.iter_mut().find(|open| open.file == self.file && open.locks.is_none()) else {
+                return Ok(());
+            };
+            match OwnLocks::take(path, self.file, idle) {
+                Ok(Some(locks)) => {
+                    open.locks = Some(locks);
+                    return Ok(());
+                }
+                // Somebody is closing the file just now, or opening it as the first.
+                Ok(None) => drop(files),
+                Err(source) if file::is_missing(&source) => return Err(SqliteError::Moved { path: path.to_owned() }),
+                Err(source) => {
+                    let is_unknown = matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput);
+                    let error = SqliteError::File { path: path.to_owned(), doing, source };
+                    if !is_unknown {
+                        return Err(error);
+                    }
+                    // A file system without such locks: then it is only noticed when the log is gone.
+                    log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
+                    return Ok(());
+                }
+            }
+            if !by.wait_for(PAUSE) {
+                return Err(SqliteError::Busy { path: path.to_owned() });
+            }
+        }
+    }
+
+    /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
+    pub(super) fn closing(&mut self) {
+        if std::mem::replace(&mut self.is_closing, true) {
+            return;
+        }
+        if let Ok(mut files) = Turn::take(Path::new(""), &Deadline::after(END)) {
+            let Files { open, idle, .. } = &mut *files;
+            if let Some(open) = open.iter_mut().find(|open| open.file == self.file) {
+                open.using = open.using.saturating_sub(1);
+                open.closing += 1;
+                if open.using == 0
+                    && let Some(locks) = open.locks.take()
+                {
+                    locks.give_up(idle);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.closing();
+        if let Ok(mut files) = Turn::take(Path::new(""), &Deadline::after(END)) {
+            if let Some(open) = files.at(self.file) {
+                open.closing = open.closing.saturating_sub(1);
+            }
+            files.open.retain(|open| open.using + open.closing > 0);
+            files.idle.close();
+        }
+    }
+}

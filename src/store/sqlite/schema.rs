@@ -1,0 +1,191 @@
+//! The table, the format's version, and how a file gets both.
+
+use std::path::Path;
+
+use rusqlite::{Connection, OptionalExtension};
+
+use super::conn::{Begin, Tx, busy_retried};
+use super::error::SqliteError;
+use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+use crate::sys::deadline::Deadline;
+
+/// The table. The key is a BLOB so that it is compared byte by byte.
+pub(super) const TABLE: &str = "\
+CREATE TABLE IF NOT EXISTS locks (
+  key BLOB PRIMARY KEY,
+  kind TEXT NOT NULL,
+  token INTEGER NOT NULL,
+  version INTEGER NOT NULL,
+  clock TEXT NOT NULL,
+  sightings TEXT,
+  grant_id TEXT,
+  lock_id TEXT,
+  owner TEXT,
+  host TEXT,
+  comment TEXT,
+  holder_token INTEGER,
+  created INTEGER,
+  renewed INTEGER,
+  leased_until INTEGER,
+  holders TEXT,
+  pins TEXT
+) WITHOUT ROWID";
+
+/// Name, type, NOT NULL and whether it is the key of every column of [`TABLE`].
+///
+/// `sightings`: when clocks other than a holder's own first saw it as it is. `holder_token`: null
+/// where it is `token`. `leased_until`: null beside a grant id is a lease without end.
+const COLUMNS: [(&str, &str, bool, bool); 17] = [
+    ("key", "BLOB", true, true),
+    ("kind", "TEXT", true, false),
+    ("token", "INTEGER", true, false),
+    ("version", "INTEGER", true, false),
+    ("clock", "TEXT", true, false),
+    ("sightings", "TEXT", false, false),
+    ("grant_id", "TEXT", false, false),
+    ("lock_id", "TEXT", false, false),
+    ("owner", "TEXT", false, false),
+    ("host", "TEXT", false, false),
+    ("comment", "TEXT", false, false),
+    ("holder_token", "INTEGER", false, false),
+    ("created", "INTEGER", false, false),
+    ("renewed", "INTEGER", false, false),
+    ("leased_until", "INTEGER", false, false),
+    ("holders", "TEXT", false, false),
+    ("pins", "TEXT", false, false),
+];
+
+/// `PRAGMA user_version` of a file in this version's format: major * 1000 + minor.
+pub(super) const USER_VERSION: i64 = (FORMAT_MAJOR * 1000 + FORMAT_MINOR) as i64;
+
+/// Major and minor.
+pub(super) type Format = (u32, u32);
+
+/// The format of the file, which is also that of its rows. An error if this version can't read it.
+pub(super) fn format(conn: &Connection, path: &Path) -> Result<Format, SqliteError> {
+    let found = user_version(conn).map_err(|e| failed(path, "read the format's version", e))?;
+    format_of(found, path)
+}
+
+fn format_of(found: i64, path: &Path) -> Result<Format, SqliteError> {
+    match found {
+        // Not said yet, or lost on the way through a dump.
+        0 => Ok((FORMAT_MAJOR, FORMAT_MINOR)),
+        found if found >= USER_VERSION + 1000 => Err(SqliteError::NewerFormat { path: path.to_owned(), found }),
+        found if found < USER_VERSION => Err(SqliteError::ForeignVersion { path: path.to_owned(), found }),
+        found => Ok((FORMAT_MAJOR, u32::try_from(found % 1000).unwrap_or(FORMAT_MINOR))),
+    }
+}
+
+fn user_version(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.prepare_cached("PRAGMA user_version")?.query_row([], |row| row.get(0))
+}
+
+fn failed(path: &Path, doing: &'static str, source: rusqlite::Error) -> SqliteError {
+    SqliteError::Engine { path: path.to_owned(), doing, source }
+}
+
+/// Whether the table is there; an error if it is another one.
+pub(super) fn check_table(conn: &Connection, path: &Path) -> Result<bool, SqliteError> {
+    let read = || -> rusqlite::Result<Vec<(String, String, bool, bool)>> {
+        let mut statement = conn.prepare("SELECT name, type, \"notnull\", pk > 0 FROM pragma_table_info('locks')")?;
+        let columns = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+        columns.collect()
+    };
+    let found = read().map_err(|e| failed(path, "look at the table `locks`", e))?;
+    if found.is_empty() {
+        return Ok(false);
+    }
+    let other = |what: String| Err(SqliteError::OtherTable { path: path.to_owned(), what });
+    for (name, kind, not_null, key) in COLUMNS {
+        match found.iter().find(|column| column.0 == name) {
+            None => return other(format!("no column {name}")),
+            Some(column) if (column.1.as_str(), column.2, column.3) != (kind, not_null, key) => {
+                return other(format!("column {name} is not {kind} as it should be"));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(true)
+}
+
+/// Makes what is missing; safe while other processes do the same. Nothing is changed in a file that is
+/// not ours to use.
+pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+    // One transaction, so that the table and the version belong together.
+    let ready = busy_retried(path, by, "read the database", || {
+        conn.execute_batch("BEGIN").map_err(|e| failed(path, "read the database", e))?;
+        let ready = is_ready(conn, path);
+        conn.execute_batch("COMMIT").map_err(|e| failed(path, "read the database", e))?;
+        ready
+    })?;
+    write_ahead_log(conn, path, by)?;
+    if ready {
+        return Ok(());
+    }
+    let tx = Tx::begin(conn, Begin::Write, path, by)?;
+    if !is_ready(&tx, path)? {
+        let set = format!("{TABLE}; PRAGMA user_version = {}", user_version_to_set(&tx, path)?);
+        tx.execute_batch(&set).map_err(|e| failed(path, "create the table", e))?;
+    }
+    tx.commit(by)?.map_or(Ok(()), Err)
+}
+
+fn is_ready(conn: &Connection, path: &Path) -> Result<bool, SqliteError> {
+    format(conn, path)?;
+    let said = user_version(conn).map_err(|e| failed(path, "read the format's version", e))?;
+    Ok(check_table(conn, path)? && said != 0)
+}
+
+/// A higher minor version stays.
+fn user_version_to_set(conn: &Connection, path: &Path) -> Result<i64, SqliteError> {
+    let said = user_version(conn).map_err(|e| failed(path, "read the format's version", e))?;
+    Ok(said.max(USER_VERSION))
+}
+
+fn write_ahead_log(conn: &Connection, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+    let doing = "switch to a write-ahead log";
+    let pragma = |sql: &str| -> Result<String, SqliteError> {
+        let mode = conn.query_row(sql, [], |row| row.get::<_, String>(0)).optional();
+        Ok(mode.map_err(|e| failed(path, doing, e))?.unwrap_or_default().to_lowercase())
+    };
+    let mode = busy_retried(path, by, doing, || match pragma("PRAGMA journal_mode")?.as_str() {
+        "wal" => Ok("wal".to_owned()),
+        _ => pragma("PRAGMA journal_mode = WAL"),
+    })?;
+    match mode.as_str() {
+        "wal" => Ok(()),
+        _ => Err(SqliteError::NoWriteAheadLog { path: path.to_owned(), mode }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minor_versions_are_used_and_others_are_not() {
+        let of = |found| format_of(found, Path::new("x"));
+        assert_eq!(of(0).unwrap(), (1, 0));
+        assert_eq!(of(1000).unwrap(), (1, 0));
+        assert_eq!(of(1999).unwrap(), (1, 999));
+        assert!(matches!(of(2000), Err(SqliteError::NewerFormat { .. })));
+        assert!(matches!(of(7), Err(SqliteError::ForeignVersion { .. })));
+        assert!(matches!(of(-1), Err(SqliteError::ForeignVersion { .. })));
+    }
+
+    #[test]
+    fn the_column_list_is_the_table() {
+        let conn = Connection::open_in_memory().unwrap();
+        assert!(!check_table(&conn, Path::new("x")).unwrap());
+        conn.execute_batch(TABLE).unwrap();
+        assert!(check_table(&conn, Path::new("x")).unwrap());
+        let columns: i64 =
+            conn.query_row("SELECT count(*) FROM pragma_table_info('locks')", [], |row| row.get(0)).unwrap();
+        assert_eq!(columns, COLUMNS.len() as i64);
+        conn.execute_batch("ALTER TABLE locks ADD COLUMN of_a_later_minor TEXT").unwrap();
+        assert!(check_table(&conn, Path::new("x")).unwrap());
+        conn.execute_batch("ALTER TABLE locks DROP COLUMN pins").unwrap();
+        assert!(matches!(check_table(&conn, Path::new("x")), Err(SqliteError::OtherTable { .. })));
+    }
+}

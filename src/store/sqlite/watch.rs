@@ -1,0 +1,273 @@
+//! Telling waiters that a row has changed: a thread that looks whether the file has, when the system says that it is
+//! written to, or else from time to time.
+//!
+//! `PRAGMA data_version` on a connection of its own changes with every commit of another one. A change says
+//! nothing about whose row it was, and every heartbeat is one, so the rows that somebody waits for are read again,
+//! and those are told that may be free now or sooner than before. The thread ends when nothing is watched.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+
+use super::conn::{self, Conn, Durability};
+use super::error::SqliteError;
+use super::notice::{Bell, Notice};
+use super::row::Row;
+use super::{Place, Sqlite, Which};
+use crate::lease::{LockRecord, transition};
+use crate::model::error::{Error, Result};
+use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// The time between two looks, where writes are not noticed, or come without a pause.
+const PAUSE: Duration = Duration::from_millis(5);
+/// At most this part of the time goes into looking, however many rows are watched,
+const SHARE: u32 = 20;
+/// unless looks take long, or the process was stopped in one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The time between two looks where writes are noticed and none comes; also for the file's place.
+const IDLE: Duration = Duration::from_millis(100);
+/// From the write of a commit that needs no sync until it is to be seen.
+const COMMIT: Duration = Duration::from_millis(1);
+/// Looks go on for so long after a write: there may be another commit beside the one that was seen.
+const CLOSE: Duration = Duration::from_millis(20);
+/// The same while no commit was seen: its sync may take long.
+const SYNC: Duration = Duration::from_secs(1);
+/// How long the store's end waits for the thread.
+const END: Duration = Duration::from_secs(1);
+
+const LOOK: &str = "look whether the database has changed";
+
+/// The watching of one client.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// `None`: the thread ends, or is not there.
+    shared: Arc<Mutex<Option<Watched>>>,
+    thread: Mutex<Option<Thread>>,
+    /// How many eyes there were.
+    eyes: AtomicU64,
+}
+
+/// What is watched, and whom to tell.
+#[derive(Debug)]
+struct Watched {
+    /// As each was seen last.
+    rows: HashMap<String, LockRecord>,
+    to: Sender<String>,
+    /// Ends the thread's sleep.
+    bell: Bell,
+    /// The number of the eye that looks.
+    eye: u64,
+}
+
+/// The thread's view of the file.
+struct Eye {
+    /// An earlier eye that was not waited for must end and not go on with what is watched now.
+    number: u64,
+    place: Place,
+    conn: Conn,
+    /// As it was seen last.
+    version: i64,
+    notice: Notice,
+    shared: Arc<Mutex<Option<Watched>>>,
+}
+
+/// Which state of the file a connection sees: another number after every commit of another connection.
+fn version(conn: &Connection, path: &Path) -> Result<i64, SqliteError> {
+    let ask = || conn.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0));
+    ask().map_err(|source| SqliteError::Engine { path: path.to_owned(), doing: LOOK, source })
+}
+
+impl Sqlite {
+    /// [`Backend::wake`](super::Backend::wake)
+    pub(super) fn watch(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        if keys.is_empty() {
+            self.watch.end(by.instant());
+            return Ok(true);
+        }
+        let mut thread = self.watch.thread.lock();
+        let shared = &self.watch.shared;
+        let known: Option<HashSet<String>> = shared.lock().as_ref().map(|w| w.rows.keys().cloned().collect());
+        // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
+        let eye = match known {
+            Some(_) => None,
+            None => Some(self.eye(by).map_err(|error| self.place.explained(error))?),
+        };
+        let known = known.unwrap_or_default();
+        let mut fresh = HashMap::new();
+        for key in keys.iter().filter(|key| !known.contains(*key)) {
+            let page = self.read_page(&Which::Key(key.clone()), None, by)?;
+            fresh.extend(page.records.into_iter().map(|seen| (key.clone(), seen.record)));
+        }
+        let keys: HashSet<&String> = keys.iter().collect();
+        let mut watched = shared.lock();
+        match (&mut *watched, eye) {
+            (Some(watched), _) => {
+                watched.rows.retain(|key, _| keys.contains(key));
+                for (key, row) in fresh {
+                    watched.rows.entry(key).or_insert(row);
+                }
+                watched.to = to;
+            }
+            (None, Some(eye)) => {
+                let (bell, number) = (eye.notice.bell(), eye.number);
+                *thread = Some(Thread::spawn("leasehold-file", move || eye.run())?);
+                *watched = Some(Watched { rows: fresh, to, bell, eye: number });
+            }
+            (None, None) => return Err(SqliteError::Moved { path: self.place.path.clone() }.into()),
+        }
+        Ok(true)
+    }
+
+    fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
+        self.place.check()?;
+        let mut conn = conn::open(&self.place.path, self.place.file, Durability::Process, by)?;
+        conn.protect(&self.place.path, by)?;
+        // The one that was opened.
+        self.place.check()?;
+        let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
+        let doing = "watch the file";
+        let path = &self.place.path;
+        let notice = Notice::new(path).map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
+        let number = self.watch.eyes.fetch_add(1, Ordering::SeqCst);
+        Ok(Eye { number, place: self.place.clone(), conn, version, notice, shared: self.watch.shared.clone() })
+    }
+}
+
+impl Eye {
+    fn run(mut self) {
+        let mut spent = Duration::ZERO;
+        let mut place_at = Instant::now() + IDLE;
+        // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
+        let mut written: Option<(Instant, bool)> = None;
+        loop {
+            if written.is_some() || !self.notice.is_told() {
+                self.notice.wait(pause(spent));
+                // A commit makes several writes; the last ones may be noticed after it was seen.
+                if self.notice.take_writes() {
+                    written = written.map(|(_, seen)| (Instant::now(), seen));
+                }
+            } else if self.notice.wait_for_write(IDLE) {
+                written = Some((Instant::now(), false));
+                self.notice.wait(COMMIT);
+            }
+            if self.shared.lock().as_ref().is_none_or(|watched| watched.eye != self.number) {
+                return;
+            }
+            let started = Instant::now();
+            let also_place = started >= place_at;
+            if also_place {
+                place_at = started + IDLE;
+            }
+            match self.look(also_place) {
+                Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
+                Err(error) => {
+                    log::debug!(target: "leasehold::sqlite", "waiters are not told any more: {}", Error::from(error));
+                    self.shared.lock().take_if(|watched| watched.eye == self.number);
+                    return;
+                }
+                Ok(is_changed) => {
+                    let seen = written.map(|(at, seen)| (at, seen || is_changed));
+                    written = seen.filter(|(at, seen)| at.elapsed() < if *seen { CLOSE } else { SYNC });
+                }
+            }
+            spent = started.elapsed();
+        }
+    }
+
+    /// Whether the file has changed since the last look; tells whose row did.
+    fn look(&mut self, also_place: bool) -> Result<bool, SqliteError> {
+        if also_place {
+            self.place.check()?;
+        }
+        let version = version(&self.conn, &self.place.path)?;
+        if version == self.version {
+            return Ok(false);
+        }
+        let mut watched = self.shared.lock();
+        let mine = watched.as_mut().filter(|watched| watched.eye == self.number);
+        let Some(Watched { rows, to, .. }) = mine else { return Ok(false) };
+        for (key, seen) in rows {
+            let now = match Row::read(&self.conn, &self.place.path, key) {
+                Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
+                // Who waits for it sees it for itself.
+                Err(SqliteError::Damaged { .. }) => LockRecord::missing(key),
+                Err(error) => return Err(error),
+            };
+            if transition::frees(seen, &now) || has_come_and_gone(seen, &now) {
+                // Nobody listens any more: then the next call says so, too.
+                let _ = to.send(key.clone());
+            }
+            *seen = now;
+        }
+        // Not before: what is busy now is looked at again.
+        self.version = version;
+        Ok(true)
+    }
+}
+
+/// The time between a look that took so long and the next one.
+fn pause(spent: Duration) -> Duration {
+    spent.saturating_mul(SHARE).clamp(PAUSE, LONGEST_PAUSE)
+}
+
+/// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see.
+fn has_come_and_gone(before: &LockRecord, now: &LockRecord) -> bool {
+    let newest_stands = now.exclusive.as_ref().is_some_and(|holder| holder.token == now.token);
+    now.token != before.token && !newest_stands
+}
+
+impl Watch {
+    /// Ends the thread, and waits for it until `by`.
+    fn end(&self, by: Instant) {
+        if let Some(watched) = self.shared.lock().take() {
+            watched.bell.ring();
+        }
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            thread.join_by(by);
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.end(far_from(Instant::now(), END));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::tests::{soon, store};
+
+    #[test]
+    fn a_share_of_the_time_is_looked_and_a_frozen_look_is_not_slept_for() {
+        let ms = Duration::from_millis;
+        assert_eq!([ms(0), ms(1), ms(10)].map(pause), [PAUSE, ms(20), ms(200)]);
+        assert_eq!([ms(600_000), Duration::MAX].map(pause), [LONGEST_PAUSE; 2]);
+    }
+
+    /// As when `end` did not wait for it any longer.
+    #[test]
+    fn an_eye_that_was_left_behind_ends_beside_a_new_one() {
+        let (folder, store) = store();
+        let old = store.eye(&soon()).unwrap();
+        old.notice.bell().ring();
+        let (to, _told) = crossbeam_channel::unbounded();
+        assert!(store.watch(&["k".to_owned()], to, &soon()).unwrap());
+        let thread = Thread::spawn("old-eye", move || old.run()).unwrap();
+        let has_ended = thread.wait_until(Instant::now() + Duration::from_secs(5));
+        assert!(store.watch.shared.lock().is_some(), "the new one goes on");
+        drop(store);
+        assert!(has_ended);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,43 @@
+//! What was seen in a store, as users read it.
+
+use super::{Attempt, Seen};
+use crate::lease::{Holder, Mode, StoreTime};
+use crate::model::lease_status::LeaseStatus;
+use crate::model::lock::{KeyStatus, Lock, LockStatus};
+
+impl Lock {
+    /// What this acquisition was granted.
+    pub(crate) fn granted(attempt: &Attempt, holder: &Holder, now: StoreTime) -> Self {
+        let lock = Lock::found(&attempt.key, attempt.ask.mode, holder, now);
+        Lock { sent_once: attempt.sends == 1, ..lock }
+    }
+}
+
+impl LockStatus {
+    pub(crate) fn new(seen: &Seen, mode: Mode, holder: &Holder) -> Self {
+        LockStatus::at(&seen.record.key, mode, holder, seen.now, seen.is_live(holder))
+    }
+
+    /// All live holders of what was seen.
+    pub(crate) fn live(seen: &Seen) -> Vec<LockStatus> {
+        seen.live().map(|(mode, h)| LockStatus::new(seen, mode, h)).collect()
+    }
+}
+
+impl KeyStatus {
+    pub(crate) fn new(seen: &Seen) -> Self {
+        let record = &seen.record;
+        KeyStatus {
+            key: record.key.clone(),
+            token: record.token,
+            holders: record.holders().map(|(mode, h)| LockStatus::new(seen, mode, h)).collect(),
+        }
+    }
+}
+
+impl LeaseStatus {
+    /// A holder of the record that was seen, at this time of the store.
+    pub(crate) fn new(seen: &Seen, holder: &Holder, now: StoreTime) -> Self {
+        LeaseStatus::at(&seen.record.key, holder, now, seen.is_live(holder), seen.record.pins.clone())
+    }
+}

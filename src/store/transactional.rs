@@ -1,0 +1,88 @@
+//! Acquire, renew and release for stores that apply the pure transitions inside a serializable transaction.
+
+use super::{Acquired, Attempt, Released, Renewal, Renewed, Seen};
+use crate::lease::record::FORMAT_MAJOR;
+use crate::lease::{AcquireAnswer, LockRecord, Refusal, ReleaseAnswer, RenewAnswer, Step, Times, transition};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::sys::deadline::Deadline;
+
+/// A store with serializable read-write transactions.
+pub trait Transactional {
+    /// Reads the record of `key` (a missing one where there is no row), applies `transition` and
+    /// writes its record if it gives one, all in one transaction. `issues_token`: what is written
+    /// must be on disk before this returns.
+    ///
+    /// A store may stamp what it writes with the time of its commit; then what stands says it.
+    fn transact<A: Send + 'static>(
+        &self,
+        key: &str,
+        issues_token: bool,
+        by: &Deadline,
+        transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
+    ) -> Result<Transacted<A>>;
+}
+
+/// How a transaction went.
+#[derive(Debug)]
+pub enum Transacted<A> {
+    /// It is committed, or there was nothing to write. What stands now.
+    Done(A, Seen),
+    /// The commit was not answered.
+    Unknown(Error),
+}
+
+/// [`Backend::acquire`](super::Backend::acquire)
+pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
+    let ask = attempt.ask.clone();
+    let transition = move |record: &LockRecord, times: &Times| transition::acquire(record, &ask, times);
+    let (answer, seen) = match store.transact(&attempt.key, true, by, transition)? {
+        Transacted::Done(answer, seen) => (answer, seen),
+        Transacted::Unknown(error) => return Ok(Acquired::Unknown(error)),
+    };
+    match answer {
+        AcquireAnswer::Granted { holder, repeated } => {
+            let holder = seen.record.standing(attempt.grant()).map_or(holder, |(_, stands)| stands.clone());
+            Ok(Acquired::Granted { holder, repeated, now: seen.now })
+        }
+        AcquireAnswer::Refused(Refusal::NewerFormat) => Err(newer_format(&seen.record)),
+        AcquireAnswer::Refused(_) => Ok(Acquired::Refused(seen)),
+    }
+}
+
+/// [`Backend::renew`](super::Backend::renew)
+pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+    let Renewal { lease, may_end_endless } = renewal;
+    let grant = attempt.grant().clone();
+    let transacted = store.transact(&attempt.key, false, by, move |record, times| {
+        transition::renew(record, &grant, lease, may_end_endless, times)
+    })?;
+    Ok(match transacted {
+        Transacted::Done(RenewAnswer::Until(until), seen) => {
+            let until = seen.record.standing(attempt.grant()).map_or(until, |(_, stands)| stands.until);
+            Renewed::Until { until, now: seen.now }
+        }
+        Transacted::Done(RenewAnswer::Lost, seen) => Renewed::Lost(seen),
+        Transacted::Unknown(error) => Renewed::Unknown(error),
+    })
+}
+
+/// [`Backend::release`](super::Backend::release)
+pub fn release(store: &impl Transactional, attempt: &Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+    let how = if give_up { transition::give_up } else { transition::release };
+    let grant = attempt.grant().clone();
+    let transacted = store.transact(&attempt.key, false, by, move |record, times| how(record, &grant, times))?;
+    Ok(match transacted {
+        Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
+        Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,
+        Transacted::Done(ReleaseAnswer::HeldByOther, seen) => Released::HeldByOther(seen),
+        Transacted::Unknown(error) => Released::Unknown(error),
+    })
+}
+
+/// The error for a row that a newer major version wrote.
+pub fn newer_format(record: &LockRecord) -> Error {
+    let (major, minor) = record.format;
+    let message =
+        format!("its record has format {major}.{minor}; this version of leasehold reads up to {FORMAT_MAJOR}.x");
+    Error::new(ErrorKind::Schema, message)
+}

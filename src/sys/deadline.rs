@@ -1,0 +1,140 @@
+//! Until when a call may take, and what may end it earlier.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+
+use crate::sys::cancel::CancelToken;
+
+/// Until when a call may take. Every call to a store returns by then, whatever the network does.
+#[derive(Clone, Debug)]
+pub struct Deadline {
+    at: Instant,
+    cancels: Vec<CancelToken>,
+    /// Until when a call may wait for what the store has begun, and how long each of its requests may take.
+    long: Option<(Instant, Duration)>,
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// The deadline is over.
+    Over,
+    /// The event came.
+    Event,
+    /// The limit has passed.
+    Limit,
+}
+
+impl Deadline {
+    /// Ends at `at`.
+    pub fn at(at: Instant) -> Self {
+        Deadline { at, cancels: Vec::new(), long: None }
+    }
+
+    /// Ends `after` from now.
+    pub fn after(after: Duration) -> Self {
+        Deadline::at(far_from(Instant::now(), after))
+    }
+
+    /// The same, but over as soon as `cancel` is cancelled.
+    pub fn or_cancel(mut self, cancel: &CancelToken) -> Self {
+        self.cancels.push(cancel.clone());
+        self
+    }
+
+    /// The same, but over at the latest `after` from now.
+    pub fn within(mut self, after: Duration) -> Self {
+        self.at = self.at.min(far_from(Instant::now(), after));
+        self
+    }
+
+    /// The same, but a call that the store has begun to serve may wait for `after` from now: see [`long`](Self::long).
+    pub fn with_long(mut self, after: Duration) -> Self {
+        self.long = Some((far_from(Instant::now(), after), self.remaining()));
+        self
+    }
+
+    /// For what the store takes long for, like making a table. Each request on the way has a deadline of its own, by
+    /// [`of_request`](Self::of_request), so that a store that does not answer is noticed as soon as by any call.
+    pub fn long(&self) -> Deadline {
+        Deadline { at: self.long.map_or(self.at, |(at, _)| at), ..self.clone() }
+    }
+
+    /// The deadline of a request that begins now.
+    pub fn of_request(&self) -> Deadline {
+        self.clone().within(self.long.map_or(Duration::MAX, |(_, each)| each))
+    }
+
+    /// When it ends if nothing is cancelled.
+    pub fn instant(&self) -> Instant {
+        self.at
+    }
+
+    /// What is left; zero when it is over.
+    pub fn remaining(&self) -> Duration {
+        if self.cancels.iter().any(CancelToken::is_cancelled) {
+            return Duration::ZERO;
+        }
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether no time is left.
+    pub fn is_over(&self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    /// Waits until it is over, for whatever reason.
+    pub fn wait(&self) {
+        self.wait_for(Duration::MAX);
+    }
+
+    /// Waits until it is over or `limit` has passed; tells whether time is left.
+    pub fn wait_for(&self, limit: Duration) -> bool {
+        self.wait_for_or(limit, &crossbeam_channel::never())
+    }
+
+    /// The same, but a message on `event`, which it takes, ends the wait, too.
+    pub fn wait_for_or(&self, limit: Duration, event: &Receiver<()>) -> bool {
+        self.wait_for_event(limit, event) != Waited::Over
+    }
+
+    /// The same, and tells what ended the wait.
+    pub fn wait_for_event(&self, limit: Duration, event: &Receiver<()>) -> Waited {
+        let until = self.at.min(far_from(Instant::now(), limit));
+        let mut select = crossbeam_channel::Select::new();
+        select.recv(event);
+        self.also_wait(&mut select);
+        let _ = select.ready_deadline(until);
+        match event.try_recv() {
+            _ if self.is_over() => Waited::Over,
+            Ok(()) => Waited::Event,
+            Err(_) => Waited::Limit,
+        }
+    }
+
+    /// Waits until one of `events` is ready, without taking anything, or until `limit` has passed.
+    pub fn wait_for_any<'a>(&'a self, limit: Duration, events: impl Iterator<Item = &'a Receiver<()>>) -> bool {
+        let until = self.at.min(far_from(Instant::now(), limit));
+        let mut select = crossbeam_channel::Select::new();
+        events.for_each(|event| {
+            select.recv(event);
+        });
+        self.also_wait(&mut select);
+        let _ = select.ready_deadline(until);
+        !self.is_over()
+    }
+
+    /// Lets `select` become ready when this is cancelled.
+    pub fn also_wait<'a>(&'a self, select: &mut crossbeam_channel::Select<'a>) {
+        for cancel in &self.cancels {
+            select.recv(cancel.cancelled());
+        }
+    }
+}
+
+/// `after` from `now`, or a hundred years where that can't be said.
+pub fn far_from(now: Instant, after: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    now.checked_add(after.min(CENTURY)).unwrap_or(now)
+}

@@ -1,0 +1,300 @@
+//! The hidden runtime: one thread that drives the futures of an async SDK for callers that block.
+//!
+//! What the SDK needs (its client, its connections) is made, used and dropped on that thread. A caller hands
+//! over a closure that makes a future there, and waits on a channel until its own deadline. So nothing ever
+//! blocks on a future on the caller's thread, which may well be running somebody's async task. While there
+//! is nothing to do the thread sleeps; it ends with its handle.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::Poll;
+
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+use super::deadline::Deadline;
+use super::thread::Thread;
+use crate::model::error::{Error, ErrorKind, Result};
+
+/// Futures of an SDK are large, above all in a debug build.
+const STACK: usize = 8 * 1024 * 1024;
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+type Job<C> = Box<dyn FnOnce(Rc<C>) -> Task + Send>;
+
+/// The handle of the thread, which owns a `C`. Dropping it ends the thread, without waiting for that.
+#[derive(Debug)]
+pub struct Driver<C> {
+    jobs: UnboundedSender<Job<C>>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// The deadline came or the call was cancelled. The future is dropped on its thread.
+    Over,
+    /// The future panicked; the thread goes on.
+    Panicked,
+    /// The thread is gone.
+    Ended,
+}
+
+impl<C: 'static> Driver<C> {
+    /// Starts the thread and makes what it owns there.
+    ///
+    /// `over`: the error to give if that takes longer than the deadline.
+    pub fn start<F, Fut>(by: &Deadline, init: F, over: impl FnOnce(Stopped) -> Error) -> Result<Driver<C>>
+    where
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = Result<C>> + 'static,
+    {
+        let (jobs, mut queue) = unbounded_channel::<Job<C>>();
+        let (ready, made) = crossbeam_channel::bounded(1);
+        // Disconnected when the caller is gone.
+        let (waiting, gone) = oneshot::channel();
+        Thread::spawn_with(STACK, "leasehold-driver", move || {
+            let runtime = match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let told = Error::new(ErrorKind::Store, "the hidden runtime can't be started").retryable();
+                    let _ = ready.send(Ok(Err(told.caused_by(error))));
+                    return;
+                }
+            };
+            // Entered until the last task is dropped: SDKs then start tasks of their own.
+            let _entered = runtime.enter();
+            let tasks = LocalSet::new();
+            tasks.block_on(&runtime, async {
+                let owned = match contained(init, gone).await {
+                    Ok(Ok(owned)) => Rc::new(owned),
+                    Ok(Err(error)) => return drop(ready.send(Ok(Err(error)))),
+                    Err(stopped) => return drop(ready.send(Err(stopped))),
+                };
+                if ready.send(Ok(Ok(()))).is_err() {
+                    return;
+                }
+                drop(ready);
+                while let Some(job) = queue.recv().await {
+                    tokio::task::spawn_local(job(owned.clone()));
+                }
+            });
+        })?;
+        let answer = wait(&made, by);
+        drop(waiting);
+        match answer {
+            Ok(Ok(Ok(()))) => Ok(Driver { jobs }),
+            Ok(Ok(Err(error))) => Err(error),
+            Ok(Err(stopped)) | Err(stopped) => Err(over(stopped)),
+        }
+    }
+
+    /// Makes a future on the thread and waits for it. When it returns because the deadline came, the future
+    /// is dropped soon after.
+    pub fn run<T, F, Fut>(&self, by: &Deadline, make: F) -> Result<T, Stopped>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<C>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let (done, answer) = crossbeam_channel::bounded(1);
+        let (waiting, gone) = oneshot::channel();
+        let job: Job<C> = Box::new(move |owned| {
+            Box::pin(async move {
+                let _ = done.send(contained(move || make(owned), gone).await);
+            })
+        });
+        self.jobs.send(job).map_err(|_| Stopped::Ended)?;
+        let answer = wait(&answer, by);
+        drop(waiting);
+        answer.and_then(|answer| answer)
+    }
+}
+
+/// Runs the future until the caller is gone; a panic ends the future and nothing else.
+async fn contained<T, Fut>(make: impl FnOnce() -> Fut, gone: oneshot::Receiver<()>) -> Result<T, Stopped>
+where
+    Fut: Future<Output = T>,
+{
+    let mut gone = pin!(gone);
+    let Ok(future) = catch_unwind(AssertUnwindSafe(make)) else {
+        return Err(Stopped::Panicked);
+    };
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        if gone.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(Stopped::Over));
+        }
+        // It is never polled again after a panic.
+        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+            Ok(Poll::Ready(done)) => Poll::Ready(Ok(done)),
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(_) => Poll::Ready(Err(Stopped::Panicked)),
+        }
+    })
+    .await
+}
+
+/// Waits for the answer, the deadline, or the deadline's cancel tokens.
+fn wait<T>(answer: &crossbeam_channel::Receiver<T>, by: &Deadline) -> Result<T, Stopped> {
+    let mut select = crossbeam_channel::Select::new();
+    select.recv(answer);
+    by.also_wait(&mut select);
+    let _ = select.ready_deadline(by.instant());
+    // An answer that is there counts, whatever else is.
+    answer.try_recv().map_err(|error| match error {
+        crossbeam_channel::TryRecvError::Empty => Stopped::Over,
+        crossbeam_channel::TryRecvError::Disconnected => Stopped::Ended,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::sys::cancel::CancelToken;
+
+    fn driver() -> Driver<u32> {
+        let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
+        Driver::start(&soon(), || async { Ok(7) }, over).unwrap()
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(20))
+    }
+
+    /// Tells when it is dropped, and on which thread.
+    struct Told(crossbeam_channel::Sender<Option<String>>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let _ = self.0.send(std::thread::current().name().map(str::to_owned));
+        }
+    }
+
+    #[test]
+    fn a_future_runs_on_the_thread_with_what_it_owns() {
+        let name = driver().run(&soon(), |owned| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            (*owned, std::thread::current().name().map(str::to_owned))
+        });
+        assert_eq!(name, Ok((7, Some("leasehold-driver".to_owned()))));
+    }
+
+    #[test]
+    fn it_works_and_is_dropped_inside_async_tasks() {
+        let in_task = || {
+            let driver = driver();
+            assert_eq!(driver.run(&soon(), |_| async { tokio::task::yield_now().await }), Ok(()));
+        };
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async { in_task() });
+    }
+
+    #[test]
+    fn a_deadline_and_a_cancel_end_the_call_and_drop_the_future() {
+        let driver = driver();
+        let cancel = CancelToken::new();
+        for by in [Deadline::after(Duration::from_millis(50)), soon().or_cancel(&cancel)] {
+            let (told, dropped) = crossbeam_channel::unbounded();
+            let started = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    cancel.cancel();
+                });
+                let told = Told(told);
+                let answer = driver.run(&by, move |_| async move {
+                    let _told = told;
+                    std::future::pending::<()>().await
+                });
+                assert_eq!(answer, Err(Stopped::Over));
+            });
+            assert!(started.elapsed() < Duration::from_secs(5));
+            let thread = dropped.recv_timeout(Duration::from_secs(5)).unwrap();
+            assert_eq!(thread.as_deref(), Some("leasehold-driver"));
+        }
+    }
+
+    #[test]
+    fn a_panic_is_contained() {
+        let driver = driver();
+        let make = |panics: bool| move |_| async move { assert!(!panics, "as asked") };
+        assert_eq!(driver.run(&soon(), make(true)), Err(Stopped::Panicked));
+        assert_eq!(driver.run(&soon(), make(false)), Ok(()));
+        let init = || async { panic!("as asked") };
+        let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
+        assert!(Driver::<u32>::start(&soon(), init, over).unwrap_err().to_string().contains("Panicked"));
+    }
+
+    #[test]
+    fn the_handle_ends_the_thread_and_what_it_owns() {
+        let (told, dropped) = crossbeam_channel::unbounded();
+        let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
+        let driver = Driver::start(&soon(), || async { Ok(Told(told)) }, over).unwrap();
+        drop(driver);
+        let thread = dropped.recv_timeout(Duration::from_secs(5)).unwrap();
+        assert_eq!(thread.as_deref(), Some("leasehold-driver"));
+    }
+
+    /// Measures, too: `cargo test --release --lib --features dynamodb -- --nocapture the_way`
+    #[test]
+    fn the_way_there_and_back() {
+        let driver = driver();
+        let mut times: Vec<Duration> = (0..20_000)
+            .map(|_| {
+                let started = Instant::now();
+                assert_eq!(driver.run(&soon(), |owned| async move { *owned }), Ok(7));
+                started.elapsed()
+            })
+            .collect();
+        times.sort();
+        println!("median {:?}, p99 {:?}", times[10_000], times[19_800]);
+    }
+
+    /// All of them under way at the same time.
+    #[test]
+    fn thousands_of_callers_at_once() {
+        const CALLERS: usize = 3_000;
+        let (driver, all) = (driver(), std::sync::Arc::new(tokio::sync::Barrier::new(CALLERS)));
+        std::thread::scope(|scope| {
+            for _ in 0..CALLERS {
+                let (driver, all) = (&driver, all.clone());
+                let call = move || {
+                    let answer = driver.run(&soon(), move |owned| async move {
+                        all.wait().await;
+                        *owned
+                    });
+                    assert_eq!(answer, Ok(7));
+                };
+                std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, call).unwrap();
+            }
+        });
+    }
+
+    /// How often this thread has gone to sleep or was stopped.
+    #[cfg(target_os = "linux")]
+    fn switches(thread: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+        let numbers = status.lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<u64>().ok());
+        numbers.sum()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_runtime_without_work_does_nothing() {
+        let driver = driver();
+        let thread = driver.run(&soon(), |_| async { std::fs::read_link("/proc/thread-self") }).unwrap().unwrap();
+        let thread = thread.file_name().unwrap().to_str().unwrap().to_owned();
+        // It may still be on its way to sleep.
+        std::thread::sleep(Duration::from_millis(300));
+        let before = switches(&thread);
+        std::thread::sleep(Duration::from_millis(700));
+        assert_eq!(switches(&thread), before, "it woke with nothing to do");
+        assert_eq!(driver.run(&soon(), |owned| async move { *owned }), Ok(7));
+        assert!(switches(&thread) > before);
+    }
+}

@@ -1,0 +1,11 @@
+//! What the machine gives: clocks, deadlines, cancelling, threads, the hidden runtime.
+
+pub(crate) mod cancel;
+pub mod clock;
+pub mod deadline;
+#[cfg(feature = "_async")]
+pub mod driver;
+pub(crate) mod log;
+pub(crate) mod observing;
+pub(crate) mod process;
+pub(crate) mod thread;

@@ -1,0 +1,78 @@
+//! Named threads that can be waited for with a bound.
+
+use std::convert::Infallible;
+use std::thread::{Builder, JoinHandle, ThreadId};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+
+use crate::model::error::{Error, ErrorKind, Result};
+
+/// Enough for a request to an embedded store; ten thousand guards must fit.
+const STACK: usize = 256 * 1024;
+/// What code of the user's may expect, as on any thread of the standard library.
+const USERS_STACK: usize = 2 * 1024 * 1024;
+
+/// A thread of ours.
+#[derive(Debug)]
+pub struct Thread {
+    handle: JoinHandle<()>,
+    // Never sent on: disconnected when the thread's body is over.
+    over: Receiver<Infallible>,
+}
+
+impl Thread {
+    /// Starts a thread with a name that `ps -L` and debuggers show.
+    pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
+        Thread::spawn_with(STACK, name, body)
+    }
+
+    /// The same for code of the user's.
+    pub fn spawn_for_user(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
+        Thread::spawn_with(USERS_STACK, name, body)
+    }
+
+    /// The same with a stack of this size, of which only what is used costs memory.
+    pub fn spawn_with(stack: usize, name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
+        let (running, over) = crossbeam_channel::bounded(0);
+        let builder = Builder::new().name(name.to_owned()).stack_size(stack);
+        let handle = builder
+            .spawn(move || {
+                let _running = running;
+                body();
+            })
+            .map_err(|e| {
+                let message = format!("the thread {name:?} can't be started; too many threads?");
+                Error::new(ErrorKind::Store, message).retryable().caused_by(e)
+            })?;
+        Ok(Thread { handle, over })
+    }
+
+    /// Which thread it is.
+    pub fn id(&self) -> ThreadId {
+        self.handle.thread().id()
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        self.over.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    /// Waits for its end until `by`; tells whether it ended. Called on the thread itself, it does not wait.
+    pub fn wait_until(&self, by: Instant) -> bool {
+        if std::thread::current().id() == self.id() {
+            return false;
+        }
+        self.over.recv_deadline(by) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    /// The same, then lets it go on by itself.
+    pub fn join_by(self, by: Instant) -> bool {
+        let ended = self.wait_until(by);
+        if ended {
+            // Its body is over, a panic was contained in it: this returns at once.
+            let _ = self.handle.join();
+        }
+        ended
+    }
+}
