@@ -207,6 +207,24 @@ fn some_words_stand_in_few_places_only() {
     }
 }
 
+/// Whether a lease is over is one rule for the holder (`Terms::held_until`) and one for everybody else, who asks what
+/// was seen: a store that has a grace takes it off its time in one place.
+#[test]
+fn a_lease_ends_by_two_rules_only() {
+    let (holder, others) = (Path::new("src/engine/options.rs"), Path::new("src/store/dynamodb/estimate.rs"));
+    for path in files("src", "rs").into_iter().filter(|path| !path.starts_with("src/cli")) {
+        let code = code(&path);
+        let taken_off = code.split("- ").chain(code.split("minus(")).skip(1).map(|rest| {
+            let end = rest.find(|c: char| !c.is_alphanumeric() && !"_.".contains(c)).unwrap_or(rest.len());
+            rest[..end].rsplit('.').next().unwrap_or_default()
+        });
+        for what in taken_off.filter(|what| what.ends_with("margin") || *what == "grace") {
+            let here = if what == "grace" { others } else { holder };
+            assert_eq!(path, here, "it takes off the {what}");
+        }
+    }
+}
+
 #[test]
 fn each_unsafe_block_says_why_it_is_sound() {
     for path in files("src/capi", "rs") {

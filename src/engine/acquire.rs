@@ -7,7 +7,7 @@ use super::family::{Family, give_up};
 use super::queue::{May, Ticket};
 use crate::engine::options::MAX_ACQUIRE_LEASE;
 use crate::engine::poll::{Begin, FIRST_WARNING};
-use crate::engine::spec::{Chain, Granted, Obtained, Patience, Want, local_end};
+use crate::engine::spec::{Chain, Granted, Obtained, Patience, Want};
 use crate::lease::{Lease, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
@@ -321,9 +321,11 @@ impl<'a> Wait<'a> {
             let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
-                    let end = local_end(sent, holder.until, now);
-                    let end = if repeated { end.min(first_sent + lease) } else { end };
-                    let held_until = end - terms.first_margin();
+                    let mut held_until = terms.first_held_until(sent, holder.until, now);
+                    if repeated {
+                        let lease = Lease::For(lease).end(now);
+                        held_until = held_until.min(terms.first_held_until(first_sent, lease, now));
+                    }
                     if clock.now() >= held_until {
                         // It came so late that nobody could use it.
                         self.undo(attempt, overall);
@@ -402,7 +404,7 @@ impl<'a> Wait<'a> {
                 Ok(Renewed::Until { until, now }) => {
                     granted.holder.until = until;
                     granted.now = now;
-                    granted.held_until = local_end(sent, until, now) - self.want.wanted.terms.margin;
+                    granted.held_until = self.want.wanted.terms.held_until(sent, until, now);
                     if clock.now() >= granted.held_until {
                         self.undo(granted.attempt, overall);
                         return Err(Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable());

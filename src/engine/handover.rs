@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::family::{ends_hold, give_up};
 use super::hold::Hold;
-use crate::engine::spec::{Chain, Granted, Wanted, local_end};
+use crate::engine::spec::{Chain, Granted, Wanted};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{ErrorKind, Result};
 use crate::model::lock::LockStatus;
@@ -55,7 +55,7 @@ impl Hold {
         attempt.sends = 1;
         match ends_hold(|| setup.backend.acquire(&mut attempt, &deadline), Acquired::Unknown) {
             Ok(Acquired::Granted { holder, now, .. }) => {
-                let held_until = local_end(sent, holder.until, now) - terms.first_margin();
+                let held_until = terms.first_held_until(sent, holder.until, now);
                 let chain = Chain { times: self.chain.times + 1, ..self.chain };
                 let granted = Granted { attempt, holder, now, held_until, chain };
                 match next.give(granted) {

@@ -12,7 +12,7 @@ use super::loss_watch::LossWatch;
 use super::queue::Queues;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
-use crate::engine::spec::{Chain, Granted, local_end};
+use crate::engine::spec::{Chain, Granted};
 use crate::lease::{End, Lease, Mode, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
@@ -318,7 +318,7 @@ impl Hold {
                 Renewed::Unknown(error) => return Err(error),
             },
         };
-        let held_until = local_end(sent, until, now) - self.setup.terms.margin;
+        let held_until = self.setup.terms.held_until(sent, until, now);
         Ok(Answer::Stands { held_until, until, now })
     }
 

@@ -81,7 +81,7 @@ impl World {
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
             panic!("it is free")
         };
-        let held_until = local_end(sent, holder.until, now) - LEASE / 10;
+        let held_until = wanted().terms.held_until(sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         let setup = Setup {
             backend: store.clone(),

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
-use crate::lease::{Labels, Lease};
+use crate::lease::{End, Labels, Lease, StoreTime};
 use crate::model::error::{Error, Result};
 use crate::model::key::check_text;
 use crate::store;
@@ -127,13 +127,29 @@ impl Terms {
         fits && self.first_lease_at(now) > self.first_margin()
     }
 
+    /// Until when the holder counts itself as such, where the store said at its `now` that the lease ends at `until`:
+    /// counted from before the request was `sent`, less the margin.
+    pub fn held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
+        local_end(sent, until, now) - self.margin
+    }
+
+    /// The same of the first lease.
+    pub fn first_held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
+        local_end(sent, until, now) - self.first_margin()
+    }
+
     /// The margin of the first lease, which is shorter than the one that follows it.
-    pub fn first_margin(&self) -> Duration {
+    fn first_margin(&self) -> Duration {
         match self.lease {
             Lease::For(d) if d <= MAX_ACQUIRE_LEASE => self.margin,
             _ => self.margin.min(MAX_ACQUIRE_LEASE / 10),
         }
     }
+}
+
+/// The end of a lease on this host's clock: what the store says is left, counted from before the request was sent.
+fn local_end(sent: BootTime, until: End, now: StoreTime) -> BootTime {
+    until.left(now).map_or(BootTime::NEVER, |left| sent + left)
 }
 
 /// How the lease of a request was given.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::engine::options::Terms;
-use crate::lease::{Ask, End, GrantId, Holder, Labels, Mode, StoreTime};
+use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime};
 use crate::model::waiting::Waiting;
 use crate::store::{Attempt, Seen};
 use crate::sys::cancel::CancelToken;
@@ -92,9 +92,4 @@ pub enum Obtained {
     /// Others hold it, or wait for it in this process, and the patience is over. Who was seen to
     /// hold it, if it came to a look.
     Refused(Option<Seen>),
-}
-
-/// The end of a lease on this host's clock: what the store says is left, counted from before the request was sent.
-pub fn local_end(sent: BootTime, until: End, now: StoreTime) -> BootTime {
-    until.left(now).map_or(BootTime::NEVER, |left| sent + left)
 }

@@ -188,13 +188,8 @@ impl Backend for Memory {
         if let Which::Key(key) = which {
             return Ok(Page { records: vec![seen(records.get(key), &times)], next: None });
         }
-        let matches = |record: &LockRecord| match which {
-            Which::Key(key) => record.key == *key,
-            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
-            Which::LockId(id) => record.holders().any(|(_, h)| h.lock_id == *id),
-        };
         let after = |record: &&LockRecord| from.as_ref().is_none_or(|from| record.key > *from);
-        let mut found = records.by_key.values().filter(after).filter(|record| matches(record));
+        let mut found = records.by_key.values().filter(after).filter(|record| which.matches(record));
         let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), &times)).collect();
         let next = found.next().and(page.last()).map(|last| last.record.key.clone());
         Ok(Page { records: page, next })

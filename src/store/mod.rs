@@ -305,6 +305,17 @@ pub enum Which {
     LockId(String),
 }
 
+impl Which {
+    /// Whether this record is one of them.
+    pub fn matches(&self, record: &LockRecord) -> bool {
+        match self {
+            Which::Key(key) => record.key == *key,
+            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+            Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
+        }
+    }
+}
+
 /// The answer to [`Backend::read`].
 #[derive(Debug)]
 pub struct Page {

@@ -7,7 +7,7 @@ use crate::api::client::{LockClient, attempt_of};
 use crate::api::update::Found;
 use crate::engine::hold::Callbacks;
 use crate::engine::options::{Terms, check_duration};
-use crate::engine::spec::{Chain, Granted, local_end};
+use crate::engine::spec::{Chain, Granted};
 use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
 use crate::lease::{Holder, Kind, LockRecord, Mode, Step, Times, backoff, transition};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -256,7 +256,7 @@ impl Leases {
         let now = found.seen.now;
         let granted = Granted {
             attempt: attempt_of(&status.lock),
-            held_until: local_end(found.asked, holder.until, now) - terms.margin,
+            held_until: terms.held_until(found.asked, holder.until, now),
             chain: Chain { times: 0, since: found.asked },
             holder,
             now,

@@ -37,7 +37,7 @@ impl Dynamodb {
             let key = key_of(&row, &self.place.partition_key).filter(|_| item::is_lock(&row));
             let Some(key) = key else { continue };
             match Found::new(&key, Some(row)) {
-                Ok(found) if matches(which, &found.record) => records.push(found.seen(&moment)),
+                Ok(found) if key != NOBODYS && which.matches(&found.record) => records.push(found.seen(&moment)),
                 Ok(_) => {}
                 Err(error) => {
                     log::warn!(target: "leasehold::dynamodb", key:?; "a damaged row is passed over: {error}");
@@ -107,13 +107,4 @@ impl Dynamodb {
 
 fn key_of(row: &Item, partition_key: &str) -> Option<String> {
     row.get(partition_key)?.as_s().ok().cloned()
-}
-
-fn matches(which: &Which, record: &LockRecord) -> bool {
-    record.key != NOBODYS
-        && match which {
-            Which::Key(key) => record.key == *key,
-            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
-            Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
-        }
 }

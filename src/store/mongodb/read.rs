@@ -52,7 +52,7 @@ impl Mongodb {
                 break;
             }
             match Found::new(&key, row) {
-                Ok(found) if matches(which, &found.record) => records.push(found.seen()),
+                Ok(found) if which.matches(&found.record) => records.push(found.seen()),
                 Ok(_) => {}
                 Err(error) if matches!(which, Which::LockId(_)) => {
                     log::warn!(target: "leasehold::mongodb", key:?; "a damaged document is passed over: {error}");
@@ -104,13 +104,5 @@ impl Mongodb {
     pub(super) fn server_time(&self, by: &Deadline) -> Result<StoreTime, MongodbError> {
         let hello = self.ask(by, |owned| async move { super::open::hello(&owned).await })?;
         super::open::local_time(&hello).ok_or_else(|| MongodbError::Config("the server does not say its time".into()))
-    }
-}
-
-fn matches(which: &Which, record: &LockRecord) -> bool {
-    match which {
-        Which::Key(key) => record.key == *key,
-        Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
-        Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
     }
 }

@@ -126,7 +126,7 @@ impl Spanner {
                     let (now, found) = Row::read(&row.map_err(told)?).map_err(SpannerError::Damaged)?;
                     let Some((name, row)) = found else { continue };
                     match place.record(&name, Some(&row)) {
-                        Ok(record) if matches(&which, &record) => {
+                        Ok(record) if which.matches(&record) => {
                             page.push(Read { now, row: Some(row), record }.seen());
                         }
                         Ok(_) => {}
@@ -146,12 +146,5 @@ impl Spanner {
             };
             handles.within(limit, read, heard).await.unwrap_or(Err(SpannerError::NotSent))
         })
-    }
-}
-
-fn matches(which: &Which, record: &LockRecord) -> bool {
-    match which {
-        Which::Key(_) | Which::Prefix(_) => true,
-        Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
     }
 }
