@@ -210,18 +210,40 @@ fn a_cancelled_wait_ends_at_once_in_every_phase() {
     }
 }
 
-/// The last guard takes the client with it, which has something to give up.
+/// The last handle takes the client with it, which has something to give up.
 #[test]
 fn the_last_drop_has_one_bound() {
+    type Last = fn(&LockClient) -> Box<dyn std::any::Any>;
+    let handles: [(&str, Last); 3] = [
+        ("guard", |client| Box::new(client.lock("job").expect("a lock"))),
+        ("leadership", |client| {
+            let election = client.election("job").build().expect("an election");
+            Box::new(election.campaign().expect("a term"))
+        }),
+        ("election", |client| {
+            // Its callback hangs: that takes all of the time.
+            let (release, stuck) = mpsc::channel::<()>();
+            let election =
+                client.election("job").on_won(move |_| stuck.recv().unwrap_or_default()).build().expect("an election");
+            election.campaign().and_then(leasehold::Leadership::resign).expect("a term");
+            Box::new((election, release))
+        }),
+    ];
     let bound = millis(2500);
-    let store = Store::memory();
-    let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
-    let guard = client.lock("job").expect("a lock");
-    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-    store.plan.always(Call::Release, Fault::HangBefore);
-    assert!(client.try_lock_for("other", millis(1)).is_err());
-    drop(client);
-    within("the last drop", bound, || drop(guard));
+    std::thread::scope(|scope| {
+        for (what, handle) in handles {
+            scope.spawn(move || {
+                let store = Store::memory();
+                let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
+                let last = handle(&client);
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                store.plan.always(Call::Release, Fault::HangBefore);
+                assert!(client.try_lock_for("other", millis(1)).is_err());
+                drop(client);
+                within(&format!("the last drop, of a {what}"), bound, || drop(last));
+            });
+        }
+    });
 }
 
 /// Closes the client when it hears of what is given up.

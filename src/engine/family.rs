@@ -20,6 +20,7 @@ use crate::store::{Attempt, Backend, Released};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::drop_bound::drop_by;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
@@ -45,8 +46,6 @@ pub struct Family {
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
-    /// Until when the drop may take, where it is a part of another one.
-    drop_by: Option<Instant>,
 }
 
 /// What works with a lock, and has to end before `close` releases it.
@@ -88,7 +87,6 @@ impl Family {
             obtaining: Mutex::default(),
             obtained: Condvar::new(),
             ends_first: Mutex::default(),
-            drop_by: None,
         })
     }
 
@@ -204,13 +202,6 @@ impl Family {
         })
     }
 
-    /// Lets go of a handle, the last one within what a drop has left.
-    pub fn let_go(self: Arc<Self>, by: Instant) {
-        if let Some(mut family) = Arc::into_inner(self) {
-            family.drop_by = Some(by);
-        }
-    }
-
     /// Ends everything within one bound. The first release that failed is its error.
     pub fn close(&self, bound: Duration) -> Result<()> {
         self.closing.cancel();
@@ -301,10 +292,9 @@ impl Drop for Family {
             return;
         }
         self.closing.cancel();
-        let now = Instant::now();
-        let by = self.drop_by.unwrap_or_else(|| far_from(now, self.options.drop_timeout));
+        let by = drop_by(self.options.drop_timeout);
         // What is asked to end needs a moment to do so.
-        let soon = by - by.saturating_duration_since(now) / 10;
+        let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);
         self.watcher.close(by);
     }

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod deadline;
 #[cfg(feature = "_async")]
 pub mod driver;
+pub(crate) mod drop_bound;
 pub(crate) mod log;
 pub(crate) mod observing;
 pub(crate) mod process;
