@@ -360,3 +360,29 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
         kept.release().expect("a release");
     });
 }
+
+/// The same for the thread that gives up what was not answered.
+#[test]
+fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
+    alone("what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
+        let store = Store::memory();
+        let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+        let abandon = |key: &str| {
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock_for(key, millis(1)).is_err());
+            assert!(!store.is_vacant(key));
+        };
+        no_new_threads();
+        abandon("first");
+        threads_again();
+        // The next call that comes along finds a thread.
+        let held = client.request("second").acquire().expect("a lock");
+        eventually("it is given up", || store.is_vacant("first"));
+        client.release(&held).expect("a release");
+
+        no_new_threads();
+        abandon("third");
+        drop(client);
+        assert!(store.is_vacant("third"), "nobody gave it up");
+    });
+}

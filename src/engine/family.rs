@@ -112,6 +112,7 @@ impl Family {
     pub fn obtaining(self: &Arc<Self>) -> Result<Obtaining> {
         // In a forked child the mutex may be held for ever.
         self.check_open()?;
+        self.undo.start_again();
         self.obtaining.lock().push(std::thread::current().id());
         let call = Obtaining(self.clone());
         // `close` may have looked before.
