@@ -169,6 +169,7 @@ impl Family {
             clock: self.clock.clone(),
             watcher: self.watcher.clone(),
             queues: self.queues.clone(),
+            undo: self.undo.clone(),
             observing: self.options.observing.clone(),
             terms,
             request_timeout: self.options.request_timeout,
