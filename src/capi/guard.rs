@@ -59,6 +59,10 @@ impl Guard {
         if let Err(error) = held.release_shared() {
             if error.kind() == ErrorKind::Lost {
                 self.was_lost.store(true, Ordering::SeqCst);
+                // A loss that was found before is told by its own callback; one that only the store knew of by nobody.
+                if self.loss.get().is_none() {
+                    self.watch.end(false);
+                }
             } else {
                 *self.guard.write() = Some(held);
             }
@@ -406,6 +410,30 @@ mod tests {
             drop(release);
             assert!(matches!(ensures.join(), Ok(Code::Lost | Code::Closed)));
         }
+    }
+
+    /// An operator released it, and the release is the first to hear of that.
+    #[cfg(unix)]
+    #[test]
+    fn a_release_that_comes_too_late_ends_the_descriptor() {
+        use std::io::Read;
+        use std::os::fd::FromRawFd;
+        use std::os::unix::net::UnixStream;
+
+        let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+        let Ok(held) = client.lock("k") else { panic!("no lock") };
+        let lock_id = held.lock_id().to_owned();
+        let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+        let mut descriptor = -1;
+        // SAFETY: a place that can be written to.
+        assert_eq!(unsafe { leasehold_guard_loss_descriptor(guard, &mut descriptor) }, Code::Ok);
+        // SAFETY: it is open, a socket, and nobody else's.
+        let mut descriptor = unsafe { UnixStream::from_raw_fd(descriptor) };
+        assert!(descriptor.set_read_timeout(Some(LONG)).is_ok());
+        assert!(client.unlock(&lock_id).is_ok());
+        assert_eq!(leasehold_guard_release(guard), Code::Lost);
+        assert!(matches!(descriptor.read(&mut [0; 8]), Ok(0)), "it stays silent");
+        assert_eq!(leasehold_guard_free(guard), Code::Ok);
     }
 
     /// The last handles take the client with them, which has something to give up.
