@@ -18,6 +18,7 @@ use crate::lease::{Labels, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Attempt, Backend, Released};
 use crate::sys::cancel::CancelToken;
+use crate::sys::caught::caught;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::drop_bound::drop_by;
@@ -305,7 +306,7 @@ impl Drop for Family {
 /// A call that ends a hold: a panic of the store's is an answer that did not come, for a drop may be under way.
 pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
     let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Ok(unknown(panicked())))
+    caught(call).unwrap_or_else(|| Ok(unknown(panicked())))
 }
 
 /// Repeats the giving up until it is answered or `deadline` is over.

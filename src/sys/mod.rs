@@ -1,6 +1,7 @@
 //! What the machine gives: clocks, deadlines, cancelling, threads, the hidden runtime.
 
 pub(crate) mod cancel;
+pub(crate) mod caught;
 pub mod clock;
 pub mod deadline;
 #[cfg(feature = "_async")]
