@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::heartbeat;
 use super::loss_watch::LossWatch;
 use super::queue::Queues;
+use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
 use crate::engine::spec::{Chain, Granted};
@@ -41,6 +42,7 @@ pub struct Setup {
     pub clock: Arc<Clock>,
     pub watcher: Arc<Watcher>,
     pub queues: Arc<Queues>,
+    pub undo: Arc<Undo>,
     pub observing: Observing,
     pub terms: Terms,
     pub request_timeout: Duration,
