@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use leasehold::internals::builder_over;
-use leasehold::internals::store::Renewed;
 use leasehold::internals::store::dynamodb::Estimate;
+use leasehold::internals::store::{Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::common::dynamodb::{Table, options};
@@ -222,6 +222,48 @@ fn an_undoing_that_is_not_answered_is_done_by_the_repeat() {
     assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
     refused(&idle, &mut late);
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn who_gives_up_what_it_could_not_undo_gives_it_back_too() {
+    needs_server!();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        clock.advance(Duration::from_secs(60));
+        at.proxy.add(Rule::next(2, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+        let mut late = attempt("k", mode);
+        assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+        // As the engine does when the call's time is over. The first try is not answered either.
+        assert!(matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+        let other = idle.release(&mut late, true, &soon()).unwrap();
+        assert!(matches!(other, Released::HeldByOther(_)), "{other:?}");
+        assert!(get(&at.beside, "k").record.given_up.contains(late.grant()));
+        refused(&at.beside, &mut exclusive("k"));
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    }
+}
+
+#[test]
+fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let (store, mut held) = holding(&at);
+    clock.advance(Duration::from_secs(60));
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+    let mut late = shared("k");
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    let mut joined = shared("k");
+    granted(&at.beside, &mut joined);
+    let seen = refused(&idle, &mut late);
+    assert_eq!(seen.record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
+    let (fence, record) = (seen.record.token, at.record("k"));
+    assert_eq!(record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
+    assert_eq!((record.token, record.given_up.len()), (fence, 1));
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+    assert!(matches!(at.beside.renew(&mut joined, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
 }
 
 #[test]

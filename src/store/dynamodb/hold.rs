@@ -10,7 +10,7 @@ use super::item;
 use super::send::Wrote;
 use super::{Dynamodb, Found};
 use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
-use crate::store::{Attempt, Released, Renewal, Renewed};
+use crate::store::{Acquired, Attempt, Released, Renewal, Renewed};
 use crate::sys::deadline::Deadline;
 
 impl Dynamodb {
@@ -63,6 +63,12 @@ impl Dynamodb {
         give_up: bool,
         by: &Deadline,
     ) -> Result<Released, DynamodbError> {
+        // Whom a doubted grant replaced gets the key back first: the release alone would leave it free beside them.
+        if let Some(old) = Dynamodb::doubted(attempt)
+            && let Acquired::Unknown(error) = self.settle_doubt(attempt, old, by)
+        {
+            return Ok(Released::Unknown(error));
+        }
         // A copy of it may be on its way.
         let stops = give_up || attempt.sends > 1;
         let (mut moment, mut seen) = (self.moment()?, None::<Found>);

@@ -51,8 +51,11 @@ impl Dynamodb {
             next.token = if next.token == mine.token { old.token } else { next.token };
             next.exclusive.take_if(|holder| holder.grant == ask.grant);
             next.shared.retain(|holder| holder.grant != ask.grant);
+            // Others who share it by now stay, and an exclusive holder hears that it lost the lock.
+            let is_shared = !next.shared.is_empty();
             for (mode, holder) in [first].into_iter().chain(wronged) {
                 match mode {
+                    Mode::Exclusive if is_shared => {}
                     Mode::Exclusive => next.exclusive = Some(holder.clone()),
                     Mode::Shared => next.shared.push(holder.clone()),
                 }
