@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use leasehold::internals::builder_over;
 use leasehold::internals::store::dynamodb::Estimate;
-use leasehold::internals::store::{Released, Renewed};
+use leasehold::internals::store::{Released, Renewed, Schema};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::common::dynamodb::{Table, options};
@@ -72,6 +72,14 @@ fn a_step_of_the_services_clock_is_followed() {
     assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605), "{back:?}");
 }
 
+/// What an operator writes by hand.
+fn note(raw: &Raw, micros: u64) {
+    raw.put(HashMap::from([
+        ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
+        ("graceMicros".to_owned(), AttributeValue::N(micros.to_string())),
+    ]));
+}
+
 /// Answers that say nothing of the time.
 #[derive(Debug)]
 pub struct Dateless;
@@ -99,10 +107,7 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     let (store, clock) = client(&table);
     let mut a = exclusive("expired");
     granted(&store, &mut a);
-    Raw::new(&table).put(HashMap::from([
-        ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
-        ("graceMicros".to_owned(), AttributeValue::N("100000".to_owned())),
-    ]));
+    note(&Raw::new(&table), 100_000);
     // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
     let mut all = options(&table.0, &clock);
     all.grace = Duration::from_millis(100);
@@ -130,7 +135,10 @@ fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
     // So wide that no slow answer makes it ask for the time again.
     let grace = Duration::from_secs(5);
-    (open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock), clock)
+    let store = open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock);
+    // Which notes the grace.
+    granted(&store, &mut attempt("first", Mode::Shared));
+    (store, clock)
 }
 
 /// The holder of `k`, whose store has just connected through the proxy.
@@ -349,7 +357,7 @@ fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
 }
 
 #[test]
-fn who_waits_for_less_than_others_is_refused() {
+fn who_connects_to_wait_for_less_than_others_is_refused() {
     needs_server!();
     let table = Table::fresh();
     let refused = |grace: u64, right: &str| {
@@ -357,31 +365,66 @@ fn who_waits_for_less_than_others_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(right), "{error}");
     };
-    let (idle, clock) = client(&table);
     // It was made with the default.
     refused(500, "grace=1000ms");
+    // A look is no reason to wait for more.
+    assert!(with_grace(&table, 60_000).unwrap().list(&Filter::new()).unwrap().is_empty());
     let client = with_grace(&table, 3_000).unwrap();
+    with_grace(&table, 1_000).unwrap();
+    client.request("k").acquire().unwrap();
     refused(1_000, "grace=3000ms");
     with_grace(&table, 3_000).unwrap();
-    // Who was there before hears of it when it asks for the time.
-    clock.advance(Duration::from_secs(86_400));
-    let error = idle.acquire(&mut exclusive("k"), &soon()).unwrap_err();
-    assert!(error.kind() == ErrorKind::Config && !error.is_retryable(), "{error}");
     // The note is nobody's lock.
-    assert!(client.list(&Filter::new()).unwrap().is_empty());
+    assert_eq!(client.list(&Filter::new()).unwrap().len(), 1);
     assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
     refused(1_000, "grace=3000ms");
 }
 
+/// A store with this grace, and its clock.
+fn waiting(table: &Table, grace: Duration) -> (Dynamodb, Arc<Clock>) {
+    let clock = Clock::system();
+    (open(DynamodbOptions { grace, ..options(&table.0, &clock) }, &clock), clock)
+}
+
 #[test]
-fn in_a_table_without_a_note_the_largest_grace_counts() {
+fn who_runs_already_waits_for_as_long_as_others_do() {
+    needs_server!();
+    // Whose estimate is good for minutes looks too.
+    for own in [1, 5].map(Duration::from_secs) {
+        let table = Table::fresh();
+        let (store, clock) = waiting(&table, own);
+        granted(&store, &mut exclusive("once"));
+        granted(&waiting(&table, Duration::from_secs(30)).0, &mut exclusive("noted"));
+        clock.advance(Duration::from_secs(601));
+        granted(&store, &mut exclusive("k"));
+        clock.advance(LEASE + Duration::from_secs(10));
+        assert_eq!(refused(&store, &mut exclusive("k")).live().count(), 1);
+        clock.advance(Duration::from_secs(25));
+        granted(&store, &mut exclusive("k"));
+    }
+}
+
+#[test]
+fn who_was_there_before_the_table_looks_before_its_first_lock() {
+    needs_server!();
+    let table = Table(crate::common::stores::unique());
+    let (early, clock) = waiting(&table, Duration::from_millis(500));
+    let (other, _) = waiting(&table, Duration::from_secs(30));
+    other.schema(Schema::Create, &soon()).unwrap();
+    granted(&early, &mut exclusive("k"));
+    clock.advance(LEASE + Duration::from_secs(10));
+    assert_eq!(refused(&early, &mut exclusive("k")).live().count(), 1);
+}
+
+#[test]
+fn in_a_table_without_a_note_the_default_counts() {
     needs_server!();
     let table = Table::fresh();
     let raw = Raw::new(&table);
     let key = AttributeValue::S("\u{1}time".to_owned());
     raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
-    with_grace(&table, 500).unwrap();
-    with_grace(&table, 500).unwrap();
-    with_grace(&table, 1_000).unwrap();
     assert!(with_grace(&table, 500).is_err());
+    with_grace(&table, 1_000).unwrap().request("k").acquire().unwrap();
+    note(&raw, 500_000);
+    with_grace(&table, 500).unwrap();
 }

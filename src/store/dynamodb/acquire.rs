@@ -46,6 +46,7 @@ impl Dynamodb {
         if let Some(old) = Dynamodb::doubted(attempt) {
             return Ok(self.settle_doubt(attempt, old, by));
         }
+        self.agree_on_grace(by)?;
         let mut moment = self.sure_moment(Duration::ZERO, by)?;
         // A shared holder that is replaced: the row's end depends on all of them, so it is looked at first.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;

@@ -151,9 +151,10 @@ pub struct Moment {
 
 impl Moment {
     /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace does not
-    /// cover is taken off its own lease.
+    /// cover is taken off its own lease. Of a larger grace than the default not all others may know yet.
     pub fn late(&self) -> StoreTime {
-        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace) / 2);
+        let relied = self.grace.min(super::Dynamodb::GRACE);
+        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(relied) / 2);
         let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
