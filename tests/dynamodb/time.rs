@@ -291,6 +291,23 @@ fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
 }
 
 #[test]
+fn a_holder_counts_on_no_more_than_its_lease_whatever_time_it_is_told() {
+    needs_server!();
+    let at = Behind::new();
+    let clock = Clock::system();
+    let client = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock).connect().unwrap();
+    let lease = Duration::from_secs(3);
+    let guard = client.request("k").lease(lease).lock().unwrap();
+    // Told twice, it is believed: what stands seems to end in an hour.
+    at.proxy.shift_dates(-3_600);
+    // The renewal that is contradicted, its repeat, and the next one.
+    let renewals =
+        |all: &[proxy::Request]| all.iter().filter(|one| one.has("SET #leasedUntil") && one.answered > 0).count();
+    at.proxy.wait_until("renewals", |all| renewals(all) >= 3);
+    assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
+}
+
+#[test]
 fn the_date_of_a_proxy_is_not_the_services() {
     needs_server!();
     let at = Behind::new();
