@@ -130,6 +130,10 @@ impl Estimate {
     }
 }
 
+fn micros(at: StoreTime) -> u64 {
+    u64::try_from(at.as_nanos() / 1_000).unwrap_or(0)
+}
+
 fn nanos(at: BootTime) -> i64 {
     i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
 }
@@ -181,9 +185,19 @@ impl Moment {
         !self.ahead.fits(used.ahead.aged(self.at))
     }
 
+    /// Whether the last answer contradicts what was known before.
+    pub fn is_doubted(&self) -> bool {
+        self.before.is_some()
+    }
+
     /// The time in microseconds, from which tokens are made.
     pub fn stamp(&self) -> u64 {
-        u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0)
+        micros(self.now)
+    }
+
+    /// The same, as late as it may be: no client's tokens are much ahead of it.
+    pub fn late_stamp(&self) -> u64 {
+        micros(self.late())
     }
 }
 

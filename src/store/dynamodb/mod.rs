@@ -184,7 +184,7 @@ impl Found {
     }
 
     fn seen(self, moment: &Moment) -> Seen {
-        let native = swap::Row(self.row);
+        let native = swap::Row { row: self.row, is_doubted: moment.is_doubted() };
         let cut = moment.times().cut;
         Seen { record: self.record, now: moment.late(), cut, stamp: moment.stamp(), native: Some(Box::new(native)) }
     }
@@ -211,7 +211,7 @@ impl Found {
     fn above_all(&self, moment: &Moment) -> u64 {
         let ahead = u64::try_from(AHEAD.as_micros()).unwrap_or(u64::MAX);
         let stored = self.record.token.max(self.floor()).saturating_add(1);
-        moment.stamp().saturating_add(ahead).max(stored)
+        moment.late_stamp().saturating_add(ahead).max(stored)
     }
 
     /// Whether the row's own end is later than this one.
