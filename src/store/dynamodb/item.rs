@@ -74,7 +74,7 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
     // A row of dynamodb-lock-go has none.
     let version = get_number(item, "version")?;
     // What only remembers who gave up began with that; earlier versions did not note when.
-    let began = version.filter(|_| token.is_none());
+    let began = version.filter(|_| token.is_none() && item.contains_key("givenUp"));
     let gave_up_at = get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).or(began);
     Ok(LockRecord {
         key: key.to_owned(),
