@@ -254,6 +254,30 @@ fn who_gives_up_what_it_could_not_undo_gives_it_back_too() {
 }
 
 #[test]
+fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
+    needs_server!();
+    for repeats in 0..2 {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        clock.advance(Duration::from_secs(60));
+        at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
+        let mut late = exclusive("k");
+        for _ in 0..=repeats {
+            let answer = idle.acquire(&mut late, &soon()).unwrap();
+            assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
+        }
+        assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+        // It stands until the one whom it replaced has heard of it.
+        let seen = refused(&at.beside, &mut exclusive("k"));
+        let (_, stands) = seen.record.standing(late.grant()).unwrap();
+        assert!(stands.until.left(seen.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+        refused(&idle, &mut late);
+    }
+}
+
+#[test]
 fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
     needs_server!();
     let at = Behind::new();

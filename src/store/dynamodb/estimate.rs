@@ -185,6 +185,11 @@ impl Moment {
         !self.ahead.fits(used.ahead.aged(self.at))
     }
 
+    /// Whether `used`, an earlier moment, was wrong and ahead.
+    pub fn was_behind(&self, used: &Moment) -> bool {
+        self.contradicts(used) && self.ahead.low < used.ahead.aged(self.at).low
+    }
+
     /// Whether the last answer contradicts what was known before.
     pub fn is_doubted(&self) -> bool {
         self.before.is_some()

@@ -82,9 +82,10 @@ impl Dynamodb {
                 (Ending::GiveUp, _) => giving_up(attempt, &moment),
                 (Ending::Exclusive, _) => of(attempt, EXCLUSIVE.0, EXCLUSIVE.1),
                 (Ending::Last, Some(found)) => last(attempt, found),
-                (Ending::Shared | Ending::Last, _) => of(attempt, SHARED.0, SHARED.1),
+                (Ending::Lapse, Some(found)) => self.lapsing(attempt, found, &moment),
+                (Ending::Shared | Ending::Last | Ending::Lapse, _) => of(attempt, SHARED.0, SHARED.1),
             };
-            if stops {
+            if stops && !matches!(next, Ending::Lapse) {
                 expr = stopping(expr, attempt.grant(), seen.as_ref(), &moment);
             }
             let found = match self.update(expr, by)? {
@@ -99,10 +100,11 @@ impl Dynamodb {
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
             found.check_format()?;
-            moment = self.moment()?;
+            moment = if give_up { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
             next = match found.record.standing(attempt.grant()) {
                 None if give_up => Ending::GiveUp,
                 None => return Ok(nobodys(found, &moment)),
+                Some(_) if Dynamodb::was_early(attempt, &moment) => Ending::Lapse,
                 Some((Mode::Exclusive, _)) => Ending::Exclusive,
                 Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last,
                 // Another's end is later, if there is one.
@@ -125,6 +127,8 @@ enum Ending {
     Shared,
     /// Ours is the latest end of the row: compare and swap.
     Last,
+    /// Ours stands a while longer.
+    Lapse,
 }
 
 fn renewing(attempt: &Attempt, until: End, moment: &Moment, is_latest: bool) -> Expr {
