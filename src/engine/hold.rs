@@ -303,7 +303,9 @@ impl Hold {
         let backend = &self.setup.backend;
         // The lease is counted from before the request.
         let sent = self.setup.clock.now();
-        let (until, now) = match self.setup.terms.lease_at(sent) {
+        let terms = &self.setup.terms;
+        let lease = terms.lease_at(sent);
+        let (until, now) = match lease {
             Lease::Forever => {
                 let which = Which::Key(attempt.key.clone());
                 let Some(seen) = backend.read(&which, None, true, by)?.records.pop() else {
@@ -320,7 +322,8 @@ impl Hold {
                 Renewed::Unknown(error) => return Err(error),
             },
         };
-        let held_until = self.setup.terms.held_until(sent, until, now);
+        // A later end that stands seems far off to a store whose time has gone back.
+        let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
         Ok(Answer::Stands { held_until, until, now })
     }
 

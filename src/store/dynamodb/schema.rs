@@ -84,6 +84,7 @@ impl Dynamodb {
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
                     if is_there && self.is_protected(&table, each)? {
                         self.note_grace(each)?;
+                        self.check_grace()?;
                         return Ok(text);
                     }
                 }
