@@ -42,7 +42,7 @@ impl Mongodb {
     pub(super) fn collection_schema(&self, what: Schema, by: &Deadline) -> Result<String, MongodbError> {
         match what {
             Schema::Describe => Ok(self.commands()),
-            Schema::Check => self.check(by),
+            Schema::Check | Schema::Connect => self.check(by),
             Schema::Create => self.create(&by.long()),
         }
     }

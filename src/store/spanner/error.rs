@@ -77,7 +77,10 @@ pub(super) enum SpannerError {
     #[error("the commit was sent, but no answer settled whether it happened")]
     Unanswered { cause: Option<Cause> },
 
-    #[error("the service refused the request as wrong; does the table {table:?} have all its columns and its index?")]
+    #[error(
+        "the service refused the request as wrong; does the table {table:?} have all its columns and its index? \
+         create_schema() adds what is missing"
+    )]
     Invalid { table: String, cause: Cause },
 
     #[error("the service refused the request")]

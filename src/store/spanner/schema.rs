@@ -81,17 +81,15 @@ impl Spanner {
         let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
         match what {
             Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
-            Schema::Check => {
+            Schema::Check | Schema::Connect => {
                 let found = self.found(by)?;
-                if found.columns.is_empty() {
-                    // Else nobody could connect to make it. Every use of it is an error.
-                    let (database, table) = (self.place.database.clone(), self.place.table.clone());
-                    let error = SpannerError::NoTable { database, table, cause: None };
-                    log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{error}");
-                    return Ok(error.to_string());
-                }
                 self.place.check(&found)?;
                 match self.place.lacks(&found) {
+                    // Every use that needs it is an error.
+                    Some(lacks) if what == Schema::Connect => {
+                        log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{lacks}");
+                        Ok(lacks.to_string())
+                    }
                     Some(lacks) => Err(lacks),
                     None => Ok(ready),
                 }
@@ -275,6 +273,10 @@ impl Place {
 
     /// What `statements` would mend.
     fn lacks(&self, found: &Found) -> Option<SpannerError> {
+        if found.columns.is_empty() {
+            let (database, table) = (self.database.clone(), self.table.clone());
+            return Some(SpannerError::NoTable { database, table, cause: None });
+        }
         let missing = self.missing(found).join(", ");
         let short = short(found).map(|(name, column)| format!("{name} is {}", column.kind)).collect::<Vec<_>>();
         let mut wrong = Vec::new();
