@@ -7,7 +7,7 @@ use super::error::MongodbError;
 use super::pipeline::projection;
 use super::send::limit;
 use super::{Found, Mongodb, Place};
-use crate::lease::{LockRecord, StoreTime};
+use crate::lease::StoreTime;
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
