@@ -11,6 +11,7 @@ use crate::*;
 use leasehold::internals::store::Schema;
 use leasehold::internals::store::spanner::SpannerOptions;
 use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 use sdk::statement::Statement;
 
 const REQUEST: Duration = Duration::from_secs(20);
@@ -218,4 +219,25 @@ fn a_service_that_does_not_begin_to_make_the_table_is_waited_for_as_for_any_requ
     let error = client.create_schema().unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert!(error.is_retryable() && error.to_string().contains(&rest.url()), "{error:?}");
+    assert!(error.to_string().contains("may have begun"), "{error}");
+}
+
+#[test]
+fn a_service_that_stops_answering_while_it_makes_the_table_is_waited_for_as_for_any_request() {
+    needs_server!();
+    let database = Database::empty();
+    for (dead, path) in [(Fault::HoleToServer, "hole"), (Fault::CutBefore, "cut")] {
+        let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+        rest.add(Rule::next(1, Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o"}"#)).on("PATCH"));
+        rest.add(Rule::always(dead).on("GET"));
+        let mut options = database.options();
+        options.admin_endpoint = Some(rest.url());
+        let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+        let by = Deadline::after(Duration::from_secs(2)).with_long(Duration::from_secs(40));
+        let started = Instant::now();
+        let error = store.schema(Schema::Create, &by).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(20), "{path}: {:?}", started.elapsed());
+        assert!(error.is_retryable() && error.to_string().contains("may have begun"), "{path}: {error:?}");
+        assert!(error.to_string().contains(&rest.url()), "{path}: {error:?}");
+    }
 }

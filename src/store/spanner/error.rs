@@ -96,8 +96,8 @@ pub(super) enum SpannerError {
     NotReady,
 
     #[error(
-        "{endpoint}, where the table would be made by REST, was not reached; correct admin_endpoint=.. in the URL or \
-         the environment variable {ADMIN_ENDPOINT}, or check the network"
+        "no answer came from {endpoint}, where the table is made by REST, which may have begun; repeat the call, correct \
+         admin_endpoint=.. in the URL or the environment variable {ADMIN_ENDPOINT}, or check the network"
     )]
     NoAdmin { endpoint: String, cause: Option<Cause> },
 

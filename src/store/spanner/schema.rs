@@ -180,17 +180,20 @@ async fn make(
         builder = builder.with_endpoint(endpoint);
     }
     let admin = builder.build().await.map_err(|error| SpannerError::Unreachable { cause: Cause::of(&error) })?;
-    let endpoint = || handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
+    let silent = |cause| {
+        let endpoint = handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
+        Err(SpannerError::NoAdmin { endpoint, cause })
+    };
     let request = admin.update_database_ddl().set_database(&place.database).set_statements(statements);
     let mut operation = match tokio::time::timeout(each, request.send()).await {
         Ok(Ok(operation)) => operation,
         Ok(Err(error)) if error.status().is_none() && error.http_status_code().is_none() => {
-            return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: Some(Cause::of(&error)) });
+            return silent(Some(Cause::of(&error)));
         }
         Ok(Err(error)) => return place.may_repeat(&error),
-        Err(_) => return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: None }),
+        Err(_) => return silent(None),
     };
-    let (started, mut told) = (Instant::now(), Instant::now());
+    let (started, mut told, mut answered) = (Instant::now(), Instant::now(), Instant::now());
     loop {
         if let Some(status) = operation.error() {
             let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
@@ -212,9 +215,13 @@ async fn make(
             Ok(Err(error)) if error.status().is_some() || error.http_status_code().is_some() => {
                 return place.may_repeat(&error);
             }
+            failed if answered.elapsed() >= each => {
+                return silent(failed.ok().and_then(Result::err).map(|error| Cause::of(&error)));
+            }
             // The service has begun: whether it is done is seen by the next look.
             Ok(Err(_)) | Err(_) => continue,
         };
+        answered = Instant::now();
     }
 }
 
