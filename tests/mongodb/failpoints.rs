@@ -16,7 +16,7 @@ use leasehold::mongodb::driver::sync::{Client, Collection};
 use crate::common::cluster::Cluster;
 use crate::common::mongodb::{DATABASE, Rows, settings};
 use crate::support::{acquired, granted, refused, release};
-use crate::waking::{LONG, listen, watch};
+use crate::waking::{Commands, LONG, listen, names, watch};
 use crate::*;
 
 const NAME: &str = "locks";
@@ -36,6 +36,15 @@ impl At {
 
     fn open(&self) -> Mongodb {
         Mongodb::open(Rows::options_named(NAME, &self.cluster.uri()), &soon()).unwrap()
+    }
+
+    /// With the commands that it sends.
+    fn open_listening(&self) -> (Mongodb, Commands) {
+        let mut settings = settings(&self.cluster.uri());
+        let commands = listen(&mut settings);
+        let settings = Settings::Given(Box::new(settings));
+        let options = MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(NAME.to_owned())).unwrap();
+        (Mongodb::open(options, &soon()).unwrap(), commands)
     }
 
     fn raw(&self) -> Collection<Document> {
@@ -115,6 +124,27 @@ fn indexes_may_take_longer_than_a_request() {
     at.cluster.go_on(0);
 }
 
+#[test]
+fn what_ends_a_build_of_indexes_late_is_said() {
+    let Some(at) = At::start() else { return };
+    let (store, commands) = at.open_listening();
+    let by = Deadline::after(Duration::from_secs(1)).with_long(Duration::from_secs(120));
+    commands.lock().clear();
+    let making = at.hang_while(move || store.schema(Schema::Create, &by));
+    // It asks meanwhile whether the server is still there.
+    let until = Instant::now() + LONG;
+    while !names(&commands).contains(&"hello".to_owned()) {
+        assert!(Instant::now() < until, "{:?}", names(&commands));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let raw = at.raw();
+    let dropping = std::thread::spawn(move || raw.drop_indexes().run());
+    let error = making.join().unwrap().unwrap_err();
+    at.build();
+    dropping.join().unwrap().unwrap();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("IndexBuildAborted"), "{error:?}");
+}
+
 /// A router says so where it lost its connection to the shard after it had passed the write on.
 #[test]
 fn a_router_that_lost_its_shard_has_not_said_that_nothing_was_written() {
@@ -170,11 +200,7 @@ fn a_stream_that_cannot_go_on_begins_anew() {
 fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
     let Some(at) = At::start() else { return };
     at.open().schema(Schema::Create, &soon()).unwrap();
-    let mut settings = settings(&at.cluster.uri());
-    let commands = listen(&mut settings);
-    let settings = Settings::Given(Box::new(settings));
-    let options = MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(NAME.to_owned())).unwrap();
-    let store = Mongodb::open(options, &soon()).unwrap();
+    let (store, commands) = at.open_listening();
     let mut held: Vec<Attempt> = ["a", "b"].iter().map(|key| exclusive(&store, key)).collect();
     held.iter_mut().for_each(|a| drop(granted(&store, a)));
     let goes_on = || {
