@@ -121,7 +121,7 @@ impl ClientBuilder {
         let by = Deadline::after(options.request_timeout);
         let store = open(clock.clone(), &by)?;
         let store = Arc::new(Observed::new(store, options.observing.clone()));
-        store.schema(Schema::Check, &by)?;
+        store.schema(Schema::Connect, &by)?;
         Ok(LockClient::new(Family::new(store, clock, options)))
     }
 }
