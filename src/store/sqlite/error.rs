@@ -54,8 +54,8 @@ pub(super) enum SqliteError {
     Moved { path: PathBuf },
 
     #[error(
-        "this process was forked from one that had this file open, and SQLite's locks on it would not hold here; \
-         fork before you connect, or exec in the child"
+        "this process was forked from one that had an SQLite file open, this one or another, and neither SQLite's locks \
+         nor its mutexes outlive that; fork before you connect, or exec in the child"
     )]
     OpenInParent { path: PathBuf },
 

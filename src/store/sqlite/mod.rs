@@ -131,6 +131,8 @@ impl Sqlite {
             doing: "make the path absolute",
             source,
         })?;
+        // What is refused is not made.
+        register::check(&path, by)?;
         file::prepare(&path, options.mode.unwrap_or(0o600), options.unsafe_fs)?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {

@@ -2,7 +2,8 @@
 //!
 //! SQLite keeps a table of its open files, with the locks that it has on each, and a fork copies it. The system's locks
 //! stay with the parent. So a child that opens such a file anew takes none, and the parent's close, which finds
-//! nobody else, removes the log under it. Such a child is refused. A file that nobody had open at the fork is as new.
+//! nobody else, removes the log under it. And whatever file it opens, a thread of the parent may have had a mutex of
+//! SQLite's at the fork, which nobody frees any more. So a child is refused every file if any was open at the fork.
 //!
 //! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
 //! last one's closing: what they stand on must not be closed while SQLite has locks on the file.
@@ -89,7 +90,8 @@ impl Drop for Holder {
 }
 
 impl Turn {
-    /// Never parks, since in a child nobody would wake it.
+    /// Never parks, since in a child nobody would wake it. An error if this process was forked from one that had a
+    /// file open.
     fn take(path: &Path, by: &Deadline) -> Result<Turn, SqliteError> {
         let now = std::process::id();
         loop {
@@ -97,6 +99,9 @@ impl Turn {
                 Ok(_) => {
                     let (_holder, mut files) = (Holder, FILES.lock());
                     files.make_current();
+                    if files.parents.iter().any(|(open, _)| !open.is_empty()) {
+                        return Err(SqliteError::OpenInParent { path: path.to_owned() });
+                    }
                     return Ok(Turn { files, _holder });
                 }
                 Err(holder) => holder,
@@ -124,6 +129,11 @@ impl DerefMut for Turn {
     }
 }
 
+/// Whether SQLite can be used here: an error if this process was forked from one that had a file open.
+pub(super) fn check(path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+    Turn::take(path, by).map(drop)
+}
+
 /// One connection's place in the register: from before SQLite opens the file until it has closed it.
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -132,12 +142,9 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// An error if this process was forked from one that had the file open.
+    /// The errors of [`check`].
     pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
         let mut files = Turn::take(path, by)?;
-        if files.parents.iter().flat_map(|(open, _)| open).any(|open| open.file == file) {
-            return Err(SqliteError::OpenInParent { path: path.to_owned() });
-        }
         // The first to open a database clears what stands in `-shm`, which our locks on another one would keep it from.
         let Files { open, idle, .. } = &mut *files;
         for other in open.iter_mut().filter(|open| open.file != file) {
