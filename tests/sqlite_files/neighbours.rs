@@ -131,6 +131,53 @@ fn who_lost_the_index_of_the_log_learns_it() {
     assert_eq!(held(&again, &mut attempt("l", "b")).record.exclusive.unwrap().labels.owner, "other");
 }
 
+/// SQLite in one process has one index for all connections to a file, also for those that are opened later.
+#[test]
+fn a_client_beside_one_that_lost_the_index_is_refused_until_that_one_has_gone() {
+    if is_the_other() {
+        return;
+    }
+    let test = "a_client_beside_one_that_lost_the_index_is_refused_until_that_one_has_gone";
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    granted(&store, &mut attempt("l", "a"));
+    fs::remove_file(beside(&folder, "-shm")).unwrap();
+    assert!(is_granted_to_another_process(test, &folder, "k"));
+    let second = try_open(&folder.file()).map(|second| second.acquire(&mut attempt("k", "a"), &soon()));
+    let error = second.expect_err("two hold it");
+    assert!(error.to_string().contains("removed or replaced"), "{error}");
+    drop(store);
+    held(&open(&folder.file()), &mut attempt("k", "a"));
+}
+
+/// The same where nothing of ours has the old one open.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_client_beside_a_users_connection_that_lost_the_index_writes_nothing() {
+    if is_the_other() {
+        return;
+    }
+    let (test, folder) = ("a_client_beside_a_users_connection_that_lost_the_index_writes_nothing", Folder::new());
+    let store = open(&folder.file());
+    let mut mine = attempt("l", "a");
+    granted(&store, &mut mine);
+    let own = raw(&folder.file());
+    own.query_row("SELECT count(*) FROM locks", [], |_| Ok(())).unwrap();
+    drop(store);
+    fs::remove_file(beside(&folder, "-shm")).unwrap();
+    assert!(is_granted_to_another_process(test, &folder, "k"));
+    let store = open(&folder.file());
+    let second = store.acquire(&mut attempt("k", "a"), &soon());
+    let error = second.expect_err("two hold it");
+    assert!(error.to_string().contains("removed or replaced"), "{error}");
+    // Nor when it is closed.
+    drop(own);
+    drop(store);
+    let store = open(&folder.file());
+    held(&store, &mut attempt("k", "a"));
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+}
+
 fn uuid() -> String {
     leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
 }

@@ -49,7 +49,7 @@ pub(super) enum SqliteError {
 
     #[error(
         "the file, or its log beside it (-wal, -shm), was removed or replaced while it was open, so others do not see \
-         what is written to it; drop this client and connect again"
+         what is written to it; drop this process's clients and connections on it, and connect again"
     )]
     Moved { path: PathBuf },
 

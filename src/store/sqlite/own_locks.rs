@@ -34,6 +34,8 @@ mod linux {
     const SHARED: Bytes = (0x4000_0002, 510);
     /// Where a connection to `-shm` has its shared lock, which the first opening makes its own.
     const DEAD_MAN: Bytes = (128, 1);
+    /// Where the one connection that writes has a lock on `-shm` for itself.
+    const WRITE: Bytes = (120, 1);
     /// To the end, however far.
     const ALL: Bytes = (0, 0);
 
@@ -73,13 +75,26 @@ mod linux {
             there.is_some() && there == self.shm.metadata().ok().map(|meta| FileId::of(&meta))
         }
 
+        /// Whether SQLite's write lock, which this process has by what SQLite says, is one on this `-shm`: not where
+        /// it still uses one that was removed, nor after somebody's close has ended it.
+        pub fn see_the_writer(&self) -> bool {
+            let mut found = flock(libc::F_WRLCK, WRITE);
+            let is_told = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
+            let is_ours = u32::try_from(found.l_pid) == Ok(std::process::id());
+            !is_told || (found.l_type != libc::F_UNLCK as c_short && is_ours)
+        }
+
         /// Said of the description: a forked child that has it, too, does not keep them.
-        pub fn give_up(self, idle: &mut Idle) {
-            for file in [self.database, self.shm] {
+        pub fn unlock(&self) {
+            for file in [&self.database, &self.shm] {
                 // There is nothing to do about an error: the locks then end with the process.
-                let _ = lock(&file, libc::F_UNLCK, ALL);
-                idle.0.push(file);
+                let _ = lock(file, libc::F_UNLCK, ALL);
             }
+        }
+
+        pub fn give_up(self, idle: &mut Idle) {
+            self.unlock();
+            idle.0.extend([self.database, self.shm]);
         }
     }
 
@@ -173,6 +188,12 @@ mod other {
         pub fn stand_beside(&self, _path: &Path) -> bool {
             false
         }
+
+        pub fn see_the_writer(&self) -> bool {
+            true
+        }
+
+        pub fn unlock(&self) {}
 
         pub fn give_up(self, _idle: &mut Idle) {}
     }
