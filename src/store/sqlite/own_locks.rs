@@ -7,7 +7,9 @@
 //! that the first to open `-shm` must, it is in nobody's way.
 //!
 //! Our descriptors have the fault, too: closing one ends SQLite's locks in this process. So each one is closed only
-//! while nobody at all has a lock on its file, which a lock on all of it makes sure of.
+//! while nobody at all has a lock on its file. Only a lock on all of it makes sure of that, which a child that is
+//! forked in that moment keeps for as long as it lives. So one of a file that others can still find is closed only
+//! where there are many.
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Idle, OwnLocks};
@@ -36,6 +38,8 @@ mod linux {
     const DEAD_MAN: Bytes = (128, 1);
     /// Where the one connection that writes has a lock on `-shm` for itself.
     const WRITE: Bytes = (120, 1);
+    /// So many descriptors without locks may stay open: one for each file, and for each `-shm` that others still use.
+    const KEPT: usize = 64;
     /// To the end, however far.
     const ALL: Bytes = (0, 0);
 
@@ -125,16 +129,18 @@ mod linux {
             Err(io::ErrorKind::NotFound.into())
         }
 
-        /// Closes those whose file nobody has a lock on.
+        /// Closes those whose file nobody finds any more, and of the others those above [`KEPT`]; if nobody has a
+        /// lock on it.
         pub fn close(&mut self) {
             let mut kept = Vec::new();
             for file in self.0.drain(..) {
-                if is_locked(&file) {
+                // As of `-shm` after a last close.
+                let is_found = !file.metadata().is_ok_and(|meta| meta.nlink() == 0);
+                if is_locked(&file) || (is_found && kept.len() < KEPT) {
                     kept.push(file);
                     continue;
                 }
-                // Nobody finds it any more, as `-shm` after a last close.
-                if file.metadata().is_ok_and(|meta| meta.nlink() == 0) {
+                if !is_found {
                     continue;
                 }
                 // With a lock on `file` itself, a child that was forked meanwhile would keep it for ever.
