@@ -99,8 +99,8 @@ impl Family {
     /// Refuses every call after `close` and in a forked child.
     pub fn check_open(&self) -> Result<()> {
         let why = if !self.is_own_process() {
-            "the client belongs to the process that this one was forked from; connect again here, but not to an \
-             SQLite file that was open at the fork"
+            "the client belongs to the process that this one was forked from; connect again here, but not to SQLite \
+             if a file was open at the fork"
         } else if self.closing.is_cancelled() {
             "the client was closed"
         } else {
