@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use leasehold::{Filter, Mode};
+use nix::sys::signal::Signal;
 
 use crate::support::{Ran, Running, Store, leasehold, run};
 
@@ -236,6 +238,48 @@ fn a_store_out_of_reach_is_69() {
     db.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").unwrap();
     let ran = run(&mut store.script(&["--try"], "true"));
     assert_eq!(ran.code, Some(69), "{}", ran.stderr);
+}
+
+/// A folder where SQLite's log should be: an error that passes.
+fn in_trouble(store: &Store) -> std::path::PathBuf {
+    drop(store.client());
+    let trouble = store.path("locks.db-wal");
+    fs::create_dir(&trouble).unwrap();
+    trouble
+}
+
+#[test]
+fn a_store_in_trouble_is_waited_for() {
+    let store = Store::new();
+    let trouble = in_trouble(&store);
+    for options in [&[][..], &["--wait", "1h"]] {
+        let mut running = Running::start(&mut store.script(options, "echo in"));
+        running.says("leasehold: waiting for the store: sqlite:");
+        running.signal(Signal::SIGTERM);
+        assert_eq!(running.end().code, Some(143));
+    }
+    let mut runs: Vec<Running> = [&["run", "k"][..], &["run", "--wait", "1h", "l"], &["elect", "m"]]
+        .map(|args| Running::start(store.leasehold(args).args(["--", "echo", "in"])))
+        .into();
+    runs.iter_mut().for_each(|running| running.says("leasehold: waiting for the store: sqlite:"));
+    fs::remove_dir(&trouble).unwrap();
+    for mut running in runs {
+        running.expect("in");
+        assert_eq!(running.end().code, Some(0));
+    }
+}
+
+#[test]
+fn a_store_in_trouble_is_waited_for_no_longer_than_for_the_lock() {
+    let store = Store::new();
+    in_trouble(&store);
+    let started = Instant::now();
+    let ran = run(&mut store.script(&["--wait", "700ms", "--conflict-exit-code", "0"], "echo in"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(69), ""), "{}", ran.stderr);
+    assert!(started.elapsed() >= Duration::from_millis(700), "at once");
+    let ran = run(&mut store.script(&["--try", "--quiet", "--conflict-exit-code", "0"], "echo in"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(69), ""), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("waiting"), "{}", ran.stderr);
 }
 
 #[test]

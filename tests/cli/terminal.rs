@@ -241,6 +241,19 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
 }
 
 #[test]
+fn while_the_store_is_in_trouble_a_line_says_so() {
+    let store = Store::new();
+    drop(store.client());
+    std::fs::create_dir(store.path("locks.db-wal")).unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold run --wait 10m k -- echo in\"\"side\n");
+    terminal.sees("leasehold: waiting for the store for 1 s of 10 min: sqlite:");
+    std::fs::remove_dir(store.path("locks.db-wal")).unwrap();
+    let said = terminal.sees("inside\r\n");
+    assert!(said.trim_end_matches("inside\r\n").ends_with("\r\x1b[K\x1b[?7l\x1b[?7h"), "the line is gone: {said:?}");
+}
+
+#[test]
 fn a_narrow_terminal_sees_the_holder_and_an_ellipsis() {
     let store = Store::new();
     let _guard = store.client().request("k").owner("ann").lock().unwrap();
