@@ -15,7 +15,7 @@ use crate::failure::{Failure, Outcome, code};
 use crate::job::Job;
 use crate::show::{is_stderr_a_terminal, say};
 use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
-use crate::store;
+use crate::store::{self, Missing};
 use crate::terminal::Terminal;
 use crate::wait::{Shows, connect, wait};
 use crate::words::{ours, words};
@@ -105,7 +105,7 @@ impl<'a> Session<'a> {
     fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss, until: Option<Instant>) -> Outcome<Session<'a>> {
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
-        let url = store::url(global)?;
+        let url = store::url(global, Missing::Made)?;
         let signals = signals::watch().map_err(internal)?;
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
         let wanted = (global.clone(), ask.clone());

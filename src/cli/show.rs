@@ -1,6 +1,7 @@
 //! What people and machines are shown: on standard output the answer, on standard error everything else.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold::{LockStatus, Mutex};
@@ -43,10 +44,14 @@ pub fn wait_line(text: &str) {
     }
     *line = !text.is_empty();
     let mut err = io::stderr().lock();
-    let columns = terminal_size_of(io::stderr()).map_or(usize::MAX, |(Width(columns), _)| usize::from(columns));
-    let text = fitted(text, columns);
+    let text = fitted(text, columns(&io::stderr()).unwrap_or(usize::MAX));
     // What is wider all the same must not wrap, since it could not be drawn over.
     let _ = write!(err, "\r\x1b[K\x1b[?7l{text}\x1b[?7h").and_then(|()| err.flush());
+}
+
+/// How wide the terminal is, if this is one.
+pub fn columns(stream: &impl AsFd) -> Option<usize> {
+    terminal_size_of(stream).map(|(Width(columns), _)| usize::from(columns))
 }
 
 pub fn is_stderr_a_terminal() -> bool {

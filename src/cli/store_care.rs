@@ -6,11 +6,11 @@ use serde_json::json;
 use crate::args::{Global, Init};
 use crate::failure::{Failure, Outcome};
 use crate::show::{print, print_json};
-use crate::store::client;
+use crate::store::{Missing, client};
 use crate::words::ours;
 
 pub fn init(global: &Global, args: &Init) -> Outcome {
-    let client = client(global)?;
+    let client = client(global, Missing::Made)?;
     let said = if args.print { client.schema()? } else { client.create_schema()? };
     if global.json {
         print_json(&json!({ "dry_run": args.print, "schema": said }))?;
@@ -21,7 +21,7 @@ pub fn init(global: &Global, args: &Init) -> Outcome {
 }
 
 pub fn doctor(global: &Global) -> Outcome {
-    let diagnosis = match client(global) {
+    let diagnosis = match client(global, Missing::Wrong) {
         Ok(client) => client.diagnose()?,
         // A store that can't be connected to has no more to tell.
         Err(failure) => {

@@ -151,6 +151,8 @@ fn object_id() -> String {
 pub enum Schema {
     /// Say whether the store can be used.
     Check,
+    /// The same, and an error also for what could still be made.
+    Require,
     /// Say what `Create` would do.
     Describe,
     /// Make what is missing.

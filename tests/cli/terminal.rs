@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use nix::pty::{Winsize, openpty};
 
-use crate::support::{PATIENCE, Store, until};
+use crate::support::{PATIENCE, Store, run, until};
 
 /// A shell on a terminal of its own.
 struct Terminal {
@@ -290,8 +290,29 @@ fn a_forced_release_shows_the_holder_and_asks() {
 }
 
 #[test]
+fn a_long_key_does_not_widen_every_row() {
+    let store = Store::new();
+    let client = store.client();
+    let long = "k".repeat(1024);
+    let _guards = [client.request(&long).owner(&long).comment(&long).lock(), client.request("short").lock()];
+    client.leases("default").claim(&long[..1000], &long, std::time::Duration::from_secs(60)).unwrap();
+    let mut terminal = Terminal::shell(&store);
+    for command in ["status", "lease list"] {
+        terminal.types(&format!("stty cols 120; leasehold {command}; echo e\"\"nd\n"));
+        terminal.sees("TOKEN");
+        let said = terminal.sees("end\r\n");
+        let widest = said.lines().map(|line| line.chars().filter(|c| !c.is_control()).count()).max();
+        assert!(said.contains("kkk…") && widest <= Some(160), "{said:?}");
+    }
+    // A program gets all of it.
+    let said = run(&mut store.leasehold(&["status"])).stdout;
+    assert_eq!(said.matches(&long).count(), 3);
+}
+
+#[test]
 fn a_status_that_is_watched_is_drawn_anew() {
     let store = Store::new();
+    drop(store.client());
     let mut terminal = Terminal::shell(&store);
     terminal.types("leasehold status --watch\n");
     terminal.sees("\x1b[H\x1b[2Jno locks\r\n");

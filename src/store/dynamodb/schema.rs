@@ -33,7 +33,7 @@ impl Dynamodb {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match what {
             Schema::Describe => Ok(self.command()),
-            Schema::Check => match self.describe(by)? {
+            Schema::Check | Schema::Require => match self.describe(by)? {
                 Table::There(table) => self.check(&table),
                 Table::Hidden => {
                     static TOLD: AtomicBool = AtomicBool::new(false);

@@ -81,7 +81,7 @@ impl Spanner {
         let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
         match what {
             Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
-            Schema::Check => {
+            Schema::Check | Schema::Require => {
                 let found = self.found(by)?;
                 if found.columns.is_empty() {
                     // Else nobody could connect to make it. Every use of it is an error.

@@ -43,7 +43,10 @@ pub(super) struct Conn {
 impl Conn {
     /// Keeps the log from being removed by others, once it is open. Tells which one it is.
     pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
-        self.opened.protect(path, by)?;
+        // Who only reads can't have those locks, and writes nothing to a log that is not the others'.
+        if !self.conn.is_readonly("main").unwrap_or(false) {
+            self.opened.protect(path, by)?;
+        }
         let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
         let log = log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
         self.log = Some(log.clone());
