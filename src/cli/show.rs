@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use leasehold::{LockStatus, Mutex};
+use leasehold::{LeaseStatus, LockStatus, Mutex};
 use serde_json::{Value, json};
 use terminal_size::{Width, terminal_size_of};
 
@@ -84,6 +84,17 @@ pub fn holder(status: &LockStatus) -> String {
     };
     let (owner, mode, token) = (status.owner(), status.mode(), status.fencing_token());
     format!("{owner:?} ({mode}, token {token}{comment}) since {} ({}), {until}", clock_time(since), ago(since))
+}
+
+/// The same of a lease of names.
+pub fn lease_holder(lease: &LeaseStatus) -> String {
+    let (claimed, expires) = (lease.claimed(), lease.expires());
+    let until = match lease.is_expired() {
+        true => format!("its time is over since {}, but nobody has expired it", ago(expires)),
+        false => format!("it ends in {} ({}) at the earliest", words(lease.remaining()), clock_time(expires)),
+    };
+    let (holder, token) = (lease.holder(), lease.fencing_token());
+    format!("{holder:?} (token {token}) since {} ({}), {until}", clock_time(claimed), ago(claimed))
 }
 
 fn end(status: &LockStatus, say: impl Fn(std::time::SystemTime) -> String) -> String {

@@ -382,7 +382,11 @@ fn looking_makes_nothing() {
 #[cfg(feature = "mongodb")]
 fn a_collection_that_is_missing_is_no_empty_one() {
     let Some(shared) = crate::support::mongodb("mistyped") else { return };
-    for args in [&["status"][..], &["lease", "list"], &["doctor"]] {
+    let ran = run(leasehold(&["doctor"]).env("LEASEHOLD_STORE", &shared.url));
+    let said = &ran.stdout;
+    assert!(ran.code == Some(78) && said.contains("yes, a round trip takes"), "{ran:?}");
+    assert!(said.contains("NO: ") && said.matches("not tried").count() == 6, "{said}");
+    for args in [&["status"][..], &["lease", "list"]] {
         let ran = run(leasehold(args).env("LEASEHOLD_STORE", &shared.url));
         assert_eq!(ran.code, Some(78), "{}{}", ran.stdout, ran.stderr);
         assert!(ran.stderr.contains("does not exist; `leasehold init` makes it"), "{}", ran.stderr);

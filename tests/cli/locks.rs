@@ -197,6 +197,7 @@ fn leases_are_claimed_extended_and_ended() {
     assert!(text.starts_with("claimed: \"app\" for \"app/0\" for at least "), "{text}");
     let ran = lease(&["claim", "app", "app/1"]);
     assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("\n  held by \"app/0\" (token ") && ran.stderr.contains(" since 20"), "{}", ran.stderr);
     let ran = lease(&["expire", "app"]);
     assert_eq!(ran.code, Some(75), "its time is not over: {}", ran.stderr);
     let leases = store.client().leases("default");

@@ -87,6 +87,9 @@ impl Spanner {
                     // Else nobody could connect to make it. Every use of it is an error.
                     let (database, table) = (self.place.database.clone(), self.place.table.clone());
                     let error = SpannerError::NoTable { database, table, cause: None };
+                    if what == Schema::Require {
+                        return Err(error);
+                    }
                     log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{error}");
                     return Ok(error.to_string());
                 }
