@@ -34,6 +34,7 @@ pub struct ClientBuilder {
     opener: Result<Opener>,
     clock: Arc<Clock>,
     options: ClientOptions,
+    must_exist: bool,
 }
 
 impl ClientBuilder {
@@ -46,13 +47,13 @@ impl ClientBuilder {
         if let Ok(opener) = &opener {
             options.lease = opener.default_lease;
         }
-        ClientBuilder { opener, clock, options }
+        ClientBuilder { opener, clock, options, must_exist: false }
     }
 
     /// A client of a store that is open already.
     pub(crate) fn over(backend: Arc<dyn Backend>, clock: Arc<Clock>) -> Self {
         let min_lease = backend.info().min_lease;
-        let open = Box::new(move |_: Arc<Clock>, _: &Deadline| Ok(backend));
+        let open = Box::new(move |_: Arc<Clock>, _: &Deadline, _: bool| Ok(backend));
         ClientBuilder::with_opener(Ok(Opener { min_lease, default_lease: store::DEFAULT_LEASE, open }), clock)
     }
 
@@ -109,19 +110,26 @@ impl ClientBuilder {
         self
     }
 
+    /// Connects only to what is there, for looking at it: a missing SQLite file, table or collection is an error and is
+    /// not made, and an SQLite file that this user may only read is opened all the same. Defaults to false.
+    pub fn must_exist(mut self, must_exist: bool) -> Self {
+        self.must_exist = must_exist;
+        self
+    }
+
     /// Opens the store and checks it once.
     ///
     /// # Errors
     /// `Config` for a URL that is wrong and `InvalidInput` for an option out of bounds, before
     /// anything is opened; else what the store says.
     pub fn connect(self) -> Result<LockClient> {
-        let ClientBuilder { opener, clock, options } = self;
+        let ClientBuilder { opener, clock, options, must_exist } = self;
         let Opener { min_lease, open, .. } = opener?;
         options.validate(min_lease)?;
         let by = Deadline::after(options.request_timeout);
-        let store = open(clock.clone(), &by)?;
+        let store = open(clock.clone(), &by, must_exist)?;
         let store = Arc::new(Observed::new(store, options.observing.clone()));
-        store.schema(Schema::Connect, &by)?;
+        store.schema(if must_exist { Schema::Check } else { Schema::Connect }, &by)?;
         Ok(LockClient::new(Family::new(store, clock, options)))
     }
 }

@@ -53,7 +53,8 @@ impl LockClient {
         let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, terms.lease);
         let group = self.group(lock_id)?;
         if group.is_empty() {
-            return Err(Error::new(ErrorKind::Lost, "no lock of this group is held").with_store(&info.label));
+            let message = format!("no lock with the lock id {lock_id:?} is held");
+            return Err(Error::new(ErrorKind::Lost, message).with_store(&info.label));
         }
         for found in &group {
             decide(&found.seen)?;

@@ -216,7 +216,8 @@ impl LockRequest {
     /// Waits for the lock and holds it.
     ///
     /// # Errors
-    /// `TimedOut`, with the holders, when [`wait`](LockRequest::wait) is over; `Cancelled`;
+    /// `TimedOut`, with the holders, when [`wait`](LockRequest::wait) is over, or `Store` if the store was in trouble
+    /// then; `Cancelled`;
     /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id;
     /// `InvalidInput` for an argument out of bounds; else what the store says.
     pub fn lock(self) -> Result<LockGuard> {

@@ -26,6 +26,28 @@ pub fn man(args: &Man) -> Outcome {
     // Its date would be that of the build.
     let page = clap_mangen::Man::new(command.clone()).date("").source("leasehold").manual("leasehold");
     page.render(&mut text)?;
-    print(&String::from_utf8_lossy(&text))?;
+    print(&set(&String::from_utf8_lossy(&text)))?;
     Ok(0)
+}
+
+/// Lines that are indented stay as they are, and the exit codes have the section that `man` knows.
+fn set(page: &str) -> String {
+    let mut out = String::new();
+    let mut lines = page.lines().peekable();
+    let mut is_table = false;
+    while let Some(line) = lines.next() {
+        let follows = line.starts_with("  ");
+        if follows != is_table {
+            out += if follows { ".nf\n" } else { ".fi\n" };
+            is_table = follows;
+        }
+        match line {
+            ".SH EXTRA" if lines.next_if_eq(&"Exit codes:").is_some() => out += ".SH \"EXIT STATUS\"\n",
+            _ => out += &format!("{line}\n"),
+        }
+    }
+    if is_table {
+        out += ".fi\n";
+    }
+    out
 }

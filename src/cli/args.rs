@@ -45,7 +45,7 @@ pub struct Args {
     pub command: Command,
 }
 
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Options of every command")]
 pub struct Global {
     /// The store, as a URL [default: a file in the user's state folder]
@@ -174,7 +174,7 @@ impl Name {
 }
 
 /// What `run` and `elect` ask for alike.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub struct Ask {
     /// How long the lock outlives a leasehold that is cut off; it is renewed while the command runs
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]

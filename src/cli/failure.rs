@@ -122,6 +122,7 @@ fn told(error: &Error) -> String {
         _ => vec![error.to_string()],
     };
     lines.extend(error.holders().iter().map(|holder| format!("  held by {}", show::holder(holder))));
+    lines.extend(error.lease().map(|lease| format!("  held by {}", show::lease_holder(lease))));
     let mut source = error.source();
     while let Some(cause) = source {
         lines.push(format!("  because: {cause}"));

@@ -5,13 +5,14 @@ use serde_json::{Value, json};
 
 use crate::args::{Global, Lease};
 use crate::failure::Outcome;
-use crate::locks::table;
+use crate::locks::{cell, table};
 use crate::show::{print, print_json};
-use crate::store::client;
-use crate::words::{ago, plain, timestamp, words};
+use crate::store::{Missing, client};
+use crate::words::{ago, timestamp, words};
 
 pub fn lease(global: &Global, args: &Lease) -> Outcome {
-    let client = client(global)?;
+    let makes = matches!(args, Lease::Claim(_));
+    let client = client(global, if makes { Missing::Made } else { Missing::Wrong })?;
     match args {
         Lease::Claim(args) => {
             let leases = client.leases(&args.lease.namespace);
@@ -70,13 +71,13 @@ fn list(global: &Global, all: &[LeaseStatus]) -> Outcome {
             false => format!("{} left", words(status.remaining())),
         };
         table.add_row([
-            plain(status.name()),
-            plain(status.holder()),
+            cell(status.name()),
+            cell(status.holder()),
             if status.is_expired() { "expired" } else { "runs" }.to_owned(),
             ago(status.claimed()),
             left,
             status.fencing_token().to_string(),
-            plain(&status.pinned_by().iter().cloned().collect::<Vec<_>>().join(", ")),
+            cell(&status.pinned_by().iter().cloned().collect::<Vec<_>>().join(", ")),
         ]);
     }
     print(&table.lines().map(|line| format!("{}\n", line.trim_end())).collect::<String>())?;

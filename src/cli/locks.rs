@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 
 use crate::args::{Global, Purge, Release, Renew, Status, Unlock};
 use crate::failure::{Failure, Outcome};
-use crate::show::{holder, holder_json, print, print_json};
-use crate::store::client;
-use crate::words::{ago, plain, words};
+use crate::show::{columns, holder, holder_json, print, print_json};
+use crate::store::{Missing, client};
+use crate::words::{ago, fitted, plain, words};
 
 /// The time between two looks of `--watch`.
 const WATCH: Duration = Duration::from_secs(2);
 
 pub fn status(global: &Global, args: &Status) -> Outcome {
-    let client = client(global)?;
+    let client = client(global, Missing::Wrong)?;
     if !args.watch {
         return show_status(global, &client, args);
     }
@@ -107,14 +107,14 @@ fn print_table(found: &[LockStatus]) -> Outcome<()> {
             (_, None) => "ended".to_owned(),
         };
         table.add_row([
-            plain(status.key()),
+            cell(status.key()),
             if status.is_expired() { "expired" } else { "live" }.to_owned(),
             status.mode().to_string(),
-            plain(status.owner()),
+            cell(status.owner()),
             ago(status.created()),
             lease,
             status.fencing_token().to_string(),
-            plain(status.comment().unwrap_or_default()),
+            cell(status.comment().unwrap_or_default()),
         ]);
     }
     let expired = AnsiColor::Yellow.on_default();
@@ -142,6 +142,15 @@ pub fn table(head: &[&str]) -> Table {
     table
 }
 
+/// A text that others chose, which on a terminal widens no row by more than a fifth.
+pub fn cell(text: &str) -> String {
+    let text = plain(text);
+    match columns(&std::io::stdout()) {
+        Some(columns) => fitted(&text, (columns / 5).max(16)),
+        None => text,
+    }
+}
+
 /// What was freed or renewed.
 fn told(global: &Global, what: &str, nothing: &str, statuses: &[LockStatus]) -> Outcome {
     if global.json {
@@ -163,10 +172,10 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
         let lock_id = lock_id.filter(|id| !id.is_empty()).ok_or_else(|| {
             Failure::usage("give the --lock-id of the lock, or --force to take it from whoever holds it")
         })?;
-        let freed = client(global)?.unlock_key(&args.key, &lock_id)?;
+        let freed = client(global, Missing::Wrong)?.unlock_key(&args.key, &lock_id)?;
         return told(global, "released", &nothing, &freed);
     }
-    let client = client(global)?;
+    let client = client(global, Missing::Wrong)?;
     if !args.yes {
         let holders = client.list(&Filter::new().key(&args.key))?;
         if holders.is_empty() {
@@ -197,15 +206,20 @@ fn confirm(key: &str, holders: &[LockStatus]) -> Outcome<()> {
 }
 
 pub fn renew(global: &Global, args: &Renew) -> Outcome {
-    told(global, "renewed", "nothing was renewed", &client(global)?.renew(&args.lock_id, args.lease)?)
+    told(global, "renewed", "nothing was renewed", &client(global, Missing::Wrong)?.renew(&args.lock_id, args.lease)?)
 }
 
 pub fn unlock(global: &Global, args: &Unlock) -> Outcome {
-    told(global, "released", "no lock has this lock id", &client(global)?.unlock(&args.lock_id)?)
+    told(
+        global,
+        "released",
+        &format!("no lock with the lock id {:?} is held", args.lock_id),
+        &client(global, Missing::Wrong)?.unlock(&args.lock_id)?,
+    )
 }
 
 pub fn purge(global: &Global, args: &Purge) -> Outcome {
-    let client = client(global)?;
+    let client = client(global, Missing::Wrong)?;
     let purged = if args.dry_run { client.purge_preview(args.older_than)? } else { client.purge(args.older_than)? };
     if global.json {
         let freed: Vec<Value> = purged.freed.iter().map(with_lock_id).collect();

@@ -15,9 +15,9 @@ use crate::failure::{Failure, Outcome, code};
 use crate::job::Job;
 use crate::show::{is_stderr_a_terminal, say};
 use crate::signals::{self, ENDING, PASSED_ON, spare_us_ttou};
-use crate::store;
+use crate::store::{self, Missing};
 use crate::terminal::Terminal;
-use crate::wait::{Shows, wait};
+use crate::wait::{Shows, connect, wait};
 use crate::words::{ours, words};
 
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
@@ -30,7 +30,9 @@ const LAST_TRY: Duration = Duration::from_millis(500);
 const TOLD: Duration = Duration::from_secs(2);
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
-    let session = Session::start(global, &args.ask, args.on_loss)?;
+    let wait = args.wait.or(args.once.then_some(Duration::ZERO));
+    let until = wait.and_then(|wait| Instant::now().checked_add(wait));
+    let session = Session::start(global, &args.ask, args.on_loss, until)?;
     let mut request = session.request(args.key.get());
     if args.shared {
         request = request.shared();
@@ -38,8 +40,8 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     if let Some(n) = args.max_holders {
         request = request.max_holders(n);
     }
-    if let Some(d) = args.wait.or(args.once.then_some(Duration::ZERO)) {
-        request = request.wait(d);
+    if let Some(until) = until {
+        request = request.wait_until(until);
     }
     let guard = match session.wait(request) {
         Err(Failure::Library(error)) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => {
@@ -57,7 +59,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
 
 /// `elect`: a leadership is a lock whose key is the election's name.
 pub fn elect(global: &Global, args: &Elect) -> Outcome {
-    let session = Session::start(global, &args.ask, OnLoss::Kill)?;
+    let session = Session::start(global, &args.ask, OnLoss::Kill, None)?;
     loop {
         let guard = session.wait(session.request(args.name.get()))?;
         match session.hold(&args.command, guard)? {
@@ -99,12 +101,15 @@ impl Drop for Session<'_> {
 }
 
 impl<'a> Session<'a> {
-    fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss) -> Outcome<Session<'a>> {
+    /// `until`: when it is too late to connect.
+    fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss, until: Option<Instant>) -> Outcome<Session<'a>> {
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
-        let (url, client) = (store::url(global)?, store::holding(global, ask, on_loss)?);
+        let url = store::url(global, Missing::Made)?;
         let signals = signals::watch().map_err(internal)?;
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
+        let wanted = (global.clone(), ask.clone());
+        let client = connect(move || store::holding(&wanted.0, &wanted.1, on_loss), until, &signals, shows)?;
         Ok(Session { ask, url, on_loss, shows, json: global.json, is_unanswered: Cell::new(false), client, signals })
     }
 

@@ -1,9 +1,10 @@
 //! What people and machines are shown: on standard output the answer, on standard error everything else.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use leasehold::{LockStatus, Mutex};
+use leasehold::{LeaseStatus, LockStatus, Mutex};
 use serde_json::{Value, json};
 use terminal_size::{Width, terminal_size_of};
 
@@ -43,10 +44,14 @@ pub fn wait_line(text: &str) {
     }
     *line = !text.is_empty();
     let mut err = io::stderr().lock();
-    let columns = terminal_size_of(io::stderr()).map_or(usize::MAX, |(Width(columns), _)| usize::from(columns));
-    let text = fitted(text, columns);
+    let text = fitted(text, columns(&io::stderr()).unwrap_or(usize::MAX));
     // What is wider all the same must not wrap, since it could not be drawn over.
     let _ = write!(err, "\r\x1b[K\x1b[?7l{text}\x1b[?7h").and_then(|()| err.flush());
+}
+
+/// How wide the terminal is, if this is one.
+pub fn columns(stream: &impl AsFd) -> Option<usize> {
+    terminal_size_of(stream).map(|(Width(columns), _)| usize::from(columns))
 }
 
 pub fn is_stderr_a_terminal() -> bool {
@@ -79,6 +84,17 @@ pub fn holder(status: &LockStatus) -> String {
     };
     let (owner, mode, token) = (status.owner(), status.mode(), status.fencing_token());
     format!("{owner:?} ({mode}, token {token}{comment}) since {} ({}), {until}", clock_time(since), ago(since))
+}
+
+/// The same of a lease of names.
+pub fn lease_holder(lease: &LeaseStatus) -> String {
+    let (claimed, expires) = (lease.claimed(), lease.expires());
+    let until = match lease.is_expired() {
+        true => format!("its time is over since {}, but nobody has expired it", ago(expires)),
+        false => format!("it ends in {} ({}) at the earliest", words(lease.remaining()), clock_time(expires)),
+    };
+    let (holder, token) = (lease.holder(), lease.fencing_token());
+    format!("{holder:?} (token {token}) since {} ({}), {until}", clock_time(claimed), ago(claimed))
 }
 
 fn end(status: &LockStatus, say: impl Fn(std::time::SystemTime) -> String) -> String {

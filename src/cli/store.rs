@@ -14,8 +14,15 @@ use crate::words::words;
 /// Stands in the environment of a command in place of a URL with a password.
 pub const WITHHELD: &str = "LEASEHOLD_STORE_WITHHELD";
 
+/// Whether a command makes what is missing, or only wants what is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    Made,
+    Wrong,
+}
+
 /// The store that is meant.
-pub fn url(global: &Global) -> Outcome<String> {
+pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
     match global.store.as_deref().filter(|url| !url.is_empty()) {
         Some(url) => Ok(url.to_owned()),
         // The default would be another store than the outer one's.
@@ -23,7 +30,7 @@ pub fn url(global: &Global) -> Outcome<String> {
             "the store of the leasehold around this one was not passed on, since its URL has a password; give a \
              --store, or set LEASEHOLD_STORE",
         )),
-        None => default_url(),
+        None => default_url(missing),
     }
 }
 
@@ -46,20 +53,20 @@ fn escaped(path: &str) -> String {
 }
 
 /// What a command wants from its client.
-pub fn builder(global: &Global) -> Outcome<ClientBuilder> {
-    let builder = LockClient::builder(url(global)?);
+fn builder(global: &Global, missing: Missing) -> Outcome<ClientBuilder> {
+    let builder = LockClient::builder(url(global, missing)?).must_exist(missing == Missing::Wrong);
     Ok(if global.verbose == 0 { builder } else { builder.observer(Arc::new(Events { requests: global.verbose > 1 })) })
 }
 
 /// A client with the defaults of the library.
-pub fn client(global: &Global) -> Outcome<LockClient> {
-    Ok(builder(global)?.connect()?)
+pub fn client(global: &Global, missing: Missing) -> Outcome<LockClient> {
+    Ok(builder(global, missing)?.connect()?)
 }
 
 /// A client for whoever runs a command while it holds: so much of each lease is kept back that the command is
 /// ended in it.
 pub fn holding(global: &Global, ask: &Ask, on_loss: OnLoss) -> Outcome<LockClient> {
-    let mut builder = builder(global)?.lease(ask.lease);
+    let mut builder = builder(global, Missing::Made)?.lease(ask.lease);
     if on_loss == OnLoss::Kill {
         let margin = ask.margin().map_err(|least| {
             let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));
@@ -77,8 +84,8 @@ pub fn holding(global: &Global, ask: &Ask, on_loss: OnLoss) -> Outcome<LockClien
     Ok(builder.connect()?)
 }
 
-/// The file in the user's state folder, whose folder is made.
-fn default_url() -> Outcome<String> {
+/// The file in the user's state folder.
+fn default_url(missing: Missing) -> Outcome<String> {
     if !cfg!(feature = "sqlite") {
         let message = "no --store is given, and the default needs the feature `sqlite`, which is not compiled in";
         return Err(Failure::config(message));
@@ -89,7 +96,9 @@ fn default_url() -> Outcome<String> {
         let message = "no --store is given, and neither XDG_STATE_HOME nor HOME says where the default could be";
         return Err(Failure::config(message));
     };
-    make_folder(&folder)?;
+    if missing == Missing::Made {
+        make_folder(&folder)?;
+    }
     let path = folder.join("locks.db");
     match path.to_str() {
         Some(path) => Ok(format!("sqlite:{}", escaped(path))),

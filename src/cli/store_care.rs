@@ -6,11 +6,11 @@ use serde_json::json;
 use crate::args::{Global, Init};
 use crate::failure::{Failure, Outcome};
 use crate::show::{print, print_json};
-use crate::store::client;
+use crate::store::{Missing, client, url};
 use crate::words::ours;
 
 pub fn init(global: &Global, args: &Init) -> Outcome {
-    let client = client(global)?;
+    let client = client(global, Missing::Made)?;
     let said = if args.print { client.schema()? } else { client.create_schema()? };
     if global.json {
         print_json(&json!({ "dry_run": args.print, "schema": said }))?;
@@ -21,7 +21,9 @@ pub fn init(global: &Global, args: &Init) -> Outcome {
 }
 
 pub fn doctor(global: &Global) -> Outcome {
-    let diagnosis = match client(global) {
+    // To connect makes nothing but an SQLite file; what else is missing is said by the diagnosis.
+    let makes = url(global, Missing::Wrong)?.starts_with("sqlite:");
+    let diagnosis = match client(global, if makes { Missing::Wrong } else { Missing::Made }) {
         Ok(client) => client.diagnose()?,
         // A store that can't be connected to has no more to tell.
         Err(failure) => {
@@ -64,6 +66,9 @@ fn as_text(diagnosis: &Diagnosis) -> String {
     for right in &diagnosis.rights {
         lines.push(match &right.outcome {
             Ok(()) => (right.what, "allowed".to_owned()),
+            Err(error) if error.kind() == ErrorKind::Schema && diagnosis.schema.is_err() => {
+                (right.what, "not tried".to_owned())
+            }
             Err(error) if error.kind() == ErrorKind::Permission => (right.what, format!("DENIED: {}", chain(error))),
             Err(error) => (right.what, format!("NO: {}", chain(error))),
         });

@@ -1,16 +1,23 @@
-//! The wait for a lock, on a thread of its own: the main thread listens to signals and draws the waiting line.
+//! The wait for the store and for a lock, on a thread of its own: the main thread listens to signals and draws the
+//! waiting line.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded, select, tick, unbounded};
-use leasehold::{CancelToken, LockGuard, LockRequest, LockStatus, Result, Waiting};
+use crossbeam_channel::{Receiver, after, at, bounded, never, select, tick, unbounded};
+use leasehold::{CancelToken, Error, LockClient, LockGuard, LockRequest, LockStatus, Result, Waiting};
 use nix::sys::signal::Signal;
 
 use crate::failure::{Failure, Outcome, code};
 use crate::show::{say, wait_line};
 use crate::signals::ENDING;
-use crate::words::{age, words};
+use crate::words::{age, ours, words};
+
+/// The pause behind the first try to connect; doubled up to the last one, and up to half as long again at random, so
+/// that many who start together do not come together.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a wait may put on standard error.
 #[derive(Clone, Copy)]
@@ -18,6 +25,74 @@ pub struct Shows {
     pub words: bool,
     /// Drawn over and over.
     pub line: bool,
+}
+
+/// Connects, again and again until then while the store is in trouble. The first try may take as long as it does.
+pub fn connect(
+    connect: impl Fn() -> Outcome<LockClient> + Send + Sync + 'static,
+    until: Option<Instant>,
+    signals: &Receiver<Signal>,
+    shows: Shows,
+) -> Outcome<LockClient> {
+    let outcome = connected(&Arc::new(connect), until, signals, shows);
+    if shows.line {
+        wait_line("");
+    }
+    outcome
+}
+
+fn connected(
+    connect: &Arc<impl Fn() -> Outcome<LockClient> + Send + Sync + 'static>,
+    until: Option<Instant>,
+    signals: &Receiver<Signal>,
+    shows: Shows,
+) -> Outcome<LockClient> {
+    let try_once = || {
+        let (connect, (done, outcome)) = (connect.clone(), bounded(1));
+        on_thread("leasehold-connect", move || drop(done.send(connect())))?;
+        Ok::<_, Failure>(outcome)
+    };
+    let (started, seconds, mut pause) = (Instant::now(), tick(Duration::from_secs(1)), FIRST_PAUSE);
+    let (mut outcome, mut again, mut over) = (try_once()?, never(), never());
+    let mut trouble: Option<Error> = None;
+    loop {
+        select! {
+            recv(outcome) -> ended => match ended {
+                Ok(Err(Failure::Library(error)))
+                    if error.is_retryable() && until.is_none_or(|until| Instant::now() < until) =>
+                {
+                    if trouble.is_none() && shows.words {
+                        say(&format!("waiting for the store: {}", ours(&error.to_string())));
+                    }
+                    trouble = Some(error);
+                    (outcome, over) = (never(), until.map_or_else(never, at));
+                    again = after(pause.mul_f64(1.0 + fastrand::f64() / 2.0));
+                    pause = (2 * pause).min(LAST_PAUSE);
+                }
+                Ok(outcome) => return outcome,
+                Err(_) => return Err(ended_early()),
+            },
+            recv(again) -> _ => (outcome, again) = (try_once()?, never()),
+            recv(over) -> _ => return Err(trouble.map_or_else(ended_early, Failure::from)),
+            recv(seconds) -> _ => if let Some(error) = trouble.as_ref().filter(|_| shows.line) {
+                let of = until.map_or_else(String::new, |until| format!(" of {}", whole(until - started)));
+                let waited = whole(started.elapsed());
+                wait_line(&format!("leasehold: waiting for the store for {waited}{of}: {}", ours(&error.to_string())));
+            },
+            recv(signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+                return Err(Failure::Silent(code::SIGNAL + signal as u8));
+            },
+        }
+    }
+}
+
+fn on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
+    let failed = |error| Failure::Own(code::INTERNAL, format!("no thread could be started: {error}"));
+    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(failed)
+}
+
+fn ended_early() -> Failure {
+    Failure::Own(code::INTERNAL, "the waiting thread ended early".to_owned())
 }
 
 /// The guard, or the code of the signal that ended the wait.
@@ -28,10 +103,7 @@ pub fn wait(request: LockRequest, signals: &Receiver<Signal>, shows: Shows) -> O
     let _open = told.clone();
     let request = request.cancel(&cancel).on_wait(move |waiting| drop(told.send((Instant::now(), waiting.clone()))));
     let (done, outcome) = bounded(1);
-    let waiter = thread::Builder::new().name("leasehold-wait".to_owned());
-    waiter
-        .spawn(move || drop(done.send(request.lock())))
-        .map_err(|error| Failure::Own(code::INTERNAL, format!("no thread could be started: {error}")))?;
+    on_thread("leasehold-wait", move || drop(done.send(request.lock())))?;
     let outer = std::env::var("LEASEHOLD_LOCK_ID").ok().filter(|_| shows.words);
     let mut display = Display { draws: shows.line, outer, seen: None };
     let seconds = tick(Duration::from_secs(1));
@@ -40,7 +112,7 @@ pub fn wait(request: LockRequest, signals: &Receiver<Signal>, shows: Shows) -> O
         select! {
             recv(outcome) -> outcome => match outcome {
                 Ok(outcome) => break outcome,
-                Err(_) => return Err(Failure::Own(code::INTERNAL, "the waiting thread ended early".to_owned())),
+                Err(_) => return Err(ended_early()),
             },
             recv(waits) -> waiting => waiting.into_iter().for_each(|waiting| display.told(waiting)),
             recv(seconds) -> _ => display.draw(),

@@ -16,6 +16,9 @@ use crate::store::{Acquired, Attempt, Renewal, Renewed, Seen};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
+/// A store that takes longer than that to answer is in trouble.
+const FAIR: Duration = Duration::from_secs(1);
+
 /// Obtains the lock, or says who holds it.
 pub fn obtain(family: &Arc<Family>, want: Want, patience: Patience) -> Result<Obtained> {
     let mut wait = Wait::new(family, want, patience);
@@ -46,6 +49,8 @@ pub(super) struct Wait<'a> {
     pub(super) stood_back: bool,
     pub(super) refusal: Option<Seen>,
     pub(super) last_error: Option<Error>,
+    /// What was known of the lock before the trouble is no answer any more.
+    is_out: bool,
     pub(super) warn_after: Duration,
 }
 
@@ -104,6 +109,7 @@ impl<'a> Wait<'a> {
             stood_back: false,
             refusal: None,
             last_error: None,
+            is_out: false,
             warn_after: FIRST_WARNING,
         }
     }
@@ -241,7 +247,7 @@ impl<'a> Wait<'a> {
                 settled => return settled.map(Round::Done),
             },
             Ok(Settled::Refused(seen)) => {
-                self.last_error = None;
+                self.answered();
                 self.refused(seen)?;
                 return Ok(Round::Refused);
             }
@@ -258,6 +264,18 @@ impl<'a> Wait<'a> {
             Err(error) => return Err(error),
         }
         Ok(Round::Trouble)
+    }
+
+    /// The store says how it stands with the lock.
+    pub(super) fn answered(&mut self) {
+        (self.last_error, self.is_out) = (None, false);
+    }
+
+    /// A request that began at `asked` failed. One that was cut off by the end of the call right after it began says
+    /// nothing of the store.
+    pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
+        self.is_out |= !overall.is_over() || asked.elapsed() >= FAIR;
+        self.last_error = Some(error);
     }
 
     fn check_cancelled(&self) -> Result<()> {
@@ -291,6 +309,8 @@ impl<'a> Wait<'a> {
         self.family.check_open()?;
         self.check_cancelled()?;
         match (self.refusal.take(), self.last_error.take()) {
+            // Whoever held it long ago is no reason.
+            (Some(_), Some(error)) if self.is_out => Err(error),
             (Some(seen), _) => Ok(Obtained::Refused(Some(seen))),
             (None, Some(error)) => Err(error),
             // It never came to the head of the line.
@@ -316,7 +336,7 @@ impl<'a> Wait<'a> {
         let mut failures = 0;
         loop {
             // The lease is counted from before the request.
-            let sent = clock.now();
+            let (sent, asked) = (clock.now(), Instant::now());
             let first_sent = *attempt.first_sent.get_or_insert(sent);
             attempt.sends += 1;
             self.attempts += 1;
@@ -358,6 +378,7 @@ impl<'a> Wait<'a> {
             };
             log::debug!(target: "leasehold::client", key:? = self.want.wanted.key; "an acquire failed and is repeated: {error}");
             failures += 1;
+            self.failed(error.clone(), asked, overall);
             if self.is_one_of_several {
                 if unanswered {
                     family.abandon(attempt);
@@ -375,7 +396,6 @@ impl<'a> Wait<'a> {
                 }
                 return Err(error.retryable());
             }
-            self.last_error = Some(error);
         }
     }
 

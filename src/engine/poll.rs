@@ -141,16 +141,17 @@ impl Wait<'_> {
         self.attempts += 1;
         let by = overall.clone().within(self.family.options.request_timeout);
         let which = Which::Key(self.want.wanted.key.clone());
+        let asked = Instant::now();
         match self.family.backend.read(&which, None, false, &by) {
             Ok(mut page) => {
-                self.last_error = None;
+                self.answered();
                 self.refusal = page.records.pop().or(self.refusal.take());
                 self.free_in() == Some(Duration::ZERO)
             }
             // The attempt that follows tells what is wrong.
             Err(error) if !error.is_retryable() => true,
             Err(error) => {
-                self.last_error = Some(error);
+                self.failed(error, asked, overall);
                 false
             }
         }

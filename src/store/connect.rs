@@ -28,11 +28,11 @@ pub(crate) struct Opener {
     pub min_lease: Duration,
     /// The lease of a client that sets none.
     pub default_lease: Duration,
-    /// Opens it, creating what it can do without.
+    /// Opens it, creating what it can do without unless it must exist.
     pub open: Open,
 }
 
-type Open = Box<dyn FnOnce(Arc<Clock>, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
+type Open = Box<dyn FnOnce(Arc<Clock>, &Deadline, bool) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 /// The store that `url` names. Nothing is opened yet.
 pub(crate) fn opener(url: &str) -> Result<Opener> {
@@ -72,7 +72,7 @@ fn memory(url: StoreUrl) -> Result<Opener> {
     Ok(Opener {
         min_lease: Memory::MIN_LEASE,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, _| Ok(Arc::new(Memory::open(&name, clock)))),
+        open: Box::new(move |clock, _, _| Ok(Arc::new(Memory::open(&name, clock)))),
     })
 }
 
@@ -107,7 +107,10 @@ pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
     Opener {
         min_lease: Sqlite::MIN_LEASE,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, by| Ok(Arc::new(Sqlite::open(options, clock, by)?))),
+        open: Box::new(move |clock, by, must_exist| {
+            let open = if must_exist { Sqlite::open_existing } else { Sqlite::open };
+            Ok(Arc::new(open(options, clock, by)?))
+        }),
     }
 }
 
@@ -155,7 +158,7 @@ pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
     Ok(Opener {
         min_lease: Dynamodb::MIN_LEASE,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, by| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
+        open: Box::new(move |clock, by, _| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
     })
 }
 
@@ -196,7 +199,7 @@ pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Open
     Ok(Opener {
         min_lease: Mongodb::MIN_LEASE,
         default_lease: Mongodb::DEFAULT_LEASE,
-        open: Box::new(move |_, by| Ok(Arc::new(Mongodb::open(options, by)?))),
+        open: Box::new(move |_, by, _| Ok(Arc::new(Mongodb::open(options, by)?))),
     })
 }
 
@@ -222,7 +225,7 @@ pub(crate) fn spanner_table(options: SpannerOptions) -> Result<Opener> {
     Ok(Opener {
         min_lease: Spanner::MIN_LEASE,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, by| Ok(Arc::new(Spanner::open(options, clock, by)?))),
+        open: Box::new(move |clock, by, _| Ok(Arc::new(Spanner::open(options, clock, by)?))),
     })
 }
 

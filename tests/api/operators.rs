@@ -19,6 +19,20 @@ fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
 }
 
 #[test]
+#[cfg(feature = "sqlite")]
+fn a_store_whose_table_is_missing_is_reached_and_its_schema_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("locks.db");
+    let client = leasehold::sqlite::builder(&file).connect().unwrap();
+    leasehold::sqlite::rusqlite::Connection::open(&file).unwrap().execute_batch("DROP TABLE locks").unwrap();
+    let found = client.diagnose().unwrap();
+    assert!(found.round_trip.is_ok(), "{found:?}");
+    assert_eq!(found.schema.as_ref().unwrap_err().kind(), ErrorKind::Schema);
+    let missing = |error: &leasehold::Error| error.to_string().contains("the table `locks` is missing");
+    assert!(found.rights.len() == 6 && found.rights.iter().all(|right| right.outcome.as_ref().is_err_and(missing)));
+}
+
+#[test]
 fn a_forced_release_frees_every_holder_and_no_other_key() {
     on_every_store(|store| {
         let client = store.client();

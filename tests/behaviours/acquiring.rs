@@ -86,6 +86,26 @@ fn b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background() {
 }
 
 #[test]
+fn a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with() {
+    let bench = Bench::new();
+    let _held = bench.rival().lock("k").unwrap();
+    let client = bench.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    for fault in [Fault::FailBefore, Fault::HangBefore] {
+        bench.faults.always(Call::Read, fault);
+        let error = client.request("k").wait(Duration::from_millis(400)).lock().unwrap_err();
+        assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Store, 0), "{error}");
+        assert_eq!(client.try_lock_for("k", Duration::from_millis(400)).unwrap_err().kind(), ErrorKind::Store);
+    }
+    // Nothing is known of a store that a last request was not waited for.
+    let client = bench.builder().connect().unwrap();
+    let error = client.request("k").wait(Duration::from_millis(400)).lock().unwrap_err();
+    assert_eq!((error.kind(), error.holders().len()), (ErrorKind::TimedOut, 1), "{error}");
+    bench.faults.heal();
+    let error = client.request("k").wait(Duration::from_millis(400)).lock().unwrap_err();
+    assert_eq!((error.kind(), error.holders().len()), (ErrorKind::TimedOut, 1), "{error}");
+}
+
+#[test]
 fn b03_an_acquire_that_is_refused_for_good_ends_the_call_and_leaves_nothing() {
     let bench = Bench::new();
     let client = bench.client();

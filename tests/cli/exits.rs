@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use leasehold::{Filter, Mode};
+use nix::sys::signal::Signal;
 
 use crate::support::{Ran, Running, Store, leasehold, run};
 
@@ -238,6 +240,48 @@ fn a_store_out_of_reach_is_69() {
     assert_eq!(ran.code, Some(69), "{}", ran.stderr);
 }
 
+/// A folder where SQLite's log should be: an error that passes.
+fn in_trouble(store: &Store) -> std::path::PathBuf {
+    drop(store.client());
+    let trouble = store.path("locks.db-wal");
+    fs::create_dir(&trouble).unwrap();
+    trouble
+}
+
+#[test]
+fn a_store_in_trouble_is_waited_for() {
+    let store = Store::new();
+    let trouble = in_trouble(&store);
+    for options in [&[][..], &["--wait", "1h"]] {
+        let mut running = Running::start(&mut store.script(options, "echo in"));
+        running.says("leasehold: waiting for the store: sqlite:");
+        running.signal(Signal::SIGTERM);
+        assert_eq!(running.end().code, Some(143));
+    }
+    let mut runs: Vec<Running> = [&["run", "k"][..], &["run", "--wait", "1h", "l"], &["elect", "m"]]
+        .map(|args| Running::start(store.leasehold(args).args(["--", "echo", "in"])))
+        .into();
+    runs.iter_mut().for_each(|running| running.says("leasehold: waiting for the store: sqlite:"));
+    fs::remove_dir(&trouble).unwrap();
+    for mut running in runs {
+        running.expect("in");
+        assert_eq!(running.end().code, Some(0));
+    }
+}
+
+#[test]
+fn a_store_in_trouble_is_waited_for_no_longer_than_for_the_lock() {
+    let store = Store::new();
+    in_trouble(&store);
+    let started = Instant::now();
+    let ran = run(&mut store.script(&["--wait", "700ms", "--conflict-exit-code", "0"], "echo in"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(69), ""), "{}", ran.stderr);
+    assert!(started.elapsed() >= Duration::from_millis(700), "at once");
+    let ran = run(&mut store.script(&["--try", "--quiet", "--conflict-exit-code", "0"], "echo in"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(69), ""), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("waiting"), "{}", ran.stderr);
+}
+
 #[test]
 #[cfg(feature = "dynamodb")]
 fn a_server_out_of_reach_is_69() {
@@ -254,10 +298,20 @@ fn a_server_out_of_reach_is_69() {
 fn a_store_that_is_denied_is_77() {
     let store = Store::new();
     drop(store.client());
+    let ran = by_another_user(&store, 0o400, &["run", "--try", "k", "--", "true"]);
+    assert_eq!(ran.code, Some(77), "{}", ran.stderr);
+}
+
+/// With this mode of each file, in a folder that nobody may write to.
+fn by_another_user(store: &Store, mode: u32, args: &[&str]) -> Ran {
     let binary = store.path("leasehold");
     fs::copy(env!("CARGO_BIN_EXE_leasehold"), &binary).unwrap();
+    for file in ["locks.db", "locks.db-wal", "locks.db-shm"].map(|name| store.path(name)) {
+        if file.exists() {
+            fs::set_permissions(file, fs::Permissions::from_mode(mode)).unwrap();
+        }
+    }
     fs::set_permissions(store.folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
-    fs::set_permissions(store.path("locks.db"), fs::Permissions::from_mode(0o400)).unwrap();
     let mut command = if nix::unistd::Uid::effective().is_root() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);
@@ -265,9 +319,80 @@ fn a_store_that_is_denied_is_77() {
     } else {
         Command::new(&binary)
     };
-    let ran = run(command.args(["--store", &store.url, "run", "k", "--", "true"]));
+    let ran = run(command.args(["--store", &store.url]).args(args));
     fs::set_permissions(store.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(ran.code, Some(77), "{}", ran.stderr);
+    fs::remove_file(binary).unwrap();
+    ran
+}
+
+#[test]
+fn who_may_only_read_the_file_sees_its_locks() {
+    let store = Store::new();
+    let client = store.client();
+    let guard = client.request("k").owner("ann").lock().unwrap();
+    let ran = by_another_user(&store, 0o444, &["status"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("ann"), "{}", ran.stdout);
+    // As it is now, not as it was when the file was last written through.
+    guard.release().unwrap();
+    let _guard = client.request("k").owner("bob").lock().unwrap();
+    let ran = by_another_user(&store, 0o444, &["status", "k"]);
+    assert!(ran.stdout.contains("bob") && !ran.stdout.contains("ann"), "{ran:?}");
+    for args in [&["release", "k", "--force", "--yes"][..], &["run", "--try", "l", "--", "true"]] {
+        let ran = by_another_user(&store, 0o444, args);
+        assert_eq!(ran.code, Some(77), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn looking_makes_nothing() {
+    let store = Store::new();
+    let looking: [&[&str]; 11] = [
+        &["status"],
+        &["status", "k"],
+        &["doctor"],
+        &["lease", "list"],
+        &["lease", "expire", "k"],
+        &["purge", "--dry-run"],
+        &["purge"],
+        &["release", "k", "--lock-id", "x"],
+        &["release", "k", "--force", "--yes"],
+        &["renew", "x"],
+        &["unlock", "x"],
+    ];
+    for args in looking {
+        let ran = run(&mut store.leasehold(args));
+        assert_eq!(ran.code, Some(78), "{args:?}: {}{}", ran.stdout, ran.stderr);
+        assert!(
+            ran.stderr.contains("there is no such file; correct the path, or make it by `leasehold init`"),
+            "{ran:?}"
+        );
+        // The default of the user's.
+        let ran = run(store.leasehold(args).env_remove("LEASEHOLD_STORE"));
+        assert_eq!(ran.code, Some(78), "{args:?}: {}{}", ran.stdout, ran.stderr);
+        assert_eq!(fs::read_dir(store.folder.path()).unwrap().count(), 0, "{args:?}");
+    }
+    fs::write(store.path("locks.db"), "").unwrap();
+    let ran = run(&mut store.leasehold(&["status"]));
+    assert_eq!((ran.code, fs::read(store.path("locks.db")).unwrap().len()), (Some(78), 0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the table `locks` is missing; `leasehold init` makes it"), "{}", ran.stderr);
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn a_collection_that_is_missing_is_no_empty_one() {
+    let Some(shared) = crate::support::mongodb("mistyped") else { return };
+    let ran = run(leasehold(&["doctor"]).env("LEASEHOLD_STORE", &shared.url));
+    let said = &ran.stdout;
+    assert!(ran.code == Some(78) && said.contains("yes, a round trip takes"), "{ran:?}");
+    assert!(said.contains("NO: ") && said.matches("not tried").count() == 6, "{said}");
+    for args in [&["status"][..], &["lease", "list"]] {
+        let ran = run(leasehold(args).env("LEASEHOLD_STORE", &shared.url));
+        assert_eq!(ran.code, Some(78), "{}{}", ran.stdout, ran.stderr);
+        assert!(ran.stderr.contains("does not exist; `leasehold init` makes it"), "{}", ran.stderr);
+    }
+    shared.init();
+    assert_eq!(run(leasehold(&["status"]).env("LEASEHOLD_STORE", &shared.url)).code, Some(0));
 }
 
 #[test]

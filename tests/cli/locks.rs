@@ -41,6 +41,7 @@ fn some_locks(store: &Store) {
 #[test]
 fn status_tells_live_and_expired_apart() {
     let store = Store::new();
+    drop(store.client());
     assert_eq!(ok(run(&mut store.leasehold(&["status"]))), "no locks\n");
     assert_eq!(ok(run(&mut store.leasehold(&["status", "k"]))), "\"k\" is free\n");
     some_locks(&store);
@@ -111,6 +112,7 @@ fn a_lock_is_released_by_its_lock_id() {
 #[test]
 fn a_lock_is_taken_from_its_holder_by_force() {
     let store = Store::new();
+    drop(store.client());
     assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--force"]))), "\"k\" is free\n");
     let script = "trap 'exit 3' TERM; echo ready; while :; do read never; done";
     let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--kill-after", "0s"], script));
@@ -135,9 +137,10 @@ fn groups_are_renewed_and_unlocked() {
     assert!(client.get("a").unwrap().unwrap().holders()[0].remaining().unwrap() > 9 * MINUTE);
     let text = ok(run(&mut store.leasehold(&["unlock", "g"])));
     assert_eq!(text.lines().count(), 2, "{text}");
-    assert_eq!(ok(run(&mut store.leasehold(&["unlock", "g"]))), "no lock has this lock id\n");
+    assert_eq!(ok(run(&mut store.leasehold(&["unlock", "g"]))), "no lock with the lock id \"g\" is held\n");
     let ran = run(&mut store.leasehold(&["renew", "g"]));
     assert_eq!(ran.code, Some(76), "{}", ran.stderr);
+    assert!(ran.stderr.contains("no lock with the lock id \"g\" is held"), "{}", ran.stderr);
 }
 
 #[test]
@@ -165,6 +168,7 @@ fn init_makes_the_schema_and_says_it() {
 #[test]
 fn the_doctor_says_what_is_wrong() {
     let store = Store::new();
+    drop(store.client());
     let text = ok(run(&mut store.leasehold(&["doctor"])));
     assert_eq!(text.matches("allowed").count(), 6, "{text}");
     let well = json(run(&mut store.leasehold(&["doctor", "--json"])));
@@ -186,12 +190,14 @@ fn the_doctor_says_what_is_wrong() {
 #[test]
 fn leases_are_claimed_extended_and_ended() {
     let store = Store::new();
+    drop(store.client());
     let lease = |args: &[&str]| run(store.leasehold(&["lease"]).args(args));
     assert_eq!(ok(lease(&["list"])), "no leases\n");
     let text = ok(lease(&["claim", "app", "app/0", "--for", "1s"]));
     assert!(text.starts_with("claimed: \"app\" for \"app/0\" for at least "), "{text}");
     let ran = lease(&["claim", "app", "app/1"]);
     assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("\n  held by \"app/0\" (token ") && ran.stderr.contains(" since 20"), "{}", ran.stderr);
     let ran = lease(&["expire", "app"]);
     assert_eq!(ran.code, Some(75), "its time is not over: {}", ran.stderr);
     let leases = store.client().leases("default");

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use nix::pty::{Winsize, openpty};
 
-use crate::support::{PATIENCE, Store, until};
+use crate::support::{PATIENCE, Store, run, until};
 
 /// A shell on a terminal of its own.
 struct Terminal {
@@ -241,6 +241,19 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
 }
 
 #[test]
+fn while_the_store_is_in_trouble_a_line_says_so() {
+    let store = Store::new();
+    drop(store.client());
+    std::fs::create_dir(store.path("locks.db-wal")).unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold run --wait 10m k -- echo in\"\"side\n");
+    terminal.sees("leasehold: waiting for the store for 1 s of 10 min: sqlite:");
+    std::fs::remove_dir(store.path("locks.db-wal")).unwrap();
+    let said = terminal.sees("inside\r\n");
+    assert!(said.trim_end_matches("inside\r\n").ends_with("\r\x1b[K\x1b[?7l\x1b[?7h"), "the line is gone: {said:?}");
+}
+
+#[test]
 fn a_narrow_terminal_sees_the_holder_and_an_ellipsis() {
     let store = Store::new();
     let _guard = store.client().request("k").owner("ann").lock().unwrap();
@@ -277,8 +290,29 @@ fn a_forced_release_shows_the_holder_and_asks() {
 }
 
 #[test]
+fn a_long_key_does_not_widen_every_row() {
+    let store = Store::new();
+    let client = store.client();
+    let long = "k".repeat(1024);
+    let _guards = [client.request(&long).owner(&long).comment(&long).lock(), client.request("short").lock()];
+    client.leases("default").claim(&long[..1000], &long, std::time::Duration::from_secs(60)).unwrap();
+    let mut terminal = Terminal::shell(&store);
+    for command in ["status", "lease list"] {
+        terminal.types(&format!("stty cols 120; leasehold {command}; echo e\"\"nd\n"));
+        terminal.sees("TOKEN");
+        let said = terminal.sees("end\r\n");
+        let widest = said.lines().map(|line| line.chars().filter(|c| !c.is_control()).count()).max();
+        assert!(said.contains("kkk…") && widest <= Some(160), "{said:?}");
+    }
+    // A program gets all of it.
+    let said = run(&mut store.leasehold(&["status"])).stdout;
+    assert_eq!(said.matches(&long).count(), 3);
+}
+
+#[test]
 fn a_status_that_is_watched_is_drawn_anew() {
     let store = Store::new();
+    drop(store.client());
     let mut terminal = Terminal::shell(&store);
     terminal.types("leasehold status --watch\n");
     terminal.sees("\x1b[H\x1b[2Jno locks\r\n");

@@ -10,6 +10,9 @@ use crate::model::key;
 use crate::store::{Acquired, Attempt, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 
+/// What is tried.
+const RIGHTS: [&str; 6] =
+    ["look at a lock", "list locks", "acquire a lock", "renew a lock", "release a lock", "purge: delete a row"];
 /// How often the round trip is measured.
 const READS: usize = 5;
 /// For what is left when the diagnosis is cut off.
@@ -42,7 +45,8 @@ pub struct Diagnosis {
 pub struct Right {
     /// What for, like `acquire a lock`.
     pub what: &'static str,
-    /// How trying it went; the kind of the error is `Permission` when the store denies it.
+    /// How trying it went; the kind of the error is `Permission` when the store denies it, and `Schema` where it was not
+    /// tried because of the schema.
     pub outcome: Result<()>,
 }
 
@@ -81,15 +85,29 @@ impl LockClient {
         let info = self.family.backend.info();
         let row = key::of("leasehold", &format!("diagnosis-{}", uuid::Uuid::new_v4()))?;
         let all = Deadline::after(2 * self.family.options.request_timeout).or_cancel(self.family.closing());
+        let asked = Instant::now();
+        let schema = self.family.backend.schema(Schema::Check, &self.by(&all));
+        let answered = asked.elapsed();
+        let is_wrong = |error: &Error| error.kind() == ErrorKind::Schema;
         let measured = self.measured(&row, &all);
+        let clock_difference_ms = measured.as_ref().ok().map(|(_, difference)| *difference);
+        // A store that says that something is missing was reached.
+        let round_trip = match measured {
+            Err(error) if is_wrong(&error) && schema.as_ref().is_err_and(is_wrong) => Ok(answered),
+            measured => measured.map(|(round_trip, _)| round_trip),
+        };
+        let rights = match &schema {
+            Err(error) if is_wrong(error) => not_tried(error),
+            _ => self.rights(&row, &all),
+        };
         Ok(Diagnosis {
             store: info.label.clone(),
             clock: info.clock,
             grace: info.grace,
-            schema: self.family.backend.schema(Schema::Check, &self.by(&all)),
-            clock_difference_ms: measured.as_ref().ok().map(|(_, difference)| *difference),
-            round_trip: measured.map(|(round_trip, _)| round_trip),
-            rights: self.rights(&row, &all),
+            schema,
+            round_trip,
+            clock_difference_ms,
+            rights,
         })
     }
 
@@ -158,15 +176,12 @@ impl LockClient {
             Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        [
-            ("look at a lock", read),
-            ("list locks", list),
-            ("acquire a lock", acquired),
-            ("renew a lock", renewed),
-            ("release a lock", released),
-            ("purge: delete a row", deleted),
-        ]
-        .map(|(what, outcome)| Right { what, outcome })
-        .into()
+        let outcomes = [read, list, acquired, renewed, released, deleted];
+        RIGHTS.into_iter().zip(outcomes).map(|(what, outcome)| Right { what, outcome }).collect()
     }
+}
+
+/// They would all only say what is wrong with the schema.
+fn not_tried(schema: &Error) -> Vec<Right> {
+    RIGHTS.map(|what| Right { what, outcome: Err(schema.clone()) }).into()
 }

@@ -34,6 +34,7 @@ impl Dynamodb {
         match what {
             Schema::Describe => Ok(self.command()),
             Schema::Check | Schema::Connect => match self.describe(by)? {
+                Table::Missing(error) if what == Schema::Check => Err(error),
                 Table::There(table) => self.check(&table),
                 Table::Hidden => {
                     static TOLD: AtomicBool = AtomicBool::new(false);

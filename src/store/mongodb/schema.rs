@@ -42,7 +42,11 @@ impl Mongodb {
     pub(super) fn collection_schema(&self, what: Schema, by: &Deadline) -> Result<String, MongodbError> {
         match what {
             Schema::Describe => Ok(self.commands()),
-            Schema::Check | Schema::Connect => self.check(by),
+            Schema::Connect => self.check(by),
+            Schema::Check => match self.indexes(by)? {
+                Known::Missing => Err(MongodbError::Collection(self.no_collection())),
+                _ => self.check(by),
+            },
             Schema::Create => self.create(&by.long()),
         }
     }
@@ -74,9 +78,7 @@ impl Mongodb {
                     "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
                 ))),
             },
-            Known::Missing => {
-                Ok(self.warn(format!("the collection {name:?} does not exist; create_schema() makes it")))
-            }
+            Known::Missing => Ok(self.warn(self.no_collection())),
             Known::Hidden => {
                 self.is_unique.store(true, Ordering::Relaxed);
                 let text = "listIndexes is denied, so that the collection has its unique index was not checked";
@@ -84,6 +86,10 @@ impl Mongodb {
                 Ok(text.to_owned())
             }
         }
+    }
+
+    fn no_collection(&self) -> String {
+        format!("the collection {:?} does not exist; create_schema() makes it", self.collection)
     }
 
     /// Else nobody could connect to make it. Every use of it is an error.

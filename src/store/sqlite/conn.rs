@@ -46,7 +46,13 @@ pub(super) struct Conn {
 impl Conn {
     /// Keeps the log from being removed by others, once it is open. Tells which one it is.
     pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
-        let log = self.opened.protect(path, by).inspect_err(|_| leave_log(&self.conn))?;
+        // Who only reads can take no lock of our own, and writes to no log.
+        let log = if self.conn.is_readonly("main").unwrap_or(false) {
+            let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
+            log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?
+        } else {
+            self.opened.protect(path, by).inspect_err(|_| leave_log(&self.conn))?
+        };
         self.log = Some(log.clone());
         Ok(log)
     }

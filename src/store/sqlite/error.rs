@@ -32,6 +32,9 @@ pub(super) enum SqliteError {
     )]
     Denied { path: PathBuf, doing: &'static str, source: io::Error },
 
+    #[error("there is no such file; correct the path, or make it by create_schema()")]
+    NoFile { path: PathBuf },
+
     #[error("the folder {} does not exist; create it, or correct the path", .folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
 
@@ -78,7 +81,7 @@ pub(super) enum SqliteError {
     )]
     OtherTable { path: PathBuf, what: String },
 
-    #[error("the table `locks` is missing; create the schema")]
+    #[error("the table `locks` is missing; create_schema() makes it")]
     NoTable { path: PathBuf },
 
     #[error(
@@ -108,6 +111,7 @@ impl SqliteError {
             | SqliteError::Engine { path, .. }
             | SqliteError::File { path, .. }
             | SqliteError::Denied { path, .. }
+            | SqliteError::NoFile { path }
             | SqliteError::NoFolder { path, .. }
             | SqliteError::NotAFile { path, .. }
             | SqliteError::ForbiddenFileSystem { path, .. }
@@ -129,7 +133,8 @@ impl SqliteError {
             SqliteError::Engine { source, .. } => engine_kind(source),
             SqliteError::File { source, .. } => io_kind(source),
             SqliteError::Denied { .. } => (ErrorKind::Permission, false),
-            SqliteError::NoFolder { .. }
+            SqliteError::NoFile { .. }
+            | SqliteError::NoFolder { .. }
             | SqliteError::NotAFile { .. }
             | SqliteError::NoWriteAheadLog { .. }
             | SqliteError::OpenInParent { .. }

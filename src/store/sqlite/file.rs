@@ -78,8 +78,8 @@ pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Checks where the file lies and makes an empty one with exactly this mode where there is none.
-pub(super) fn prepare(path: &Path, mode: u32, unsafe_fs: bool) -> Result<(), SqliteError> {
+/// Checks where the file lies and makes an empty one with exactly this mode, if one is given, where there is none.
+pub(super) fn prepare(path: &Path, mode: Option<u32>, unsafe_fs: bool) -> Result<(), SqliteError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => {
             return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a folder" });
@@ -92,6 +92,7 @@ pub(super) fn prepare(path: &Path, mode: u32, unsafe_fs: bool) -> Result<(), Sql
         Err(error) if is_missing(&error) => {}
         Err(source) => return Err(failed(path, "look at the file", source)),
     }
+    let mode = mode.ok_or_else(|| SqliteError::NoFile { path: path.to_owned() })?;
     let target = follow(path).map_err(|source| failed(path, "follow the symbolic link", source))?;
     let folder = target.parent().filter(|folder| folder.is_dir()).ok_or_else(|| SqliteError::NoFolder {
         path: path.to_owned(),

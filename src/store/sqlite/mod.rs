@@ -121,10 +121,20 @@ impl Sqlite {
     /// Opens the file, and makes the file and the table if they are missing. Several processes may do so at
     /// the same time.
     pub fn open(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
-        Ok(Sqlite::connect(options, clock, by)?)
+        Ok(Sqlite::connect(options, clock, by, false)?)
     }
 
-    fn connect(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite, SqliteError> {
+    /// The same, but a missing file is an error, and one that can only be read is opened for that.
+    pub fn open_existing(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
+        Ok(Sqlite::connect(options, clock, by, true)?)
+    }
+
+    fn connect(
+        options: SqliteOptions,
+        clock: Arc<Clock>,
+        by: &Deadline,
+        must_exist: bool,
+    ) -> Result<Sqlite, SqliteError> {
         // Absolute, so that a later change of the working directory does not lead to another file.
         let path = std::path::absolute(&options.path).map_err(|source| SqliteError::File {
             path: options.path.clone(),
@@ -133,12 +143,18 @@ impl Sqlite {
         })?;
         // What is refused is not made.
         register::check(&path, by)?;
-        file::prepare(&path, options.mode.unwrap_or(0o600), options.unsafe_fs)?;
+        let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| !must_exist);
+        file::prepare(&path, mode, options.unsafe_fs)?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {
             let mut writer = Writer::open(&path, before, by)?;
-            schema::create(&writer, &path, by)?;
-            if writer.is_readonly("main").unwrap_or(false)
+            if must_exist {
+                schema::require(&writer, &path, by)?;
+            } else {
+                schema::create(&writer, &path, by)?;
+            }
+            if !must_exist
+                && writer.is_readonly("main").unwrap_or(false)
                 && let Some(denied) = file::denied(&path)
             {
                 return Err(denied);

@@ -131,6 +131,14 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<()
     tx.commit(by)?.map_or(Ok(()), Err)
 }
 
+/// An error unless it is ready.
+pub(super) fn require(conn: &Connection, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+    match busy_retried(path, by, "read the database", || is_ready(conn, path))? {
+        true => Ok(()),
+        false => Err(SqliteError::NoTable { path: path.to_owned() }),
+    }
+}
+
 fn is_ready(conn: &Connection, path: &Path) -> Result<bool, SqliteError> {
     format(conn, path)?;
     let said = user_version(conn).map_err(|e| failed(path, "read the format's version", e))?;
