@@ -332,7 +332,8 @@ impl<'a> Wait<'a> {
         }
         let instead_of = self.want.instead_of.clone();
         let mut attempt = self.want.wanted.attempt(info.grant_form.fresh(), lease, instead_of);
-        let mut unanswered = false;
+        // That one try was not answered weighs more than how the last one failed: a copy may be on its way.
+        let mut unanswered = None;
         let mut failures = 0;
         loop {
             // The lease is counted from before the request.
@@ -358,18 +359,18 @@ impl<'a> Wait<'a> {
                     return Ok(Settled::Granted(Granted { attempt, holder, now, held_until, chain }));
                 }
                 Ok(Acquired::Refused(seen)) => {
-                    if unanswered {
+                    if unanswered.is_some() {
                         // An earlier copy may still arrive, after the present holder has gone.
                         self.undo(attempt, overall);
                     }
                     return Ok(Settled::Refused(seen));
                 }
                 Ok(Acquired::Unknown(error)) => {
-                    unanswered = true;
+                    unanswered = Some(error.clone());
                     error
                 }
                 Err(error) if !error.is_retryable() => {
-                    if unanswered {
+                    if unanswered.is_some() {
                         family.abandon(attempt);
                     }
                     return Err(error);
@@ -380,21 +381,21 @@ impl<'a> Wait<'a> {
             failures += 1;
             self.failed(error.clone(), asked, overall);
             if self.is_one_of_several {
-                if unanswered {
+                if unanswered.is_some() {
                     family.abandon(attempt);
                 }
-                return Err(error.retryable());
+                return Err(unanswered.unwrap_or(error).retryable());
             }
             let too_old = clock.now() >= first_sent + lease / 2;
             let delay = backoff::retry_delay(failures, overall.remaining(), fastrand::f64());
             if too_old || !overall.wait_for(delay) {
-                if unanswered {
+                if unanswered.is_some() {
                     self.undo(attempt, overall);
                     if self.want.instead_of.is_some() {
                         return Ok(Settled::GivenUp(error.retryable()));
                     }
                 }
-                return Err(error.retryable());
+                return Err(unanswered.unwrap_or(error).retryable());
             }
         }
     }

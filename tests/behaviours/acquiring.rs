@@ -47,6 +47,17 @@ fn b03_an_acquire_that_is_given_up_leaves_nothing() {
 }
 
 #[test]
+fn b03_an_acquire_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed() {
+    let bench = Bench::new();
+    bench.faults.next(Call::Acquire, Fault::LostBefore);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    let client = bench.builder().request_timeout(Duration::from_millis(200)).connect().unwrap();
+    let error = client.try_lock("k").unwrap_err();
+    assert!(bench.faults.count(Call::Acquire) > 1);
+    assert_eq!(error.kind(), ErrorKind::Ambiguous, "{error}");
+}
+
+#[test]
 fn b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up() {
     let bench = Bench::new();
     let held = bench.rival().lock("k").unwrap();
