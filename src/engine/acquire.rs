@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::family::{Family, give_up};
+use super::family::Family;
 use super::queue::{May, Ticket};
+use super::undo::give_up;
 use crate::engine::options::MAX_ACQUIRE_LEASE;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, Obtained, Patience, Want};
@@ -380,16 +381,15 @@ impl<'a> Wait<'a> {
             log::debug!(target: "leasehold::client", key:? = self.want.wanted.key; "an acquire failed and is repeated: {error}");
             failures += 1;
             self.failed(error.clone(), asked, overall);
-            if self.is_one_of_several {
-                if unanswered.is_some() {
-                    family.abandon(attempt);
-                }
-                return Err(unanswered.unwrap_or(error).retryable());
-            }
-            let too_old = clock.now() >= first_sent + lease / 2;
+            // One repeat finds a lock whose grant was only not told, before a second one is taken.
+            let others_turn =
+                self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
+            let too_old = others_turn || clock.now() >= first_sent + lease / 2;
             let delay = backoff::retry_delay(failures, overall.remaining(), fastrand::f64());
             if too_old || !overall.wait_for(delay) {
-                if unanswered.is_some() {
+                if unanswered.is_some() && others_turn {
+                    family.abandon(attempt);
+                } else if unanswered.is_some() {
                     self.undo(attempt, overall);
                     if self.want.instead_of.is_some() {
                         return Ok(Settled::GivenUp(error.retryable()));

@@ -14,11 +14,10 @@ use super::watcher::Watcher;
 use crate::engine::options::{ClientOptions, Terms, default_labels};
 use crate::engine::spec::Granted;
 use crate::engine::wakeups::Hub;
-use crate::lease::{Labels, backoff};
+use crate::lease::Labels;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Attempt, Backend, Released};
+use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
-use crate::sys::caught::caught;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::drop_bound::drop_by;
@@ -300,33 +299,5 @@ impl Drop for Family {
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);
         self.watcher.close(by);
-    }
-}
-
-/// A call that ends a hold: a panic of the store's is an answer that did not come, for a drop may be under way.
-pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
-    let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
-    caught(call).unwrap_or_else(|| Ok(unknown(panicked())))
-}
-
-/// Repeats the giving up until it is answered or `deadline` is over.
-pub fn give_up(
-    backend: &dyn Backend,
-    attempt: &mut Attempt,
-    deadline: &Deadline,
-    request_timeout: Duration,
-) -> Result<()> {
-    let mut failures = 0;
-    loop {
-        let by = deadline.clone().within(request_timeout);
-        let error = match ends_hold(|| backend.release(attempt, true, &by), Released::Unknown) {
-            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
-            Ok(Released::Unknown(error)) => error,
-            Err(error) => error,
-        };
-        failures += 1;
-        if !deadline.wait_for(backoff::retry_delay(failures, deadline.remaining(), fastrand::f64())) {
-            return Err(error);
-        }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::family::{ends_hold, give_up};
 use super::hold::Hold;
+use super::undo::{ends_hold, give_up};
 use crate::engine::spec::{Chain, Granted, Wanted};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{ErrorKind, Result};

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::family::ends_hold;
 use super::handover::PassedOn;
 use super::hold::{Hold, Phase};
+use super::undo::ends_hold;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;

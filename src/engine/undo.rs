@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
-use super::family::ends_hold;
 use super::queue::Queues;
 use crate::lease::backoff;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Attempt, Backend, Released};
 use crate::sys::cancel::CancelToken;
+use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
@@ -189,5 +189,33 @@ impl State {
     fn pop<K: Ord>(&mut self, first: impl Fn(&Left) -> K) -> Option<Left> {
         let at = (0..self.left.len()).min_by_key(|at| first(&self.left[*at]))?;
         Some(self.left.swap_remove(at))
+    }
+}
+
+/// A call that ends a hold: a panic of the store's is an answer that did not come, for a drop may be under way.
+pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
+    let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
+    caught(call).unwrap_or_else(|| Ok(unknown(panicked())))
+}
+
+/// Repeats the giving up until it is answered or `deadline` is over.
+pub fn give_up(
+    backend: &dyn Backend,
+    attempt: &mut Attempt,
+    deadline: &Deadline,
+    request_timeout: Duration,
+) -> Result<()> {
+    let mut failures = 0;
+    loop {
+        let by = deadline.clone().within(request_timeout);
+        let error = match ends_hold(|| backend.release(attempt, true, &by), Released::Unknown) {
+            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
+            Ok(Released::Unknown(error)) => error,
+            Err(error) => error,
+        };
+        failures += 1;
+        if !deadline.wait_for(backoff::retry_delay(failures, deadline.remaining(), fastrand::f64())) {
+            return Err(error);
+        }
     }
 }

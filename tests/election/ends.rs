@@ -1,5 +1,7 @@
 //! How standing ends: by stop, close, fork, inside callbacks and inside async tasks.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crossbeam_channel::bounded;
 use leasehold::ErrorKind;
 use leasehold::internals::store::fault::{Call, Fault};
@@ -66,6 +68,54 @@ fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
         let first = won(&tells);
         assert_eq!(lost(&tells), (first, "resigned".to_owned()));
         assert_eq!(won(&tells), second.fencing_token());
+    });
+}
+
+/// `stop` gives the error back; a token can give it to nobody.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_resignation_that_fails_after_a_token_is_logged() {
+    struct Counts(AtomicUsize);
+
+    static LOG: Counts = Counts(AtomicUsize::new(0));
+
+    impl log::Log for Counts {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            let says = record.args().to_string().starts_with("the leader could not resign");
+            self.0.fetch_add(usize::from(says), Ordering::SeqCst);
+        }
+
+        fn flush(&self) {}
+    }
+
+    harness::alone::alone("ends::a_resignation_that_fails_after_a_token_is_logged", || {
+        log::set_logger(&LOG).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let client = LockClient::builder("memory:").drop_timeout(ms(200)).connect().unwrap();
+        for by_token in [false, true] {
+            let cancel = leasehold::CancelToken::new();
+            let election = client.election(if by_token { "one" } else { "other" }).cancel(&cancel).build().unwrap();
+            let ((begun, begins), (release, let_go)) = (bounded(1), bounded::<()>(0));
+            election
+                .lead(move |_| {
+                    begun.send(()).unwrap();
+                    let _ = let_go.recv();
+                })
+                .unwrap();
+            begins.recv_timeout(LONG).unwrap();
+            if by_token {
+                cancel.cancel();
+            } else {
+                assert_eq!(election.stop().unwrap_err().kind(), ErrorKind::TimedOut);
+            }
+            election.wait();
+            assert_eq!(LOG.0.load(Ordering::SeqCst), usize::from(by_token));
+            drop(release);
+        }
     });
 }
 

@@ -92,9 +92,11 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     };
     let by_max_hold = term.guard.loss().get().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
     if standing.stop.is_cancelled() {
-        *standing.outcome.lock() = outcome;
-    } else if let Err(error) = outcome
+        standing.outcome.lock().clone_from(&outcome);
+    }
+    if let Err(error) = outcome
         && error.kind() != ErrorKind::Lost
+        && !standing.is_awaited.load(Ordering::SeqCst)
     {
         log::warn!(target: "leasehold::election", name:? = shared.name;
             "the leader could not resign; its lease runs out: {error}");

@@ -1,7 +1,7 @@
 //! What an election's handle, its thread and its leaderships share.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -53,6 +53,8 @@ pub(super) struct Standing {
     ends: Mutex<Option<(Instant, Instant)>>,
     /// What the release after the stop said.
     pub outcome: Mutex<Result<()>>,
+    /// Whoever stopped it waits for that.
+    pub is_awaited: AtomicBool,
     /// Those who would wait for themselves.
     pub crew: Mutex<Vec<ThreadId>>,
     /// On its caller's thread, and without a closure.
@@ -143,6 +145,7 @@ impl Shared {
             stop,
             ends: Mutex::default(),
             outcome: Mutex::new(Ok(())),
+            is_awaited: AtomicBool::new(false),
             crew: Mutex::default(),
             is_campaign,
             over,
@@ -225,7 +228,7 @@ impl Shared {
 
     /// Ends the standing, and a leadership that `campaign` gave, too, if `also_campaigns`.
     pub fn stop(&self, by: Instant, also_campaigns: bool) -> Result<()> {
-        let outcome = match self.ask(by, also_campaigns) {
+        let outcome = match self.ask(by, also_campaigns, true) {
             Some(standing) if standing.is_late(by) => {
                 Err(self.client.error(ErrorKind::TimedOut, &self.name, "its thread did not end in time"))
             }
@@ -239,10 +242,12 @@ impl Shared {
         outcome
     }
 
-    /// Asks for the end without waiting for it: of what stands, or else of what `campaign` gave.
-    fn ask(&self, by: Instant, also_campaigns: bool) -> Option<Arc<Standing>> {
+    /// Asks for the end without waiting for it: of what stands, or else of what `campaign` gave. `waits`: the caller
+    /// does so next, and hears how it went.
+    fn ask(&self, by: Instant, also_campaigns: bool, waits: bool) -> Option<Arc<Standing>> {
         let standing = self.standing.lock().clone();
         if let Some(standing) = &standing {
+            standing.is_awaited.fetch_or(waits && !standing.is_crew(), Ordering::SeqCst);
             standing.ends(by);
             standing.stop.cancel();
         }
@@ -267,7 +272,7 @@ impl Shared {
 
 impl EndsFirst for Shared {
     fn ask_to_end(&self, by: Instant) {
-        self.ask(by, true);
+        self.ask(by, true, false);
     }
 
     fn wait_for_end(&self, by: Instant) {
