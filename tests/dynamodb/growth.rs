@@ -141,6 +141,22 @@ fn what_is_given_up_makes_no_row_grow() {
     granted(&store, &mut exclusive("held"));
 }
 
+/// As dynamodb-lock-go does when it releases what it took over.
+#[test]
+fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, clock)) = (Raw::new(&table), client(&table));
+    (0..10).for_each(|_| drop(store.release(&mut exclusive("k"), true, &soon()).unwrap()));
+    let mut first = exclusive("k");
+    let token = granted(&store, &mut first).token;
+    store.release(&mut first, false, &soon()).unwrap();
+    let key = AttributeValue::S("k".to_owned());
+    raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
+    clock.advance(Duration::from_secs(4));
+    assert!(granted(&store, &mut exclusive("k")).token > token);
+}
+
 #[test]
 fn many_that_are_released_at_once_make_no_row_grow() {
     needs_server!();
