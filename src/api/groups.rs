@@ -51,13 +51,17 @@ impl LockClient {
         check_text("lock_id", lock_id).map_err(in_context)?;
         let terms = self.family.options.terms(Some(Lease::For(lease)), None, info.min_lease).map_err(in_context)?;
         let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, terms.lease);
-        let group = self.group(lock_id)?;
+        let mut group = self.group(lock_id)?;
         if group.is_empty() {
             let message = format!("no lock with the lock id {lock_id:?} is held");
             return Err(Error::new(ErrorKind::Lost, message).with_store(&info.label));
         }
-        for found in &group {
-            decide(&found.seen)?;
+        for found in &mut group {
+            if decide(&found.seen).is_err() {
+                // Of a page a store may have told the time less well.
+                *found = self.look(&found.seen.record.key, &self.family.request_deadline())?;
+                decide(&found.seen)?;
+            }
         }
         let mut renewed = Vec::new();
         for found in group {

@@ -128,7 +128,7 @@ fn many_that_gave_up_take_one_more() {
     at.takes(2, "give up, too many did", gives_up);
     assert_eq!(get(&at.store, "k").record.given_up.len(), 0);
     let mut a = exclusive("k");
-    let token = at.takes(2, "acquire, within ten seconds", |store| granted(store, &mut a)).token;
+    let token = at.takes(2, "acquire, soon after", |store| granted(store, &mut a)).token;
     at.takes(1, "release", |store| store.release(&mut a, false, &soon()).unwrap());
     at.clock.advance(Duration::from_secs(11));
     assert!(at.takes(1, "acquire, later", |store| granted(store, &mut exclusive("k"))).token > token);

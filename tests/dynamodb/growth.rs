@@ -141,6 +141,48 @@ fn what_is_given_up_makes_no_row_grow() {
     granted(&store, &mut exclusive("held"));
 }
 
+/// As dynamodb-lock-go does when it releases what it took over.
+#[test]
+fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, clock)) = (Raw::new(&table), client(&table));
+    (0..10).for_each(|_| drop(store.release(&mut exclusive("k"), true, &soon()).unwrap()));
+    let mut first = exclusive("k");
+    let token = granted(&store, &mut first).token;
+    store.release(&mut first, false, &soon()).unwrap();
+    let key = AttributeValue::S("k".to_owned());
+    raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
+    clock.advance(Duration::from_secs(4));
+    assert!(granted(&store, &mut exclusive("k")).token > token);
+}
+
+#[test]
+fn many_that_are_released_at_once_make_no_row_grow() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, client) = (Raw::new(&table), leasehold::dynamodb::builder(config(), &table.0).connect().unwrap());
+    for _ in 0..12 {
+        client.request("k").shared().acquire().unwrap();
+    }
+    assert_eq!(client.force_release("k").unwrap().len(), 12);
+    assert!(size(&raw.get("k")) < 400, "{:?}", raw.get("k"));
+    client.lock("k").unwrap().release().unwrap();
+}
+
+#[test]
+fn a_group_is_not_lost_by_a_time_in_doubt() {
+    needs_server!();
+    let at = Behind::new();
+    let (store, clock) = telling(&at);
+    let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
+    let lock = client.request("k").acquire().unwrap();
+    at.proxy.add(Rule::next(1, Network::ShiftDate(3_600)).on("DynamoDB_20120810.Scan"));
+    assert_eq!(client.renew(lock.lock_id(), LEASE).unwrap().len(), 1);
+    let until = at.holders("k")[0].until;
+    assert!(until.left(get(&at.beside, "k").now).unwrap() < LEASE + Duration::from_secs(3), "{until:?}");
+}
+
 /// The row has no place for the grant ids of all of them: what stops them is that later tokens are above theirs.
 #[test]
 fn of_many_that_gave_up_none_is_granted_however_late_it_comes() {

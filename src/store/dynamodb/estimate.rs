@@ -200,9 +200,9 @@ impl Moment {
         micros(self.now)
     }
 
-    /// The same, as late as it may be: no client's tokens are much ahead of it.
-    pub fn late_stamp(&self) -> u64 {
-        micros(self.late())
+    /// So far ahead of every client's stamp.
+    pub fn late_stamp(&self, ahead: Duration) -> u64 {
+        micros(self.late().plus(self.grace + ahead))
     }
 }
 

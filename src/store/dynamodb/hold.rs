@@ -177,7 +177,7 @@ fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
     let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
     let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #givenUpAt = :t, \
                   #version = if_not_exists(#version, :t) + :one";
-    of(attempt, condition, update).value(":t", number(moment.late_stamp()))
+    of(attempt, condition, update).value(":t", number(moment.late_stamp(Duration::ZERO)))
 }
 
 /// A write on the condition that the grant of this attempt stands.

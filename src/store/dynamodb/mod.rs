@@ -57,8 +57,8 @@ const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
 const MANY_GIVEN_UP: usize = 8;
 /// A row of so many bytes is warned of.
 const LARGE: usize = 20 * 1_024;
-/// Farther ahead than any client's time, which two answers tell to a second or so.
-const AHEAD: Duration = Duration::from_secs(10);
+/// With the grace, which bounds how far two clients' times are apart, farther ahead than any client's time.
+const AHEAD: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub struct Dynamodb {
@@ -209,9 +209,8 @@ impl Found {
     /// Above every token that was asked for until now. A copy that waits for `fence` asks for one more than that, if
     /// not for its client's time.
     fn above_all(&self, moment: &Moment) -> u64 {
-        let ahead = u64::try_from(AHEAD.as_micros()).unwrap_or(u64::MAX);
         let stored = self.record.token.max(self.floor()).saturating_add(1);
-        moment.late_stamp().saturating_add(ahead).max(stored)
+        moment.late_stamp(AHEAD).max(stored)
     }
 
     /// Whether the row's own end is later than this one.

@@ -9,7 +9,7 @@ use super::estimate::Moment;
 use super::expr::{Expr, Item, number, set, text};
 use super::item;
 use super::send::Wrote;
-use super::{Dynamodb, Found};
+use super::{Dynamodb, Found, MANY_GIVEN_UP};
 use crate::lease::{GrantId, Kind, LockRecord};
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
@@ -80,7 +80,8 @@ impl Dynamodb {
         let given_up: BTreeSet<&str> = new.given_up.iter().map(GrantId::as_str).collect();
         let added: Vec<&str> = given_up.difference(&old).copied().collect();
         let only_adds = given_up.is_superset(&old);
-        let is_over = only_adds && !added.is_empty() && found.is_crowded();
+        // Several may come at once.
+        let is_over = only_adds && !added.is_empty() && given_up.len() > MANY_GIVEN_UP + 1;
         if is_over {
             put("floor", Some(number(found.above_all(moment))));
             put("givenUp", None);
