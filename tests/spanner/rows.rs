@@ -249,6 +249,13 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     assert_eq!(by_id(&together[0]).unwrap(), Vec::<String>::new());
     assert_eq!(by_id(&together[1]).unwrap(), ["together"]);
 
+    // As builds before the first release left it.
+    let without = Mutation::new_update_builder(TABLE).set("name").to("together");
+    raw.write(without.set("lock_id").to(None::<String>).build());
+    assert_eq!(by_id(&together[1]).unwrap(), Vec::<String>::new());
+    store.renew(&mut second, RENEWAL, &soon()).unwrap();
+    assert_eq!(by_id(&together[1]).unwrap(), ["together"]);
+
     database.ddl("DROP INDEX locks_lock_id");
     let error = by_id(&alone).unwrap_err();
     assert!(error.kind() == leasehold::ErrorKind::Schema && error.to_string().contains("index"), "{error:?}");
