@@ -235,8 +235,8 @@ fn forbidden(magic: u32) -> Option<&'static str> {
     })
 }
 
-#[cfg(test)]
 #[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use super::*;
     use nix::sys::statfs as magic;
