@@ -190,7 +190,7 @@ fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
             };
             let before = opened.each_ref().map(|opened| opened.load(Ordering::SeqCst));
             let goes_on = |at: usize| opened[at].load(Ordering::SeqCst) > before[at] + 1;
-            while !stop.load(Ordering::SeqCst) && !(goes_on(0) && goes_on(1)) {
+            while !(stop.load(Ordering::SeqCst) || goes_on(0) && goes_on(1)) {
                 std::thread::yield_now();
             }
             kill(child, Signal::SIGKILL).unwrap();

@@ -132,14 +132,34 @@ fn follow(path: &Path) -> io::Result<PathBuf> {
 fn create(path: &Path, folder: &Path, mode: u32) -> io::Result<()> {
     let draft = folder.join(format!(".leasehold-{}", uuid::Uuid::new_v4()));
     empty(&draft, mode)?;
-    let linked = fs::hard_link(&draft, path);
-    let removed = fs::remove_file(&draft);
-    match linked {
-        Ok(()) => removed,
+    let placed = match fs::hard_link(&draft, path) {
+        Ok(()) => return fs::remove_file(&draft),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
         // A file system without hard links, as on USB sticks: it has no modes either.
-        Err(_) => empty(path, mode),
-    }
+        Err(_) => match rename(&draft, path) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => empty(path, mode),
+            renamed => renamed,
+        },
+    };
+    // There is none where it was renamed.
+    let _ = fs::remove_file(&draft);
+    placed
+}
+
+/// Unless there is one at `to`. An error of kind `Unsupported` where the system can't promise that.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    use nix::errno::Errno;
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+    renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::RENAME_NOREPLACE).map_err(|errno| match errno {
+        Errno::EINVAL | Errno::ENOSYS => io::ErrorKind::Unsupported.into(),
+        errno => errno.into(),
+    })
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn rename(_from: &Path, _to: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(unix)]
@@ -216,10 +236,26 @@ fn forbidden(magic: u32) -> Option<&'static str> {
     })
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use super::*;
     use nix::sys::statfs as magic;
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn a_rename_takes_nobody_elses_place() {
+        let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
+        fs::create_dir(&folder).unwrap();
+        let [draft, place] = ["draft", "place"].map(|name| folder.join(name));
+        for (text, fails) in [("first", false), ("second", true)] {
+            fs::write(&draft, text).unwrap();
+            let error = rename(&draft, &place).err().map(|error| error.kind());
+            assert_eq!(error, fails.then_some(io::ErrorKind::AlreadyExists));
+        }
+        assert_eq!(fs::read_to_string(&place).unwrap(), "first");
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn shared_file_systems_are_known_and_local_ones_pass() {

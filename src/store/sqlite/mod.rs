@@ -7,8 +7,8 @@
 //!
 //! A file that was removed or replaced while it is open is no store any more: acquire and swap fail, renew
 //! says lost, release and the reading of one key find nothing. Copying a backup *into* the open file is not
-//! noticed; and who puts another file in its place has to remove the `-wal` file beside it, or SQLite applies
-//! the old log to the new file.
+//! noticed; and who puts another file in its place has to remove the `-wal` and `-shm` files beside it, or SQLite
+//! applies the old log to the new file, and takes its index for its own.
 //!
 //! Reads have a connection of their own and wait for no writer. `watch` tells waiters that a row has changed.
 

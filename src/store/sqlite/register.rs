@@ -61,6 +61,19 @@ struct Open {
     locks: Option<Arc<OwnLocks>>,
 }
 
+impl Open {
+    /// One connection less uses it.
+    fn end_one(&mut self, idle: &mut Idle) {
+        self.using = self.using.saturating_sub(1);
+        if self.using == 0 {
+            self.log = None;
+            if let Some(locks) = self.locks.take().and_then(Arc::into_inner) {
+                locks.give_up(idle);
+            }
+        }
+    }
+}
+
 impl Files {
     const fn new() -> Files {
         Files { process: None, open: Vec::new(), idle: Idle::new(), parents: Vec::new() }
@@ -143,8 +156,16 @@ pub(super) fn check(path: &Path, by: &Deadline) -> Result<(), SqliteError> {
 #[derive(Debug)]
 pub(super) struct Opened {
     file: FileId,
-    is_closing: bool,
+    closing: Option<Closing>,
     locks: Option<Arc<OwnLocks>>,
+}
+
+#[derive(Debug)]
+struct Closing {
+    /// For both turns together.
+    by: Deadline,
+    /// Whether the register knows of it.
+    is_counted: bool,
 }
 
 impl Opened {
@@ -160,7 +181,7 @@ impl Opened {
             Some(open) => open.using += 1,
             None => files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None }),
         }
-        Ok(Opened { file, is_closing: false, locks: None })
+        Ok(Opened { file, closing: None, locks: None })
     }
 
     /// Takes our own locks, once SQLite has the file and its log open. Tells which log it is.
@@ -193,6 +214,8 @@ impl Opened {
                     if !is_unknown {
                         return Err(error);
                     }
+                    // The logger is the user's own.
+                    drop(files);
                     // A file system without such locks: then it is only noticed when the log is gone.
                     log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
                     return Ok(there);
@@ -211,21 +234,20 @@ impl Opened {
 
     /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
     pub(super) fn closing(&mut self) {
-        if std::mem::replace(&mut self.is_closing, true) {
-            return;
+        if self.closing.is_none() {
+            self.closing_by(Deadline::after(END));
         }
+    }
+
+    fn closing_by(&mut self, by: Deadline) {
         self.locks = None;
-        if let Ok(mut files) = Turn::take(Path::new(""), &Deadline::after(END)) {
+        let turn = Turn::take(Path::new(""), &by);
+        self.closing = Some(Closing { by, is_counted: turn.is_ok() });
+        if let Ok(mut files) = turn {
             let Files { open, idle, .. } = &mut *files;
             if let Some(open) = open.iter_mut().find(|open| open.file == self.file) {
-                open.using = open.using.saturating_sub(1);
+                open.end_one(idle);
                 open.closing += 1;
-                if open.using == 0 {
-                    open.log = None;
-                    if let Some(locks) = open.locks.take().and_then(Arc::into_inner) {
-                        locks.give_up(idle);
-                    }
-                }
             }
         }
     }
@@ -234,12 +256,36 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         self.closing();
-        if let Ok(mut files) = Turn::take(Path::new(""), &Deadline::after(END)) {
-            if let Some(open) = files.at(self.file) {
-                open.closing = open.closing.saturating_sub(1);
+        let Some(Closing { by, is_counted }) = self.closing.take() else { return };
+        if let Ok(mut files) = Turn::take(Path::new(""), &by) {
+            let Files { open, idle, .. } = &mut *files;
+            match open.iter_mut().find(|open| open.file == self.file) {
+                Some(open) if is_counted => open.closing = open.closing.saturating_sub(1),
+                Some(open) => open.end_one(idle),
+                None => {}
             }
-            files.open.retain(|open| open.using + open.closing > 0);
-            files.idle.close();
+            open.retain(|open| open.using + open.closing > 0);
+            idle.close();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::tests::soon;
+
+    #[test]
+    fn a_connection_that_had_no_turn_before_it_was_closed_leaves_nothing_behind() {
+        let path = std::env::current_exe().unwrap();
+        let file = file::identity(&path).unwrap().unwrap();
+        let mut opened = Opened::new(&path, file, &soon()).unwrap();
+        let turn = Turn::take(&path, &soon()).unwrap();
+        opened.closing_by(Deadline::after(Duration::ZERO));
+        drop(turn);
+        // Others have turns here, too.
+        opened.closing.as_mut().unwrap().by = soon();
+        drop(opened);
+        assert!(Turn::take(&path, &soon()).unwrap().at(file).is_none());
     }
 }

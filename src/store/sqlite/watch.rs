@@ -191,19 +191,29 @@ impl Eye {
         if version == self.version {
             return Ok(false);
         }
+        let keys: Vec<String> = match &*self.shared.lock() {
+            Some(watched) if watched.eye == self.number => watched.rows.keys().cloned().collect(),
+            _ => return Ok(false),
+        };
+        // Without the mutex, for which the store's end would wait.
+        let mut read = Vec::with_capacity(keys.len());
+        for key in keys {
+            let now = match Row::read(&self.conn, &self.place.path, &key) {
+                Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
+                // Who waits for it sees it for itself.
+                Err(SqliteError::Damaged { .. }) => LockRecord::missing(&key),
+                Err(error) => return Err(error),
+            };
+            read.push((key, now));
+        }
         let mut watched = self.shared.lock();
         let mine = watched.as_mut().filter(|watched| watched.eye == self.number);
         let Some(Watched { rows, to, .. }) = mine else { return Ok(false) };
-        for (key, seen) in rows {
-            let now = match Row::read(&self.conn, &self.place.path, key) {
-                Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
-                // Who waits for it sees it for itself.
-                Err(SqliteError::Damaged { .. }) => LockRecord::missing(key),
-                Err(error) => return Err(error),
-            };
+        for (key, now) in read {
+            let Some(seen) = rows.get_mut(&key) else { continue };
             if transition::frees(seen, &now) || has_come_and_gone(seen, &now) {
                 // Nobody listens any more: then the next call says so, too.
-                let _ = to.send(key.clone());
+                let _ = to.send(key);
             }
             *seen = now;
         }
@@ -230,7 +240,7 @@ impl Watch {
         if let Some(watched) = self.shared.lock().take() {
             watched.bell.ring();
         }
-        let thread = self.thread.lock().take();
+        let thread = self.thread.try_lock_until(by).and_then(|mut thread| thread.take());
         if let Some(thread) = thread {
             thread.join_by(by);
         }
