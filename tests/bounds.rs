@@ -210,18 +210,40 @@ fn a_cancelled_wait_ends_at_once_in_every_phase() {
     }
 }
 
-/// The last guard takes the client with it, which has something to give up.
+/// The last handle takes the client with it, which has something to give up.
 #[test]
 fn the_last_drop_has_one_bound() {
+    type Last = fn(&LockClient) -> Box<dyn std::any::Any>;
+    let handles: [(&str, Last); 3] = [
+        ("guard", |client| Box::new(client.lock("job").expect("a lock"))),
+        ("leadership", |client| {
+            let election = client.election("job").build().expect("an election");
+            Box::new(election.campaign().expect("a term"))
+        }),
+        ("election", |client| {
+            // Its callback hangs: that takes all of the time.
+            let (release, stuck) = mpsc::channel::<()>();
+            let election =
+                client.election("job").on_won(move |_| stuck.recv().unwrap_or_default()).build().expect("an election");
+            election.campaign().and_then(leasehold::Leadership::resign).expect("a term");
+            Box::new((election, release))
+        }),
+    ];
     let bound = millis(2500);
-    let store = Store::memory();
-    let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
-    let guard = client.lock("job").expect("a lock");
-    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-    store.plan.always(Call::Release, Fault::HangBefore);
-    assert!(client.try_lock_for("other", millis(1)).is_err());
-    drop(client);
-    within("the last drop", bound, || drop(guard));
+    std::thread::scope(|scope| {
+        for (what, handle) in handles {
+            scope.spawn(move || {
+                let store = Store::memory();
+                let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
+                let last = handle(&client);
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                store.plan.always(Call::Release, Fault::HangBefore);
+                assert!(client.try_lock_for("other", millis(1)).is_err());
+                drop(client);
+                within(&format!("the last drop, of a {what}"), bound, || drop(last));
+            });
+        }
+    });
 }
 
 /// Closes the client when it hears of what is given up.
@@ -336,5 +358,31 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
         threads_again();
         eventually("the lock is renewed", || kept.remaining() > before);
         kept.release().expect("a release");
+    });
+}
+
+/// The same for the thread that gives up what was not answered.
+#[test]
+fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
+    alone("what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
+        let store = Store::memory();
+        let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+        let abandon = |key: &str| {
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock_for(key, millis(1)).is_err());
+            assert!(!store.is_vacant(key));
+        };
+        no_new_threads();
+        abandon("first");
+        threads_again();
+        // The next call that comes along finds a thread.
+        let held = client.request("second").acquire().expect("a lock");
+        eventually("it is given up", || store.is_vacant("first"));
+        client.release(&held).expect("a release");
+
+        no_new_threads();
+        abandon("third");
+        drop(client);
+        assert!(store.is_vacant("third"), "nobody gave it up");
     });
 }

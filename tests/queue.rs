@@ -273,6 +273,22 @@ fn a_hand_over_that_hangs_leaves_half_of_the_bound_for_a_release() {
     assert!(waiting.join().unwrap().unwrap().is_held());
 }
 
+/// Neither the hand-over nor anything that would end it is answered within the bound of the drop.
+#[test]
+fn a_hand_over_that_nobody_could_give_up_in_time_is_given_up_later() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(HOUR).drop_timeout(Duration::from_millis(500)).connect().unwrap();
+    let held = client.lock("k").unwrap();
+    let waiting = waiter(&client, 0, |request| request);
+    bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
+    bench.faults.always(Call::Release, Fault::FailBefore);
+    drop(held);
+    assert!(!bench.rival().get("k").unwrap().unwrap().is_free(), "it was done, and nobody knows");
+    bench.faults.heal();
+    wait_until(|| waiting.is_finished());
+    assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
 #[test]
 fn a_guard_that_was_taken_over_hands_nothing_over() {
     let bench = Bench::new();

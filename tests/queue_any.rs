@@ -2,13 +2,13 @@
 
 mod common;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::bench::{Bench, LONG, wait_until};
 use leasehold::internals::store::fault::{Call, Fault};
-use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard};
+use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const KEYS: [&str; 3] = ["a", "b", "c"];
@@ -285,4 +285,41 @@ fn what_could_not_be_asked_for_is_asked_for_again_soon() {
     bench.faults.heal();
     wait_until(|| any.is_finished());
     assert_eq!(any.join().unwrap().unwrap().key(), "a");
+}
+
+/// The requests in their order.
+#[derive(Default)]
+struct Requests(Mutex<Vec<(Operation, String)>>);
+
+impl Observer for Requests {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Request { operation, key: Some(key), .. } = event {
+            self.0.lock().push((*operation, (*key).to_owned()));
+        }
+    }
+}
+
+#[test]
+fn trouble_with_one_key_keeps_it_from_looking_at_no_other() {
+    let bench = Bench::new();
+    bench.faults.never_wakes();
+    let (poll, requests) = (Duration::from_millis(20), Arc::new(Requests::default()));
+    let client = bench.builder().poll(poll..=poll).observer(requests.clone()).connect().unwrap();
+    let [a, b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let any = any(&client, [0; 3], &CancelToken::new());
+    let asks = (Operation::Acquire, "a".to_owned());
+    let asked = || requests.0.lock().iter().filter(|request| **request == asks).count();
+    let before = asked();
+    // Some of them are done, and nobody knows.
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    drop(a);
+    wait_until(|| asked() >= before + 3);
+    let twice = requests.0.lock().windows(2).any(|two| two[0] == asks && two[1] == asks);
+    assert!(!twice, "asked for a again and again: {:?}", requests.0.lock());
+    // What was done is given up all the same.
+    let _a = bench.rival().lock("a").unwrap();
+    drop(b);
+    bench.faults.heal();
+    assert_eq!(any.join().unwrap().unwrap().key(), "b");
 }

@@ -129,7 +129,7 @@ impl ClientBuilder {
         let by = Deadline::after(options.request_timeout);
         let store = open(clock.clone(), &by, must_exist)?;
         let store = Arc::new(Observed::new(store, options.observing.clone()));
-        store.schema(if must_exist { Schema::Require } else { Schema::Check }, &by)?;
+        store.schema(if must_exist { Schema::Check } else { Schema::Connect }, &by)?;
         Ok(LockClient::new(Family::new(store, clock, options)))
     }
 }

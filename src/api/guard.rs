@@ -13,7 +13,7 @@ use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::Lock;
 use crate::store::fence::Standing;
-use crate::sys::deadline::far_from;
+use crate::sys::drop_bound::{DropBound, drop_by};
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
@@ -42,13 +42,14 @@ use crate::sys::thread::Thread;
 #[clippy::has_significant_drop]
 pub struct LockGuard {
     hold: Arc<Hold>,
-    /// `None` once it was let go of.
-    family: Option<Arc<Family>>,
+    family: Arc<Family>,
+    /// What the client may leave to do has the same bound as the end of the guard.
+    drop_bound: DropBound,
 }
 
 impl LockGuard {
     pub(crate) fn new(hold: Arc<Hold>, family: Arc<Family>) -> Self {
-        LockGuard { hold, family: Some(family) }
+        LockGuard { hold, family, drop_bound: DropBound::default() }
     }
 
     /// The name of the lock.
@@ -145,7 +146,7 @@ impl LockGuard {
         let by = self.drop_by();
         match self.release_shared() {
             Ok(()) => {
-                self.let_family_go(by);
+                self.drop_bound.begin(by);
                 Ok(())
             }
             Err(error) => Err(ReleaseError { error, guard: self }),
@@ -164,7 +165,7 @@ impl LockGuard {
 
     /// What a drop does: dropping it afterwards does nothing.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.hold.release(self.hold.drop_timeout())
+        if let Err(error) = self.hold.release(self.drop_by().saturating_duration_since(Instant::now()))
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::guard", key:? = self.key();
@@ -186,7 +187,7 @@ impl LockGuard {
         }
         let by = self.drop_by();
         let lock = self.hand_over();
-        self.let_family_go(by);
+        self.drop_bound.begin(by);
         lock
     }
 
@@ -195,15 +196,9 @@ impl LockGuard {
         if self.is_own_process() { self.hold.hand_over(self.hold.drop_timeout()) } else { self.hold.info() }
     }
 
-    fn drop_by(&self) -> Instant {
-        far_from(Instant::now(), self.hold.drop_timeout())
-    }
-
-    /// What the client may leave to do has the same bound as the end of the guard.
-    fn let_family_go(&mut self, by: Instant) {
-        if let Some(family) = self.family.take() {
-            family.let_go(by);
-        }
+    /// Until when its end may take.
+    pub(crate) fn drop_by(&self) -> Instant {
+        drop_by(self.hold.drop_timeout())
     }
 
     pub(crate) fn standing(&self) -> Result<Standing<'_>> {
@@ -237,9 +232,8 @@ impl Drop for LockGuard {
             std::mem::forget((self.hold.clone(), self.family.clone()));
             return;
         }
-        let by = self.drop_by();
+        self.drop_bound.begin(self.drop_by());
         self.end_quietly();
-        self.let_family_go(by);
     }
 }
 

@@ -49,8 +49,8 @@ pub enum Code {
     StaleHandle = 103,
     /// The handle is one of another type.
     WrongHandle = 104,
-    /// The handle belongs to the process that this one was forked from. Connect again here; but an SQLite file that
-    /// was open at the fork is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the child.
+    /// The handle belongs to the process that this one was forked from. Connect again here; but if an SQLite file was
+    /// open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the child.
     Forked = 105,
     /// The buffer is too small; the length that is needed was written.
     BufferTooSmall = 106,

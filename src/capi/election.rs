@@ -13,6 +13,7 @@ use super::failure::Failure;
 use super::{Outcome, call, handle, millis, out_arg, text, text_arg};
 use crate::CancelToken;
 use crate::api::election::{Election, TermEnd};
+use crate::sys::drop_bound::DropBound;
 
 /// An election, which is built when it is first used.
 pub struct ElectionData {
@@ -325,10 +326,15 @@ pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_free(election: ElectionHandle) -> Code {
     call(|| {
+        // What goes with it, the client at last, has the same bound.
+        let mut drop_bound = DropBound::default();
         let election = handle::remove::<ElectionData>(election)?;
         election.freed.cancel();
         let built = election.built.lock().take();
-        built.iter().for_each(|built| built.end_quietly());
+        if let Some(built) = &built {
+            drop_bound.begin(built.drop_by());
+            built.end_quietly();
+        }
         election.gate.close();
         Ok(())
     })

@@ -9,6 +9,7 @@ use super::code::Code;
 use super::list::{List, ListHandle};
 use super::{call, handle, out_arg, text};
 use crate::model::error::Error;
+use crate::sys::caught::discard;
 
 /// Why a call did not succeed.
 pub struct Failure {
@@ -31,8 +32,7 @@ impl Failure {
     pub fn panicked(panic: Box<dyn Any + Send>) -> Self {
         let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref().map(String::as_str));
         let message = format!("a bug in the library: {}", said.unwrap_or("it panicked"));
-        // Its drop is unknown code, which may panic once more.
-        std::mem::forget(panic);
+        discard(panic);
         Failure::new(Code::Panic, message)
     }
 

@@ -15,6 +15,7 @@ use crate::LossWatch;
 use crate::api::guard::LockGuard;
 use crate::model::error::ErrorKind;
 use crate::model::lock::Lock;
+use crate::sys::drop_bound::DropBound;
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {
@@ -44,12 +45,24 @@ impl Guard {
         self.guard.try_read().and_then(|guard| guard.as_deref().map(ask))
     }
 
+    /// Takes it out to end it. What goes with it, the client at last, has the same bound.
+    fn take(&self, drop_bound: &mut DropBound) -> Option<Arc<LockGuard>> {
+        let held = self.guard.write().take();
+        held.iter().for_each(|held| drop_bound.begin(held.drop_by()));
+        held
+    }
+
     fn release(&self) -> Outcome {
         let _ending = self.ending.lock();
-        let held = self.guard.write().take().ok_or_else(|| self.ended())?;
+        let mut drop_bound = DropBound::default();
+        let held = self.take(&mut drop_bound).ok_or_else(|| self.ended())?;
         if let Err(error) = held.release_shared() {
             if error.kind() == ErrorKind::Lost {
                 self.was_lost.store(true, Ordering::SeqCst);
+                // A loss that was found before is told by its own callback; one that only the store knew of by nobody.
+                if self.loss.get().is_none() {
+                    self.watch.end(false);
+                }
             } else {
                 *self.guard.write() = Some(held);
             }
@@ -281,9 +294,10 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         let lock = out_arg!(lock);
         let guard = handle::get::<Guard>(guard)?;
         let _ending = guard.ending.lock();
+        let mut drop_bound = DropBound::default();
         // Else there would be nobody who could release it.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;
-        let held = match guard.guard.write().take() {
+        let held = match guard.take(&mut drop_bound) {
             Some(held) => held,
             None => {
                 drop(handle::remove::<LockData>(data));
@@ -307,7 +321,8 @@ pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
         {
             // Not kept for the callback, which may be about to release it, too.
             let _ending = guard.ending.lock();
-            let held = guard.guard.write().take();
+            let mut drop_bound = DropBound::default();
+            let held = guard.take(&mut drop_bound);
             // Another call may be inside it just now, and is not the one to release it.
             held.iter().for_each(|held| held.end_quietly());
         }
@@ -395,5 +410,76 @@ mod tests {
             drop(release);
             assert!(matches!(ensures.join(), Ok(Code::Lost | Code::Closed)));
         }
+    }
+
+    /// An operator released it, and the release is the first to hear of that.
+    #[cfg(unix)]
+    #[test]
+    fn a_release_that_comes_too_late_ends_the_descriptor() {
+        use std::io::Read;
+        use std::os::fd::FromRawFd;
+        use std::os::unix::net::UnixStream;
+
+        let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+        let Ok(held) = client.lock("k") else { panic!("no lock") };
+        let lock_id = held.lock_id().to_owned();
+        let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+        let mut descriptor = -1;
+        // SAFETY: a place that can be written to.
+        assert_eq!(unsafe { leasehold_guard_loss_descriptor(guard, &mut descriptor) }, Code::Ok);
+        // SAFETY: it is open, a socket, and nobody else's.
+        let mut descriptor = unsafe { UnixStream::from_raw_fd(descriptor) };
+        assert!(descriptor.set_read_timeout(Some(LONG)).is_ok());
+        assert!(client.unlock(&lock_id).is_ok());
+        assert_eq!(leasehold_guard_release(guard), Code::Lost);
+        assert!(matches!(descriptor.read(&mut [0; 8]), Ok(0)), "it stays silent");
+        assert_eq!(leasehold_guard_free(guard), Code::Ok);
+    }
+
+    /// The last handles take the client with them, which has something to give up.
+    #[cfg(feature = "_internals")]
+    #[test]
+    fn freeing_the_last_handle_has_one_bound() {
+        use std::time::Instant;
+
+        use super::super::client::{Client, leasehold_client_free};
+        use super::super::election::{find, leasehold_election_free, leasehold_election_new, leasehold_election_run};
+        use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+        use crate::store::memory::Memory;
+        use crate::sys::clock::Clock;
+
+        type Last = fn(&LockClient, u64) -> Result<u64, Failure>;
+        let guard: Last = |client, _| handle::insert(Guard::new(client.lock("k")?, Watch::new(None)));
+        let election: Last = |_, client| {
+            let mut election = 0;
+            // SAFETY: a text, and a place that can be written to.
+            let code = unsafe { leasehold_election_new(client, "k".as_ptr().cast(), 1, &mut election) };
+            assert_eq!((code, leasehold_election_run(election)), (Code::Ok, Code::Ok));
+            while !find(election)?.is_leader() {
+                std::thread::yield_now();
+            }
+            Ok(election)
+        };
+        let (bound, slack) = (Duration::from_millis(2500), Duration::from_millis(1500));
+        let frees = |last: Last, free: extern "C" fn(u64) -> Code| {
+            let (clock, faults) = (Clock::system(), FaultPlan::default());
+            let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+            let client = crate::ClientBuilder::over(Arc::new(store), clock);
+            let Ok(client) = client.lease(LONG * 3).drop_timeout(bound).connect() else { panic!("no client") };
+            let Ok(of) = handle::insert(Client(client.clone())) else { panic!("no handle") };
+            let Ok(last) = last(&client, of) else { panic!("no lock") };
+            faults.next(Call::Acquire, Fault::ApplyThenHang);
+            faults.always(Call::Release, Fault::HangBefore);
+            assert!(client.try_lock_for("other", Duration::from_millis(1)).is_err());
+            drop(client);
+            assert_eq!(leasehold_client_free(of), Code::Ok);
+            let started = Instant::now();
+            assert_eq!(free(last), Code::Ok);
+            assert!(started.elapsed() < bound + slack, "it took {:?}", started.elapsed());
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| frees(guard, leasehold_guard_free));
+            scope.spawn(|| frees(election, leasehold_election_free));
+        });
     }
 }

@@ -4,8 +4,8 @@
  *
  * Handles are numbers. 0 is never one, and a wrong, freed or foreign one is answered with a code and does no harm. In
  * the child of a fork() the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
- * an SQLite file that was open at the fork, which is refused: fork before you connect, or exec in the child. Whatever
- * was given out is freed once, each by the function that its type names. Any thread may use any handle.
+ * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child. Whatever was given
+ * out is freed once, each by the function that its type names. Any thread may use any handle.
  *
  * The library has an SQLite of its own. Do not open its lock file with another one in the same process, like the
  * sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes these files ends the file locks
@@ -75,8 +75,8 @@ enum leasehold_code
   LEASEHOLD_CODE_STALE_HANDLE = 103,
   // The handle is one of another type.
   LEASEHOLD_CODE_WRONG_HANDLE = 104,
-  // The handle belongs to the process that this one was forked from. Connect again here; but an SQLite file that
-  // was open at the fork is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the child.
+  // The handle belongs to the process that this one was forked from. Connect again here; but if an SQLite file was
+  // open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the child.
   LEASEHOLD_CODE_FORKED = 105,
   // The buffer is too small; the length that is needed was written.
   LEASEHOLD_CODE_BUFFER_TOO_SMALL = 106,

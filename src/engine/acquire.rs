@@ -43,6 +43,8 @@ pub(super) struct Wait<'a> {
     pub(super) is_told: bool,
     /// When to look next at one of several keys.
     pub(super) look_at: Option<Instant>,
+    /// The call waits for other keys, too, which trouble with this one must not hold up.
+    pub(super) is_one_of_several: bool,
     /// Others of this process wait, and it did not ask.
     pub(super) stood_back: bool,
     pub(super) refusal: Option<Seen>,
@@ -103,6 +105,7 @@ impl<'a> Wait<'a> {
             look_first: false,
             is_told: false,
             look_at: None,
+            is_one_of_several: false,
             stood_back: false,
             refusal: None,
             last_error: None,
@@ -376,6 +379,12 @@ impl<'a> Wait<'a> {
             log::debug!(target: "leasehold::client", key:? = self.want.wanted.key; "an acquire failed and is repeated: {error}");
             failures += 1;
             self.failed(error.clone(), asked, overall);
+            if self.is_one_of_several {
+                if unanswered {
+                    family.abandon(attempt);
+                }
+                return Err(error.retryable());
+            }
             let too_old = clock.now() >= first_sent + lease / 2;
             let delay = backoff::retry_delay(failures, overall.remaining(), fastrand::f64());
             if too_old || !overall.wait_for(delay) {

@@ -36,7 +36,9 @@ impl Want {
 /// Obtains the first of the locks that is free, or says who holds each of them. The keys are tried
 /// in random order, unless `in_order`.
 pub fn obtain_any(family: &Arc<Family>, wants: Vec<Want>, patience: Patience, in_order: bool) -> Result<AnyObtained> {
-    let waits = wants.into_iter().map(|want| Wait::new(family, want, patience)).collect();
+    let is_one_of_several = wants.len() > 1 && !matches!(patience, Patience::Once);
+    let mut waits: Vec<_> = wants.into_iter().map(|want| Wait::new(family, want, patience)).collect();
+    waits.iter_mut().for_each(|wait| wait.is_one_of_several = is_one_of_several);
     let obtained = AnyWait { family, waits, patience, in_order }.run();
     obtained.map_err(|error| error.with_store(&family.backend.info().label))
 }

@@ -18,8 +18,10 @@ use crate::lease::{Labels, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Attempt, Backend, Released};
 use crate::sys::cancel::CancelToken;
+use crate::sys::caught::caught;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::drop_bound::drop_by;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
@@ -45,8 +47,6 @@ pub struct Family {
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
-    /// Until when the drop may take, where it is a part of another one.
-    drop_by: Option<Instant>,
 }
 
 /// What works with a lock, and has to end before `close` releases it.
@@ -88,7 +88,6 @@ impl Family {
             obtaining: Mutex::default(),
             obtained: Condvar::new(),
             ends_first: Mutex::default(),
-            drop_by: None,
         })
     }
 
@@ -100,8 +99,8 @@ impl Family {
     /// Refuses every call after `close` and in a forked child.
     pub fn check_open(&self) -> Result<()> {
         let why = if !self.is_own_process() {
-            "the client belongs to the process that this one was forked from; connect again here, but not to an \
-             SQLite file that was open at the fork"
+            "the client belongs to the process that this one was forked from; connect again here, but not to SQLite \
+             if a file was open at the fork"
         } else if self.closing.is_cancelled() {
             "the client was closed"
         } else {
@@ -114,6 +113,7 @@ impl Family {
     pub fn obtaining(self: &Arc<Self>) -> Result<Obtaining> {
         // In a forked child the mutex may be held for ever.
         self.check_open()?;
+        self.undo.start_again();
         self.obtaining.lock().push(std::thread::current().id());
         let call = Obtaining(self.clone());
         // `close` may have looked before.
@@ -170,6 +170,7 @@ impl Family {
             clock: self.clock.clone(),
             watcher: self.watcher.clone(),
             queues: self.queues.clone(),
+            undo: self.undo.clone(),
             observing: self.options.observing.clone(),
             terms,
             request_timeout: self.options.request_timeout,
@@ -202,13 +203,6 @@ impl Family {
             self.abandon(attempt.without_native());
             resume_unwind(panic)
         })
-    }
-
-    /// Lets go of a handle, the last one within what a drop has left.
-    pub fn let_go(self: Arc<Self>, by: Instant) {
-        if let Some(mut family) = Arc::into_inner(self) {
-            family.drop_by = Some(by);
-        }
     }
 
     /// Ends everything within one bound. The first release that failed is its error.
@@ -301,10 +295,9 @@ impl Drop for Family {
             return;
         }
         self.closing.cancel();
-        let now = Instant::now();
-        let by = self.drop_by.unwrap_or_else(|| far_from(now, self.options.drop_timeout));
+        let by = drop_by(self.options.drop_timeout);
         // What is asked to end needs a moment to do so.
-        let soon = by - by.saturating_duration_since(now) / 10;
+        let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);
         self.watcher.close(by);
     }
@@ -313,7 +306,7 @@ impl Drop for Family {
 /// A call that ends a hold: a panic of the store's is an answer that did not come, for a drop may be under way.
 pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
     let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Ok(unknown(panicked())))
+    caught(call).unwrap_or_else(|| Ok(unknown(panicked())))
 }
 
 /// Repeats the giving up until it is answered or `deadline` is over.

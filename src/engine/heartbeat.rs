@@ -1,7 +1,6 @@
 //! The thread that renews one guard's lease. The watcher starts it when the first heartbeat is due. It only
 //! sends; the watcher declares what is due.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use crate::engine::options::Terms;
 use crate::lease::{Lease, backoff};
 use crate::model::error::Result;
 use crate::model::loss::LossReason;
+use crate::sys::caught::caught;
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
@@ -35,7 +35,7 @@ fn interval(terms: &Terms) -> Duration {
 /// Starts the heartbeat of `hold`, which sends at once; it ends with the hold.
 pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
-        if catch_unwind(AssertUnwindSafe(|| run(&hold))).is_err() {
+        if caught(|| run(&hold)).is_none() {
             hold.lose(LossReason::HeartbeatDied);
             log::error!(target: "leasehold::heartbeat", key:? = hold.granted.key(); "a heartbeat thread panicked");
         }

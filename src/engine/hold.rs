@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::heartbeat;
 use super::loss_watch::LossWatch;
 use super::queue::Queues;
+use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
 use crate::engine::spec::{Chain, Granted};
@@ -41,6 +42,7 @@ pub struct Setup {
     pub clock: Arc<Clock>,
     pub watcher: Arc<Watcher>,
     pub queues: Arc<Queues>,
+    pub undo: Arc<Undo>,
     pub observing: Observing,
     pub terms: Terms,
     pub request_timeout: Duration,
@@ -301,7 +303,9 @@ impl Hold {
         let backend = &self.setup.backend;
         // The lease is counted from before the request.
         let sent = self.setup.clock.now();
-        let (until, now) = match self.setup.terms.lease_at(sent) {
+        let terms = &self.setup.terms;
+        let lease = terms.lease_at(sent);
+        let (until, now) = match lease {
             Lease::Forever => {
                 let which = Which::Key(attempt.key.clone());
                 let Some(seen) = backend.read(&which, None, true, by)?.records.pop() else {
@@ -318,7 +322,8 @@ impl Hold {
                 Renewed::Unknown(error) => return Err(error),
             },
         };
-        let held_until = self.setup.terms.held_until(sent, until, now);
+        // A later end that stands seems far off to a store whose time has gone back.
+        let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
         Ok(Answer::Stands { held_until, until, now })
     }
 

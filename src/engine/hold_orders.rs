@@ -88,6 +88,7 @@ impl World {
             clock: clock.clone(),
             watcher: Arc::new(Watcher::new(clock.clone())),
             queues: Arc::default(),
+            undo: Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK)),
             observing: Observing(Some(told.clone())),
             terms: wanted().terms,
             request_timeout: SLACK,

@@ -142,6 +142,9 @@ impl Hold {
     /// Nothing is left to do. Whether that is new.
     fn finish(&self) -> bool {
         let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
+        // Nobody else knows of it any more.
+        let handed = self.handed.lock().take();
+        handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));
         self.loss.settle(None);
         before != Phase::Over
     }

@@ -38,7 +38,7 @@ pub struct Undo {
 #[derive(Default)]
 struct State {
     left: Vec<Left>,
-    /// Whether the thread will look again at what is left.
+    /// Whether somebody will look again at what is left.
     is_running: bool,
     thread: Option<Thread>,
 }
@@ -75,27 +75,43 @@ impl Undo {
         let _ = self.more.try_send(());
         if let Some(left) = surplus {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
-                "an unanswered acquire is not given up, for too many wait for that; if it was granted, it ends with its lease");
+                "an unanswered acquire is not given up, for too many wait for that; if it was granted, it stands until \
+                 its lease ends or it is released");
         }
         if let Err(error) = started {
             log::warn!(target: "leasehold::client", key:?; "an unanswered acquire is given up later: {error}");
         }
     }
 
+    /// Tries again to start a thread that could not be started when there was something to give up.
+    pub fn start_again(self: &Arc<Self>) {
+        // It was logged before. The next call tries again, and the end needs none.
+        let _ = self.start(&mut self.state.lock());
+    }
+
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
-        // One that died, for want of memory, is replaced.
-        if state.is_running && !state.thread.as_ref().is_some_and(Thread::is_over) {
+        if state.left.is_empty() || state.is_running() {
             return Ok(());
         }
         let undo = self.clone();
-        state.thread = Some(Thread::spawn("leasehold-undo", move || undo.run())?);
+        let until = Deadline::after(Duration::MAX).or_cancel(&self.stop);
+        state.thread = Some(Thread::spawn("leasehold-undo", move || undo.run(&until))?);
         state.is_running = true;
         Ok(())
     }
 
     /// Waits until `soon` for the end of the work, then ends it.
     pub fn end(&self, soon: Instant, by: Instant) {
-        let thread = self.state.lock().thread.take();
+        let (thread, is_running) = {
+            let mut state = self.state.lock();
+            let is_running = state.is_running();
+            state.is_running = true;
+            (state.thread.take(), is_running)
+        };
+        if !is_running {
+            // What is left found no thread.
+            self.run(&Deadline::at(soon));
+        }
         if let Some(thread) = thread {
             thread.wait_until(soon);
             self.stop.cancel();
@@ -104,26 +120,27 @@ impl Undo {
         self.stop.cancel();
     }
 
-    fn run(&self) {
-        while let Some(left) = self.next() {
-            self.give_up(left);
+    fn run(&self, until: &Deadline) {
+        while let Some(left) = self.next(until) {
+            self.give_up(left, until);
         }
     }
 
-    /// What is to be given up now; `None` when nothing is left.
-    fn next(&self) -> Option<Left> {
+    /// What is to be given up now; `None` when nothing is left, or the time is over.
+    fn next(&self, until: &Deadline) -> Option<Left> {
         loop {
             let due = {
                 let mut state = self.state.lock();
                 let now = self.clock.now();
                 state.left.retain(|left| now < left.stands_until);
-                if state.left.is_empty() || self.stop.is_cancelled() {
+                if state.left.is_empty() || until.is_over() {
                     let left = std::mem::take(&mut state.left);
                     state.is_running = false;
                     drop(state);
                     if !left.is_empty() {
                         log::warn!(target: "leasehold::client", count = left.len();
-                            "unanswered acquires could not be given up; what was granted ends with its lease");
+                            "unanswered acquires could not be given up; what was granted stands until its lease ends or \
+                             it is released");
                     }
                     return None;
                 }
@@ -135,13 +152,13 @@ impl Undo {
                 }
                 due
             };
-            Deadline::at(due).or_cancel(&self.stop).wait_for_or(Duration::MAX, &self.mores);
+            until.wait_for_or(due.saturating_duration_since(Instant::now()), &self.mores);
         }
     }
 
     /// One request.
-    fn give_up(&self, mut left: Left) {
-        let by = Deadline::after(self.request_timeout).or_cancel(&self.stop);
+    fn give_up(&self, mut left: Left, until: &Deadline) {
+        let by = until.clone().within(self.request_timeout);
         let released = ends_hold(|| self.backend.release(&mut left.attempt, true, &by), Released::Unknown);
         let error: Error = match released {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
@@ -152,7 +169,8 @@ impl Undo {
         };
         if left.failures == 0 {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
-                "an unanswered acquire could not be given up yet; if it was granted, it ends with its lease: {error}");
+                "an unanswered acquire could not be given up yet; if it was granted, it stands until its lease ends or \
+                 it is released: {error}");
         }
         left.failures = left.failures.saturating_add(1);
         let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());
@@ -163,6 +181,11 @@ impl Undo {
 }
 
 impl State {
+    /// A thread that died, for want of memory, does not count.
+    fn is_running(&self) -> bool {
+        self.is_running && !self.thread.as_ref().is_some_and(Thread::is_over)
+    }
+
     fn pop<K: Ord>(&mut self, first: impl Fn(&Left) -> K) -> Option<Left> {
         let at = (0..self.left.len()).min_by_key(|at| first(&self.left[*at]))?;
         Some(self.left.swap_remove(at))

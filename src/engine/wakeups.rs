@@ -5,7 +5,6 @@
 //! fails, it ends at once, the waiters poll, and one of them starts it again later.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use crate::lease::backoff;
 use crate::model::error::Result;
 use crate::store::Backend;
 use crate::sys::cancel::CancelToken;
+use crate::sys::caught::caught;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
@@ -141,8 +141,7 @@ impl Hub {
 
     fn run(&self) {
         loop {
-            let end = catch_unwind(AssertUnwindSafe(|| self.tell()));
-            let end = end.unwrap_or_else(|_| End::Broken("the store panicked".to_owned()));
+            let end = caught(|| self.tell()).unwrap_or_else(|| End::Broken("the store panicked".to_owned()));
             let mut state = self.state.lock();
             let told = std::mem::take(&mut state.told);
             if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {

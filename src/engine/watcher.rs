@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, SendError, Sender};
 use parking_lot::Mutex;
 
 use super::hold::Hold;
@@ -78,19 +78,21 @@ impl Watcher {
         // Most holds are over before anything is due: then nobody has to wake up for them.
         let look_in = hold.first_look().since(self.clock.now());
         if self.sleep.lasts_beyond(far_from(Instant::now(), look_in)) {
-            self.send(Message::Look);
+            let _ = self.send(Message::Look);
         }
         Ok(())
     }
 
     /// Looks at everything at once.
     pub fn look_now(&self) {
-        self.send(Message::Look);
+        let _ = self.send(Message::Look);
     }
 
-    /// Runs a callback of the user's on a thread of its own.
+    /// Runs a callback of the user's on a thread of its own, also when the watcher was closed a moment ago.
     pub fn run(&self, what: &'static str, callback: Callback) {
-        self.send(Message::Run(what, callback));
+        if let Some(Message::Run(what, callback)) = self.send(Message::Run(what, callback)) {
+            start(what, callback);
+        }
     }
 
     /// Everything that is watched and still alive.
@@ -98,9 +100,11 @@ impl Watcher {
         self.holds.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn send(&self, message: Message) {
-        if let Some(messages) = &*self.messages.lock() {
-            let _ = messages.send(message);
+    /// The message comes back from a watcher that was closed.
+    fn send(&self, message: Message) -> Option<Message> {
+        match &*self.messages.lock() {
+            Some(messages) => messages.send(message).err().map(SendError::into_inner),
+            None => Some(message),
         }
     }
 
@@ -174,7 +178,7 @@ fn start(what: &'static str, callback: Callback) {
         callback.into_iter().for_each(|callback| contained(what, callback));
     };
     if let Err(error) = Thread::spawn_for_user("leasehold-call", body) {
-        log::error!(target: "leasehold::watcher", "{error}; the {what} runs on the watcher's thread");
+        log::error!(target: "leasehold::watcher", "{error}; the {what} runs without one of its own");
         let callback = slot.lock().take();
         callback.into_iter().for_each(|callback| contained(what, callback));
     }
@@ -230,5 +234,20 @@ impl Skew {
         let ahead = now.boot.since(self.boot).saturating_sub(now.monotonic - self.monotonic);
         *self = now;
         ahead > JUMP
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A loss that is found as the client closes, or the last handle goes, is told all the same.
+    #[test]
+    fn a_callback_that_comes_after_the_close_runs() {
+        let watcher = Watcher::new(Clock::system());
+        watcher.close(Instant::now());
+        let (ran, runs) = crossbeam_channel::bounded(1);
+        watcher.run("loss callback", Box::new(move || ran.send(()).unwrap_or_default()));
+        assert_eq!(runs.recv(), Ok(()), "it was dropped");
     }
 }

@@ -151,8 +151,8 @@ fn object_id() -> String {
 pub enum Schema {
     /// Say whether the store can be used.
     Check,
-    /// The same, and an error also for what could still be made.
-    Require,
+    /// The same when a client is made. What `Create` would mend may be a warning: else nobody could connect to mend it.
+    Connect,
     /// Say what `Create` would do.
     Describe,
     /// Make what is missing.

@@ -33,8 +33,12 @@ struct Live {
 }
 
 fn end(live: &Mutex<Option<Live>>) {
-    let ended = live.lock().take();
-    ended.iter().flat_map(|live| &live.followers).filter_map(Weak::upgrade).for_each(|follower| end(&follower));
+    let followers = {
+        let mut live = live.lock();
+        // Its sender goes under the mutex: another call, which finds nothing left to end, returns at once.
+        live.take().map(|ended| ended.followers)
+    };
+    followers.iter().flatten().filter_map(Weak::upgrade).for_each(|follower| end(&follower));
 }
 
 impl CancelToken {
@@ -98,5 +102,24 @@ mod tests {
         let after = CancelToken::new();
         after.follow(&other);
         assert!(before.is_cancelled() && after.is_cancelled());
+    }
+
+    /// The first call is still at work with the tokens that follow.
+    #[test]
+    fn a_second_cancel_returns_only_when_it_is_cancelled() {
+        let (token, follower) = (CancelToken::new(), CancelToken::new());
+        follower.follow(&token);
+        let held = follower.live.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| token.cancel());
+            while token.live.lock().is_some() {
+                std::thread::yield_now();
+            }
+            token.cancel();
+            let is_cancelled = token.is_cancelled();
+            drop(held);
+            assert!(is_cancelled, "it was cancelled, and is not");
+        });
+        assert!(follower.is_cancelled());
     }
 }

@@ -6,7 +6,6 @@
 //! is nothing to do the thread sleeps; it ends with its handle.
 
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
@@ -16,6 +15,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
+use super::caught::caught;
 use super::deadline::Deadline;
 use super::thread::Thread;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -120,7 +120,7 @@ where
     Fut: Future<Output = T>,
 {
     let mut gone = pin!(gone);
-    let Ok(future) = catch_unwind(AssertUnwindSafe(make)) else {
+    let Some(future) = caught(make) else {
         return Err(Stopped::Panicked);
     };
     let mut future = pin!(future);
@@ -129,10 +129,10 @@ where
             return Poll::Ready(Err(Stopped::Over));
         }
         // It is never polled again after a panic.
-        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-            Ok(Poll::Ready(done)) => Poll::Ready(Ok(done)),
-            Ok(Poll::Pending) => Poll::Pending,
-            Err(_) => Poll::Ready(Err(Stopped::Panicked)),
+        match caught(|| future.as_mut().poll(context)) {
+            Some(Poll::Ready(done)) => Poll::Ready(Ok(done)),
+            Some(Poll::Pending) => Poll::Pending,
+            None => Poll::Ready(Err(Stopped::Panicked)),
         }
     })
     .await

@@ -1,11 +1,11 @@
 //! The macros of the crate `log`, whose logger is code of the user's: a panic in it ends where it is called, since
 //! it must end neither a thread of ours nor a drop.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use super::caught::caught;
 
 /// The panic hook has said what went wrong; to log it would be to ask for the next one.
 pub(crate) fn contained(log: impl FnOnce()) {
-    let _ = catch_unwind(AssertUnwindSafe(log));
+    let _ = caught(log);
 }
 
 macro_rules! error_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::error!($($arg)+)) } }

@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::error::Error;
 use crate::model::event::{Event, Observer, Operation};
+use crate::sys::caught::caught;
 use crate::sys::log;
 
 /// The observer of a client, if it has one.
@@ -101,7 +101,7 @@ impl fmt::Debug for Observing {
 
 /// Runs code of the user's: a panic in it is logged and ends here.
 pub(crate) fn contained(what: &str, run: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+    if caught(run).is_none() {
         log::error!(target: "leasehold::callback", "a panic in the {what} was contained");
     }
 }

@@ -1,4 +1,4 @@
-/* After a fork() the parent's handles do nothing in the child; the child connects for itself, to another file. */
+/* After a fork() the parent's handles do nothing in the child; the child connects for itself, but not to SQLite. */
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,12 +29,13 @@ int main(int argc, char **argv) {
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_release(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_free(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_lock_free(lock));
-    /* SQLite's file locks do not go over a fork: the parent's file is refused, by whatever name. */
+    /* Neither SQLite's file locks nor its mutexes outlive a fork: every file is refused. */
     EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT(argv[1]), &own));
     char url[1024];
     CHECK(snprintf(url, sizeof url, "%s-child", argv[1]) < (int)sizeof url);
+    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT(url), &own));
     /* Its own are new numbers, and the parent's stay what they are. */
-    own = connected(url);
+    own = connected("memory:");
     CHECK(own != client);
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_close(client));
     OK(leasehold_client_lock(own, TEXT("other"), &own_guard));

@@ -175,6 +175,44 @@ fn of_many_that_gave_up_none_is_granted_however_late_it_comes() {
     }
 }
 
+/// A store that believes the time that comes through the proxy.
+fn telling(at: &Behind) -> (Dynamodb, Arc<Clock>) {
+    let (clock, settings) = (Clock::system(), Settings::Given(Box::new(config_at(&at.proxy.url()))));
+    (open(DynamodbOptions::new(&at.table.0, settings), &clock), clock)
+}
+
+#[test]
+fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
+    needs_server!();
+    let at = Behind::new();
+    let (store, _) = telling(&at);
+    let gives_up = |key: &str| store.release(&mut exclusive(key), true, &soon()).unwrap();
+    (0..9).for_each(|_| drop(gives_up("k")));
+    let before = get(&at.beside, "k").stamp;
+    // The answer by which the row is found to be full.
+    at.proxy.add(Rule::next(1, Network::ShiftDate(-3_600)).on("UpdateItem"));
+    gives_up("k");
+    let row = Raw::new(&at.table).get("k");
+    let number = |row: &HashMap<_, AttributeValue>, name: &str| row[name].as_n().unwrap().parse::<u64>().unwrap();
+    assert!(number(&row, "floor") > before, "{row:?}");
+    at.proxy.add(Rule::next(1, Network::ShiftDate(-3_600)).on("GetItem"));
+    store.read(&Which::Key("k".to_owned()), None, false, &soon()).unwrap();
+    gives_up("k");
+    assert!(number(&Raw::new(&at.table).get("k"), "givenUpAt") >= before, "{row:?}");
+}
+
+#[test]
+fn a_purge_deletes_nothing_while_the_time_is_in_doubt() {
+    needs_server!();
+    let at = Behind::new();
+    let (store, clock) = telling(&at);
+    let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
+    client.lock("k").unwrap().release().unwrap();
+    at.proxy.add(Rule::next(1, Network::ShiftDate(31 * 86_400)).on("DynamoDB_20120810.Scan"));
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
+    assert!(at.record("k").token > 0);
+}
+
 /// A year ago.
 fn aged(raw: &Raw, key: &str) {
     let mut row = raw.get(key);
@@ -213,14 +251,24 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
             raw.put(row);
         }
     }
+    // As those wrote it who did not note when.
+    let now = get(&store, "k").stamp;
+    for (key, version) in [("gave up old", now - 365 * 86_400_000_000), ("gave up new", now)] {
+        raw.put(HashMap::from([
+            ("key".to_owned(), AttributeValue::S(key.to_owned())),
+            ("leasedUntil".to_owned(), AttributeValue::S("1970-01-01T00:00:00.000000000Z".to_owned())),
+            ("givenUp".to_owned(), AttributeValue::Ss(vec!["a".repeat(36)])),
+            ("version".to_owned(), AttributeValue::N(version.to_string())),
+        ]));
+    }
     let purged = client.purge(Duration::from_secs(60)).unwrap();
     let mut left: Vec<String> = raw.all().iter().map(|row| row["key"].as_s().unwrap().clone()).collect();
     left.sort();
     let lease = |name: &str| format!("\u{1}growth\u{1}{name}");
     let mut right = ["free new", "held new", "held old", "pinned new", "pinned old"].map(lease).to_vec();
     // Among them the note of the grace.
-    right.extend(["\u{1}time", "crowd new", "expired new", "never held new"].map(str::to_owned));
-    assert_eq!((purged.deleted, left), (4, right));
+    right.extend(["\u{1}time", "crowd new", "expired new", "gave up new", "never held new"].map(str::to_owned));
+    assert_eq!((purged.deleted, left), (5, right));
     // Its holder keeps it until somebody expires it.
     leases.expire("held old").unwrap();
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use leasehold::internals::builder_over;
-use leasehold::internals::store::Renewed;
 use leasehold::internals::store::dynamodb::Estimate;
+use leasehold::internals::store::{Released, Renewed, Schema};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::common::dynamodb::{Table, options};
@@ -72,6 +72,14 @@ fn a_step_of_the_services_clock_is_followed() {
     assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605), "{back:?}");
 }
 
+/// What an operator writes by hand.
+fn note(raw: &Raw, micros: u64) {
+    raw.put(HashMap::from([
+        ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
+        ("graceMicros".to_owned(), AttributeValue::N(micros.to_string())),
+    ]));
+}
+
 /// Answers that say nothing of the time.
 #[derive(Debug)]
 pub struct Dateless;
@@ -99,10 +107,7 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     let (store, clock) = client(&table);
     let mut a = exclusive("expired");
     granted(&store, &mut a);
-    Raw::new(&table).put(HashMap::from([
-        ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
-        ("graceMicros".to_owned(), AttributeValue::N("100000".to_owned())),
-    ]));
+    note(&Raw::new(&table), 100_000);
     // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
     let mut all = options(&table.0, &clock);
     all.grace = Duration::from_millis(100);
@@ -130,7 +135,10 @@ fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
     // So wide that no slow answer makes it ask for the time again.
     let grace = Duration::from_secs(5);
-    (open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock), clock)
+    let store = open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock);
+    // Which notes the grace.
+    granted(&store, &mut attempt("first", Mode::Shared));
+    (store, clock)
 }
 
 /// The holder of `k`, whose store has just connected through the proxy.
@@ -225,6 +233,72 @@ fn an_undoing_that_is_not_answered_is_done_by_the_repeat() {
 }
 
 #[test]
+fn who_gives_up_what_it_could_not_undo_gives_it_back_too() {
+    needs_server!();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        clock.advance(Duration::from_secs(60));
+        at.proxy.add(Rule::next(2, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+        let mut late = attempt("k", mode);
+        assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+        // As the engine does when the call's time is over. The first try is not answered either.
+        assert!(matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+        let other = idle.release(&mut late, true, &soon()).unwrap();
+        assert!(matches!(other, Released::HeldByOther(_)), "{other:?}");
+        assert!(get(&at.beside, "k").record.given_up.contains(late.grant()));
+        refused(&at.beside, &mut exclusive("k"));
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    }
+}
+
+#[test]
+fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
+    needs_server!();
+    for repeats in 0..2 {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        clock.advance(Duration::from_secs(60));
+        at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
+        let mut late = exclusive("k");
+        for _ in 0..=repeats {
+            let answer = idle.acquire(&mut late, &soon()).unwrap();
+            assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
+        }
+        assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+        // It stands until the one whom it replaced has heard of it.
+        let seen = refused(&at.beside, &mut exclusive("k"));
+        let (_, stands) = seen.record.standing(late.grant()).unwrap();
+        assert!(stands.until.left(seen.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+        refused(&idle, &mut late);
+    }
+}
+
+#[test]
+fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let (store, mut held) = holding(&at);
+    clock.advance(Duration::from_secs(60));
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+    let mut late = shared("k");
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    let mut joined = shared("k");
+    granted(&at.beside, &mut joined);
+    let seen = refused(&idle, &mut late);
+    assert_eq!(seen.record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
+    let (fence, record) = (seen.record.token, at.record("k"));
+    assert_eq!(record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
+    assert_eq!((record.token, record.given_up.len()), (fence, 1));
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+    assert!(matches!(at.beside.renew(&mut joined, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
 fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
     needs_server!();
     let at = Behind::new();
@@ -238,6 +312,23 @@ fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
     let Renewed::Until { until, .. } = answer else { panic!("{answer:?}") };
     let left = until.left(get(&self::idle(&at).0, "k").now).unwrap();
     assert!(left > LEASE - Duration::from_secs(3) && left < LEASE + Duration::from_secs(2), "{left:?}");
+}
+
+#[test]
+fn a_holder_counts_on_no_more_than_its_lease_whatever_time_it_is_told() {
+    needs_server!();
+    let at = Behind::new();
+    let clock = Clock::system();
+    let client = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock).connect().unwrap();
+    let lease = Duration::from_secs(3);
+    let guard = client.request("k").lease(lease).lock().unwrap();
+    // Told twice, it is believed: what stands seems to end in an hour.
+    at.proxy.shift_dates(-3_600);
+    // The renewal that is contradicted, its repeat, and the next one.
+    let renewals =
+        |all: &[proxy::Request]| all.iter().filter(|one| one.has("SET #leasedUntil") && one.answered > 0).count();
+    at.proxy.wait_until("renewals", |all| renewals(all) >= 3);
+    assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
 }
 
 #[test]
@@ -307,7 +398,7 @@ fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
 }
 
 #[test]
-fn who_waits_for_less_than_others_is_refused() {
+fn who_connects_to_wait_for_less_than_others_is_refused() {
     needs_server!();
     let table = Table::fresh();
     let refused = |grace: u64, right: &str| {
@@ -315,31 +406,66 @@ fn who_waits_for_less_than_others_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(right), "{error}");
     };
-    let (idle, clock) = client(&table);
     // It was made with the default.
     refused(500, "grace=1000ms");
+    // A look is no reason to wait for more.
+    assert!(with_grace(&table, 60_000).unwrap().list(&Filter::new()).unwrap().is_empty());
     let client = with_grace(&table, 3_000).unwrap();
+    with_grace(&table, 1_000).unwrap();
+    client.request("k").acquire().unwrap();
     refused(1_000, "grace=3000ms");
     with_grace(&table, 3_000).unwrap();
-    // Who was there before hears of it when it asks for the time.
-    clock.advance(Duration::from_secs(86_400));
-    let error = idle.acquire(&mut exclusive("k"), &soon()).unwrap_err();
-    assert!(error.kind() == ErrorKind::Config && !error.is_retryable(), "{error}");
     // The note is nobody's lock.
-    assert!(client.list(&Filter::new()).unwrap().is_empty());
+    assert_eq!(client.list(&Filter::new()).unwrap().len(), 1);
     assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
     refused(1_000, "grace=3000ms");
 }
 
+/// A store with this grace, and its clock.
+fn waiting(table: &Table, grace: Duration) -> (Dynamodb, Arc<Clock>) {
+    let clock = Clock::system();
+    (open(DynamodbOptions { grace, ..options(&table.0, &clock) }, &clock), clock)
+}
+
 #[test]
-fn in_a_table_without_a_note_the_largest_grace_counts() {
+fn who_runs_already_waits_for_as_long_as_others_do() {
+    needs_server!();
+    // Whose estimate is good for minutes looks too.
+    for own in [1, 5].map(Duration::from_secs) {
+        let table = Table::fresh();
+        let (store, clock) = waiting(&table, own);
+        granted(&store, &mut exclusive("once"));
+        granted(&waiting(&table, Duration::from_secs(30)).0, &mut exclusive("noted"));
+        clock.advance(Duration::from_secs(601));
+        granted(&store, &mut exclusive("k"));
+        clock.advance(LEASE + Duration::from_secs(10));
+        assert_eq!(refused(&store, &mut exclusive("k")).live().count(), 1);
+        clock.advance(Duration::from_secs(25));
+        granted(&store, &mut exclusive("k"));
+    }
+}
+
+#[test]
+fn who_was_there_before_the_table_looks_before_its_first_lock() {
+    needs_server!();
+    let table = Table(crate::common::stores::unique());
+    let (early, clock) = waiting(&table, Duration::from_millis(500));
+    let (other, _) = waiting(&table, Duration::from_secs(30));
+    other.schema(Schema::Create, &soon()).unwrap();
+    granted(&early, &mut exclusive("k"));
+    clock.advance(LEASE + Duration::from_secs(10));
+    assert_eq!(refused(&early, &mut exclusive("k")).live().count(), 1);
+}
+
+#[test]
+fn in_a_table_without_a_note_the_default_counts() {
     needs_server!();
     let table = Table::fresh();
     let raw = Raw::new(&table);
     let key = AttributeValue::S("\u{1}time".to_owned());
     raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
-    with_grace(&table, 500).unwrap();
-    with_grace(&table, 500).unwrap();
-    with_grace(&table, 1_000).unwrap();
     assert!(with_grace(&table, 500).is_err());
+    with_grace(&table, 1_000).unwrap().request("k").acquire().unwrap();
+    note(&raw, 500_000);
+    with_grace(&table, 500).unwrap();
 }

@@ -272,6 +272,33 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
 }
 
 #[test]
+fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let client = LockClient::connect(&rows.url()).unwrap();
+    let others = [
+        doc! { "resource": "a damaged", "exclusive": { "acquired": true, "expiresAt": "tomorrow" } },
+        doc! { "resource": "an invoice", "total": 5 },
+        doc! { "resource": 7, "exclusive": { "acquired": false } },
+        doc! { "x": 1 },
+    ];
+    rows.raw().insert_many(&others).run().unwrap();
+    // It may be deleted.
+    rows.raw().insert_one(doc! { "resource": "free", "exclusive": { "acquired": false } }).run().unwrap();
+    let _guard = client.lock("held").unwrap();
+    let keys = |found: Vec<leasehold::LockStatus>| -> Vec<String> {
+        found.iter().map(|status| status.key().to_owned()).collect()
+    };
+    assert_eq!(keys(client.list(&leasehold::Filter::new()).unwrap()), ["held"]);
+    assert_eq!(client.purge_preview(Duration::ZERO).unwrap().deleted, 1);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 1);
+    for other in others {
+        assert!(rows.raw().find_one(other.clone()).run().unwrap().is_some(), "{other} was deleted");
+    }
+    assert!(rows.row("free").is_none());
+}
+
+#[test]
 fn nothing_of_a_newer_format_is_written() {
     needs_server!();
     let rows = Rows::fresh();

@@ -3,7 +3,9 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::RecvTimeoutError;
 use leasehold::ErrorKind;
+use leasehold::internals::store::mongodb::{MongodbOptions, Settings};
 use leasehold::internals::store::{Acquired, Schema};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::mongodb::driver::IndexModel;
@@ -12,9 +14,9 @@ use leasehold::mongodb::driver::options::IndexOptions;
 use leasehold::mongodb::driver::sync::{Client, Collection};
 
 use crate::common::cluster::Cluster;
-use crate::common::mongodb::{DATABASE, Rows};
+use crate::common::mongodb::{DATABASE, Rows, settings};
 use crate::support::{acquired, granted, refused, release};
-use crate::waking::{LONG, watch};
+use crate::waking::{Commands, LONG, listen, names, watch};
 use crate::*;
 
 const NAME: &str = "locks";
@@ -34,6 +36,15 @@ impl At {
 
     fn open(&self) -> Mongodb {
         Mongodb::open(Rows::options_named(NAME, &self.cluster.uri()), &soon()).unwrap()
+    }
+
+    /// With the commands that it sends.
+    fn open_listening(&self) -> (Mongodb, Commands) {
+        let mut settings = settings(&self.cluster.uri());
+        let commands = listen(&mut settings);
+        let settings = Settings::Given(Box::new(settings));
+        let options = MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(NAME.to_owned())).unwrap();
+        (Mongodb::open(options, &soon()).unwrap(), commands)
     }
 
     fn raw(&self) -> Collection<Document> {
@@ -113,6 +124,27 @@ fn indexes_may_take_longer_than_a_request() {
     at.cluster.go_on(0);
 }
 
+#[test]
+fn what_ends_a_build_of_indexes_late_is_said() {
+    let Some(at) = At::start() else { return };
+    let (store, commands) = at.open_listening();
+    let by = Deadline::after(Duration::from_secs(1)).with_long(Duration::from_secs(120));
+    commands.lock().clear();
+    let making = at.hang_while(move || store.schema(Schema::Create, &by));
+    // It asks meanwhile whether the server is still there.
+    let until = Instant::now() + LONG;
+    while !names(&commands).contains(&"hello".to_owned()) {
+        assert!(Instant::now() < until, "{:?}", names(&commands));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let raw = at.raw();
+    let dropping = std::thread::spawn(move || raw.drop_indexes().run());
+    let error = making.join().unwrap().unwrap_err();
+    at.build();
+    dropping.join().unwrap().unwrap();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("IndexBuildAborted"), "{error:?}");
+}
+
 /// A router says so where it lost its connection to the shard after it had passed the write on.
 #[test]
 fn a_router_that_lost_its_shard_has_not_said_that_nothing_was_written() {
@@ -161,4 +193,44 @@ fn a_stream_that_cannot_go_on_begins_anew() {
         release(&store, &mut held[i]);
         assert_eq!(told.recv_timeout(LONG).as_ref(), Ok(&held[i].key), "{code}");
     }
+}
+
+/// After a week in which nobody waited, the server would have to go through a week of its oplog.
+#[test]
+fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
+    let Some(at) = At::start() else { return };
+    at.open().schema(Schema::Create, &soon()).unwrap();
+    let (store, commands) = at.open_listening();
+    let mut held: Vec<Attempt> = ["a", "b"].iter().map(|key| exclusive(&store, key)).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let goes_on = || {
+        let commands = std::mem::take(&mut *commands.lock());
+        let opened = commands.iter().rfind(|command| command.contains_key("aggregate")).unwrap();
+        let stage = opened.get_array("pipeline").unwrap()[0].as_document().unwrap();
+        stage.get_document("$changeStream").unwrap().contains_key("resumeAfter")
+    };
+    let told = watch(&store, &["a"]);
+    assert!(!goes_on());
+    // One that lives is gone on with.
+    let more = watch(&store, &["a", "b"]);
+    assert!(goes_on());
+    assert!(told.recv_timeout(LONG).is_err_and(|error| error == RecvTimeoutError::Disconnected));
+
+    // It breaks.
+    at.fail_once("getMore", 8);
+    release(&store, &mut held[0]);
+    while more.recv_timeout(LONG).map_err(|error| assert_eq!(error, RecvTimeoutError::Disconnected)).is_ok() {}
+    let told = watch(&store, &["a", "b"]);
+    assert!(!goes_on(), "after a break");
+
+    // Another one can't be opened beside it.
+    at.fail_once("aggregate", 8);
+    let keys = ["a", "b", "c"].map(str::to_owned);
+    store.wake(&keys, crossbeam_channel::unbounded().0, &soon()).unwrap_err();
+    assert!(goes_on());
+    let more = watch(&store, &["a", "b", "c"]);
+    assert!(!goes_on(), "after one that could not be opened");
+    drop(told);
+    release(&store, &mut held[1]);
+    assert_eq!(more.recv_timeout(LONG).as_deref(), Ok("b"));
 }

@@ -1,14 +1,15 @@
 //! What an answer to a commit says of it: a repeat of one that was written may be answered in many ways.
 
 use leasehold::ErrorKind;
-use leasehold::internals::store::Acquired;
+use leasehold::internals::store::{Acquired, Swapped};
 use leasehold::internals::sys::clock::Clock;
 
-use crate::common::grpc::{Fault, Grpc};
+use crate::common::grpc::{Call, Fault, Grpc};
 use crate::common::spanner::Database;
 use crate::*;
 
 const ABORTED: u8 = 10;
+const UNAVAILABLE: u8 = 14;
 /// All that are errors, but `ABORTED` and `UNAVAILABLE`, which the SDK repeats.
 const OTHERS: [u8; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16];
 
@@ -60,4 +61,50 @@ fn a_commit_that_is_refused_the_first_time_wrote_nothing() {
         assert!(error.kind() == kind && !error.is_retryable(), "{key}: {error:?}");
         assert!(!get(&store, &key).record.exists(), "{key}");
     }
+}
+
+/// The later tries read what the first one wrote.
+#[test]
+fn a_swap_whose_commit_was_repeated_is_not_taken_for_another_change() {
+    needs_server!();
+    let (grpc, store) = behind();
+    let mut a = exclusive("k");
+    granted(&store, &mut a);
+    let seen = get(&store, "k");
+    let mut new = seen.record.clone();
+    new.pins.insert("pin".to_owned());
+    grpc.fault("Commit", 0, Fault::CutAfter);
+    grpc.fault("Commit", 1, Fault::Refused(ABORTED));
+    let swapped = store.swap(&seen, Some(&new), &soon());
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert_eq!(get(&store, "k").record.pins, new.pins, "it was written");
+    assert!(matches!(swapped, Ok(Swapped::Unknown(_))), "{swapped:?}");
+    // What another one changed is.
+    assert!(matches!(store.swap(&seen, Some(&new), &soon()), Ok(Swapped::Changed)));
+}
+
+/// A session of the emulator forgets a transaction for a newer one.
+#[test]
+fn a_swap_that_was_written_and_forgotten_is_not_taken_for_another_change() {
+    needs_server!();
+    let (grpc, store) = behind();
+    let mut a = exclusive("k");
+    granted(&store, &mut a);
+    let seen = get(&store, "k");
+    let mut new = seen.record.clone();
+    new.pins.insert("pin".to_owned());
+    grpc.restart();
+    grpc.fault("Commit", 0, Fault::CutAfter);
+    (1..4).for_each(|again| grpc.fault("Commit", again, Fault::Refused(UNAVAILABLE)));
+    let swapped = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let commits = |calls: &[Call]| calls.iter().filter(|call| call.method == "Commit").count();
+            grpc.wait_until("it is repeated", |calls| commits(calls) > 1);
+            refused(&store, &mut exclusive("k"));
+        });
+        store.swap(&seen, Some(&new), &soon())
+    });
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert_eq!(get(&store, "k").record.pins, new.pins, "it was written");
+    assert!(matches!(swapped, Ok(Swapped::Done | Swapped::Unknown(_))), "{swapped:?}");
 }

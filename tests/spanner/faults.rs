@@ -287,3 +287,20 @@ fn an_acquire_that_was_given_up_is_never_granted_however_late_it_comes() {
         }
     });
 }
+
+#[test]
+fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
+    needs_server!();
+    let at = behind();
+    at.grpc.restart();
+    (0..100).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
+    // As long as until three more would be made at once.
+    for _ in 0..24 {
+        let by = Deadline::after(Duration::from_millis(400));
+        at.store.read(&Which::Key("k".to_owned()), None, true, &by).unwrap_err();
+    }
+    at.grpc.clear();
+    let made = at.grpc.methods().iter().filter(|method| *method == "CreateSession").count();
+    assert!((1..3).contains(&made), "{made}");
+    get(&at.store, "k");
+}

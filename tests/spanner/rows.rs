@@ -186,6 +186,34 @@ fn a_damaged_row_is_an_error_that_names_it() {
     assert_eq!(store.read(&group, None, true, &soon()).unwrap().records.len(), 1);
 }
 
+/// Spindle has rows of the name alone while its nodes contend.
+#[test]
+fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
+    needs_server!();
+    let database = Database::fresh();
+    database.ddl(&format!("ALTER TABLE {TABLE} ADD COLUMN total INT64"));
+    let (raw, store) = (database.raw(), database.open());
+    granted(&store, &mut exclusive("a damaged"));
+    granted(&store, &mut exclusive("held"));
+    let damaged = Mutation::new_update_builder(TABLE).set("name").to("a damaged");
+    raw.write(damaged.set("kind").to("loan").build());
+    let other = Mutation::new_insert_or_update_builder(TABLE).set("name").to("an invoice");
+    raw.write(other.set("total").to(5_i64).build());
+    spindles(&raw, "contended", None, None);
+    // It may be deleted.
+    spindles(&raw, "free", None, Some("node-a"));
+    let clock = leasehold::internals::sys::clock::Clock::system();
+    let client = leasehold::internals::builder_over(std::sync::Arc::new(store), clock).connect().unwrap();
+    let found = client.list(&leasehold::Filter::new()).unwrap();
+    assert_eq!(found.iter().map(|status| status.key()).collect::<Vec<_>>(), ["held"]);
+    assert_eq!(client.purge_preview(Duration::ZERO).unwrap().deleted, 1);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 1);
+    for key in ["a damaged", "an invoice", "contended", "held"] {
+        assert!(!row(&raw, key).is_empty(), "{key} was deleted");
+    }
+    assert!(row(&raw, "free").is_empty());
+}
+
 /// What a read by lock id goes through.
 fn indexed(raw: &Raw) -> Vec<String> {
     let hints = "FORCE_INDEX=locks_lock_id, spanner_emulator.disable_query_null_filtered_index_check=true";

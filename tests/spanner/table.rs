@@ -1,6 +1,6 @@
 //! The table: made, completed, checked, refused.
 
-use leasehold::{ErrorKind, LockClient};
+use leasehold::{ErrorKind, Filter, LockClient};
 
 use std::time::Instant;
 
@@ -11,7 +11,10 @@ use crate::*;
 use leasehold::internals::store::Schema;
 use leasehold::internals::store::spanner::SpannerOptions;
 use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 use sdk::statement::Statement;
+
+const REQUEST: Duration = Duration::from_secs(20);
 
 fn connect(database: &Database) -> leasehold::Result<LockClient> {
     leasehold::spanner::builder(settings(&database.host), &database.path, TABLE).connect()
@@ -67,12 +70,34 @@ fn a_table_of_spindle_is_completed() {
         "CREATE TABLE locks (name STRING(MAX) NOT NULL, heartbeat TIMESTAMP OPTIONS (allow_commit_timestamp=true), \
          token TIMESTAMP OPTIONS (allow_commit_timestamp=true), writer STRING(MAX)) PRIMARY KEY (name)",
     );
-    let error = connect(&database).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Schema);
-    assert!(error.to_string().contains("grant_id, lock_id") && error.to_string().contains("create_schema"), "{error}");
-    let store = database.open();
-    store.schema(Schema::Create, &soon()).unwrap();
-    granted(&store, &mut exclusive("k"));
+    let client = over(database.options(), REQUEST);
+    let error = client.try_lock("k").unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
+    let found = client.diagnose().unwrap().schema.unwrap_err();
+    assert_eq!(found.kind(), ErrorKind::Schema);
+    assert!(found.to_string().contains("grant_id, lock_id") && found.to_string().contains("create_schema"), "{found}");
+    client.create_schema().unwrap();
+    client.lock("k").unwrap().release().unwrap();
+    assert!(client.diagnose().unwrap().is_well());
+}
+
+#[test]
+fn an_index_that_was_dropped_stops_no_locks_and_is_made_again() {
+    needs_server!();
+    let database = Database::fresh();
+    database.ddl("DROP INDEX locks_lock_id");
+    let client = over(database.options(), REQUEST);
+    let guard = client.lock("k").unwrap();
+    let group = Filter::new().lock_id(guard.lock_id());
+    let error = client.list(&group).unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
+    let diagnosis = client.diagnose().unwrap();
+    let found = diagnosis.problem().expect("it is not well").to_string();
+    assert!(found.contains("no index locks_lock_id; create_schema()"), "{found}");
+    client.create_schema().unwrap();
+    assert_eq!(client.list(&group).unwrap().len(), 1);
+    assert!(client.diagnose().unwrap().is_well());
+    guard.release().unwrap();
 }
 
 #[test]
@@ -124,15 +149,16 @@ fn narrow() -> Database {
 fn columns_that_are_too_short_are_named_and_made_longer() {
     needs_server!();
     let database = narrow();
-    let error = connect(&database).unwrap_err();
+    let client = over(database.options(), REQUEST);
+    client.lock("short").unwrap().release().unwrap();
+    let error = client.diagnose().unwrap().schema.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error:?}");
     let text = error.to_string();
     let says = ["name is STRING(20)", "comment is STRING(1023)", "STRING(MAX)", "create_schema()"];
     assert!(says.iter().all(|part| text.contains(part)), "{text}");
+    client.create_schema().unwrap();
+    client.lock(&"k".repeat(1024)).unwrap().release().unwrap();
     let store = database.open();
-    assert_eq!(store.schema(Schema::Check, &soon()).unwrap_err().kind(), ErrorKind::Schema);
-    store.schema(Schema::Create, &soon()).unwrap();
-    granted(&store, &mut exclusive(&"k".repeat(1024)));
     store.schema(Schema::Check, &soon()).unwrap();
     // As long as anything that is stored.
     database.ddl("ALTER TABLE locks ALTER COLUMN owner STRING(1024)");
@@ -193,4 +219,25 @@ fn a_service_that_does_not_begin_to_make_the_table_is_waited_for_as_for_any_requ
     let error = client.create_schema().unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert!(error.is_retryable() && error.to_string().contains(&rest.url()), "{error:?}");
+    assert!(error.to_string().contains("may have begun"), "{error}");
+}
+
+#[test]
+fn a_service_that_stops_answering_while_it_makes_the_table_is_waited_for_as_for_any_request() {
+    needs_server!();
+    let database = Database::empty();
+    for (dead, path) in [(Fault::HoleToServer, "hole"), (Fault::CutBefore, "cut")] {
+        let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+        rest.add(Rule::next(1, Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o"}"#)).on("PATCH"));
+        rest.add(Rule::always(dead).on("GET"));
+        let mut options = database.options();
+        options.admin_endpoint = Some(rest.url());
+        let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+        let by = Deadline::after(Duration::from_secs(2)).with_long(Duration::from_secs(40));
+        let started = Instant::now();
+        let error = store.schema(Schema::Create, &by).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(20), "{path}: {:?}", started.elapsed());
+        assert!(error.is_retryable() && error.to_string().contains("may have begun"), "{path}: {error:?}");
+        assert!(error.to_string().contains(&rest.url()), "{path}: {error:?}");
+    }
 }

@@ -131,6 +131,53 @@ fn who_lost_the_index_of_the_log_learns_it() {
     assert_eq!(held(&again, &mut attempt("l", "b")).record.exclusive.unwrap().labels.owner, "other");
 }
 
+/// SQLite in one process has one index for all connections to a file, also for those that are opened later.
+#[test]
+fn a_client_beside_one_that_lost_the_index_is_refused_until_that_one_has_gone() {
+    if is_the_other() {
+        return;
+    }
+    let test = "a_client_beside_one_that_lost_the_index_is_refused_until_that_one_has_gone";
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    granted(&store, &mut attempt("l", "a"));
+    fs::remove_file(beside(&folder, "-shm")).unwrap();
+    assert!(is_granted_to_another_process(test, &folder, "k"));
+    let second = try_open(&folder.file()).map(|second| second.acquire(&mut attempt("k", "a"), &soon()));
+    let error = second.expect_err("two hold it");
+    assert!(error.to_string().contains("removed or replaced"), "{error}");
+    drop(store);
+    held(&open(&folder.file()), &mut attempt("k", "a"));
+}
+
+/// The same where nothing of ours has the old one open.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_client_beside_a_users_connection_that_lost_the_index_writes_nothing() {
+    if is_the_other() {
+        return;
+    }
+    let (test, folder) = ("a_client_beside_a_users_connection_that_lost_the_index_writes_nothing", Folder::new());
+    let store = open(&folder.file());
+    let mut mine = attempt("l", "a");
+    granted(&store, &mut mine);
+    let own = raw(&folder.file());
+    own.query_row("SELECT count(*) FROM locks", [], |_| Ok(())).unwrap();
+    drop(store);
+    fs::remove_file(beside(&folder, "-shm")).unwrap();
+    assert!(is_granted_to_another_process(test, &folder, "k"));
+    let store = open(&folder.file());
+    let second = store.acquire(&mut attempt("k", "a"), &soon());
+    let error = second.expect_err("two hold it");
+    assert!(error.to_string().contains("removed or replaced"), "{error}");
+    // Nor when it is closed.
+    drop(own);
+    drop(store);
+    let store = open(&folder.file());
+    held(&store, &mut attempt("k", "a"));
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+}
+
 fn uuid() -> String {
     leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
 }
@@ -142,7 +189,7 @@ fn descriptors(folder: &Folder) -> usize {
     links.filter(|link| link.starts_with(folder.path())).count()
 }
 
-/// A user's own connection keeps its locks when our last client goes, and no descriptor stays for good.
+/// A user's own connection keeps its locks when our last client goes, and one descriptor stays for good.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_connection_of_the_users_keeps_its_log_when_the_last_client_has_gone() {
@@ -159,11 +206,35 @@ fn a_connection_of_the_users_keeps_its_log_when_the_last_client_has_gone() {
     own.execute_batch("INSERT INTO own VALUES ('second')").unwrap();
     drop(own);
     drop(open(&folder.file()));
-    assert_eq!(descriptors(&folder), 0);
+    assert_eq!(descriptors(&folder), 1);
     let rows: i64 = raw(&folder.file()).query_row("SELECT count(*) FROM own", [], |row| row.get(0)).unwrap();
     assert_eq!(rows, 2);
     for _ in 0..100 {
         drop(open(&folder.file()));
     }
-    assert_eq!(descriptors(&folder), 0);
+    assert_eq!(descriptors(&folder), 1);
+}
+
+/// What stays open of files that were locked once has an end.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_that_opens_many_files_keeps_few_descriptors() {
+    // In a process of its own: others here have files open, too.
+    if std::env::var_os(FILE).is_none() {
+        let output = rerun("neighbours::a_process_that_opens_many_files_keeps_few_descriptors", |exe| {
+            let mut command = Command::new(exe);
+            command.env(FILE, "many");
+            command
+        });
+        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let folder = Folder::new();
+    for name in 0..100 {
+        drop(open(&folder.path().join(format!("{name}.db"))));
+    }
+    assert_eq!(descriptors(&folder), 64);
+    fs::remove_dir_all(folder.path()).unwrap();
+    let other = Folder::new();
+    drop(open(&other.file()));
+    assert_eq!(descriptors(&folder) + descriptors(&other), 1);
 }

@@ -86,7 +86,7 @@ impl LockClient {
         let row = key::of("leasehold", &format!("diagnosis-{}", uuid::Uuid::new_v4()))?;
         let all = Deadline::after(2 * self.family.options.request_timeout).or_cancel(self.family.closing());
         let asked = Instant::now();
-        let schema = self.family.backend.schema(Schema::Require, &self.by(&all));
+        let schema = self.family.backend.schema(Schema::Check, &self.by(&all));
         let answered = asked.elapsed();
         let is_wrong = |error: &Error| error.kind() == ErrorKind::Schema;
         let measured = self.measured(&row, &all);

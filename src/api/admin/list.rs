@@ -21,7 +21,7 @@ impl LockClient {
     /// It reads page by page, so the answer is no picture of one moment: a lock that is granted or
     /// released meanwhile may be missing or still be there. What the store finds by itself is a key,
     /// a prefix or, where it has an index for it, a lock id; a filter without any of them looks at
-    /// every row.
+    /// every row. A damaged row is left out; the log names it.
     ///
     /// # Errors
     /// `InvalidInput` for a text of the filter that is out of bounds; else what the store says, after
@@ -57,7 +57,8 @@ impl LockClient {
 
     /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
     /// had a grant of for 30 days, also of leases that nobody holds or pins. Only housekeeping: an
-    /// expired lock is granted without it, and tokens go on rising after it.
+    /// expired lock is granted without it, and tokens go on rising after it. Damaged rows, and those that are no locks,
+    /// stay.
     ///
     /// # Errors
     /// What the store says. What was freed before stays so.

@@ -167,7 +167,7 @@ impl ElectionBuilder {
         shared.request().check().map_err(in_context)?;
         let shared = Arc::new(shared);
         family.ends_first(Arc::downgrade(&shared) as _);
-        Ok(Election { shared })
+        Ok(Election::new(shared))
     }
 }
 

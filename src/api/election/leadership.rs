@@ -10,6 +10,7 @@ use crate::api::guard::LockGuard;
 use crate::engine::loss_watch::LossWatch;
 use crate::model::error::{ErrorKind, Result};
 use crate::model::loss::Loss;
+use crate::sys::drop_bound::DropBound;
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
@@ -77,9 +78,15 @@ impl Term {
 #[clippy::has_significant_drop]
 pub struct Leadership {
     pub(super) term: Arc<Term>,
+    /// What the client may leave to do has the same bound as the resigning.
+    drop_bound: DropBound,
 }
 
 impl Leadership {
+    pub(super) fn new(term: Arc<Term>) -> Self {
+        Leadership { term, drop_bound: DropBound::default() }
+    }
+
     /// The name of the election.
     pub fn name(&self) -> &str {
         self.term.guard.key()
@@ -117,13 +124,16 @@ impl Leadership {
     /// # Errors
     /// `Lost` when the term was over before; else what the store says to the release: then it is tried once more,
     /// on a thread of its own, and the lease runs out otherwise.
-    pub fn resign(self) -> Result<()> {
+    pub fn resign(mut self) -> Result<()> {
         self.term.shared.check_open_here()?;
+        let by = self.term.guard.drop_by();
         self.term.end(TermEnd::Resigned);
         let outcome = self.term.guard.release_within(self.term.shared.bound());
         if outcome.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost) {
             // Without a thread the second try is made here.
             let _ = Thread::spawn("leasehold-release", move || drop(self));
+        } else {
+            self.drop_bound.begin(by);
         }
         outcome
     }
@@ -136,6 +146,7 @@ impl Drop for Leadership {
             std::mem::forget(self.term.clone());
             return;
         }
+        self.drop_bound.begin(self.term.guard.drop_by());
         self.term.end(TermEnd::Resigned);
         // Somebody else may be looking at the term just now, and shall not be the one who releases.
         self.term.guard.end_quietly();

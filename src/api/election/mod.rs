@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::error::{ErrorKind, Result};
 use crate::sys::deadline::far_from;
+use crate::sys::drop_bound::{DropBound, drop_by};
 use crate::sys::log;
 
 pub use builder::ElectionBuilder;
@@ -67,9 +68,15 @@ use shared::Shared;
 #[must_use = "dropping it ends its standing"]
 pub struct Election {
     shared: Arc<Shared>,
+    /// What the client may leave to do has the same bound as the end of the standing.
+    drop_bound: DropBound,
 }
 
 impl Election {
+    fn new(shared: Arc<Shared>) -> Self {
+        Election { shared, drop_bound: DropBound::default() }
+    }
+
     /// The name of the election, which is the key of its lock.
     pub fn name(&self) -> &str {
         &self.shared.name
@@ -206,9 +213,14 @@ impl Election {
 }
 
 impl Election {
+    /// Until when a drop may take.
+    pub(crate) fn drop_by(&self) -> Instant {
+        drop_by(self.shared.bound())
+    }
+
     /// What a drop does, while others still have it.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.shared.stop(far_from(Instant::now(), self.shared.bound()), false)
+        if let Err(error) = self.shared.stop(self.drop_by(), false)
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::election", name:? = self.shared.name;
@@ -224,6 +236,7 @@ impl Drop for Election {
             std::mem::forget(self.shared.clone());
             return;
         }
+        self.drop_bound.begin(self.drop_by());
         self.end_quietly();
     }
 }

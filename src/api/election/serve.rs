@@ -1,6 +1,5 @@
 //! The thread of `run` and `lead`: it stands, serves one term after the other, and resigns.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use crate::lease::backoff;
 use crate::model::error::{ErrorKind, Result};
 use crate::model::loss::LossReason;
 use crate::sys::cancel::CancelToken;
+use crate::sys::caught::caught;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::thread::Thread;
@@ -41,18 +41,18 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     standing.crew.lock().push(std::thread::current().id());
     let work = work.map(|work| Arc::new(Mutex::new(work)));
     loop {
-        let pause = match catch_unwind(AssertUnwindSafe(|| term(stands, work.as_ref()))) {
-            Ok(Ok(_)) if !shared.stand_again => return,
+        let pause = match caught(|| term(stands, work.as_ref())) {
+            Some(Ok(_)) if !shared.stand_again => return,
             // Whoever resigns lets others go first: so long is their longest poll.
-            Ok(Ok(true)) => backoff::poll_delay(&shared.client.family.options.poll, Duration::MAX, None, 1.0),
-            Ok(Ok(false)) => Duration::ZERO,
-            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
-            Ok(Err(error)) => {
+            Some(Ok(true)) => backoff::poll_delay(&shared.client.family.options.poll, Duration::MAX, None, 1.0),
+            Some(Ok(false)) => Duration::ZERO,
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
+            Some(Err(error)) => {
                 log::warn!(target: "leasehold::election", name:? = shared.name;
                     "this node could not stand and tries again: {error}");
                 shared.lease / ROUNDS
             }
-            Err(_) => {
+            None => {
                 log::error!(target: "leasehold::election", name:? = shared.name; "a term ended by a panic");
                 shared.lease / ROUNDS
             }
@@ -109,7 +109,7 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     Thread::spawn_for_user("leasehold-lead", move || {
         let me = std::thread::current().id();
         standing.crew.lock().push(me);
-        let panicked = catch_unwind(AssertUnwindSafe(|| work.lock()(&leadership))).is_err();
+        let panicked = caught(|| work.lock()(&leadership)).is_none();
         if panicked {
             log::error!(target: "leasehold::election", name:? = leadership.name();
                 "the leader's closure panicked: this node resigns");

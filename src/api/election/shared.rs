@@ -196,7 +196,7 @@ impl Shared {
             self.terms.fetch_add(1, Ordering::SeqCst);
             self.teller.won(token, loss);
         }
-        let leadership = Leadership { term };
+        let leadership = Leadership::new(term);
         log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads");
         self.sees(leader);
         Ok(leadership)

@@ -107,7 +107,11 @@ fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
     let mut later = VecDeque::new();
     let nothing = never();
     loop {
-        let next = if term.is_none() { later.pop_front() } else { None };
+        // Only the next win has to wait for that end: the end of its own term, behind it, would otherwise never come.
+        let next = match later.front() {
+            Some(Message::Won(..)) if term.is_some() => None,
+            _ => later.pop_front(),
+        };
         let loss = term.as_ref().map_or(&nothing, |(_, loss)| loss);
         let message = match next {
             Some(message) => message,
@@ -144,5 +148,43 @@ fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
             }
             Message::Flush(told) => drop(told),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sys::deadline::far_from;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_term_that_ends_before_the_end_of_the_last_one_is_known_stops_nothing() {
+        let (told, tells) = channel();
+        let (won, lost) = (told.clone(), told);
+        let teller = Teller::new(Callbacks {
+            won: Some(Box::new(move |token| won.send(("won", token)).unwrap_or_default())),
+            lost: Some(Box::new(move |token, _| lost.send(("lost", token)).unwrap_or_default())),
+            leader: None,
+        });
+        let expected = [("won", 1), ("lost", 1), ("won", 2), ("lost", 2), ("won", 3), ("lost", 3)];
+        let (loss, losses) = crossbeam_channel::bounded(1);
+        teller.won(1, never());
+        teller.won(2, losses);
+        teller.over(2, TermEnd::Resigned);
+        teller.won(3, never());
+        teller.over(3, TermEnd::Resigned);
+        // By a thread that was about to say so while others went on.
+        teller.over(1, TermEnd::Resigned);
+        // Released: nobody is told a loss.
+        drop(loss);
+        assert!(teller.start().is_ok());
+        let by = far_from(Instant::now(), LONG);
+        teller.flush(by);
+        assert!(Instant::now() < by, "the flush had to be given up");
+        assert_eq!(tells.try_iter().collect::<Vec<_>>(), expected);
     }
 }

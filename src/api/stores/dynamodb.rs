@@ -150,7 +150,9 @@ impl Table {
     /// answers, before it takes anybody over. Defaults to 1 s.
     ///
     /// All clients of a table must have the same, since whoever waits for less would take over too early: the table notes
-    /// the largest that a client ever had, and connecting with less is an error that says what to do.
+    /// the largest with which a lock was ever acquired, and connecting with less is an error that says what to do. Who is
+    /// connected already waits for as long from then on, at the latest after ten minutes. Less than the default is for a
+    /// table that [`create_schema`](crate::LockClient::create_schema) made with it.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.0.grace = grace;
         self

@@ -8,6 +8,7 @@ use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
 use super::item;
 use super::send::Wrote;
+use super::undo::Unanswered;
 use super::{Dynamodb, Found, MANY_GIVEN_UP};
 use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Refusal, Times, transition};
 use crate::model::error::Result;
@@ -46,6 +47,7 @@ impl Dynamodb {
         if let Some(old) = Dynamodb::doubted(attempt) {
             return Ok(self.settle_doubt(attempt, old, by));
         }
+        self.agree_on_grace(by)?;
         let mut moment = self.sure_moment(Duration::ZERO, by)?;
         // A shared holder that is replaced: the row's end depends on all of them, so it is looked at first.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
@@ -64,16 +66,24 @@ impl Dynamodb {
                     if self.moment()?.contradicts(&moment) {
                         return Ok(self.settle_doubt(attempt, old, by));
                     }
+                    attempt.native = None;
                     return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.late() });
                 }
-                Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+                Wrote::Unknown(error) => {
+                    attempt.native.get_or_insert_with(|| Box::new(Unanswered(moment)));
+                    return Ok(Acquired::Unknown(error.into()));
+                }
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
             let asked = moment;
             moment = self.sure_moment(Duration::ZERO, by)?;
             next = match self.decide(attempt, found, &moment)? {
                 Ok(next) => next,
+                Err(Acquired::Granted { .. }) if Dynamodb::was_early(attempt, &moment) => {
+                    return Ok(Acquired::Unknown(DynamodbError::Jumped.into()));
+                }
                 Err(Acquired::Granted { holder, repeated, .. }) => {
+                    attempt.native = None;
                     return Ok(Acquired::Granted { holder, repeated, now: asked.late() });
                 }
                 Err(answer) => return Ok(answer),

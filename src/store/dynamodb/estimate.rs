@@ -130,6 +130,10 @@ impl Estimate {
     }
 }
 
+fn micros(at: StoreTime) -> u64 {
+    u64::try_from(at.as_nanos() / 1_000).unwrap_or(0)
+}
+
 fn nanos(at: BootTime) -> i64 {
     i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
 }
@@ -151,9 +155,10 @@ pub struct Moment {
 
 impl Moment {
     /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace does not
-    /// cover is taken off its own lease.
+    /// cover is taken off its own lease. Of a larger grace than the default not all others may know yet.
     pub fn late(&self) -> StoreTime {
-        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace) / 2);
+        let relied = self.grace.min(super::Dynamodb::GRACE);
+        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(relied) / 2);
         let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
@@ -180,9 +185,24 @@ impl Moment {
         !self.ahead.fits(used.ahead.aged(self.at))
     }
 
+    /// Whether `used`, an earlier moment, was wrong and ahead.
+    pub fn was_behind(&self, used: &Moment) -> bool {
+        self.contradicts(used) && self.ahead.low < used.ahead.aged(self.at).low
+    }
+
+    /// Whether the last answer contradicts what was known before.
+    pub fn is_doubted(&self) -> bool {
+        self.before.is_some()
+    }
+
     /// The time in microseconds, from which tokens are made.
     pub fn stamp(&self) -> u64 {
-        u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0)
+        micros(self.now)
+    }
+
+    /// The same, as late as it may be: no client's tokens are much ahead of it.
+    pub fn late_stamp(&self) -> u64 {
+        micros(self.late())
     }
 }
 

@@ -10,7 +10,7 @@ use super::item;
 use super::send::Wrote;
 use super::{Dynamodb, Found};
 use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
-use crate::store::{Attempt, Released, Renewal, Renewed};
+use crate::store::{Acquired, Attempt, Released, Renewal, Renewed};
 use crate::sys::deadline::Deadline;
 
 impl Dynamodb {
@@ -63,6 +63,12 @@ impl Dynamodb {
         give_up: bool,
         by: &Deadline,
     ) -> Result<Released, DynamodbError> {
+        // Whom a doubted grant replaced gets the key back first: the release alone would leave it free beside them.
+        if let Some(old) = Dynamodb::doubted(attempt)
+            && let Acquired::Unknown(error) = self.settle_doubt(attempt, old, by)
+        {
+            return Ok(Released::Unknown(error));
+        }
         // A copy of it may be on its way.
         let stops = give_up || attempt.sends > 1;
         let (mut moment, mut seen) = (self.moment()?, None::<Found>);
@@ -76,9 +82,10 @@ impl Dynamodb {
                 (Ending::GiveUp, _) => giving_up(attempt, &moment),
                 (Ending::Exclusive, _) => of(attempt, EXCLUSIVE.0, EXCLUSIVE.1),
                 (Ending::Last, Some(found)) => last(attempt, found),
-                (Ending::Shared | Ending::Last, _) => of(attempt, SHARED.0, SHARED.1),
+                (Ending::Lapse, Some(found)) => self.lapsing(attempt, found, &moment),
+                (Ending::Shared | Ending::Last | Ending::Lapse, _) => of(attempt, SHARED.0, SHARED.1),
             };
-            if stops {
+            if stops && !matches!(next, Ending::Lapse) {
                 expr = stopping(expr, attempt.grant(), seen.as_ref(), &moment);
             }
             let found = match self.update(expr, by)? {
@@ -93,10 +100,11 @@ impl Dynamodb {
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
             found.check_format()?;
-            moment = self.moment()?;
+            moment = if give_up { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
             next = match found.record.standing(attempt.grant()) {
                 None if give_up => Ending::GiveUp,
                 None => return Ok(nobodys(found, &moment)),
+                Some(_) if Dynamodb::was_early(attempt, &moment) => Ending::Lapse,
                 Some((Mode::Exclusive, _)) => Ending::Exclusive,
                 Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last,
                 // Another's end is later, if there is one.
@@ -119,6 +127,8 @@ enum Ending {
     Shared,
     /// Ours is the latest end of the row: compare and swap.
     Last,
+    /// Ours stands a while longer.
+    Lapse,
 }
 
 fn renewing(attempt: &Attempt, until: End, moment: &Moment, is_latest: bool) -> Expr {
@@ -167,7 +177,7 @@ fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
     let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
     let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #givenUpAt = :t, \
                   #version = if_not_exists(#version, :t) + :one";
-    of(attempt, condition, update).value(":t", number(moment.stamp()))
+    of(attempt, condition, update).value(":t", number(moment.late_stamp()))
 }
 
 /// A write on the condition that the grant of this attempt stands.

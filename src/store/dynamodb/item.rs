@@ -71,6 +71,11 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         Some("lease") => Kind::Lease,
         Some(other) => return Err(format!("its kind is {other:?}")),
     };
+    // A row of dynamodb-lock-go has none.
+    let version = get_number(item, "version")?;
+    // What only remembers who gave up began with that; earlier versions did not note when.
+    let began = version.filter(|_| token.is_none() && item.contains_key("givenUp"));
+    let gave_up_at = get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).or(began);
     Ok(LockRecord {
         key: key.to_owned(),
         kind,
@@ -79,9 +84,8 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         shared,
         pins: strings(item, "pins")?.map(str::to_owned).collect(),
         given_up: strings(item, "givenUp")?.map(GrantId::from_text).collect(),
-        gave_up_at: get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).unwrap_or(0),
-        // A row of dynamodb-lock-go has none.
-        version: get_number(item, "version")?.unwrap_or(1).max(1),
+        gave_up_at: gave_up_at.unwrap_or(0),
+        version: version.unwrap_or(1).max(1),
         format: get_text(item, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
     })
 }

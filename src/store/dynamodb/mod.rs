@@ -67,6 +67,7 @@ pub struct Dynamodb {
     protection: Protection,
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,
+    noted: grace::Noted,
     driver: Driver<Client>,
     /// A large row was warned of.
     warned: AtomicBool,
@@ -105,14 +106,12 @@ impl Dynamodb {
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
         let driver = Driver::start(by, move || open::client(options), over)?;
-        let store = Dynamodb { info, place, protection, clock, estimate, driver, warned: AtomicBool::new(false) };
+        let (noted, warned) = Default::default();
+        let store = Dynamodb { info, place, protection, clock, estimate, noted, driver, warned };
         // A second answer where the first took long.
         for _ in 0..2 {
-            match store.get_item(NOBODYS, false, by) {
-                Ok(row) => store.agree_on_grace(row.as_ref(), by)?,
-                Err(DynamodbError::NoTable { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
+            store.read_time(by)?;
+            store.check_grace()?;
             if store.moment()?.width <= GOOD_ENOUGH {
                 break;
             }
@@ -137,18 +136,14 @@ impl Dynamodb {
     fn moment(&self) -> Result<Moment, DynamodbError> {
         let text = "the service's answers have no headers Date and x-amzn-RequestId, from which its time is known";
         let missing = || DynamodbError::Config(text.to_owned());
-        self.estimate.moment(self.clock.now(), self.info.grace).ok_or_else(missing)
+        self.estimate.moment(self.clock.now(), self.info.grace.max(self.noted.grace())).ok_or_else(missing)
     }
 
     /// Now, for a write that needs it known to the grace or to `most`: another answer is asked for first where the last
     /// one is too old for that, or in doubt.
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         if self.moment()?.is_old(most) {
-            match self.get_item(NOBODYS, false, by) {
-                Ok(row) => self.check_grace(row.as_ref())?,
-                Err(DynamodbError::NoTable { .. }) => {}
-                Err(error) => return Err(error),
-            }
+            self.read_time(by)?;
         }
         self.moment()
     }
@@ -189,7 +184,7 @@ impl Found {
     }
 
     fn seen(self, moment: &Moment) -> Seen {
-        let native = swap::Row(self.row);
+        let native = swap::Row { row: self.row, is_doubted: moment.is_doubted() };
         let cut = moment.times().cut;
         Seen { record: self.record, now: moment.late(), cut, stamp: moment.stamp(), native: Some(Box::new(native)) }
     }
@@ -216,7 +211,7 @@ impl Found {
     fn above_all(&self, moment: &Moment) -> u64 {
         let ahead = u64::try_from(AHEAD.as_micros()).unwrap_or(u64::MAX);
         let stored = self.record.token.max(self.floor()).saturating_add(1);
-        moment.stamp().saturating_add(ahead).max(stored)
+        moment.late_stamp().saturating_add(ahead).max(stored)
     }
 
     /// Whether the row's own end is later than this one.

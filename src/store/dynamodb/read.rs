@@ -8,7 +8,6 @@ use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
 use super::item;
 use super::{Dynamodb, Found, NOBODYS};
-use crate::lease::LockRecord;
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;

@@ -33,8 +33,8 @@ impl Dynamodb {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match what {
             Schema::Describe => Ok(self.command()),
-            Schema::Check | Schema::Require => match self.describe(by)? {
-                Table::Missing(error) if what == Schema::Require => Err(error),
+            Schema::Check | Schema::Connect => match self.describe(by)? {
+                Table::Missing(error) if what == Schema::Check => Err(error),
                 Table::There(table) => self.check(&table),
                 Table::Hidden => {
                     static TOLD: AtomicBool = AtomicBool::new(false);
@@ -85,6 +85,7 @@ impl Dynamodb {
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
                     if is_there && self.is_protected(&table, each)? {
                         self.note_grace(each)?;
+                        self.check_grace()?;
                         return Ok(text);
                     }
                 }

@@ -22,7 +22,7 @@ impl Dynamodb {
         by: &Deadline,
     ) -> Result<Swapped, DynamodbError> {
         let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Row>());
-        let Some(Row(row)) = native else { return Err(DynamodbError::NotRead) };
+        let Some(Row { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
         let found = Found { record: seen.record.clone(), row: row.clone() };
         found.check_format()?;
         let moment = self.moment()?;
@@ -37,6 +37,8 @@ impl Dynamodb {
                 new.given_up.extend(gone);
                 self.update(self.whole(&found, &new, &moment), by)?
             }
+            // It may be younger than it seemed.
+            None if *is_doubted => return Ok(Swapped::Changed),
             None => self.delete(comparing(&found, String::new()), by)?,
         };
         Ok(match wrote {
@@ -98,7 +100,11 @@ impl Dynamodb {
 
 /// The native part of what was read: the row as the service has it.
 #[derive(Debug)]
-pub(super) struct Row(pub Option<Item>);
+pub(super) struct Row {
+    pub row: Option<Item>,
+    /// The time was in doubt when it was read.
+    pub is_doubted: bool,
+}
 
 /// A write on the condition that the row is as it was found.
 fn comparing(found: &Found, update: String) -> Expr {

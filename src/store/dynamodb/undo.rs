@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::error::DynamodbError;
-use super::expr::Item;
+use super::estimate::Moment;
+use super::expr::{Expr, Item};
 use super::send::Wrote;
 use super::{Dynamodb, Found};
-use crate::lease::{Ask, Holder, LockRecord, Mode};
+use crate::lease::{Ask, Holder, Lease, LockRecord, Mode};
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -15,7 +16,29 @@ use crate::sys::log;
 #[derive(Debug)]
 pub(super) struct Doubted(Option<Item>);
 
+/// Kept in an attempt: the time by which it was first sent without an answer.
+#[derive(Debug)]
+pub(super) struct Unanswered(pub Moment);
+
 impl Dynamodb {
+    /// Whether an unanswered grant was decided by a time that had not come: it may have replaced somebody who lives.
+    /// Whom, nobody knows any more.
+    pub(super) fn was_early(attempt: &Attempt, moment: &Moment) -> bool {
+        let sent = attempt.native.as_ref().and_then(|native| native.downcast_ref::<Unanswered>());
+        sent.is_some_and(|sent| moment.was_behind(&sent.0))
+    }
+
+    /// Lets such a grant stand for a lease from now on, of use to nobody, so that whom it replaced hears of it first.
+    pub(super) fn lapsing(&self, attempt: &Attempt, found: &Found, moment: &Moment) -> Expr {
+        let mut next = found.record.clone();
+        let lease = Lease::For(attempt.ask.lease).end(moment.now);
+        for holder in next.exclusive.iter_mut().chain(&mut next.shared).filter(|h| h.grant == *attempt.grant()) {
+            holder.until = holder.until.min(lease);
+        }
+        next.given_up.insert(attempt.grant().clone());
+        self.whole(found, &next, moment)
+    }
+
     /// The row as it was before this attempt was granted, if an earlier call could not settle that.
     pub(super) fn doubted(attempt: &mut Attempt) -> Option<Option<Item>> {
         let native = attempt.native.take_if(|native| native.is::<Doubted>())?;
@@ -25,6 +48,7 @@ impl Dynamodb {
     /// Finds out what is right, and gives the key back to those who may live and were replaced.
     pub(super) fn settle_doubt(&self, attempt: &mut Attempt, old: Option<Item>, by: &Deadline) -> Acquired {
         let answer = self.give_back(attempt, old.as_ref(), by).unwrap_or_else(|error| Acquired::Unknown(error.into()));
+        attempt.native = None;
         if matches!(answer, Acquired::Unknown(_)) {
             attempt.native = Some(Box::new(Doubted(old)));
         }
@@ -51,8 +75,11 @@ impl Dynamodb {
             next.token = if next.token == mine.token { old.token } else { next.token };
             next.exclusive.take_if(|holder| holder.grant == ask.grant);
             next.shared.retain(|holder| holder.grant != ask.grant);
+            // Others who share it by now stay, and an exclusive holder hears that it lost the lock.
+            let is_shared = !next.shared.is_empty();
             for (mode, holder) in [first].into_iter().chain(wronged) {
                 match mode {
+                    Mode::Exclusive if is_shared => {}
                     Mode::Exclusive => next.exclusive = Some(holder.clone()),
                     Mode::Shared => next.shared.push(holder.clone()),
                 }

@@ -42,6 +42,11 @@ pub(super) fn nobody() -> Document {
     }
 }
 
+/// A collection may hold other documents, too. Each lock's says who holds it, if only that nobody does.
+pub(super) fn is_lock(row: &Document) -> bool {
+    row.contains_key("exclusive") || row.contains_key("shared")
+}
+
 /// The record of a document. An error says what is wrong with it.
 pub(super) fn decode(key: &str, row: &Document) -> Result<LockRecord, String> {
     let exclusive = match document(row, "exclusive")? {

@@ -6,8 +6,8 @@ use mongodb::options::ReadConcern;
 use super::error::MongodbError;
 use super::pipeline::projection;
 use super::send::limit;
-use super::{Found, Mongodb, Place};
-use crate::lease::{LockRecord, StoreTime};
+use super::{Found, Mongodb, Place, document};
+use crate::lease::StoreTime;
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -51,13 +51,13 @@ impl Mongodb {
                 is_past = true;
                 break;
             }
+            let is_lock = document::is_lock(&row);
             match Found::new(&key, row) {
-                Ok(found) if which.matches(&found.record) => records.push(found.seen()),
+                Ok(found) if is_lock && which.matches(&found.record) => records.push(found.seen()),
                 Ok(_) => {}
-                Err(error) if matches!(which, Which::LockId(_)) => {
+                Err(error) => {
                     log::warn!(target: "leasehold::mongodb", key:?; "a damaged document is passed over: {error}");
                 }
-                Err(error) => return Err(error),
             }
             last = Some(key);
         }

@@ -12,7 +12,7 @@ use mongodb::options::IndexOptions;
 
 use super::error::{Fate, MongodbError};
 use super::open::hello;
-use super::send::{Answer, Wrote, limit, majority, settle};
+use super::send::{Answer, Wrote, limit, majority, settle, uncounted};
 use super::{Mongodb, Place};
 use crate::store::Schema;
 use crate::sys::deadline::Deadline;
@@ -42,8 +42,8 @@ impl Mongodb {
     pub(super) fn collection_schema(&self, what: Schema, by: &Deadline) -> Result<String, MongodbError> {
         match what {
             Schema::Describe => Ok(self.commands()),
-            Schema::Check => self.check(by),
-            Schema::Require => match self.indexes(by)? {
+            Schema::Connect => self.check(by),
+            Schema::Check => match self.indexes(by)? {
                 Known::Missing => Err(MongodbError::Collection(self.no_collection())),
                 _ => self.check(by),
             },
@@ -175,7 +175,7 @@ impl Mongodb {
                 }
                 Err((Fate::Refused, MongodbError::Other { cause })) => {
                     return Err(MongodbError::Collection(format!(
-                        "the collection {:?} has another index in the way ({cause}); drop it, and repeat",
+                        "the indexes of the collection {:?} can't be built ({cause}); drop one that is in the way, and repeat",
                         self.collection
                     )));
                 }
@@ -200,7 +200,7 @@ impl Mongodb {
                 if let Ok(built) = tokio::time::timeout(each, &mut building).await {
                     return built.map(drop);
                 }
-                match tokio::time::timeout(each, hello(&owned)).await {
+                match tokio::time::timeout(each, uncounted(hello(&owned))).await {
                     Ok(said) => drop(said?),
                     Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
                 }

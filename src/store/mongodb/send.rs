@@ -66,15 +66,24 @@ impl Sends {
 
     /// Runs a request, counting.
     async fn counting<T>(self, request: impl Future<Output = T>) -> T {
-        let mut request = pin!(request);
-        poll_fn(|context| {
-            CURRENT.set(Some(self.clone()));
-            let polled = request.as_mut().poll(context);
-            CURRENT.set(None);
-            polled
-        })
-        .await
+        counted_as(Some(self), request).await
     }
+}
+
+/// Runs a request that is no copy of the one that it is beside.
+pub(super) async fn uncounted<T>(request: impl Future<Output = T>) -> T {
+    counted_as(None, request).await
+}
+
+async fn counted_as<T>(sends: Option<Sends>, request: impl Future<Output = T>) -> T {
+    let mut request = pin!(request);
+    poll_fn(|context| {
+        let outer = CURRENT.replace(sends.clone());
+        let polled = request.as_mut().poll(context);
+        CURRENT.set(outer);
+        polled
+    })
+    .await
 }
 
 /// Counts the connections that requests get, and tells the user's own handler.

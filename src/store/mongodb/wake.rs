@@ -37,7 +37,7 @@ pub(super) struct Waking(RefCell<Option<Telling>>);
 
 struct Telling {
     task: AbortHandle,
-    /// Up to where it has told.
+    /// Up to where it has told; none once it has ended: from there on the server may have to search for days.
     told: Rc<RefCell<Option<ResumeToken>>>,
 }
 
@@ -65,7 +65,10 @@ impl Mongodb {
                 owned.waking.0.take();
                 return Ok(());
             }
-            let told = owned.waking.0.borrow().as_ref().and_then(|telling| telling.told.borrow().clone());
+            // It ends here, when the new one stands. It also ends where that can't be opened, so that no call tries to
+            // go on from the same place again.
+            let last = owned.waking.0.take();
+            let told = last.as_ref().and_then(|telling| telling.told.borrow().clone());
             let watch = Watch { keys, owned: owned.clone() };
             let opened = match watch.open(told, limit).await {
                 // What it knew up to is known no longer.
@@ -74,7 +77,6 @@ impl Mongodb {
             };
             let told = Rc::new(RefCell::new(opened.stream.resume_token()));
             let task = tokio::task::spawn_local(watch.run(opened, to, told.clone())).abort_handle();
-            // The last one ends here, when the new one stands.
             owned.waking.0.replace(Some(Telling { task, told }));
             Ok(())
         });
@@ -151,14 +153,18 @@ impl Watch {
     }
 
     /// Tells until the stream breaks or nobody listens; with it goes the channel.
-    async fn run(self, mut opened: Opened, to: Sender<String>, told: Rc<RefCell<Option<ResumeToken>>>) {
+    async fn run(self, opened: Opened, to: Sender<String>, told: Rc<RefCell<Option<ResumeToken>>>) {
+        self.pass_on(opened, &to, &told).await;
+        told.borrow_mut().take();
+    }
+
+    async fn pass_on(&self, mut opened: Opened, to: &Sender<String>, told: &RefCell<Option<ResumeToken>>) {
         loop {
             let next = tokio::time::timeout(LOST, opened.stream.next_if_any()).await;
             let Ok(Ok(event)) = next else { return };
             let Some(event) = event else {
-                // The collection is gone, or it is another one: a stream that went on from here would end here again.
+                // The collection is gone, or it is another one.
                 if !opened.stream.is_alive() {
-                    told.borrow_mut().take();
                     return;
                 }
                 *told.borrow_mut() = opened.stream.resume_token();

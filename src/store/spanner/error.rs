@@ -77,7 +77,10 @@ pub(super) enum SpannerError {
     #[error("the commit was sent, but no answer settled whether it happened")]
     Unanswered { cause: Option<Cause> },
 
-    #[error("the service refused the request as wrong; does the table {table:?} have all its columns and its index?")]
+    #[error(
+        "the service refused the request as wrong; does the table {table:?} have all its columns and its index? \
+         create_schema() adds what is missing"
+    )]
     Invalid { table: String, cause: Cause },
 
     #[error("the service refused the request")]
@@ -93,8 +96,8 @@ pub(super) enum SpannerError {
     NotReady,
 
     #[error(
-        "{endpoint}, where the table would be made by REST, was not reached; correct admin_endpoint=.. in the URL or \
-         the environment variable {ADMIN_ENDPOINT}, or check the network"
+        "no answer came from {endpoint}, where the table is made by REST, which may have begun; repeat the call, correct \
+         admin_endpoint=.. in the URL or the environment variable {ADMIN_ENDPOINT}, or check the network"
     )]
     NoAdmin { endpoint: String, cause: Option<Cause> },
 

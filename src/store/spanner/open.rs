@@ -25,6 +25,8 @@ pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
 const SILENCE: Duration = Duration::from_secs(2);
 /// How long that may take.
 const RENEWING: Duration = Duration::from_secs(10);
+/// How long the last new connection is used at the most, however silent it is.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What `Spanner::open` needs to know.
 #[derive(Clone)]
@@ -146,6 +148,8 @@ pub(super) struct Handles {
     /// Since when something was asked and nothing answered.
     silent_since: Cell<Option<Instant>>,
     is_renewing: Cell<bool>,
+    /// Until when no new connection is made because of silence, and how long that was put off.
+    pause: Cell<(Instant, Duration)>,
 }
 
 /// A client with its connection and its session.
@@ -172,6 +176,7 @@ pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
         turn: tokio::sync::Mutex::default(),
         silent_since: Cell::new(None),
         is_renewing: Cell::new(false),
+        pause: Cell::new((Instant::now(), SILENCE)),
     })
 }
 
@@ -219,10 +224,22 @@ impl Handles {
         match answer.as_ref().map_or(Heard::Nothing, heard) {
             Heard::Answer => self.silent_since.set(None),
             Heard::NoSession => self.renew(),
-            Heard::Nothing if self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) => self.renew(),
+            Heard::Nothing if self.is_silent() && Instant::now() >= self.pause.get().0 => self.renew(),
             Heard::Nothing => {}
         }
         answer
+    }
+
+    fn is_silent(&self) -> bool {
+        self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE)
+    }
+
+    /// A new connection does not help where the service is slow: the next one is made after twice the time.
+    fn put_off(&self) {
+        let (until, last) = self.pause.get();
+        let next = if until.elapsed() >= LONGEST_PAUSE { SILENCE } else { last };
+        let next = (next * 2).min(LONGEST_PAUSE);
+        self.pause.set((Instant::now() + next, next));
     }
 
     /// Connects anew, once at a time and beside what is under way. What fails leaves the old connection in use.
@@ -236,6 +253,7 @@ impl Handles {
             if let Ok(Ok(live)) = tokio::time::timeout(RENEWING, live(&own.options)).await {
                 own.live.replace(Rc::new(live));
                 own.silent_since.set(None);
+                own.put_off();
                 log::debug!(target: "leasehold::spanner", table:? = own.options.table;
                     "nothing came from the service any more, or it forgot the session; connected anew");
             }

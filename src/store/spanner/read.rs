@@ -126,14 +126,13 @@ impl Spanner {
                     let (now, found) = Row::read(&row.map_err(told)?).map_err(SpannerError::Damaged)?;
                     let Some((name, row)) = found else { continue };
                     match place.record(&name, Some(&row)) {
-                        Ok(record) if which.matches(&record) => {
+                        Ok(record) if row.is_lock() && which.matches(&record) => {
                             page.push(Read { now, row: Some(row), record }.seen());
                         }
                         Ok(_) => {}
-                        Err(error) if matches!(which, Which::LockId(_)) => {
+                        Err(error) => {
                             log::warn!(target: "leasehold::spanner", key:? = name; "a damaged row is passed over: {error}");
                         }
-                        Err(error) => return Err(error),
                     }
                     (seen, last) = (seen + 1, Some(name));
                 }

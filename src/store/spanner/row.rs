@@ -107,6 +107,12 @@ impl Row {
         self
     }
 
+    /// Whether it is more than a name: other programs may have rows of their own there, and spindle has some while its
+    /// nodes contend. Ours have a format, and what spindle locked a writer.
+    pub fn is_lock(&self) -> bool {
+        self.format.is_some() || self.writer.is_some()
+    }
+
     /// Whether our columns count.
     fn is_ours(&self) -> bool {
         self.heartbeat.is_some() && self.grant_id.is_some() && self.grant_id == self.writer

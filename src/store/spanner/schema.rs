@@ -81,20 +81,15 @@ impl Spanner {
         let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
         match what {
             Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
-            Schema::Check | Schema::Require => {
+            Schema::Check | Schema::Connect => {
                 let found = self.found(by)?;
-                if found.columns.is_empty() {
-                    // Else nobody could connect to make it. Every use of it is an error.
-                    let (database, table) = (self.place.database.clone(), self.place.table.clone());
-                    let error = SpannerError::NoTable { database, table, cause: None };
-                    if what == Schema::Require {
-                        return Err(error);
-                    }
-                    log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{error}");
-                    return Ok(error.to_string());
-                }
                 self.place.check(&found)?;
                 match self.place.lacks(&found) {
+                    // Every use that needs it is an error.
+                    Some(lacks) if what == Schema::Connect => {
+                        log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{lacks}");
+                        Ok(lacks.to_string())
+                    }
                     Some(lacks) => Err(lacks),
                     None => Ok(ready),
                 }
@@ -185,17 +180,20 @@ async fn make(
         builder = builder.with_endpoint(endpoint);
     }
     let admin = builder.build().await.map_err(|error| SpannerError::Unreachable { cause: Cause::of(&error) })?;
-    let endpoint = || handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
+    let silent = |cause| {
+        let endpoint = handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
+        Err(SpannerError::NoAdmin { endpoint, cause })
+    };
     let request = admin.update_database_ddl().set_database(&place.database).set_statements(statements);
     let mut operation = match tokio::time::timeout(each, request.send()).await {
         Ok(Ok(operation)) => operation,
         Ok(Err(error)) if error.status().is_none() && error.http_status_code().is_none() => {
-            return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: Some(Cause::of(&error)) });
+            return silent(Some(Cause::of(&error)));
         }
         Ok(Err(error)) => return place.may_repeat(&error),
-        Err(_) => return Err(SpannerError::NoAdmin { endpoint: endpoint(), cause: None }),
+        Err(_) => return silent(None),
     };
-    let (started, mut told) = (Instant::now(), Instant::now());
+    let (started, mut told, mut answered) = (Instant::now(), Instant::now(), Instant::now());
     loop {
         if let Some(status) = operation.error() {
             let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
@@ -217,9 +215,13 @@ async fn make(
             Ok(Err(error)) if error.status().is_some() || error.http_status_code().is_some() => {
                 return place.may_repeat(&error);
             }
+            failed if answered.elapsed() >= each => {
+                return silent(failed.ok().and_then(Result::err).map(|error| Cause::of(&error)));
+            }
             // The service has begun: whether it is done is seen by the next look.
             Ok(Err(_)) | Err(_) => continue,
         };
+        answered = Instant::now();
     }
 }
 
@@ -278,6 +280,10 @@ impl Place {
 
     /// What `statements` would mend.
     fn lacks(&self, found: &Found) -> Option<SpannerError> {
+        if found.columns.is_empty() {
+            let (database, table) = (self.database.clone(), self.table.clone());
+            return Some(SpannerError::NoTable { database, table, cause: None });
+        }
         let missing = self.missing(found).join(", ");
         let short = short(found).map(|(name, column)| format!("{name} is {}", column.kind)).collect::<Vec<_>>();
         let mut wrong = Vec::new();

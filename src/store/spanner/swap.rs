@@ -33,6 +33,8 @@ impl Spanner {
         });
         match done {
             Ok(done) if done.answer => Ok(Swapped::Done),
+            // The change may be its own.
+            Ok(done) if done.may_be_own => Ok(Swapped::Unknown(SpannerError::Unanswered { cause: None }.into())),
             Ok(_) => Ok(Swapped::Changed),
             Err((Fate::Unknown, error)) => Ok(Swapped::Unknown(error.into())),
             Err((Fate::NotDone, error)) => Err(error),

@@ -118,6 +118,8 @@ pub(super) struct Done<A> {
     pub answer: A,
     /// What was read; after a write, with what it wrote.
     pub read: Read,
+    /// What was read may be what an earlier commit of it wrote.
+    pub may_be_own: bool,
 }
 
 type Answer<T> = std::result::Result<T, (Fate, SpannerError)>;
@@ -177,19 +179,20 @@ where
     F: FnMut(&Read) -> std::result::Result<(A, Option<Write>), SpannerError>,
 {
     let started = Instant::now();
-    let mut doubtful = false;
+    let (mut doubtful, mut may_be_own) = (false, false);
     let (answer, write, mut read, committed) = loop {
         let left = limit.saturating_sub(started.elapsed());
         // What was decided without a commit.
         let mut kept = None;
         let attempt = async |transaction: ReadWriteTransaction| {
             kept = None;
+            may_be_own |= doubtful || flight.stage() == Stage::Repeating;
             flight.read(doubtful)?;
             let rows = transaction.execute_query(place.query_key(&key)).await?;
             let read = match of_key(&place, &key, rows).await? {
                 Ok(read) => read,
                 Err(error) => {
-                    kept = Some(Err((Fate::NotDone, error)));
+                    kept = Some(Err(error));
                     return Err(ended("the row can't be used"));
                 }
             };
@@ -200,11 +203,11 @@ where
                     Ok((answer, write, read))
                 }
                 Ok((answer, None)) => {
-                    kept = Some(Ok(Done { answer, read }));
+                    kept = Some(Ok((answer, read)));
                     Err(ended("there is nothing to write"))
                 }
                 Err(error) => {
-                    kept = Some(Err((Fate::NotDone, error)));
+                    kept = Some(Err(error));
                     Err(ended("it is refused"))
                 }
             }
@@ -212,8 +215,13 @@ where
         let runs = handles.alone(handles.runner(left, &flight).run(attempt));
         let ran = handles.within(left, runs, heard).await;
         // Rolling back may have failed or taken too long: that changes nothing.
-        if let Some(kept) = kept {
-            return kept;
+        match kept {
+            Some(Ok((answer, read))) => return Ok(Done { answer, read, may_be_own }),
+            Some(Err(error)) if may_be_own => {
+                return Err((Fate::Unknown, SpannerError::Unanswered { cause: Some(Cause::of(&error)) }));
+            }
+            Some(Err(error)) => return Err((Fate::NotDone, error)),
+            None => {}
         }
         match ran {
             Some(Ok(result)) => {
@@ -244,7 +252,7 @@ where
         Write::Delete => None,
     };
     read.record = place.record(&key, read.row.as_ref()).map_err(|error| (Fate::Unknown, error))?;
-    Ok(Done { answer, read })
+    Ok(Done { answer, read, may_be_own })
 }
 
 impl Handles {

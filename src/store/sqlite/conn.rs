@@ -1,12 +1,13 @@
 //! Connections, and waiting for others: every wait ends with the call's deadline or its cancellation.
 
+use std::cell::Cell;
 use std::ops::Deref;
 use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, TransactionState};
 
 use super::error::SqliteError;
 use super::file::{FileId, Log};
@@ -16,9 +17,11 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
 /// The pause after the first busy answer: a transaction of ours takes less.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest pause between two tries.
 const LAST_PAUSE: Duration = Duration::from_millis(10);
+/// So many writes in a row that others do not see may be an accident, if none was seen yet.
+const MOST_UNSEEN: u32 = 10;
 
 /// What a commit promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +47,24 @@ impl Conn {
     /// Keeps the log from being removed by others, once it is open. Tells which one it is.
     pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
         // Who only reads can't have those locks, and writes nothing to a log that is not the others'.
-        if !self.conn.is_readonly("main").unwrap_or(false) {
-            self.opened.protect(path, by)?;
-        }
-        let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
-        let log = log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
+        let log = if self.conn.is_readonly("main").unwrap_or(false) {
+            let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
+            log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?
+        } else {
+            self.opened.protect(path, by).inspect_err(|_| leave_log(&self.conn))?
+        };
         self.log = Some(log.clone());
         Ok(log)
+    }
+
+    /// Whether its log, and the index by which it reads that, are those that others use now.
+    fn has_the_log(&self) -> bool {
+        let is_seen = || {
+            let begun = self.conn.execute_batch("BEGIN IMMEDIATE").is_ok();
+            let is_seen = begun && self.opened.is_seen_writing();
+            is_seen && self.conn.execute_batch("ROLLBACK").is_ok()
+        };
+        self.log.as_ref().is_none_or(|log| !log.is_replaced() && is_seen())
     }
 }
 
@@ -63,13 +77,17 @@ impl Deref for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        // Where others have a log of their own now, what stands in this one must not be written to the file.
-        if self.log.as_ref().is_some_and(Log::is_replaced) {
-            // It can only fail where SQLite is too old to know it.
-            let _ = self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+        if !self.has_the_log() {
+            leave_log(&self.conn);
         }
         self.opened.closing();
     }
+}
+
+/// What stands in a log that is not the others' must not be written to the file when it is closed.
+fn leave_log(conn: &Connection) {
+    // It can only fail where SQLite is too old to know it.
+    let _ = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
 }
 
 /// Opens the file, which must be there.
@@ -109,17 +127,38 @@ pub(super) struct Writer {
     conn: Conn,
     /// What its commits promise; `None` when that is not known.
     promised: Option<Durability>,
+    /// How many more writes may be unseen.
+    unseen: Cell<u32>,
 }
 
 impl Writer {
     pub(super) fn open(path: &Path, file: FileId, by: &Deadline) -> Result<Writer, SqliteError> {
         let durability = Durability::PowerCut;
-        Ok(Writer { conn: open(path, file, durability, by)?, promised: Some(durability) })
+        Ok(Writer {
+            conn: open(path, file, durability, by)?,
+            promised: Some(durability),
+            unseen: Cell::new(MOST_UNSEEN),
+        })
     }
 
     /// [`Conn::protect`]
     pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
         self.conn.protect(path, by)
+    }
+
+    /// An error if the transaction writes and others do not see that. `Busy`, to begin it anew, where somebody's close
+    /// may have ended the lock; but if nobody ever saw it, SQLite has an index of the log that is not at its path.
+    pub(super) fn check_seen(&self, path: &Path) -> Result<(), SqliteError> {
+        if !matches!(self.conn.transaction_state(Some("main")), Ok(TransactionState::Write)) {
+            return Ok(());
+        }
+        if self.conn.opened.is_seen_writing() {
+            self.unseen.set(u32::MAX);
+            return Ok(());
+        }
+        let left = self.unseen.get().checked_sub(1).ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
+        self.unseen.set(left);
+        Err(SqliteError::Busy { path: path.to_owned() })
     }
 
     /// Sets what the next commit promises. This can't be done inside a transaction.

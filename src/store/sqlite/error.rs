@@ -52,13 +52,13 @@ pub(super) enum SqliteError {
 
     #[error(
         "the file, or its log beside it (-wal, -shm), was removed or replaced while it was open, so others do not see \
-         what is written to it; drop this client and connect again"
+         what is written to it; drop this process's clients and connections on it, and connect again"
     )]
     Moved { path: PathBuf },
 
     #[error(
-        "this process was forked from one that had this file open, and SQLite's locks on it would not hold here; \
-         fork before you connect, or exec in the child"
+        "this process was forked from one that had an SQLite file open, this one or another, and neither SQLite's locks \
+         nor its mutexes outlive that; fork before you connect, or exec in the child"
     )]
     OpenInParent { path: PathBuf },
 

@@ -40,6 +40,12 @@ impl Log {
         Ok(one("-wal")?.zip(one("-shm")?).map(|(log, index)| Log([log, index])))
     }
 
+    /// Whether it is the same, whatever its path.
+    pub(super) fn is_same(&self, other: &Log) -> bool {
+        let files = |log: &Log| log.0.each_ref().map(|(_, file)| *file);
+        files(self) == files(other)
+    }
+
     /// Whether both are still where they were.
     pub(super) fn is_there(&self) -> io::Result<bool> {
         let [log, index] = &self.0;

@@ -141,6 +141,8 @@ impl Sqlite {
             doing: "make the path absolute",
             source,
         })?;
+        // What is refused is not made.
+        register::check(&path, by)?;
         let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| !must_exist);
         file::prepare(&path, mode, options.unsafe_fs)?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
@@ -189,10 +191,10 @@ impl Sqlite {
     }
 
     /// Runs `work` in a transaction on the file that stands at the path; again if it began as a reader and could
-    /// not write.
+    /// not write, or if somebody's close has ended SQLite's write lock meanwhile.
     fn write<T>(
         &self,
-        begin: Begin,
+        mut begin: Begin,
         durability: Durability,
         by: &Deadline,
         mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
@@ -204,16 +206,20 @@ impl Sqlite {
             let done = work(&tx)?;
             // Now, when others wait for the end of what is written.
             self.place.check()?;
+            writer.check_seen(&self.place.path)?;
             Ok(match tx.commit(by)? {
                 None => Written::Done(done),
                 Some(error) => Written::Unknown(error),
             })
         };
-        let written = match run(begin) {
-            Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
-                run(Begin::Write)
+        let written = loop {
+            match run(begin) {
+                Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
+                    begin = Begin::Write;
+                }
+                Err(SqliteError::Busy { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
+                written => break written,
             }
-            written => written,
         };
         written.map_err(|error| self.place.explained(error))
     }

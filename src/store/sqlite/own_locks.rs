@@ -7,7 +7,9 @@
 //! that the first to open `-shm` must, it is in nobody's way.
 //!
 //! Our descriptors have the fault, too: closing one ends SQLite's locks in this process. So each one is closed only
-//! while nobody at all has a lock on its file, which a lock on all of it makes sure of.
+//! while nobody at all has a lock on its file. Only a lock on all of it makes sure of that, which a child that is
+//! forked in that moment keeps for as long as it lives. So one of a file that others can still find is closed only
+//! where there are many.
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Idle, OwnLocks};
@@ -34,6 +36,10 @@ mod linux {
     const SHARED: Bytes = (0x4000_0002, 510);
     /// Where a connection to `-shm` has its shared lock, which the first opening makes its own.
     const DEAD_MAN: Bytes = (128, 1);
+    /// Where the one connection that writes has a lock on `-shm` for itself.
+    const WRITE: Bytes = (120, 1);
+    /// So many descriptors without locks may stay open: one for each file, and for each `-shm` that others still use.
+    const KEPT: usize = 64;
     /// To the end, however far.
     const ALL: Bytes = (0, 0);
 
@@ -73,13 +79,26 @@ mod linux {
             there.is_some() && there == self.shm.metadata().ok().map(|meta| FileId::of(&meta))
         }
 
+        /// Whether SQLite's write lock, which this process has by what SQLite says, is one on this `-shm`: not where
+        /// it still uses one that was removed, nor after somebody's close has ended it.
+        pub fn see_the_writer(&self) -> bool {
+            let mut found = flock(libc::F_WRLCK, WRITE);
+            let is_told = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
+            let is_ours = u32::try_from(found.l_pid) == Ok(std::process::id());
+            !is_told || (found.l_type != libc::F_UNLCK as c_short && is_ours)
+        }
+
         /// Said of the description: a forked child that has it, too, does not keep them.
-        pub fn give_up(self, idle: &mut Idle) {
-            for file in [self.database, self.shm] {
+        pub fn unlock(&self) {
+            for file in [&self.database, &self.shm] {
                 // There is nothing to do about an error: the locks then end with the process.
-                let _ = lock(&file, libc::F_UNLCK, ALL);
-                idle.0.push(file);
+                let _ = lock(file, libc::F_UNLCK, ALL);
             }
+        }
+
+        pub fn give_up(self, idle: &mut Idle) {
+            self.unlock();
+            idle.0.extend([self.database, self.shm]);
         }
     }
 
@@ -110,16 +129,18 @@ mod linux {
             Err(io::ErrorKind::NotFound.into())
         }
 
-        /// Closes those whose file nobody has a lock on.
+        /// Closes those whose file nobody finds any more, and of the others those above [`KEPT`]; if nobody has a
+        /// lock on it.
         pub fn close(&mut self) {
             let mut kept = Vec::new();
             for file in self.0.drain(..) {
-                if is_locked(&file) {
+                // As of `-shm` after a last close.
+                let is_found = !file.metadata().is_ok_and(|meta| meta.nlink() == 0);
+                if is_locked(&file) || (is_found && kept.len() < KEPT) {
                     kept.push(file);
                     continue;
                 }
-                // Nobody finds it any more, as `-shm` after a last close.
-                if file.metadata().is_ok_and(|meta| meta.nlink() == 0) {
+                if !is_found {
                     continue;
                 }
                 // With a lock on `file` itself, a child that was forked meanwhile would keep it for ever.
@@ -173,6 +194,12 @@ mod other {
         pub fn stand_beside(&self, _path: &Path) -> bool {
             false
         }
+
+        pub fn see_the_writer(&self) -> bool {
+            true
+        }
+
+        pub fn unlock(&self) {}
 
         pub fn give_up(self, _idle: &mut Idle) {}
     }

@@ -49,7 +49,7 @@ impl Sqlite {
 
     fn prefix(&self, prefix: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
         let (format, rows, end) =
-            self.scan(prefix, from, PAGE + 1, by, |columns, path| Row::decode(columns, path).map(Some))?;
+            self.scan(prefix, from, PAGE + 1, by, |columns, path| pass_over(Row::decode(columns, path)))?;
         Ok(self.page(format, rows, end))
     }
 
@@ -62,12 +62,9 @@ impl Sqlite {
             }
             match Row::decode(columns, path) {
                 Ok(row) => Ok(row.has_lock_id(id).then_some(row)),
+                Err(error) if is_it => Err(error),
                 // Somebody else's damage must not stop a group from being renewed or unlocked.
-                Err(error @ SqliteError::Damaged { .. }) if !is_it => {
-                    log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
-                    Ok(None)
-                }
-                Err(error) => Err(error),
+                Err(error) => pass_over(Err(error)),
             }
         })?;
         Ok(self.page(format, rows, end))
@@ -144,6 +141,17 @@ impl Sqlite {
 
 /// Format, rows, and the last key looked at.
 type Scanned = (Format, Vec<Row>, Option<String>);
+
+/// A damaged row must not hide the others.
+fn pass_over(decoded: Result<Row, SqliteError>) -> Result<Option<Row>, SqliteError> {
+    match decoded {
+        Err(error @ SqliteError::Damaged { .. }) => {
+            log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
+            Ok(None)
+        }
+        decoded => decoded.map(Some),
+    }
+}
 
 /// The statement and its bounds for the keys that start with `prefix` and come after `from`.
 pub(super) fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {

@@ -2,7 +2,8 @@
 //!
 //! SQLite keeps a table of its open files, with the locks that it has on each, and a fork copies it. The system's locks
 //! stay with the parent. So a child that opens such a file anew takes none, and the parent's close, which finds
-//! nobody else, removes the log under it. Such a child is refused. A file that nobody had open at the fork is as new.
+//! nobody else, removes the log under it. And whatever file it opens, a thread of the parent may have had a mutex of
+//! SQLite's at the fork, which nobody frees any more. So a child is refused every file if any was open at the fork.
 //!
 //! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
 //! last one's closing: what they stand on must not be closed while SQLite has locks on the file.
@@ -10,13 +11,14 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::error::SqliteError;
-use super::file::{self, FileId};
+use super::file::{self, FileId, Log};
 use super::own_locks::{Idle, OwnLocks};
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
@@ -52,7 +54,11 @@ struct Open {
     using: usize,
     /// Connections that are being closed.
     closing: usize,
-    locks: Option<OwnLocks>,
+    /// What the first of them found beside it. SQLite has one index of the log for all connections of a process, so it
+    /// is theirs, too, whatever stands there by now.
+    log: Option<Log>,
+    /// Each connection has them, too, and gives them back before it is closing.
+    locks: Option<Arc<OwnLocks>>,
 }
 
 impl Files {
@@ -89,7 +95,8 @@ impl Drop for Holder {
 }
 
 impl Turn {
-    /// Never parks, since in a child nobody would wake it.
+    /// Never parks, since in a child nobody would wake it. An error if this process was forked from one that had a
+    /// file open.
     fn take(path: &Path, by: &Deadline) -> Result<Turn, SqliteError> {
         let now = std::process::id();
         loop {
@@ -97,6 +104,9 @@ impl Turn {
                 Ok(_) => {
                     let (_holder, mut files) = (Holder, FILES.lock());
                     files.make_current();
+                    if files.parents.iter().any(|(open, _)| !open.is_empty()) {
+                        return Err(SqliteError::OpenInParent { path: path.to_owned() });
+                    }
                     return Ok(Turn { files, _holder });
                 }
                 Err(holder) => holder,
@@ -124,51 +134,59 @@ impl DerefMut for Turn {
     }
 }
 
+/// Whether SQLite can be used here: an error if this process was forked from one that had a file open.
+pub(super) fn check(path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+    Turn::take(path, by).map(drop)
+}
+
 /// One connection's place in the register: from before SQLite opens the file until it has closed it.
 #[derive(Debug)]
 pub(super) struct Opened {
     file: FileId,
     is_closing: bool,
+    locks: Option<Arc<OwnLocks>>,
 }
 
 impl Opened {
-    /// An error if this process was forked from one that had the file open.
+    /// The errors of [`check`].
     pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
         let mut files = Turn::take(path, by)?;
-        if files.parents.iter().flat_map(|(open, _)| open).any(|open| open.file == file) {
-            return Err(SqliteError::OpenInParent { path: path.to_owned() });
-        }
         // The first to open a database clears what stands in `-shm`, which our locks on another one would keep it from.
-        let Files { open, idle, .. } = &mut *files;
-        for other in open.iter_mut().filter(|open| open.file != file) {
-            if let Some(locks) = other.locks.take_if(|locks| locks.stand_beside(path)) {
-                locks.give_up(idle);
-            }
+        let others = files.open.iter().filter(|open| open.file != file);
+        for locks in others.filter_map(|open| open.locks.as_ref()).filter(|locks| locks.stand_beside(path)) {
+            locks.unlock();
         }
         match files.at(file) {
             Some(open) => open.using += 1,
-            None => files.open.push(Open { file, using: 1, closing: 0, locks: None }),
+            None => files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None }),
         }
-        Ok(Opened { file, is_closing: false })
+        Ok(Opened { file, is_closing: false, locks: None })
     }
 
-    /// Takes our own locks, once SQLite has the file and its log open.
-    pub(super) fn protect(&self, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+    /// Takes our own locks, once SQLite has the file and its log open. Tells which log it is.
+    pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
         let doing = "keep the log from being removed";
         loop {
             let mut files = Turn::take(path, by)?;
             let Files { open, idle, .. } = &mut *files;
-            let Some(open) = open.iter_mut().find(|open| open.file == self.file && open.locks.is_none()) else {
-                return Ok(());
-            };
+            let moved = || SqliteError::Moved { path: path.to_owned() };
+            let open = open.iter_mut().find(|open| open.file == self.file).ok_or_else(moved)?;
+            let there = Log::of(path).map_err(|source| SqliteError::looking(path, source))?.ok_or_else(moved)?;
+            if !open.log.get_or_insert_with(|| there.clone()).is_same(&there) {
+                return Err(moved());
+            }
+            if open.locks.is_some() {
+                self.locks = open.locks.clone();
+                return Ok(there);
+            }
             match OwnLocks::take(path, self.file, idle) {
                 Ok(Some(locks)) => {
-                    open.locks = Some(locks);
-                    return Ok(());
+                    self.locks = open.locks.insert(Arc::new(locks)).clone().into();
+                    return Ok(there);
                 }
                 // Somebody is closing the file just now, or opening it as the first.
                 Ok(None) => drop(files),
-                Err(source) if file::is_missing(&source) => return Err(SqliteError::Moved { path: path.to_owned() }),
+                Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
                     let is_unknown = matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput);
                     let error = SqliteError::File { path: path.to_owned(), doing, source };
@@ -177,7 +195,7 @@ impl Opened {
                     }
                     // A file system without such locks: then it is only noticed when the log is gone.
                     log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
-                    return Ok(());
+                    return Ok(there);
                 }
             }
             if !by.wait_for(PAUSE) {
@@ -186,20 +204,27 @@ impl Opened {
         }
     }
 
+    /// Whether others see that this process writes, while SQLite says that it may.
+    pub(super) fn is_seen_writing(&self) -> bool {
+        self.locks.as_ref().is_none_or(|locks| locks.see_the_writer())
+    }
+
     /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
     pub(super) fn closing(&mut self) {
         if std::mem::replace(&mut self.is_closing, true) {
             return;
         }
+        self.locks = None;
         if let Ok(mut files) = Turn::take(Path::new(""), &Deadline::after(END)) {
             let Files { open, idle, .. } = &mut *files;
             if let Some(open) = open.iter_mut().find(|open| open.file == self.file) {
                 open.using = open.using.saturating_sub(1);
                 open.closing += 1;
-                if open.using == 0
-                    && let Some(locks) = open.locks.take()
-                {
-                    locks.give_up(idle);
+                if open.using == 0 {
+                    open.log = None;
+                    if let Some(locks) = open.locks.take().and_then(Arc::into_inner) {
+                        locks.give_up(idle);
+                    }
                 }
             }
         }
