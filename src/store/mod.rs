@@ -149,9 +149,9 @@ fn object_id() -> String {
 /// What [`Backend::schema`] shall do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
-    /// Say whether the store can be used.
+    /// Say whether the store can be used; an error also for what `Create` would make.
     Check,
-    /// The same when a client is made. What `Create` would mend may be a warning: else nobody could connect to mend it.
+    /// The same when a client is made. What `Create` would make is only a warning: else nobody could connect to make it.
     Connect,
     /// Say what `Create` would do.
     Describe,

@@ -46,7 +46,7 @@ pub(super) struct Conn {
 impl Conn {
     /// Keeps the log from being removed by others, once it is open. Tells which one it is.
     pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
-        // Who only reads can't have those locks, and writes nothing to a log that is not the others'.
+        // Who only reads can take no lock of our own, and writes to no log.
         let log = if self.conn.is_readonly("main").unwrap_or(false) {
             let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
             log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?
