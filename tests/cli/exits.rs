@@ -325,6 +325,22 @@ fn by_another_user(store: &Store, mode: u32, args: &[&str]) -> Ran {
     ran
 }
 
+/// Only root may mount, and not everywhere.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_read_only_file_system_is_called_so() {
+    let store = Store::new();
+    drop(store.client());
+    let folder = store.folder.path().display();
+    let mounted = format!("mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} && echo mounted");
+    let script = format!("{mounted} && exec {} run --try k -- true", env!("CARGO_BIN_EXE_leasehold"));
+    let ran = run(Command::new("unshare").args(["-m", "sh", "-c", &script]).env("LEASEHOLD_STORE", &store.url));
+    if ran.stdout.contains("mounted") {
+        assert_eq!(ran.code, Some(77), "{}", ran.stderr);
+        assert!(ran.stderr.contains("the file system is read-only"), "{}", ran.stderr);
+    }
+}
+
 #[test]
 fn who_may_only_read_the_file_sees_its_locks() {
     let store = Store::new();

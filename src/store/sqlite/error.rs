@@ -27,8 +27,9 @@ pub(super) enum SqliteError {
     File { path: PathBuf, doing: &'static str, source: io::Error },
 
     #[error(
-        "no permission to {doing}; SQLite reads and writes the file and keeps two more beside it \
-         (-wal and -shm), so the file and its folder must be writable for this user"
+        "{}; SQLite reads and writes the file and keeps two more beside it \
+         (-wal and -shm), so the file and its folder must be writable for this user",
+        denial(doing, source)
     )]
     Denied { path: PathBuf, doing: &'static str, source: io::Error },
 
@@ -209,6 +210,13 @@ fn advice(error: &rusqlite::Error) -> &'static str {
         }
         ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => "another process is writing to it; repeat the call",
         _ => "SQLite failed; repeat the call",
+    }
+}
+
+fn denial(doing: &str, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => format!("the file system is read-only, so nobody can {doing}"),
+        _ => format!("no permission to {doing}"),
     }
 }
 
