@@ -129,7 +129,7 @@ impl ClientBuilder {
         let by = Deadline::after(options.request_timeout);
         let store = open(clock.clone(), &by, must_exist)?;
         let store = Arc::new(Observed::new(store, options.observing.clone()));
-        store.schema(if must_exist { Schema::Check } else { Schema::Connect }, &by)?;
+        store.schema(Schema::Connect { must_exist }, &by)?;
         Ok(LockClient::new(Family::new(store, clock, options)))
     }
 }

@@ -152,11 +152,22 @@ pub enum Schema {
     /// Say whether the store can be used; an error also for what `Create` would make.
     Check,
     /// The same when a client is made. What `Create` would make is only a warning: else nobody could connect to make it.
-    Connect,
+    Connect {
+        /// A table that is missing is an error: who connects will not make it.
+        must_exist: bool,
+    },
     /// Say what `Create` would do.
     Describe,
     /// Make what is missing.
     Create,
+}
+
+#[cfg(feature = "_async")]
+impl Schema {
+    /// Whether a table that is missing is an error.
+    fn needs_table(self) -> bool {
+        !matches!(self, Schema::Connect { must_exist: false })
+    }
 }
 
 /// One acquisition under way, from before its first request until it is released.

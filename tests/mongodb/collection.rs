@@ -48,7 +48,11 @@ fn nothing_is_written_without_the_unique_index() {
     needs_server!();
     let rows = Rows::unmade();
     let store = rows.open();
-    assert!(store.schema(Schema::Check, &soon()).unwrap().contains("create_schema()"));
+    let text = store.schema(Schema::Connect { must_exist: false }, &soon()).unwrap();
+    assert!(text.contains("create_schema()"));
+    for what in [Schema::Connect { must_exist: true }, Schema::Check] {
+        assert_eq!(store.schema(what, &soon()).unwrap_err().kind(), ErrorKind::Schema);
+    }
     for _ in 0..2 {
         let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Schema);

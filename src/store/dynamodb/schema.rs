@@ -33,8 +33,8 @@ impl Dynamodb {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match what {
             Schema::Describe => Ok(self.command()),
-            Schema::Check | Schema::Connect => match self.describe(by)? {
-                Table::Missing(error) if what == Schema::Check => Err(error),
+            Schema::Check | Schema::Connect { .. } => match self.describe(by)? {
+                Table::Missing(error) if what.needs_table() => Err(error),
                 Table::There(table) => self.check(&table),
                 Table::Hidden => {
                     static TOLD: AtomicBool = AtomicBool::new(false);

@@ -42,11 +42,7 @@ impl Mongodb {
     pub(super) fn collection_schema(&self, what: Schema, by: &Deadline) -> Result<String, MongodbError> {
         match what {
             Schema::Describe => Ok(self.commands()),
-            Schema::Connect => self.check(by),
-            Schema::Check => match self.indexes(by)? {
-                Known::Missing => Err(MongodbError::Collection(self.no_collection())),
-                _ => self.check(by),
-            },
+            Schema::Check | Schema::Connect { .. } => self.check(what.needs_table(), by),
             Schema::Create => self.create(&by.long()),
         }
     }
@@ -60,7 +56,7 @@ impl Mongodb {
         std::iter::once(unique).chain(others).collect::<Vec<_>>().join("\n")
     }
 
-    fn check(&self, by: &Deadline) -> Result<String, MongodbError> {
+    fn check(&self, must_exist: bool, by: &Deadline) -> Result<String, MongodbError> {
         if let Known::There(collection) = self.collection(by)? {
             self.check_kind(&collection)?;
         }
@@ -78,6 +74,7 @@ impl Mongodb {
                     "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
                 ))),
             },
+            Known::Missing if must_exist => Err(MongodbError::Collection(self.no_collection())),
             Known::Missing => Ok(self.warn(self.no_collection())),
             Known::Hidden => {
                 self.is_unique.store(true, Ordering::Relaxed);
@@ -103,7 +100,7 @@ impl Mongodb {
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let found = self.check(by)?;
+        let found = self.check(false, by)?;
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }

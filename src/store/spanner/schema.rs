@@ -81,12 +81,13 @@ impl Spanner {
         let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
         match what {
             Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
-            Schema::Check | Schema::Connect => {
+            Schema::Check | Schema::Connect { .. } => {
                 let found = self.found(by)?;
                 self.place.check(&found)?;
                 match self.place.lacks(&found) {
+                    Some(missing @ SpannerError::NoTable { .. }) if what.needs_table() => Err(missing),
                     // Every use that needs it is an error.
-                    Some(lacks) if what == Schema::Connect => {
+                    Some(lacks) if matches!(what, Schema::Connect { .. }) => {
                         log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{lacks}");
                         Ok(lacks.to_string())
                     }
