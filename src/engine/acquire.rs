@@ -244,7 +244,11 @@ impl<'a> Wait<'a> {
     fn settle(&mut self, settled: Result<Settled>, overall: &Deadline) -> Result<Round> {
         match settled {
             Ok(Settled::Granted(granted)) => match self.granted(granted, overall) {
-                Err(error) if error.is_retryable() => self.last_error = Some(error),
+                // It was granted and could not be had for as long as was asked: whoever refused it before does not hold it.
+                Err(error) if error.is_retryable() => {
+                    self.is_out |= error.kind() != ErrorKind::Lost;
+                    self.last_error = Some(error);
+                }
                 settled => return settled.map(Round::Done),
             },
             Ok(Settled::Refused(seen)) => {
@@ -392,7 +396,7 @@ impl<'a> Wait<'a> {
                 } else if unanswered.is_some() {
                     self.undo(attempt, overall);
                     if self.want.instead_of.is_some() {
-                        return Ok(Settled::GivenUp(error.retryable()));
+                        return Ok(Settled::GivenUp(unanswered.unwrap_or(error).retryable()));
                     }
                 }
                 return Err(unanswered.unwrap_or(error).retryable());

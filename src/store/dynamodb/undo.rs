@@ -7,7 +7,7 @@ use super::estimate::Moment;
 use super::expr::{Expr, Item};
 use super::send::Wrote;
 use super::{Dynamodb, Found};
-use crate::lease::{Ask, Holder, Lease, LockRecord, Mode};
+use crate::lease::{Ask, End, Holder, Lease, LockRecord, Mode};
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -22,16 +22,19 @@ pub(super) struct Unanswered(pub Moment);
 
 impl Dynamodb {
     /// Whether an unanswered grant was decided by a time that had not come: it may have replaced somebody who lives.
-    /// Whom, nobody knows any more.
+    /// Whom, nobody knows any more. A transfer replaces its own grant, whatever the time.
     pub(super) fn was_early(attempt: &Attempt, moment: &Moment) -> bool {
         let sent = attempt.native.as_ref().and_then(|native| native.downcast_ref::<Unanswered>());
-        sent.is_some_and(|sent| moment.was_behind(&sent.0))
+        attempt.ask.instead_of.is_none() && sent.is_some_and(|sent| moment.was_behind(&sent.0))
     }
 
-    /// Lets such a grant stand for a lease from now on, of use to nobody, so that whom it replaced hears of it first.
+    /// Lets such a grant stand, of use to nobody, until whom it replaced has heard of it: for a lease from now on, and at
+    /// least until what it replaced is over, which was before the cut of the wrong time.
     pub(super) fn lapsing(&self, attempt: &Attempt, found: &Found, moment: &Moment) -> Expr {
         let mut next = found.record.clone();
-        let lease = Lease::For(attempt.ask.lease).end(moment.now);
+        let sent = attempt.native.as_ref().and_then(|native| native.downcast_ref::<Unanswered>());
+        let replaced = sent.map_or(moment.now, |sent| sent.0.times().cut);
+        let lease = Lease::For(attempt.ask.lease).end(moment.now).max(End::At(replaced));
         for holder in next.exclusive.iter_mut().chain(&mut next.shared).filter(|h| h.grant == *attempt.grant()) {
             holder.until = holder.until.min(lease);
         }
