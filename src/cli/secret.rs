@@ -23,8 +23,9 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
 /// Whether a URL that a client has connected with may hold one. Only MongoDB's can: as a part of its hosts, or as an
 /// option.
 pub fn has_password(url: &str) -> bool {
-    let may = |word: &str| url.to_ascii_lowercase().contains(word);
-    may("mongodb") && ["@", "%40", "password", "properties"].into_iter().any(may)
+    let url = url.to_ascii_lowercase();
+    let may = |word: &str| url.contains(word);
+    url.starts_with("mongodb") && ["@", "%40", "password", "properties"].into_iter().any(may)
 }
 
 /// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.

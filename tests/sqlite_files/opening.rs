@@ -165,6 +165,16 @@ fn a_table_of_the_same_name_or_a_version_of_somebody_else_is_left_alone() {
 }
 
 #[test]
+fn who_only_looks_can_use_a_copy_without_log_and_version() {
+    let folder = Folder::new();
+    drop(open(&folder.file()));
+    raw(&folder.file()).execute_batch("PRAGMA journal_mode = DELETE; PRAGMA user_version = 0").unwrap();
+    let options = SqliteOptions { path: folder.file(), mode: None, unsafe_fs: false, clock_identity: None };
+    let store = Sqlite::open_existing(options, Clock::system(), &soon()).unwrap();
+    granted(&store, &mut attempt("k", "a"));
+}
+
+#[test]
 fn the_schema_is_told_checked_and_made_again() {
     let folder = Folder::new();
     let store = open(&folder.file());

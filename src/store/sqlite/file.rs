@@ -186,9 +186,22 @@ pub(super) fn denied(path: &Path) -> Option<SqliteError> {
         is_denied.then(|| SqliteError::Denied { path: path.to_owned(), doing, source })
     };
     let folder = fs::canonicalize(path).ok().and_then(|real| real.parent().map(Path::to_owned));
+    let beside = || ["-wal", "-shm"].iter().find_map(|end| refused(&beside(path, end)));
     refused(path)
         .and_then(|source| told("read and write the file", source))
+        .or_else(|| beside().and_then(|source| told("read and write the log beside the file", source)))
         .or_else(|| refused(&folder?).and_then(|source| told("write in the file's folder", source)))
+}
+
+/// Whether the system lets this process write to the file.
+#[cfg(unix)]
+pub(super) fn is_writable(path: &Path) -> bool {
+    nix::unistd::access(path, nix::unistd::AccessFlags::W_OK).is_ok()
+}
+
+#[cfg(not(unix))]
+pub(super) fn is_writable(_path: &Path) -> bool {
+    true
 }
 
 #[cfg(not(unix))]

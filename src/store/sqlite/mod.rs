@@ -147,6 +147,13 @@ impl Sqlite {
         file::prepare(&path, mode, options.unsafe_fs)?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {
+            // Who may only read would make the log and leave it behind, as a file of its own that others can't write.
+            if !file::is_writable(&path)
+                && !matches!(Log::of(&path), Ok(Some(_)))
+                && let Some(denied) = file::denied(&path)
+            {
+                return Err(denied);
+            }
             let mut writer = Writer::open(&path, before, by)?;
             if must_exist {
                 schema::require(&writer, &path, by)?;

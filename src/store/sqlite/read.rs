@@ -135,6 +135,7 @@ impl Sqlite {
             }
         }
         self.place.check()?;
+        writer.check_seen(&self.place.path)?;
         tx.commit(&now)?.map_or(Ok(()), Err)
     }
 }

@@ -131,12 +131,18 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<()
     tx.commit(by)?.map_or(Ok(()), Err)
 }
 
-/// An error unless it is ready.
+/// An error unless the table is there. A copy may have lost its write-ahead log and the version, which is no fault of it.
 pub(super) fn require(conn: &Connection, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
-    match busy_retried(path, by, "read the database", || is_ready(conn, path))? {
-        true => Ok(()),
-        false => Err(SqliteError::NoTable { path: path.to_owned() }),
+    let is_there = || format(conn, path).and_then(|_| check_table(conn, path));
+    let look = || busy_retried(path, by, "read the database", is_there);
+    if look()? {
+        write_ahead_log(conn, path, by)?;
+        // The first to read opens the log.
+        if look()? {
+            return Ok(());
+        }
     }
+    Err(SqliteError::NoTable { path: path.to_owned() })
 }
 
 fn is_ready(conn: &Connection, path: &Path) -> Result<bool, SqliteError> {
