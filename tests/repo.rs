@@ -158,9 +158,11 @@ fn files_import_each_other_in_small_circles_only() {
         reached
     };
     let all: BTreeMap<&PathBuf, BTreeSet<PathBuf>> = imports.keys().map(|file| (file, reached(file))).collect();
-    for file in imports.keys().filter(|file| !file.starts_with("src/capi")) {
+    for file in imports.keys() {
         let circle: Vec<&PathBuf> = all[file].iter().filter(|other| all[other].contains(file)).collect();
-        assert!(circle.len() <= 4, "these import each other: {circle:?}");
+        // Nothing forces the C library into any.
+        let most = if file.starts_with("src/capi") { 0 } else { 4 };
+        assert!(circle.len() <= most, "these import each other: {circle:?}");
     }
 }
 

@@ -75,7 +75,7 @@ pub struct LockRequest {
     same_owner: SameOwner,
     wait: Option<AskedWait>,
     cancel: Option<CancelToken>,
-    // The mutexes are never locked: they make the request `Sync` without asking that of closures.
+    // The mutexes are never waited for: they make the request `Sync` without asking that of closures.
     on_wait: Mutex<Option<OnWait>>,
     callbacks: Mutex<Callbacks>,
 }
@@ -240,6 +240,28 @@ impl LockRequest {
         self.guard(Patience::Once)?.map_err(|refused| refused.error(ErrorKind::Held, "others hold it"))
     }
 
+    /// The same request once more, without its callbacks.
+    #[cfg(feature = "capi")]
+    pub(crate) fn again(&self) -> Self {
+        let Callbacks { max_hold, warn_before, .. } = *self.callbacks.lock();
+        LockRequest {
+            family: self.family.clone(),
+            key: self.key.clone(),
+            mode: self.mode,
+            max_holders: self.max_holders,
+            owner: self.owner.clone(),
+            comment: self.comment.clone(),
+            lock_id: self.lock_id.clone(),
+            instead_of: self.instead_of.clone(),
+            lease: self.lease,
+            same_owner: self.same_owner,
+            wait: self.wait,
+            cancel: self.cancel.clone(),
+            on_wait: Mutex::new(None),
+            callbacks: Mutex::new(Callbacks { max_hold, warn_before, ..Callbacks::default() }),
+        }
+    }
+
     pub(crate) fn try_lock_until(self, until: Instant) -> Result<Option<LockGuard>> {
         let patience = if until <= Instant::now() { Patience::Once } else { Patience::Until(until) };
         Ok(self.guard(patience)?.ok())
@@ -344,7 +366,7 @@ impl LockRequest {
                 replace_same_owner: self.same_owner == SameOwner::Replace,
                 terms,
             },
-            instead_of: self.instead_of,
+            instead_of: self.instead_of.clone(),
             stands_back,
             cancel: self.cancel,
             on_wait: self.on_wait.into_inner(),

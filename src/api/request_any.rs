@@ -65,7 +65,7 @@ impl LockAnyRequest {
         LockAnyRequest { keys, in_order: false, request, on_wait: Mutex::new(None) }
     }
 
-    fn with(mut self, set: impl FnOnce(LockRequest) -> LockRequest) -> Self {
+    pub(crate) fn with(mut self, set: impl FnOnce(LockRequest) -> LockRequest) -> Self {
         self.request = set(self.request);
         self
     }

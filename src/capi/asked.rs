@@ -1,222 +1,157 @@
 //! What is asked for by a request, and how it is asked of the Rust API.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
 
+use super::callback::Callback;
 use super::client::{Client, ClientHandle};
-use super::code::Code;
 use super::failure::Failure;
 use super::guard::{Guard, GuardHandle};
-use super::loss::{Callback, Watch};
+use super::loss::{LossFn, Watch};
 use super::{handle, millis};
-use crate::CancelToken;
 use crate::api::guard::LockGuard;
-use crate::api::request::SameOwner;
-use crate::model::error::Error;
+use crate::api::request::LockRequest;
+use crate::api::request_any::LockAnyRequest;
+use crate::model::error::{Error, Result as ApiResult};
 use crate::model::lock::Lock;
 use crate::model::loss::Loss;
 
 /// One lock, or the first of several that is free.
-#[derive(Clone)]
 pub struct Asked {
-    pub client: Arc<Client>,
-    pub keys: Vec<String>,
-    /// The first of several.
-    pub any: bool,
-    pub in_order: bool,
-    pub shared: bool,
-    pub max_holders: Option<u32>,
-    pub owner: Option<String>,
-    pub comment: Option<String>,
-    pub lock_id: Option<String>,
-    pub lease: Option<AskedLease>,
-    pub replace: bool,
-    pub wait: Option<Wait>,
-    pub cancel: Option<CancelToken>,
-    pub max_hold: Option<Duration>,
-    pub on_loss: Option<Callback>,
+    client: Arc<Client>,
+    pub keys: Keys,
+    /// Everything else, of which a copy is used up each time.
+    request: LockRequest,
+    pub on_loss: Option<Callback<LossFn>>,
 }
 
-/// How the lease was given.
-#[derive(Clone, Copy)]
-pub enum AskedLease {
-    For(Duration),
-    Until(SystemTime),
-    Forever,
+/// Which locks.
+#[derive(Clone)]
+pub enum Keys {
+    /// The one of the request.
+    One,
+    AnyOf {
+        keys: Vec<String>,
+        order: Order,
+    },
 }
 
-/// How the end of the wait was given.
-#[derive(Clone, Copy)]
-pub enum Wait {
-    For(Duration),
-    Until(Instant),
+/// In which order several locks are tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Random,
+    AsGiven,
 }
 
-/// A request of the Rust API with everything that was asked for; both kinds have the same setters.
-macro_rules! request {
-    ($asked:expr, $start:expr, $watch:expr) => {{
-        let asked = $asked;
-        let mut request = $start;
-        if asked.shared {
-            request = request.shared();
-        }
-        if let Some(n) = asked.max_holders {
-            request = request.max_holders(n);
-        }
-        if let Some(owner) = &asked.owner {
-            request = request.owner(owner.as_str());
-        }
-        if let Some(comment) = &asked.comment {
-            request = request.comment(comment.as_str());
-        }
-        if let Some(lock_id) = &asked.lock_id {
-            request = request.lock_id(lock_id.as_str());
-        }
-        request = match asked.lease {
-            None => request,
-            Some(AskedLease::For(lease)) => request.lease(lease),
-            Some(AskedLease::Until(at)) => request.lease_until(at),
-            Some(AskedLease::Forever) => request.lease_forever(),
-        };
-        if asked.replace {
-            request = request.same_owner(SameOwner::Replace);
-        }
-        request = match asked.wait {
-            None => request,
-            Some(Wait::For(wait)) => request.wait(wait),
-            Some(Wait::Until(until)) => request.wait_until(until),
-        };
-        if let Some(cancel) = &asked.cancel {
-            request = request.cancel(cancel);
-        }
-        if let Some(max_hold) = asked.max_hold {
-            request = request.max_hold(max_hold);
-        }
-        match $watch {
-            Some(watch) => request.on_loss(move |loss: Loss| watch.lost(&loss)),
-            None => request,
-        }
-    }};
+/// Both kinds of requests end alike.
+enum Request {
+    One(LockRequest),
+    Any(LockAnyRequest),
 }
 
 impl Asked {
-    pub fn new(client: ClientHandle) -> Result<Self, Failure> {
-        Ok(Asked {
-            client: handle::get(client)?,
-            keys: Vec::new(),
-            any: false,
-            in_order: false,
-            shared: false,
-            max_holders: None,
-            owner: None,
-            comment: None,
-            lock_id: None,
-            lease: None,
-            replace: false,
-            wait: None,
-            cancel: None,
-            max_hold: None,
-            on_loss: None,
-        })
-    }
-
     /// A request for one lock.
     pub fn one(client: ClientHandle, key: &str) -> Result<Self, Failure> {
-        Ok(Asked { keys: vec![key.to_owned()], ..Asked::new(client)? })
+        let client: Arc<Client> = handle::get(client)?;
+        let request = client.0.request(key);
+        Ok(Asked { client, keys: Keys::One, request, on_loss: None })
     }
 
-    pub fn shared(mut self) -> Self {
-        self.shared = true;
+    /// A request for the first of several locks, which are still to be named.
+    pub fn any(client: ClientHandle) -> Result<Self, Failure> {
+        let keys = Keys::AnyOf { keys: Vec::new(), order: Order::Random };
+        Ok(Asked { keys, ..Asked::one(client, "")? })
+    }
+
+    /// The same once more, so that nothing is locked while a wait goes on.
+    pub fn again(&self) -> Self {
+        let (client, keys, request) = (self.client.clone(), self.keys.clone(), self.request.again());
+        Asked { client, keys, request, on_loss: self.on_loss }
+    }
+
+    pub fn with(mut self, set: impl FnOnce(LockRequest) -> LockRequest) -> Self {
+        self.request = set(self.request);
         self
     }
 
-    pub fn waiting(mut self, ms: u64) -> Self {
-        self.wait = Some(Wait::For(millis(ms)));
-        self
+    pub fn waiting(self, ms: u64) -> Self {
+        self.with(|request| request.wait(millis(ms)))
     }
 
-    pub fn lock(&self) -> Result<GuardHandle, Failure> {
-        self.guard(|asked, watch| {
-            let (client, watch) = (&asked.client.0, Some(watch));
-            Ok(if asked.any {
-                let request = client.request_any(&asked.keys);
-                let request = if asked.in_order { request.in_order() } else { request };
-                request!(asked, request, watch).lock()?
-            } else {
-                request!(asked, client.request(asked.key()), watch).lock()?
-            })
+    pub fn lock(self) -> Result<GuardHandle, Failure> {
+        self.guard(|request| match request {
+            Request::One(request) => request.lock(),
+            Request::Any(request) => request.lock(),
         })
     }
 
     /// One look, which unlike the `try_lock` of the Rust API tells who holds the lock.
     pub fn try_lock(self) -> Result<GuardHandle, Failure> {
-        self.guard(|asked, watch| {
-            let (client, watch) = (&asked.client.0, Some(watch));
-            Ok(if asked.any {
-                let request = client.request_any(&asked.keys);
-                let request = if asked.in_order { request.in_order() } else { request };
-                request!(asked, request, watch).lock_once()?
-            } else {
-                request!(asked, client.request(asked.key()), watch).lock_once()?
-            })
+        self.guard(|request| match request {
+            Request::One(request) => request.lock_once(),
+            Request::Any(request) => request.lock_once(),
         })
     }
 
-    pub fn acquire(&self) -> Result<Lock, Error> {
-        let client = &self.client.0;
-        if self.any {
-            let request = client.request_any(&self.keys);
-            let request = if self.in_order { request.in_order() } else { request };
-            request!(self, request, None::<Arc<Watch>>).acquire()
-        } else {
-            request!(self, client.request(self.key()), None::<Arc<Watch>>).acquire()
+    pub fn acquire(self) -> Result<Lock, Error> {
+        match self.request() {
+            Request::One(request) => request.acquire(),
+            Request::Any(request) => request.acquire(),
         }
     }
 
-    pub fn adopt(&self, lock: Lock) -> Result<GuardHandle, Failure> {
-        if self.any {
-            return Err(Failure::new(Code::InvalidInput, "a lock is adopted by a request for one key"));
-        }
-        self.guard(|asked, watch| Ok(request!(asked, asked.client.0.request(asked.key()), Some(watch)).adopt(lock)?))
+    pub fn adopt(self, lock: Lock) -> Result<GuardHandle, Failure> {
+        self.guard(|request| match request {
+            Request::One(request) => request.adopt(lock),
+            Request::Any(_) => {
+                Err(Error::invalid("request", "for one of several keys", "for one key, to adopt a lock"))
+            }
+        })
     }
 
-    fn guard(
-        &self,
-        start: impl FnOnce(&Asked, Arc<Watch>) -> Result<LockGuard, Failure>,
-    ) -> Result<GuardHandle, Failure> {
+    fn request(self) -> Request {
+        match self.keys {
+            Keys::One => Request::One(self.request),
+            Keys::AnyOf { keys, order } => {
+                let any = self.client.0.request_any(&keys).with(|_| self.request);
+                Request::Any(if order == Order::AsGiven { any.in_order() } else { any })
+            }
+        }
+    }
+
+    fn guard(self, start: impl FnOnce(Request) -> ApiResult<LockGuard>) -> Result<GuardHandle, Failure> {
         let watch = Watch::new(self.on_loss);
-        let made = start(self, watch.clone()).and_then(|guard| handle::insert(Guard::new(guard, watch.clone())));
-        if made.is_err() {
-            // Nobody has a guard whose freeing would say until when `user` is used: it is until now.
-            watch.end(true);
-        }
-        made
+        let told = watch.clone();
+        let request = self.with(|request| request.on_loss(move |loss: Loss| told.lost(&loss))).request();
+        give(start(request), watch)
     }
+}
 
-    fn key(&self) -> &str {
-        self.keys.first().map_or("", String::as_str)
+/// Gives what was started a handle.
+fn give(started: ApiResult<LockGuard>, watch: Arc<Watch>) -> Result<GuardHandle, Failure> {
+    let made = started.map_err(Failure::from).and_then(|guard| handle::insert(Guard::new(guard, watch.clone())));
+    if made.is_err() {
+        // Nobody has a guard whose freeing would say until when `user` is used: it is until now.
+        watch.freed();
     }
+    made
 }
 
 #[cfg(test)]
 mod tests {
     use std::ffi::c_void;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
+    use super::super::code::Code;
     use super::super::loss::LossInfo;
     use super::*;
-    use crate::LockClient;
+    use crate::ErrorKind;
     use crate::model::loss::LossReason;
 
     static CALLED: AtomicBool = AtomicBool::new(false);
 
     unsafe extern "C" fn called(_: *const LossInfo, _: *mut c_void) {
         CALLED.store(true, Ordering::SeqCst);
-    }
-
-    fn one(client: LockClient) -> Asked {
-        let asked = handle::insert(Client(client)).and_then(|client| Asked::one(client, "k"));
-        asked.unwrap_or_else(|failure| panic!("{:?}", super::super::failure::keep(failure)))
     }
 
     fn code<T>(answer: Result<T, Failure>) -> Code {
@@ -226,17 +161,10 @@ mod tests {
     /// The guard was there, and lost, but could not be given out: whoever asked has freed `user` by then.
     #[test]
     fn nothing_is_called_for_a_guard_that_nobody_got() {
-        let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
-        // SAFETY: it uses nothing.
-        let callback = unsafe { Callback::new(called, std::ptr::null_mut()) };
-        let mut kept = None;
-        let answer = Asked { on_loss: Some(callback), ..one(client) }.guard(|_, watch| {
-            kept = Some(watch);
-            Err(Failure::new(Code::TooManyHandles, "too many"))
-        });
-        assert_eq!(code(answer), Code::TooManyHandles);
-        let loss = Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: Duration::ZERO };
-        kept.iter().for_each(|watch| watch.lost(&loss));
+        let watch = Watch::new(Some(Callback { function: called as LossFn, user: std::ptr::null_mut() }));
+        let answer = give(Err(Error::new(ErrorKind::Held, "as a test")), watch.clone());
+        assert_eq!(code(answer), Code::Held);
+        watch.lost(&Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: Duration::ZERO });
         assert!(!CALLED.load(Ordering::SeqCst), "it was called");
     }
 
@@ -259,15 +187,17 @@ mod tests {
             }
         }
 
-        for any in [false, true] {
+        for keys in [Keys::One, Keys::AnyOf { keys: vec!["k".to_owned()], order: Order::Random }] {
             let (clock, faults) = (Clock::system(), FaultPlan::default());
             let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
             let builder = crate::ClientBuilder::over(Arc::new(store), clock.clone()).observer(Arc::new(Jumps(clock)));
             let Ok(client) = builder.request_timeout(Duration::from_millis(100)).connect() else { panic!("no client") };
             // So long a lease is set by a renewal, and too much time passes while that is under way.
-            let asked = Asked { lease: Some(AskedLease::For(2 * MINUTE)), any, ..one(client.clone()) };
+            let asked = handle::insert(Client(client.clone())).and_then(|client| Asked::one(client, "k"));
+            let Ok(asked) = asked else { panic!("no request") };
+            let asked = Asked { keys, ..asked }.with(|request| request.lease(2 * MINUTE));
             faults.always(Call::Renew, Fault::ApplyThenDelay(MINUTE));
-            let code = self::code(asked.clone().try_lock());
+            let code = self::code(asked.again().try_lock());
             let message = super::super::failure::message();
             assert_eq!(code, Code::TimedOut, "{message}");
             faults.heal();

@@ -6,6 +6,7 @@ use crate::CancelToken;
 
 /// A switch that ends waits.
 pub struct Cancel(pub CancelToken);
+handle::object!(Cancel = 8, "cancel token");
 
 /// A switch that ends the waits of requests it was given to. Free it with leasehold_cancel_free.
 pub type CancelHandle = u64;
@@ -18,8 +19,7 @@ pub type CancelHandle = u64;
 pub unsafe extern "C" fn leasehold_cancel_new(cancel: *mut CancelHandle) -> Code {
     call(|| {
         let cancel = out_arg!(cancel);
-        cancel.write(handle::insert(Cancel(CancelToken::new()))?);
-        Ok(())
+        cancel.write(handle::insert(Cancel(CancelToken::new()))?)
     })
 }
 

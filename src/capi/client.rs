@@ -1,29 +1,30 @@
-//! Connecting, and the short ways to a lock.
+//! Clients: connecting and closing.
 
 use std::ffi::c_char;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::asked::Asked;
 use super::code::Code;
-use super::guard::GuardHandle;
 use super::{Outcome, call, handle, millis, out_arg, text_arg};
 use crate::api::client::LockClient;
 use crate::model::error::Result;
 
 /// Options of a client. Can be used for several.
 pub struct Builder(Mutex<Options>);
+handle::object!(Builder = 1, "builder");
 
 /// Options of a client. Free it with leasehold_builder_free.
 pub type BuilderHandle = u64;
 
 /// The way to every lock of one store.
 pub struct Client(pub LockClient);
+handle::object!(Client = 2, "client");
 
 /// The way to every lock of one store; any number of threads may use it. Free it with leasehold_client_free.
 pub type ClientHandle = u64;
 
+#[derive(Clone)]
 struct Options {
     url: String,
     owner: Option<String>,
@@ -92,8 +93,7 @@ pub unsafe extern "C" fn leasehold_builder_new(
             request_timeout,
             drop_timeout,
         };
-        builder.write(handle::insert(Builder(Mutex::new(options)))?);
-        Ok(())
+        builder.write(handle::insert(Builder(Mutex::new(options)))?)
     })
 }
 
@@ -159,10 +159,8 @@ pub extern "C" fn leasehold_builder_set_drop_timeout(builder: BuilderHandle, ms:
 pub unsafe extern "C" fn leasehold_builder_connect(builder: BuilderHandle, client: *mut ClientHandle) -> Code {
     call(|| {
         let client = out_arg!(client);
-        let builder = handle::get::<Builder>(builder)?;
-        let connected = builder.0.lock().connect()?;
-        client.write(handle::insert(Client(connected))?);
-        Ok(())
+        let options = handle::get::<Builder>(builder)?.0.lock().clone();
+        client.write(handle::insert(Client(options.connect()?))?)
     })
 }
 
@@ -185,8 +183,7 @@ pub unsafe extern "C" fn leasehold_client_connect(
     call(|| {
         let url = text_arg!(url, url_len);
         let client = out_arg!(client);
-        client.write(handle::insert(Client(LockClient::connect(url)?))?);
-        Ok(())
+        client.write(handle::insert(Client(LockClient::connect(url)?))?)
     })
 }
 
@@ -198,8 +195,7 @@ pub unsafe extern "C" fn leasehold_client_connect(
 pub unsafe extern "C" fn leasehold_client_from_env(client: *mut ClientHandle) -> Code {
     call(|| {
         let client = out_arg!(client);
-        client.write(handle::insert(Client(LockClient::from_env()?))?);
-        Ok(())
+        client.write(handle::insert(Client(LockClient::from_env()?))?)
     })
 }
 
@@ -214,115 +210,4 @@ pub extern "C" fn leasehold_client_close(client: ClientHandle) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_free(client: ClientHandle) -> Code {
     call(|| handle::remove::<Client>(client).map(drop))
-}
-
-/// Waits for the lock, without limit, and holds it until the guard is released or freed. It is renewed by a thread of
-/// its own.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_lock(
-    client: ClientHandle,
-    key: *const c_char,
-    key_len: usize,
-    guard: *mut GuardHandle,
-) -> Code {
-    call(|| {
-        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
-        guard.write(Asked::one(client, key)?.lock()?);
-        Ok(())
-    })
-}
-
-/// Asks once: LEASEHOLD_CODE_HELD when others hold it.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_try_lock(
-    client: ClientHandle,
-    key: *const c_char,
-    key_len: usize,
-    guard: *mut GuardHandle,
-) -> Code {
-    call(|| {
-        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
-        guard.write(Asked::one(client, key)?.try_lock()?);
-        Ok(())
-    })
-}
-
-/// Waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held it all the while.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_lock_for(
-    client: ClientHandle,
-    key: *const c_char,
-    key_len: usize,
-    wait_ms: u64,
-    guard: *mut GuardHandle,
-) -> Code {
-    call(|| {
-        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
-        guard.write(Asked::one(client, key)?.waiting(wait_ms).lock()?);
-        Ok(())
-    })
-}
-
-/// leasehold_client_lock, together with other shared holders.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_lock_shared(
-    client: ClientHandle,
-    key: *const c_char,
-    key_len: usize,
-    guard: *mut GuardHandle,
-) -> Code {
-    call(|| {
-        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
-        guard.write(Asked::one(client, key)?.shared().lock()?);
-        Ok(())
-    })
-}
-
-/// leasehold_client_try_lock, together with other shared holders.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_try_lock_shared(
-    client: ClientHandle,
-    key: *const c_char,
-    key_len: usize,
-    guard: *mut GuardHandle,
-) -> Code {
-    call(|| {
-        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
-        guard.write(Asked::one(client, key)?.shared().try_lock()?);
-        Ok(())
-    })
-}
-
-/// leasehold_client_lock_for, together with other shared holders.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_lock_shared_for(
-    client: ClientHandle,
-    key: *const c_char,
-    key_len: usize,
-    wait_ms: u64,
-    guard: *mut GuardHandle,
-) -> Code {
-    call(|| {
-        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
-        guard.write(Asked::one(client, key)?.shared().waiting(wait_ms).lock()?);
-        Ok(())
-    })
 }

@@ -2,11 +2,11 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
+use super::callback::{Callback, Gate};
 use super::client::{Client, ClientHandle};
 use super::code::Code;
 use super::failure::Failure;
@@ -23,6 +23,8 @@ pub struct ElectionData {
     freed: CancelToken,
     gate: Arc<Gate>,
 }
+
+handle::object!(ElectionData = 9, "election");
 
 /// A node that can stand for an election: of all nodes that do, one leads at a time. Free it with
 /// leasehold_election_free.
@@ -48,56 +50,6 @@ pub type OnWon = Option<unsafe extern "C" fn(token: u64, user: *mut c_void)>;
 /// Called with the fencing token of a term that is over, how it ended, for people, and what was given along. The text
 /// ends in a NUL that its length leaves out, and is only there during the callback.
 pub type OnLost = Option<unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void)>;
-
-/// A function of C's, and what it wants to be called with.
-#[derive(Clone, Copy)]
-struct Callback<F> {
-    function: F,
-    user: *mut c_void,
-}
-
-// SAFETY: whoever made it promised that any thread may call it.
-unsafe impl<F: Send> Send for Callback<F> {}
-// SAFETY: nothing can be done with a shared one but to copy it.
-unsafe impl<F: Sync> Sync for Callback<F> {}
-
-/// Keeps callbacks from running once the election was freed.
-#[derive(Default)]
-struct Gate {
-    state: Mutex<GateState>,
-    left: Condvar,
-}
-
-#[derive(Default)]
-struct GateState {
-    closed: bool,
-    inside: Option<ThreadId>,
-}
-
-impl Gate {
-    /// Runs a callback, unless the gate is closed. The library calls them one after the other.
-    fn pass(&self, callback: impl FnOnce()) {
-        {
-            let mut state = self.state.lock();
-            if state.closed {
-                return;
-            }
-            state.inside = Some(std::thread::current().id());
-        }
-        callback();
-        self.state.lock().inside = None;
-        self.left.notify_all();
-    }
-
-    /// No callback begins any more, and none runs on another thread.
-    fn close(&self) {
-        let mut state = self.state.lock();
-        state.closed = true;
-        while state.inside.is_some_and(|thread| thread != std::thread::current().id()) {
-            self.left.wait(&mut state);
-        }
-    }
-}
 
 impl ElectionData {
     fn set(&self, set: impl FnOnce(&mut Options)) -> Outcome {
@@ -175,8 +127,7 @@ pub unsafe extern "C" fn leasehold_election_new(
         let (id, lease, max_hold, on_won, on_lost) = (None, None, None, None, None);
         let options = Mutex::new(Options { client, name, id, lease, max_hold, once: false, on_won, on_lost });
         let data = ElectionData { options, built: Mutex::default(), freed: CancelToken::new(), gate: Arc::default() };
-        election.write(handle::insert(data)?);
-        Ok(())
+        election.write(handle::insert(data)?)
     })
 }
 
@@ -261,8 +212,7 @@ pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
 pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, leader: *mut bool) -> Code {
     call(|| {
         let leader = out_arg!(leader);
-        leader.write(find(election)?.is_leader());
-        Ok(())
+        leader.write(find(election)?.is_leader())
     })
 }
 
@@ -275,8 +225,7 @@ pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, toke
     call(|| {
         let token = out_arg!(token);
         let none = || Failure::new(Code::Lost, "this node does not lead");
-        token.write(find(election)?.fencing_token().ok_or_else(none)?);
-        Ok(())
+        token.write(find(election)?.fencing_token().ok_or_else(none)?)
     })
 }
 
@@ -298,8 +247,7 @@ pub unsafe extern "C" fn leasehold_election_leader(
         let leader = find(election)?.leader()?.ok_or_else(|| Failure::new(Code::NotFound, "nobody leads"))?;
         // SAFETY: passed on from the caller.
         unsafe { text::write(leader.id(), buffer, capacity, len) }?;
-        token.write(leader.fencing_token());
-        Ok(())
+        token.write(leader.fencing_token())
     })
 }
 

@@ -5,13 +5,13 @@ use std::ffi::c_char;
 use parking_lot::Mutex;
 
 use super::code::Code;
-use super::list::unix_time;
-use super::{Outcome, call, handle, millis, out_arg, text_arg};
+use super::{Outcome, call, handle, millis, out_arg, text_arg, unix_time};
 use crate::Mode;
 use crate::api::filter::Filter;
 
 /// A filter; see the Rust API.
 pub struct FilterData(Mutex<Filter>);
+handle::object!(FilterData = 7, "filter");
 
 /// Which locks leasehold_client_list shall find: those that fit everything that is set. Free it with
 /// leasehold_filter_free.
@@ -38,8 +38,7 @@ fn set(filter: FilterHandle, set: impl FnOnce(Filter) -> Filter) -> Outcome {
 pub unsafe extern "C" fn leasehold_filter_new(filter: *mut FilterHandle) -> Code {
     call(|| {
         let filter = out_arg!(filter);
-        filter.write(handle::insert(FilterData(Mutex::new(Filter::new())))?);
-        Ok(())
+        filter.write(handle::insert(FilterData(Mutex::new(Filter::new())))?)
     })
 }
 

@@ -8,8 +8,9 @@ use parking_lot::{Mutex, RwLock};
 
 use super::code::Code;
 use super::failure::Failure;
-use super::lock::{LockData, LockHandle, ModeCode};
+use super::lock::{LockData, LockHandle};
 use super::loss::{Reason, Watch};
+use super::status::ModeCode;
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
 use crate::LossWatch;
 use crate::api::guard::LockGuard;
@@ -29,6 +30,8 @@ pub struct Guard {
     loss: LossWatch,
     watch: Arc<Watch>,
 }
+
+handle::object!(Guard = 4, "guard");
 
 /// A lock that is held: its own thread renews it. Free it with leasehold_guard_free, which releases it.
 pub type GuardHandle = u64;
@@ -61,14 +64,14 @@ impl Guard {
                 self.was_lost.store(true, Ordering::SeqCst);
                 // A loss that was found before is told by its own callback; one that only the store knew of by nobody.
                 if self.loss.get().is_none() {
-                    self.watch.end(false);
+                    self.watch.released();
                 }
             } else {
                 *self.guard.write() = Some(held);
             }
             return Err(error.into());
         }
-        self.watch.end(false);
+        self.watch.released();
         Ok(())
     }
 
@@ -92,8 +95,7 @@ impl Guard {
 pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut bool) -> Code {
     call(|| {
         let held = out_arg!(held);
-        held.write(handle::get::<Guard>(guard)?.ask(LockGuard::is_held).unwrap_or(false));
-        Ok(())
+        held.write(handle::get::<Guard>(guard)?.ask(LockGuard::is_held).unwrap_or(false))
     })
 }
 
@@ -126,8 +128,7 @@ pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -
 pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut u64) -> Code {
     call(|| {
         let ms = out_arg!(ms);
-        ms.write(handle::get::<Guard>(guard)?.ask(LockGuard::remaining).map_or(0, as_millis));
-        Ok(())
+        ms.write(handle::get::<Guard>(guard)?.ask(LockGuard::remaining).map_or(0, as_millis))
     })
 }
 
@@ -140,8 +141,7 @@ pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut 
 pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
-        token.write(handle::get::<Guard>(guard)?.granted.fencing_token());
-        Ok(())
+        token.write(handle::get::<Guard>(guard)?.granted.fencing_token())
     })
 }
 
@@ -153,8 +153,7 @@ pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u
 pub unsafe extern "C" fn leasehold_guard_mode(guard: GuardHandle, mode: *mut ModeCode) -> Code {
     call(|| {
         let mode = out_arg!(mode);
-        mode.write(handle::get::<Guard>(guard)?.granted.mode().into());
-        Ok(())
+        mode.write(handle::get::<Guard>(guard)?.granted.mode().into())
     })
 }
 
@@ -204,8 +203,7 @@ pub unsafe extern "C" fn leasehold_guard_info(guard: GuardHandle, lock: *mut Loc
         let lock = out_arg!(lock);
         let guard = handle::get::<Guard>(guard)?;
         let info = guard.ask(LockGuard::info).unwrap_or_else(|| guard.granted.clone());
-        lock.write(handle::insert(LockData::new(info))?);
-        Ok(())
+        lock.write(handle::insert(LockData::new(info))?)
     })
 }
 
@@ -227,8 +225,7 @@ pub unsafe extern "C" fn leasehold_guard_loss(
         let said = loss.as_ref().map(ToString::to_string).unwrap_or_default();
         // SAFETY: passed on from the caller.
         unsafe { text::write(&said, buffer, capacity, len) }?;
-        reason.write(loss.map_or(Reason::None, |loss| Reason::from(&loss.reason)));
-        Ok(())
+        reason.write(loss.map_or(Reason::None, |loss| Reason::from(&loss.reason)))
     })
 }
 
@@ -271,8 +268,7 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
         let descriptor = out_arg!(descriptor);
         let guard = handle::get::<Guard>(guard)?;
         let not_made = |error| Failure::new(Code::Store, format!("a descriptor can't be made: {error}"));
-        descriptor.write(guard.watch.descriptor().map_err(not_made)?.into_raw_fd());
-        Ok(())
+        descriptor.write(guard.watch.descriptor().map_err(not_made)?.into_raw_fd())
     })
 }
 
@@ -305,9 +301,8 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
             }
         };
         handle::get::<LockData>(data)?.set(held.hand_over());
-        guard.watch.end(false);
-        lock.write(data);
-        Ok(())
+        guard.watch.released();
+        lock.write(data)
     })
 }
 
@@ -326,7 +321,7 @@ pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
             // Another call may be inside it just now, and is not the one to release it.
             held.iter().for_each(|held| held.end_quietly());
         }
-        guard.watch.end(true);
+        guard.watch.freed();
         Ok(())
     })
 }
@@ -339,7 +334,8 @@ mod tests {
 
     use crossbeam_channel::{Sender, bounded};
 
-    use super::super::loss::{Callback, LossInfo};
+    use super::super::callback::Callback;
+    use super::super::loss::{LossFn, LossInfo};
     use super::*;
     use crate::{LockClient, Loss, LossReason};
 
@@ -368,8 +364,7 @@ mod tests {
         let Ok(held) = LockClient::connect("memory:").and_then(|client| client.lock("k")) else { panic!("no lock") };
         let ((entered, enters), (released, releases_too), (freed, frees)) = (bounded(1), bounded(1), bounded(1));
         let talk: &'static Talk = Box::leak(Box::new(Talk { guard: OnceLock::new(), entered, released }));
-        // SAFETY: it lives as long as the process.
-        let callback = unsafe { Callback::new(releases, (&raw const *talk).cast_mut().cast()) };
+        let callback = Callback { function: releases as LossFn, user: (&raw const *talk).cast_mut().cast() };
         let watch = Watch::new(Some(callback));
         let Ok(handle) = handle::insert(Guard::new(held, watch.clone())) else { panic!("no handle") };
         assert!(handle::get(handle).is_ok_and(|guard| talk.guard.set(guard).is_ok()));

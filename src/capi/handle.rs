@@ -15,19 +15,60 @@ use crate::sys::process::ProcessId;
 const INDEX_BITS: u32 = 24;
 const TYPE_SHIFT: u32 = 56;
 
-/// What stands behind a handle.
+/// What stands behind a handle; `object!` makes one of a type.
 pub trait Object: Sized + Send + Sync + 'static {
-    /// Its type, for people, and as the first byte of the handle.
-    const NAME: &'static str;
-    const TYPE: u8;
-    /// How many slots this process and those it was forked from ever had.
-    fn slots_ever() -> &'static AtomicU32;
-    fn table(tables: &Tables) -> &Table<Self>;
+    type Kind: Kind;
+    fn tables() -> &'static Tables<Self>;
 }
 
-/// The objects of one type.
-pub struct Table<T> {
-    /// Handles below are the parent's, from which this process was forked.
+/// Which type it is. Each is implemented for an array of its length, so that the compiler lets no two have one number.
+pub trait Kind {
+    /// The first byte of its handles.
+    const NUMBER: u8;
+    /// For people.
+    const NAME: &'static str;
+}
+
+/// Types have the numbers from 1 to this one.
+pub const LAST_NUMBER: u8 = 10;
+
+/// Gives the objects of a type handles.
+macro_rules! object {
+    ($type:ty = $number:literal, $name:literal) => {
+        impl $crate::capi::handle::Kind for [(); $number] {
+            const NUMBER: u8 = {
+                assert!($number >= 1 && $number <= $crate::capi::handle::LAST_NUMBER);
+                $number
+            };
+            const NAME: &'static str = $name;
+        }
+        impl $crate::capi::handle::Object for $type {
+            type Kind = [(); $number];
+
+            fn tables() -> &'static $crate::capi::handle::Tables<Self> {
+                static TABLES: $crate::capi::handle::Tables<$type> = $crate::capi::handle::Tables::new();
+                &TABLES
+            }
+        }
+    };
+}
+pub(super) use object;
+
+/// The objects of one type in this process and in those that it was forked from.
+pub struct Tables<T: 'static> {
+    /// That of this process, once it was used. No mutex is involved: after a fork it could be held for ever.
+    current: AtomicPtr<Table<T>>,
+    /// How many slots all of these processes ever had.
+    slots_ever: AtomicU32,
+}
+
+/// The objects of one type in one process.
+struct Table<T: 'static> {
+    process: ProcessId,
+    /// That of the process that this one was forked from: never touched and never dropped, since the threads and
+    /// connections behind it are not here.
+    _parent: Option<&'static Table<T>>,
+    /// Handles below are the parent's.
     first: u32,
     slots: Mutex<Slots<T>>,
 }
@@ -42,11 +83,43 @@ struct Slot<T> {
     object: Option<Arc<T>>,
 }
 
+/// What becomes of an object that was found.
+#[derive(PartialEq, Eq)]
+enum Then {
+    Keep,
+    Remove,
+}
+
+impl<T: Object> Tables<T> {
+    pub const fn new() -> Self {
+        Tables { current: AtomicPtr::new(std::ptr::null_mut()), slots_ever: AtomicU32::new(0) }
+    }
+
+    /// The table of this process.
+    fn here(&self) -> &'static Table<T> {
+        loop {
+            let seen = self.current.load(Ordering::SeqCst);
+            // SAFETY: it is NULL or comes from the `Box` below, which is never freed once it is in `current`.
+            let current: Option<&'static Table<T>> = unsafe { seen.as_ref() };
+            match current {
+                Some(table) if table.process.is_current() => return table,
+                parent => {
+                    // Whatever the parent's other threads were doing: their slots were counted before they were used.
+                    let new = Box::into_raw(Box::new(Table::new(self.slots_ever.load(Ordering::SeqCst), parent)));
+                    if self.current.compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+                        // SAFETY: another thread was faster, so nobody else has seen this one.
+                        drop(unsafe { Box::from_raw(new) });
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl<T: Object> Table<T> {
-    fn new() -> Self {
-        // Whatever the parent's other threads were doing: their slots were counted before they were used.
-        let first = T::slots_ever().load(Ordering::SeqCst);
-        Table { first, slots: Mutex::new(Slots { all: Vec::new(), free: Vec::new() }) }
+    fn new(first: u32, _parent: Option<&'static Table<T>>) -> Self {
+        let slots = Mutex::new(Slots { all: Vec::new(), free: Vec::new() });
+        Table { process: ProcessId::current(), _parent, first, slots }
     }
 
     fn insert(&self, object: T) -> Result<u64, Failure> {
@@ -57,43 +130,45 @@ impl<T: Object> Table<T> {
             None => {
                 let at = slots.all.len() as u32;
                 if self.first + at >= 1 << INDEX_BITS {
-                    return Err(Failure::new(Code::TooManyHandles, format!("too many {}s; free some", T::NAME)));
+                    return Err(Failure::new(Code::TooManyHandles, format!("too many {}s; free some", T::Kind::NAME)));
                 }
-                T::slots_ever().fetch_max(self.first + at + 1, Ordering::SeqCst);
+                T::tables().slots_ever.fetch_max(self.first + at + 1, Ordering::SeqCst);
                 slots.all.push(Slot { generation: 1, object: None });
                 at
             }
         };
         let slot = &mut slots.all[at as usize];
         slot.object = object;
-        Ok(u64::from(T::TYPE) << TYPE_SHIFT | u64::from(slot.generation) << INDEX_BITS | u64::from(self.first + at))
+        Ok(u64::from(T::Kind::NUMBER) << TYPE_SHIFT
+            | u64::from(slot.generation) << INDEX_BITS
+            | u64::from(self.first + at))
     }
 
-    /// Looks up what stands behind a handle, and takes it out if `take` says so.
-    fn find(&self, handle: u64, take: bool) -> Result<Arc<T>, Failure> {
+    /// What stands behind a handle.
+    fn find(&self, handle: u64, and: Then) -> Result<Arc<T>, Failure> {
         let is_a = |type_: u8| (handle >> TYPE_SHIFT) as u8 == type_;
-        if !is_a(T::TYPE) {
-            let known = (1..=LAST_TYPE).any(is_a);
+        if !is_a(T::Kind::NUMBER) {
+            let known = (1..=LAST_NUMBER).any(is_a);
             let code = if known { Code::WrongHandle } else { Code::BadHandle };
-            return Err(Failure::new(code, format!("{handle:#x} is no handle of a {}", T::NAME)));
+            return Err(Failure::new(code, format!("{handle:#x} is no handle of a {}", T::Kind::NAME)));
         }
         let index = (handle & ((1 << INDEX_BITS) - 1)) as u32;
         let generation = (handle >> INDEX_BITS) as u32;
         let Some(at) = index.checked_sub(self.first) else {
-            let message = format!("this {} belongs to the process that this one was forked from", T::NAME);
+            let message = format!("this {} belongs to the process that this one was forked from", T::Kind::NAME);
             return Err(Failure::new(Code::Forked, message));
         };
         let mut slots = self.slots.lock();
         let slot = slots.all.get_mut(at as usize).filter(|slot| generation <= slot.generation && generation > 0);
         let Some(slot) = slot else {
-            let message = format!("{handle:#x} was never given out as a {}", T::NAME);
+            let message = format!("{handle:#x} was never given out as a {}", T::Kind::NAME);
             return Err(Failure::new(Code::BadHandle, message));
         };
         let found = slot.object.as_ref().filter(|_| generation == slot.generation).cloned();
         let Some(object) = found else {
-            return Err(Failure::new(Code::StaleHandle, format!("this {} was freed", T::NAME)));
+            return Err(Failure::new(Code::StaleHandle, format!("this {} was freed", T::Kind::NAME)));
         };
-        if take {
+        if and == Then::Remove {
             slot.object = None;
             if let Some(next) = slot.generation.checked_add(1) {
                 slot.generation = next;
@@ -106,91 +181,17 @@ impl<T: Object> Table<T> {
 
 /// Gives an object a handle.
 pub fn insert<T: Object>(object: T) -> Result<u64, Failure> {
-    T::table(tables()).insert(object)
+    T::tables().here().insert(object)
 }
 
 /// The object of a handle. It lives on for this call when another thread frees it meanwhile.
 pub fn get<T: Object>(handle: u64) -> Result<Arc<T>, Failure> {
-    T::table(tables()).find(handle, false)
+    T::tables().here().find(handle, Then::Keep)
 }
 
 /// The same; the handle is of no use afterwards.
 pub fn remove<T: Object>(handle: u64) -> Result<Arc<T>, Failure> {
-    T::table(tables()).find(handle, true)
-}
-
-/// All objects of one process.
-macro_rules! objects {
-    ($last:ident; $($field:ident: $type:ty = $number:literal, $name:literal;)*) => {
-        /// See the module.
-        pub struct Tables {
-            process: ProcessId,
-            /// Those of the process that this one was forked from: never touched and never dropped, since the threads
-            /// and connections behind them are not here.
-            _parent: Option<&'static Tables>,
-            $($field: Table<$type>,)*
-        }
-
-        impl Tables {
-            fn new(process: ProcessId, _parent: Option<&'static Tables>) -> Self {
-                Tables { process, _parent, $($field: Table::new(),)* }
-            }
-        }
-
-        $(impl Object for $type {
-            const NAME: &'static str = $name;
-            const TYPE: u8 = $number;
-
-            fn slots_ever() -> &'static AtomicU32 {
-                static SLOTS: AtomicU32 = AtomicU32::new(0);
-                &SLOTS
-            }
-
-            fn table(tables: &Tables) -> &Table<Self> {
-                &tables.$field
-            }
-        })*
-
-        const LAST_TYPE: u8 = {
-            let mut last = 0;
-            $(assert!($number == last + 1); last = $number;)*
-            last
-        };
-    };
-}
-
-objects! {
-    LAST_TYPE;
-    builders: super::client::Builder = 1, "builder";
-    clients: super::client::Client = 2, "client";
-    requests: super::request::Request = 3, "request";
-    guards: super::guard::Guard = 4, "guard";
-    locks: super::lock::LockData = 5, "lock";
-    lists: super::list::List = 6, "list";
-    filters: super::filter::FilterData = 7, "filter";
-    cancels: super::cancel::Cancel = 8, "cancel token";
-    elections: super::election::ElectionData = 9, "election";
-    leaderships: super::leadership::LeadershipData = 10, "leadership";
-}
-
-/// Those of this process. No mutex is involved: after a fork it could be held for ever.
-fn tables() -> &'static Tables {
-    static CURRENT: AtomicPtr<Tables> = AtomicPtr::new(std::ptr::null_mut());
-    loop {
-        let seen = CURRENT.load(Ordering::SeqCst);
-        // SAFETY: it is NULL or comes from the `Box` below, which is never freed once it is in `CURRENT`.
-        let current: Option<&'static Tables> = unsafe { seen.as_ref() };
-        match current {
-            Some(tables) if tables.process.is_current() => return tables,
-            parent => {
-                let new = Box::into_raw(Box::new(Tables::new(ProcessId::current(), parent)));
-                if CURRENT.compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-                    // SAFETY: another thread was faster, so nobody else has seen this one.
-                    drop(unsafe { Box::from_raw(new) });
-                }
-            }
-        }
-    }
+    T::tables().here().find(handle, Then::Remove)
 }
 
 #[cfg(test)]
@@ -205,29 +206,28 @@ mod tests {
 
     #[test]
     fn a_slot_whose_generations_are_used_up_is_not_used_again() {
-        let table: Table<Cancel> = Table { first: 0, slots: Mutex::new(Slots { all: Vec::new(), free: Vec::new() }) };
+        let table = Table::new(0, None);
         let new = || Cancel(CancelToken::new());
         let first = table.insert(new()).unwrap_or(0);
-        assert_eq!(code(table.find(first, true)), Code::Ok);
+        assert_eq!(code(table.find(first, Then::Remove)), Code::Ok);
         table.slots.lock().all[0].generation = u32::MAX;
         let last = table.insert(new()).unwrap_or(0);
-        assert_eq!(code(table.find(last, true)), Code::Ok);
-        assert_eq!(code(table.find(last, true)), Code::StaleHandle);
+        assert_eq!(code(table.find(last, Then::Remove)), Code::Ok);
+        assert_eq!(code(table.find(last, Then::Remove)), Code::StaleHandle);
         let other = table.insert(new()).unwrap_or(0);
         assert_eq!(other & ((1 << INDEX_BITS) - 1), 1, "the next slot");
-        assert_eq!(code(table.find(last, false)), Code::StaleHandle);
-        assert_eq!(code(table.find(first, false)), Code::StaleHandle);
+        assert_eq!(code(table.find(last, Then::Keep)), Code::StaleHandle);
+        assert_eq!(code(table.find(first, Then::Keep)), Code::StaleHandle);
     }
 
     #[test]
     fn a_childs_table_begins_where_the_parents_ended() {
-        let empty = || Mutex::new(Slots { all: Vec::new(), free: Vec::new() });
-        let child: Table<Cancel> = Table { first: 3, slots: empty() };
+        let child = Table::new(3, None);
         let own = child.insert(Cancel(CancelToken::new())).unwrap_or(0);
-        assert_eq!(code(child.find(own, false)), Code::Ok);
-        assert_eq!(code(child.find(own - 1, false)), Code::Forked);
-        assert_eq!(code(child.find(own + 1, false)), Code::BadHandle);
-        let full: Table<Cancel> = Table { first: 1 << INDEX_BITS, slots: empty() };
+        assert_eq!(code(child.find(own, Then::Keep)), Code::Ok);
+        assert_eq!(code(child.find(own - 1, Then::Keep)), Code::Forked);
+        assert_eq!(code(child.find(own + 1, Then::Keep)), Code::BadHandle);
+        let full = Table::new(1 << INDEX_BITS, None);
         let code = full.insert(Cancel(CancelToken::new())).map_or_else(super::super::failure::keep, |_| Code::Ok);
         assert_eq!(code, Code::TooManyHandles);
     }

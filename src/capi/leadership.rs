@@ -16,6 +16,8 @@ pub struct LeadershipData {
     loss: LossWatch,
 }
 
+handle::object!(LeadershipData = 10, "leadership");
+
 /// A term as the leader. Free it with leasehold_leadership_free, which resigns.
 pub type LeadershipHandle = u64;
 
@@ -39,8 +41,7 @@ pub unsafe extern "C" fn leasehold_election_campaign(
         let leadership = out_arg!(leadership);
         let won = find(election)?.campaign()?;
         let (token, loss) = (won.fencing_token(), won.loss());
-        leadership.write(handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })?);
-        Ok(())
+        leadership.write(handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })?)
     })
 }
 
@@ -53,8 +54,7 @@ pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHa
     call(|| {
         let leader = out_arg!(leader);
         let leadership = handle::get::<LeadershipData>(leadership)?;
-        leader.write(leadership.ask(Leadership::is_leader).unwrap_or(false));
-        Ok(())
+        leader.write(leadership.ask(Leadership::is_leader).unwrap_or(false))
     })
 }
 
@@ -66,8 +66,7 @@ pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHa
 pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
-        token.write(handle::get::<LeadershipData>(leadership)?.token);
-        Ok(())
+        token.write(handle::get::<LeadershipData>(leadership)?.token)
     })
 }
 
@@ -80,8 +79,7 @@ pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle
 pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHandle, ms: *mut u64) -> Code {
     call(|| {
         let ms = out_arg!(ms);
-        ms.write(handle::get::<LeadershipData>(leadership)?.ask(Leadership::remaining).map_or(0, as_millis));
-        Ok(())
+        ms.write(handle::get::<LeadershipData>(leadership)?.ask(Leadership::remaining).map_or(0, as_millis))
     })
 }
 

@@ -4,41 +4,20 @@ use std::ffi::c_char;
 
 use parking_lot::Mutex;
 
-use super::client::{Client, ClientHandle};
 use super::code::Code;
 use super::failure::Failure;
-use super::guard::GuardHandle;
-use super::list::{STATUS_FIRST_SIZE, Status, UNENDING, pick};
-use super::{call, handle, millis, out_arg, request, sized_out_arg, text};
-use crate::Mode;
+use super::status::{STATUS_FIRST_SIZE, Status, UNENDING, pick};
+use super::{call, handle, out_arg, sized_out_arg, text};
 use crate::model::error::Error;
 use crate::model::lock::Lock;
 
 /// A lock as data.
 pub struct LockData(Mutex<Lock>);
+handle::object!(LockData = 5, "lock");
 
 /// A lock as data. To have it does not mean to hold the lock. Whoever has it can renew, release and adopt the lock, so
 /// treat it like a password. Free it with leasehold_lock_free, which releases nothing.
 pub type LockHandle = u64;
-
-/// How a lock is held.
-#[repr(i32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModeCode {
-    /// Nobody else holds the key.
-    Exclusive = 0,
-    /// Others may hold the key in shared mode, nobody in exclusive mode.
-    Shared = 1,
-}
-
-impl From<Mode> for ModeCode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Exclusive => ModeCode::Exclusive,
-            Mode::Shared => ModeCode::Shared,
-        }
-    }
-}
 
 impl LockData {
     pub fn new(lock: Lock) -> Self {
@@ -71,8 +50,7 @@ pub unsafe extern "C" fn leasehold_lock_status(lock: LockHandle, status: *mut St
             lock.renewed(),
             lock.leased_until(),
             lock.leased_until().map_or(UNENDING, left),
-        ));
-        Ok(())
+        ))
     })
 }
 
@@ -133,8 +111,7 @@ pub unsafe extern "C" fn leasehold_lock_from_bytes(bytes: *const u8, bytes_len: 
             Failure::from(error)
         };
         let data: Lock = serde_json::from_slice(bytes).map_err(not_read)?;
-        lock.write(handle::insert(LockData::new(data))?);
-        Ok(())
+        lock.write(handle::insert(LockData::new(data))?)
     })
 }
 
@@ -142,45 +119,4 @@ pub unsafe extern "C" fn leasehold_lock_from_bytes(bytes: *const u8, bytes_len: 
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_lock_free(lock: LockHandle) -> Code {
     call(|| handle::remove::<LockData>(lock).map(drop))
-}
-
-/// Takes up a lock that was handed over, or acquired as data: without a gap, with a new fencing token.
-/// LEASEHOLD_CODE_LOST when it does not stand any more, or was adopted before. The data has to be freed all the same.
-///
-/// # Safety
-/// `guard` must be writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_adopt(
-    client: ClientHandle,
-    lock: LockHandle,
-    guard: *mut GuardHandle,
-) -> Code {
-    call(|| {
-        let guard = out_arg!(guard);
-        guard.write(request::adopt(client, lock)?);
-        Ok(())
-    })
-}
-
-/// Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
-/// LEASEHOLD_CODE_LOST when it does not stand any more.
-#[unsafe(no_mangle)]
-pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHandle, lease_ms: u64) -> Code {
-    call(|| {
-        let client = handle::get::<Client>(client)?;
-        let lock = handle::get::<LockData>(lock)?;
-        let renewed = client.0.heartbeat(&lock.copy(), millis(lease_ms))?;
-        lock.set(renewed);
-        Ok(())
-    })
-}
-
-/// Releases a lock that is held as data. Fine when nobody holds it; LEASEHOLD_CODE_HELD when others do.
-#[unsafe(no_mangle)]
-pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {
-    call(|| {
-        let client = handle::get::<Client>(client)?;
-        let lock = handle::get::<LockData>(lock)?.copy();
-        Ok(client.0.release(&lock)?)
-    })
 }

@@ -6,11 +6,11 @@ use std::io::{Read, Write};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::ThreadId;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::as_millis;
+use super::callback::{Callback, Gate};
 use crate::model::loss::{Loss, LossReason};
 
 /// How a lock was lost. The numbers never change; later versions may add some.
@@ -67,52 +67,34 @@ pub struct LossInfo {
 /// Called with the loss and what was given along.
 pub type OnLoss = Option<unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void)>;
 
-/// A function of C's, and what it wants to be called with.
-#[derive(Clone, Copy)]
-pub struct Callback {
-    function: unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void),
-    user: *mut c_void,
-}
+pub type LossFn = unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void);
 
-// SAFETY: whoever made it promised that any thread may call it.
-unsafe impl Send for Callback {}
-// SAFETY: nothing can be done with a shared one but to copy it.
-unsafe impl Sync for Callback {}
-
-impl Callback {
-    /// # Safety
-    /// Any thread may call `function` with `user` until each guard that got the callback is freed.
-    pub unsafe fn new(
-        function: unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void),
-        user: *mut c_void,
-    ) -> Self {
-        Callback { function, user }
-    }
-
-    fn call(self, loss: &Loss) {
-        let ended = |text: String| (text.len(), text + "\0");
-        let (key_len, key) = ended(loss.key.clone());
-        let (text_len, text) = ended(loss.to_string());
-        let info = LossInfo {
-            token: loss.fencing_token,
-            held_for_ms: as_millis(loss.held_for),
-            key: key.as_ptr().cast(),
-            key_len,
-            text: text.as_ptr().cast(),
-            text_len,
-            reason: Reason::from(&loss.reason),
-        };
-        // SAFETY: whoever made the callback promised that it may be called until the guard is freed, and freeing waits
-        // for it; the texts live until it returns.
-        unsafe { (self.function)(&info, self.user) }
-    }
+/// Calls it with the loss.
+///
+/// # Safety
+/// It may still be called.
+unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
+    let ended = |text: String| (text.len(), text + "\0");
+    let (key_len, key) = ended(loss.key.clone());
+    let (text_len, text) = ended(loss.to_string());
+    let info = LossInfo {
+        token: loss.fencing_token,
+        held_for_ms: as_millis(loss.held_for),
+        key: key.as_ptr().cast(),
+        key_len,
+        text: text.as_ptr().cast(),
+        text_len,
+        reason: Reason::from(&loss.reason),
+    };
+    // SAFETY: passed on; the texts live until it returns.
+    unsafe { (callback.function)(&info, callback.user) }
 }
 
 /// What of a guard hears of its loss.
 pub struct Watch {
-    callback: Option<Callback>,
+    callback: Option<Callback<LossFn>>,
+    gate: Gate,
     state: Mutex<State>,
-    called: Condvar,
 }
 
 struct State {
@@ -124,54 +106,54 @@ struct State {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Neither lost nor freed.
-    Waiting,
-    /// The callback runs on this thread.
-    Calling(ThreadId),
+    /// Neither lost nor released.
+    Held,
     Lost,
-    /// Released or freed: nothing is called any more.
-    Over,
+    /// Released or freed: no loss is told any more.
+    Released,
 }
 
 impl Watch {
-    pub fn new(callback: Option<Callback>) -> Arc<Self> {
+    pub fn new(callback: Option<Callback<LossFn>>) -> Arc<Self> {
         let state = State {
-            phase: Phase::Waiting,
+            phase: Phase::Held,
             #[cfg(unix)]
             ends: Vec::new(),
         };
-        Arc::new(Watch { callback, state: Mutex::new(state), called: Condvar::new() })
+        Arc::new(Watch { callback, gate: Gate::default(), state: Mutex::new(state) })
     }
 
     /// Tells the loss. Runs on a thread of its own.
     pub fn lost(&self, loss: &Loss) {
-        let mut state = self.state.lock();
-        if state.phase != Phase::Waiting {
-            return;
+        if self.settle(Phase::Lost)
+            && let Some(callback) = self.callback
+        {
+            // SAFETY: whoever set it promised that it may be called until the guard is freed; freeing closes the gate.
+            self.gate.pass(|| unsafe { tell(callback, loss) });
         }
-        state.phase = Phase::Lost;
-        #[cfg(unix)]
-        finish(&mut state.ends, true);
-        let Some(callback) = self.callback else { return };
-        state.phase = Phase::Calling(std::thread::current().id());
-        drop(state);
-        callback.call(loss);
-        self.state.lock().phase = Phase::Lost;
-        self.called.notify_all();
     }
 
-    /// Nothing is told any more; with `wait`, a callback that runs on another thread is over.
-    pub fn end(&self, wait: bool) {
+    /// No loss is told any more.
+    pub fn released(&self) {
+        self.settle(Phase::Released);
+    }
+
+    /// Neither is a loss told any more, nor does the callback run on another thread.
+    pub fn freed(&self) {
+        self.released();
+        self.gate.close();
+    }
+
+    /// Whether this was the first to say how the hold ended.
+    fn settle(&self, phase: Phase) -> bool {
         let mut state = self.state.lock();
-        if state.phase == Phase::Waiting {
-            state.phase = Phase::Over;
+        let is_first = state.phase == Phase::Held;
+        if is_first {
+            state.phase = phase;
         }
         #[cfg(unix)]
-        finish(&mut state.ends, false);
-        let other = |phase| matches!(phase, Phase::Calling(thread) if thread != std::thread::current().id());
-        while wait && other(state.phase) {
-            self.called.wait(&mut state);
-        }
+        state.finish();
+        is_first
     }
 
     /// A file descriptor of the caller's own.
@@ -183,24 +165,25 @@ impl Watch {
         // The caller may ask for one after the other, and close them.
         state.ends.retain(|end| !is_closed(end));
         state.ends.push(end);
-        if state.phase != Phase::Waiting {
-            let is_lost = state.phase != Phase::Over;
-            finish(&mut state.ends, is_lost);
+        if state.phase != Phase::Held {
+            state.finish();
         }
         Ok(descriptor.into())
     }
 }
 
-/// Tells the other ends, and that nothing follows.
 #[cfg(unix)]
-fn finish(ends: &mut Vec<UnixStream>, is_lost: bool) {
-    for mut end in ends.drain(..) {
-        if is_lost {
-            // An empty socket takes a byte; one whose other end is closed answers with an error, and without a signal.
-            let _ = end.write_all(b"!");
+impl State {
+    /// Tells the other ends how the hold ended, and that nothing follows.
+    fn finish(&mut self) {
+        for mut end in self.ends.drain(..) {
+            if self.phase == Phase::Lost {
+                // An empty socket takes a byte; one whose other end is closed answers with an error, without a signal.
+                let _ = end.write_all(b"!");
+            }
+            // To close it would not do: a forked child may have a copy.
+            let _ = end.shutdown(std::net::Shutdown::Both);
         }
-        // To close it would not do: a forked child may have a copy.
-        let _ = end.shutdown(std::net::Shutdown::Both);
     }
 }
 
@@ -249,14 +232,13 @@ mod tests {
         let (leaves, leave) = bounded(1);
         let talking = Talk { entered, leave };
         let user = (&raw const talking).cast_mut().cast();
-        // SAFETY: `talking` outlives the scope below.
-        let watch = Watch::new(Some(unsafe { Callback::new(talk, user) }));
+        let watch = Watch::new(Some(Callback { function: talk as LossFn, user }));
         std::thread::scope(|scope| {
             scope.spawn(|| watch.lost(&loss()));
             assert_eq!(enters.recv(), Ok(()));
             let (ended, ends) = bounded::<()>(1);
             scope.spawn(|| {
-                watch.end(true);
+                watch.freed();
                 drop(ended);
             });
             let waited = ends.recv_timeout(Duration::from_millis(200));
@@ -267,9 +249,8 @@ mod tests {
         // It tells once, and nothing after the end.
         watch.lost(&loss());
         assert!(enters.is_empty());
-        // SAFETY: as above.
-        let ended = Watch::new(Some(unsafe { Callback::new(talk, user) }));
-        ended.end(true);
+        let ended = Watch::new(Some(Callback { function: talk as LossFn, user }));
+        ended.freed();
         ended.lost(&loss());
         assert!(enters.is_empty());
     }

@@ -4,10 +4,14 @@
 //! programmers. Only the public API is used, and this is the only place with `unsafe`.
 
 mod asked;
+mod callback;
 mod cancel;
 mod client;
+mod client_data;
+mod client_lock;
 mod code;
 mod election;
+mod error;
 mod failure;
 mod filter;
 mod guard;
@@ -17,16 +21,14 @@ mod list;
 mod lock;
 mod loss;
 mod request;
+mod status;
 mod text;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use code::Code;
-use failure::Failure;
-
-/// What the body of an exported function comes to.
-type Outcome = Result<(), Failure>;
+use failure::{Failure, Outcome};
 
 /// The body of every exported function that can fail: no panic leaves it, and a failure is kept for the
 /// `leasehold_error_` functions of this thread.
@@ -73,6 +75,12 @@ fn millis(ms: u64) -> Duration {
 /// Rounded down; `UINT64_MAX` for what has no end.
 fn as_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A time that C gave in milliseconds since 1970.
+fn unix_time(ms: u64) -> Result<SystemTime, Failure> {
+    let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
+    at.ok_or_else(|| Failure::new(Code::InvalidInput, format!("unix_ms is {ms}, later than any clock goes")))
 }
 
 #[cfg(test)]

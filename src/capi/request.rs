@@ -5,36 +5,36 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::asked::{Asked, AskedLease, Wait};
+use super::asked::{Asked, Keys, Order};
+use super::callback::Callback;
 use super::cancel::{Cancel, CancelHandle};
 use super::client::ClientHandle;
 use super::code::Code;
 use super::failure::Failure;
 use super::guard::GuardHandle;
 use super::lock::{LockData, LockHandle};
-use super::loss::{Callback, OnLoss};
-use super::{Outcome, call, handle, millis, out_arg, text_arg};
+use super::loss::OnLoss;
+use super::{Outcome, call, handle, millis, out_arg, text_arg, unix_time};
+use crate::api::request::{LockRequest, SameOwner};
+use crate::sys::deadline::far_from;
 
 /// A request; unlike the one of the Rust API it can be used any number of times.
 pub struct Request(Mutex<Asked>);
+handle::object!(Request = 3, "request");
 
 /// What is asked for: one lock, or the first of several that is free. It can be used any number of times, by any
 /// number of threads. Free it with leasehold_request_free.
 pub type RequestHandle = u64;
 
-/// Adopts a lock with nothing else asked for.
-pub fn adopt(client: ClientHandle, lock: LockHandle) -> Result<GuardHandle, Failure> {
-    let lock = handle::get::<LockData>(lock)?.copy();
-    Asked::one(client, lock.key())?.adopt(lock)
-}
-
 /// A copy, so that nothing is locked while a wait goes on.
 fn asked(request: RequestHandle) -> Result<Asked, Failure> {
-    Ok(handle::get::<Request>(request)?.0.lock().clone())
+    Ok(handle::get::<Request>(request)?.0.lock().again())
 }
 
-fn set(request: RequestHandle, set: impl FnOnce(&mut Asked)) -> Outcome {
-    set(&mut handle::get::<Request>(request)?.0.lock());
+fn set(request: RequestHandle, set: impl FnOnce(LockRequest) -> LockRequest) -> Outcome {
+    let request = handle::get::<Request>(request)?;
+    let mut asked = request.0.lock();
+    *asked = asked.again().with(set);
     Ok(())
 }
 
@@ -51,8 +51,7 @@ pub unsafe extern "C" fn leasehold_request_new(
 ) -> Code {
     call(|| {
         let (key, request) = (text_arg!(key, key_len), out_arg!(request));
-        request.write(handle::insert(Request(Mutex::new(Asked::one(client, key)?)))?);
-        Ok(())
+        request.write(handle::insert(Request(Mutex::new(Asked::one(client, key)?)))?)
     })
 }
 
@@ -65,9 +64,7 @@ pub unsafe extern "C" fn leasehold_request_new(
 pub unsafe extern "C" fn leasehold_request_new_any(client: ClientHandle, request: *mut RequestHandle) -> Code {
     call(|| {
         let request = out_arg!(request);
-        let asked = Asked { any: true, ..Asked::new(client)? };
-        request.write(handle::insert(Request(Mutex::new(asked)))?);
-        Ok(())
+        request.write(handle::insert(Request(Mutex::new(Asked::any(client)?)))?)
     })
 }
 
@@ -80,11 +77,10 @@ pub unsafe extern "C" fn leasehold_request_add_key(request: RequestHandle, key: 
     call(|| {
         let key = text_arg!(key, key_len).to_owned();
         let request = handle::get::<Request>(request)?;
-        let mut asked = request.0.lock();
-        if !asked.any {
-            return Err(Failure::new(Code::InvalidInput, "the request is for one key"));
+        match &mut request.0.lock().keys {
+            Keys::AnyOf { keys, .. } => keys.push(key),
+            Keys::One => return Err(Failure::new(Code::InvalidInput, "the request is for one key")),
         }
-        asked.keys.push(key);
         Ok(())
     })
 }
@@ -92,19 +88,25 @@ pub unsafe extern "C" fn leasehold_request_add_key(request: RequestHandle, key: 
 /// Tries the keys as they were added, each time from the first one on. Defaults to random order.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_in_order(request: RequestHandle) -> Code {
-    call(|| set(request, |asked| asked.in_order = true))
+    call(|| {
+        // One key has no order.
+        if let Keys::AnyOf { order, .. } = &mut handle::get::<Request>(request)?.0.lock().keys {
+            *order = Order::AsGiven;
+        }
+        Ok(())
+    })
 }
 
 /// Together with other shared holders. Defaults to exclusive.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_shared(request: RequestHandle) -> Code {
-    call(|| set(request, |asked| asked.shared = true))
+    call(|| set(request, LockRequest::shared))
 }
 
 /// Shared, and only while fewer than `n` hold the key. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_holders(request: RequestHandle, n: u32) -> Code {
-    call(|| set(request, |asked| asked.max_holders = Some(n)))
+    call(|| set(request, |request| request.max_holders(n)))
 }
 
 /// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
@@ -118,8 +120,8 @@ pub unsafe extern "C" fn leasehold_request_set_owner(
     owner_len: usize,
 ) -> Code {
     call(|| {
-        let owner = text_arg!(owner, owner_len).to_owned();
-        set(request, |asked| asked.owner = Some(owner))
+        let owner = text_arg!(owner, owner_len);
+        set(request, |request| request.owner(owner))
     })
 }
 
@@ -134,8 +136,8 @@ pub unsafe extern "C" fn leasehold_request_set_comment(
     comment_len: usize,
 ) -> Code {
     call(|| {
-        let comment = text_arg!(comment, comment_len).to_owned();
-        set(request, |asked| asked.comment = Some(comment))
+        let comment = text_arg!(comment, comment_len);
+        set(request, |request| request.comment(comment))
     })
 }
 
@@ -150,23 +152,23 @@ pub unsafe extern "C" fn leasehold_request_set_lock_id(
     lock_id_len: usize,
 ) -> Code {
     call(|| {
-        let lock_id = text_arg!(lock_id, lock_id_len).to_owned();
-        set(request, |asked| asked.lock_id = Some(lock_id))
+        let lock_id = text_arg!(lock_id, lock_id_len);
+        set(request, |request| request.lock_id(lock_id))
     })
 }
 
 /// For how long the lock is held without a renewal, in milliseconds. Defaults to the client's lease.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_lease(request: RequestHandle, ms: u64) -> Code {
-    call(|| set(request, |asked| asked.lease = Some(AskedLease::For(millis(ms)))))
+    call(|| set(request, |request| request.lease(millis(ms))))
 }
 
 /// The lease ends at this time, in milliseconds since 1970, and is not renewed past it. Defaults to the client's lease.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_lease_until(request: RequestHandle, unix_ms: u64) -> Code {
     call(|| {
-        let at = super::list::unix_time(unix_ms)?;
-        set(request, |asked| asked.lease = Some(AskedLease::Until(at)))
+        let at = unix_time(unix_ms)?;
+        set(request, |request| request.lease_until(at))
     })
 }
 
@@ -174,20 +176,20 @@ pub extern "C" fn leasehold_request_set_lease_until(request: RequestHandle, unix
 /// lease.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_lease_forever(request: RequestHandle) -> Code {
-    call(|| set(request, |asked| asked.lease = Some(AskedLease::Forever)))
+    call(|| set(request, LockRequest::lease_forever))
 }
 
 /// A live exclusive holder with the same owner is replaced at once; it learns so at its next heartbeat. Needs an owner
 /// that was set. Defaults to respecting it like any other.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_replace_same_owner(request: RequestHandle) -> Code {
-    call(|| set(request, |asked| asked.replace = true))
+    call(|| set(request, |request| request.same_owner(SameOwner::Replace)))
 }
 
 /// For how many milliseconds leasehold_request_lock waits while others hold it; 0 asks once. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) -> Code {
-    call(|| set(request, |asked| asked.wait = Some(Wait::For(millis(ms)))))
+    call(|| set(request, |request| request.wait(millis(ms))))
 }
 
 /// Until when leasehold_request_lock waits: so many milliseconds from this call on, whenever and however often it is
@@ -195,9 +197,8 @@ pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) ->
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: u64) -> Code {
     call(|| {
-        // Without end when it is further away than the clock can tell.
-        let until = Instant::now().checked_add(millis(ms)).map(Wait::Until);
-        set(request, |asked| asked.wait = until)
+        let until = far_from(Instant::now(), millis(ms));
+        set(request, |request| request.wait_until(until))
     })
 }
 
@@ -205,15 +206,15 @@ pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: 
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: CancelHandle) -> Code {
     call(|| {
-        let cancel = handle::get::<Cancel>(cancel)?.0.clone();
-        set(request, |asked| asked.cancel = Some(cancel))
+        let cancel = handle::get::<Cancel>(cancel)?;
+        set(request, |request| request.cancel(&cancel.0))
     })
 }
 
 /// The lock is lost after so many milliseconds, for a worker that hangs while its process lives. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64) -> Code {
-    call(|| set(request, |asked| asked.max_hold = Some(millis(ms))))
+    call(|| set(request, |request| request.max_hold(millis(ms))))
 }
 
 /// Called once for each guard of the request whose lock is lost, with `user`, on a thread of its own; never after a
@@ -230,9 +231,8 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
     user: *mut c_void,
 ) -> Code {
     call(|| {
-        // SAFETY: what the header asks the caller for.
-        let callback = on_loss.map(|function| unsafe { Callback::new(function, user) });
-        set(request, |asked| asked.on_loss = callback)
+        handle::get::<Request>(request)?.0.lock().on_loss = on_loss.map(|function| Callback { function, user });
+        Ok(())
     })
 }
 
@@ -244,8 +244,7 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
 pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *mut GuardHandle) -> Code {
     call(|| {
         let guard = out_arg!(guard);
-        guard.write(asked(request)?.lock()?);
-        Ok(())
+        guard.write(asked(request)?.lock()?)
     })
 }
 
@@ -257,8 +256,7 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
 pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guard: *mut GuardHandle) -> Code {
     call(|| {
         let guard = out_arg!(guard);
-        guard.write(asked(request)?.try_lock()?);
-        Ok(())
+        guard.write(asked(request)?.try_lock()?)
     })
 }
 
@@ -270,8 +268,7 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
 pub unsafe extern "C" fn leasehold_request_acquire(request: RequestHandle, lock: *mut LockHandle) -> Code {
     call(|| {
         let lock = out_arg!(lock);
-        lock.write(handle::insert(LockData::new(asked(request)?.acquire()?))?);
-        Ok(())
+        lock.write(handle::insert(LockData::new(asked(request)?.acquire()?))?)
     })
 }
 
@@ -289,8 +286,7 @@ pub unsafe extern "C" fn leasehold_request_adopt(
     call(|| {
         let guard = out_arg!(guard);
         let lock = handle::get::<LockData>(lock)?.copy();
-        guard.write(asked(request)?.adopt(lock)?);
-        Ok(())
+        guard.write(asked(request)?.adopt(lock)?)
     })
 }
 

@@ -2,9 +2,8 @@
 
 use std::ffi::c_char;
 
-use super::Outcome;
 use super::code::Code;
-use super::failure::Failure;
+use super::failure::{Failure, Outcome};
 
 /// A text of the caller's.
 ///
@@ -93,9 +92,11 @@ impl<T> Out<T> {
         if out.is_null() { Err(null(name)) } else { Ok(Out(out)) }
     }
 
-    pub fn write(self, value: T) {
+    /// It never fails; so ends the body of a call.
+    pub fn write(self, value: T) -> Outcome {
         // SAFETY: whoever made it promised that; the alignment is not taken for granted.
-        unsafe { self.0.write_unaligned(value) }
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
     }
 }
 
@@ -125,13 +126,14 @@ impl<T> SizedOut<T> {
     }
 
     /// Writes what both versions have; what only the caller's has becomes 0.
-    pub fn write(self, value: T) {
+    pub fn write(self, value: T) -> Outcome {
         let ours = size_of::<T>().min(self.size);
         // SAFETY: whoever made it promised that so many bytes can be written to, and nobody else has them.
         unsafe {
             self.out.cast::<u8>().write_bytes(0, self.size);
             std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), self.out.cast(), ours);
         }
+        Ok(())
     }
 }
 

@@ -5,15 +5,18 @@ use std::fs;
 use std::path::PathBuf;
 
 /// In the order in which a reader wants them.
-const FILES: [&str; 12] = [
+const FILES: [&str; 15] = [
     "code",
-    "failure",
+    "error",
     "client",
+    "client_lock",
     "request",
     "cancel",
     "guard",
     "loss",
+    "status",
     "lock",
+    "client_data",
     "list",
     "filter",
     "election",

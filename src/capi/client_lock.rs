@@ -1,0 +1,115 @@
+//! The short ways from a client to a lock.
+
+use std::ffi::c_char;
+
+use super::asked::Asked;
+use super::client::ClientHandle;
+use super::code::Code;
+use super::guard::GuardHandle;
+use super::{call, out_arg, text_arg};
+use crate::api::request::LockRequest;
+
+/// Waits for the lock, without limit, and holds it until the guard is released or freed. It is renewed by a thread of
+/// its own.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.lock()?)
+    })
+}
+
+/// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_try_lock(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.try_lock()?)
+    })
+}
+
+/// Waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held it all the while.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock_for(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    wait_ms: u64,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.waiting(wait_ms).lock()?)
+    })
+}
+
+/// leasehold_client_lock, together with other shared holders.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock_shared(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.with(LockRequest::shared).lock()?)
+    })
+}
+
+/// leasehold_client_try_lock, together with other shared holders.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_try_lock_shared(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.with(LockRequest::shared).try_lock()?)
+    })
+}
+
+/// leasehold_client_lock_for, together with other shared holders.
+///
+/// # Safety
+/// `key` must have `key_len` readable bytes, and `guard` be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_client_lock_shared_for(
+    client: ClientHandle,
+    key: *const c_char,
+    key_len: usize,
+    wait_ms: u64,
+    guard: *mut GuardHandle,
+) -> Code {
+    call(|| {
+        let (key, guard) = (text_arg!(key, key_len), out_arg!(guard));
+        guard.write(Asked::one(client, key)?.with(LockRequest::shared).waiting(wait_ms).lock()?)
+    })
+}
