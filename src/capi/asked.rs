@@ -52,7 +52,7 @@ impl Asked {
     /// A request for one lock.
     pub fn one(client: ClientHandle, key: &str) -> Result<Self, Failure> {
         let client: Arc<Client> = handle::get(client)?;
-        let request = client.0.request(key);
+        let request = client.api.request(key);
         Ok(Asked { client, keys: Keys::One, request, on_loss: None })
     }
 
@@ -112,7 +112,7 @@ impl Asked {
         match self.keys {
             Keys::One => Request::One(self.request),
             Keys::AnyOf { keys, order } => {
-                let any = self.client.0.request_any(&keys).with(|_| self.request);
+                let any = self.client.api.request_any(&keys).with(|_| self.request);
                 Request::Any(if order == Order::AsGiven { any.in_order() } else { any })
             }
         }
@@ -120,6 +120,7 @@ impl Asked {
 
     fn guard(self, start: impl FnOnce(Request) -> ApiResult<LockGuard>) -> Result<GuardHandle, Failure> {
         let watch = Watch::new(self.on_loss);
+        self.client.watch(&watch);
         let told = watch.clone();
         let request = self.with(|request| request.on_loss(move |loss: Loss| told.lost(&loss))).request();
         give(start(request), watch)
@@ -193,7 +194,7 @@ mod tests {
             let builder = crate::ClientBuilder::over(Arc::new(store), clock.clone()).observer(Arc::new(Jumps(clock)));
             let Ok(client) = builder.request_timeout(Duration::from_millis(100)).connect() else { panic!("no client") };
             // So long a lease is set by a renewal, and too much time passes while that is under way.
-            let asked = handle::insert(Client(client.clone())).and_then(|client| Asked::one(client, "k"));
+            let asked = handle::insert(Client::new(client.clone())).and_then(|client| Asked::one(client, "k"));
             let Ok(asked) = asked else { panic!("no request") };
             let asked = Asked { keys, ..asked }.with(|request| request.lease(2 * MINUTE));
             faults.always(Call::Renew, Fault::ApplyThenDelay(MINUTE));

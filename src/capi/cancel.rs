@@ -11,7 +11,7 @@ handle::object!(Cancel = 8, "cancel token");
 /// A switch that ends the waits of requests it was given to. Free it with leasehold_cancel_free.
 pub type CancelHandle = u64;
 
-/// A token that is not cancelled yet.
+/// Makes a token that is not cancelled yet.
 ///
 /// # Safety
 /// `cancel` must be writable.
@@ -33,7 +33,7 @@ pub extern "C" fn leasehold_cancel_fire(cancel: CancelHandle) -> Code {
     })
 }
 
-/// Frees the handle. Requests that were given the token keep it, and can't be cancelled any more.
+/// Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_cancel_free(cancel: CancelHandle) -> Code {
     call(|| handle::remove::<Cancel>(cancel).map(drop))

@@ -1,11 +1,13 @@
 //! Clients: connecting and closing.
 
 use std::ffi::c_char;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::code::Code;
+use super::loss::Watch;
 use super::{Outcome, call, handle, millis, out_arg, text_arg};
 use crate::api::client::LockClient;
 use crate::model::error::Result;
@@ -18,7 +20,33 @@ handle::object!(Builder = 1, "builder");
 pub type BuilderHandle = u64;
 
 /// The way to every lock of one store.
-pub struct Client(pub LockClient);
+pub struct Client {
+    pub api: LockClient,
+    /// Of its guards, some of which are gone.
+    watches: Mutex<Vec<Weak<Watch>>>,
+}
+
+impl Client {
+    pub fn new(api: LockClient) -> Self {
+        Client { api, watches: Mutex::default() }
+    }
+
+    /// Closing the client ends what is watched.
+    pub fn watch(&self, watch: &Arc<Watch>) {
+        let mut watches = self.watches.lock();
+        if watches.len() == watches.capacity() {
+            watches.retain(|watch| watch.strong_count() > 0);
+        }
+        watches.push(Arc::downgrade(watch));
+    }
+
+    fn close(&self) -> Outcome {
+        let closed = self.api.close();
+        let watches = std::mem::take(&mut *self.watches.lock());
+        watches.iter().filter_map(Weak::upgrade).for_each(|watch| watch.released());
+        Ok(closed?)
+    }
+}
 handle::object!(Client = 2, "client");
 
 /// The way to every lock of one store; any number of threads may use it. Free it with leasehold_client_free.
@@ -69,7 +97,8 @@ fn set(builder: BuilderHandle, set: impl FnOnce(&mut Options)) -> Outcome {
     Ok(())
 }
 
-/// Options for a client of the store that `url` names, like "sqlite:locks.db".
+/// Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
+/// copied, and checked by leasehold_builder_connect.
 ///
 /// # Safety
 /// `url` must have `url_len` readable bytes, and `builder` be writable.
@@ -97,7 +126,7 @@ pub unsafe extern "C" fn leasehold_builder_new(
     })
 }
 
-/// Who holds its locks, for people: 1 to 1,024 bytes. Defaults to host:pid.
+/// What others see as the holder of its locks, for people to read: 1 to 1,024 bytes. Defaults to host:pid.
 ///
 /// # Safety
 /// `owner` must have `owner_len` readable bytes.
@@ -126,14 +155,15 @@ pub extern "C" fn leasehold_builder_set_heartbeat(builder: BuilderHandle, ms: u6
     call(|| set(builder, |options| options.heartbeat = Some(millis(ms))))
 }
 
-/// The end of a lease in which the holder counts itself as lost already, in milliseconds. Defaults to a tenth of the
-/// lease.
+/// How long before the end of its lease a holder already counts the lock as lost, in milliseconds. Defaults to a tenth
+/// of the lease.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_margin(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.margin = Some(millis(ms))))
 }
 
-/// How long a waiter waits between two looks at a lock, drawn at random, in milliseconds. Defaults to 150 to 350.
+/// How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers.
+/// Defaults to 150 and 350.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_poll(builder: BuilderHandle, from_ms: u64, to_ms: u64) -> Code {
     call(|| set(builder, |options| options.poll = Some((millis(from_ms), millis(to_ms)))))
@@ -151,7 +181,8 @@ pub extern "C" fn leasehold_builder_set_drop_timeout(builder: BuilderHandle, ms:
     call(|| set(builder, |options| options.drop_timeout = Some(millis(ms))))
 }
 
-/// Opens the store and checks it once. The builder can be used again.
+/// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for
+/// the store for at most the request timeout. The builder stays yours and can be used again.
 ///
 /// # Safety
 /// `client` must be writable.
@@ -160,17 +191,18 @@ pub unsafe extern "C" fn leasehold_builder_connect(builder: BuilderHandle, clien
     call(|| {
         let client = out_arg!(client);
         let options = handle::get::<Builder>(builder)?.0.lock().clone();
-        client.write(handle::insert(Client(options.connect()?))?)
+        client.write(handle::insert(Client::new(options.connect()?))?)
     })
 }
 
-/// Frees the handle.
+/// Frees the builder. Clients that it made are not affected.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_free(builder: BuilderHandle) -> Code {
     call(|| handle::remove::<Builder>(builder).map(drop))
 }
 
-/// Connects to the store that `url` names, like "sqlite:locks.db", with default options, and checks it once.
+/// Connects to the store that `url` names, like "sqlite:locks.db", with default options. The same as a
+/// builder with no option set: see leasehold_builder_connect.
 ///
 /// # Safety
 /// `url` must have `url_len` readable bytes, and `client` be writable.
@@ -183,11 +215,12 @@ pub unsafe extern "C" fn leasehold_client_connect(
     call(|| {
         let url = text_arg!(url, url_len);
         let client = out_arg!(client);
-        client.write(handle::insert(Client(LockClient::connect(url)?))?)
+        client.write(handle::insert(Client::new(LockClient::connect(url)?))?)
     })
 }
 
-/// Connects to the store that the environment variable LEASEHOLD_STORE names.
+/// leasehold_client_connect with the URL in the environment variable LEASEHOLD_STORE; LEASEHOLD_CODE_CONFIG when it is
+/// not set.
 ///
 /// # Safety
 /// `client` must be writable.
@@ -195,18 +228,20 @@ pub unsafe extern "C" fn leasehold_client_connect(
 pub unsafe extern "C" fn leasehold_client_from_env(client: *mut ClientHandle) -> Code {
     call(|| {
         let client = out_arg!(client);
-        client.write(handle::insert(Client(LockClient::from_env()?))?)
+        client.write(handle::insert(Client::new(LockClient::from_env()?))?)
     })
 }
 
-/// Ends everything: wakes waiters with LEASEHOLD_CODE_CLOSED, releases every guard of this client, and joins its
-/// threads. Call it before exit(), which releases nothing. Handles still have to be freed.
+/// Ends everything: calls that wait return LEASEHOLD_CODE_CLOSED, every guard of this client is released, elections
+/// stop, and its threads end. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
+/// handler of atexit() may do it. Handles still have to be freed. Closing again changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_close(client: ClientHandle) -> Code {
-    call(|| Ok(handle::get::<Client>(client)?.0.close()?))
+    call(|| handle::get::<Client>(client)?.close())
 }
 
-/// Frees the handle. Guards, requests and calls under way keep what they need of the client.
+/// Frees the handle, and does not close the client while guards, requests, elections or calls under way still use it.
+/// The last of them that is freed closes it, within the drop timeout.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_free(client: ClientHandle) -> Code {
     call(|| handle::remove::<Client>(client).map(drop))

@@ -7,8 +7,9 @@ use super::guard::GuardHandle;
 use super::lock::{LockData, LockHandle};
 use super::{call, handle, millis, out_arg};
 
-/// Takes up a lock that was handed over, or acquired as data: without a gap, with a new fencing token.
-/// LEASEHOLD_CODE_LOST when it does not stand any more, or was adopted before. The data has to be freed all the same.
+/// Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
+/// nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
+/// before. The data stays yours to free.
 ///
 /// # Safety
 /// `guard` must be writable.
@@ -26,24 +27,25 @@ pub unsafe extern "C" fn leasehold_client_adopt(
 }
 
 /// Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
-/// LEASEHOLD_CODE_LOST when it does not stand any more.
+/// LEASEHOLD_CODE_LOST when it is not held any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHandle, lease_ms: u64) -> Code {
     call(|| {
         let client = handle::get::<Client>(client)?;
         let lock = handle::get::<LockData>(lock)?;
-        let renewed = client.0.heartbeat(&lock.copy(), millis(lease_ms))?;
+        let renewed = client.api.heartbeat(&lock.copy(), millis(lease_ms))?;
         lock.set(renewed);
         Ok(())
     })
 }
 
-/// Releases a lock that is held as data. Fine when nobody holds it; LEASEHOLD_CODE_HELD when others do.
+/// Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
+/// lock any more, LEASEHOLD_CODE_HELD when others do.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {
     call(|| {
         let client = handle::get::<Client>(client)?;
         let lock = handle::get::<LockData>(lock)?.copy();
-        Ok(client.0.release(&lock)?)
+        Ok(client.api.release(&lock)?)
     })
 }

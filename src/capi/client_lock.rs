@@ -9,8 +9,8 @@ use super::guard::GuardHandle;
 use super::{call, out_arg, text_arg};
 use crate::api::request::LockRequest;
 
-/// Waits for the lock, without limit, and holds it until the guard is released or freed. It is renewed by a thread of
-/// its own.
+/// Waits for the lock, without limit, and gives a guard: the lock is held, and renewed by a thread of the library's,
+/// until the guard is released or freed. LEASEHOLD_CODE_CLOSED when the client is closed meanwhile.
 ///
 /// # Safety
 /// `key` must have `key_len` readable bytes, and `guard` be writable.
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn leasehold_client_lock(
     })
 }
 
-/// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some.
 ///
 /// # Safety
 /// `key` must have `key_len` readable bytes, and `guard` be writable.
@@ -44,7 +44,8 @@ pub unsafe extern "C" fn leasehold_client_try_lock(
     })
 }
 
-/// Waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held it all the while.
+/// leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
+/// lock all the while.
 ///
 /// # Safety
 /// `key` must have `key_len` readable bytes, and `guard` be writable.

@@ -4,11 +4,11 @@ use std::ffi::c_char;
 
 use crate::model::error::ErrorKind;
 
-/// What a function answers. The numbers never change; later versions may add some.
+/// What a function returns. The numbers never change; later versions may add some.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// It is done.
+    /// The call did what it says.
     Ok = 0,
     /// Others hold the lock; leasehold_error_holders says who.
     Held = 1,
@@ -16,30 +16,30 @@ pub enum Code {
     AlreadyHeld = 2,
     /// The wait ended before the lock was free; leasehold_error_holders says who held it last.
     TimedOut = 3,
-    /// The lock was held and is not any more.
+    /// The lock was held, and is not any more.
     Lost = 4,
     /// The wait was cancelled.
     Cancelled = 5,
-    /// The client was closed, or what is waited for can't come any more.
+    /// The client was closed, the lock was released, or what is waited for can't come any more.
     Closed = 6,
     /// An argument is out of bounds. Nothing was written.
     InvalidInput = 7,
     /// The store URL or the client's options are wrong.
     Config = 8,
-    /// The store denies it.
+    /// The store denies access.
     Permission = 9,
     /// The table, the file or a row is not what this version can read.
     Schema = 10,
     /// The store can't be reached or failed; leasehold_error_is_retryable says whether a repeat may help.
     Store = 11,
-    /// A write was sent, and no answer settled whether it happened.
+    /// A write was sent to the store, and whether it happened could not be found out.
     Ambiguous = 12,
-    /// The clocks differ by more than the guarantees allow.
+    /// This host's clock and the store's differ by more than the guarantees allow.
     ClockSkew = 13,
     /// A lease is not in the state that the call needs.
     InvalidLease = 14,
 
-    /// A pointer is NULL that must not be.
+    /// A pointer is NULL, but must not be.
     NullPointer = 100,
     /// A text is not UTF-8.
     BadUtf8 = 101,
@@ -50,15 +50,16 @@ pub enum Code {
     /// The handle is one of another type.
     WrongHandle = 104,
     /// The handle belongs to the process that this one was forked from. Connect again here; but if an SQLite file was
-    /// open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the child.
+    /// open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the
+    /// child.
     Forked = 105,
     /// The buffer is too small; the length that is needed was written.
     BufferTooSmall = 106,
-    /// There is none: nobody ever held the key, or no such entry.
+    /// There is none: nobody ever held the key, or the list has no such entry.
     NotFound = 107,
-    /// More handles than can be told apart.
+    /// There are 16 million handles of the type already.
     TooManyHandles = 108,
-    /// A bug in the library, which was contained. The object may be of no more use.
+    /// A bug in the library, which was contained. The object that was used may be of no more use: free it.
     Panic = 109,
 }
 
@@ -113,14 +114,15 @@ impl From<ErrorKind> for Code {
     }
 }
 
-/// The name of a code as it stands in this header, and "LEASEHOLD_CODE_?" for a number that is none. Static.
+/// The name of a code as it stands in this header, or "LEASEHOLD_CODE_?" for any other number. The text is static: do
+/// not free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_code_name(code: i32) -> *const c_char {
     let named = NAMES.iter().find(|(known, _)| *known as i32 == code);
     named.map_or(c"LEASEHOLD_CODE_?", |(_, name)| name).as_ptr()
 }
 
-/// The version of the library, like "0.1.0". Static.
+/// The version of the library, like "0.1.0". The text is static: do not free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");

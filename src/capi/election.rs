@@ -67,7 +67,7 @@ impl ElectionData {
             return Ok(election.clone());
         }
         let options = self.options.lock();
-        let mut builder = options.client.0.election(&options.name).stand_again(!options.once).cancel(&self.freed);
+        let mut builder = options.client.api.election(&options.name).stand_again(!options.once).cancel(&self.freed);
         if let Some(id) = &options.id {
             builder = builder.id(id.as_str());
         }
@@ -109,8 +109,8 @@ fn set(election: ElectionHandle, set: impl FnOnce(&mut Options)) -> Outcome {
     handle::get::<ElectionData>(election)?.set(set)
 }
 
-/// A node for the election of this name, which is also the key of the leader's lock. What is set has to be set before
-/// it is first used for anything else.
+/// Makes a node for the election of this name, which is also the key of the leader's lock. Nothing is sent to the store
+/// yet. Call the functions that set something before all others: later they return LEASEHOLD_CODE_INVALID_INPUT.
 ///
 /// # Safety
 /// `name` must have `name_len` readable bytes, and `election` be writable.
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn leasehold_election_new(
     })
 }
 
-/// By what name others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
+/// The name by which others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
 ///
 /// # Safety
 /// `id` must have `id_len` readable bytes.
@@ -143,29 +143,30 @@ pub unsafe extern "C" fn leasehold_election_set_id(election: ElectionHandle, id:
     })
 }
 
-/// For how many milliseconds a leader leads without a heartbeat, at least 1,000: this long after a leader died another
-/// can win. Defaults to the client's lease.
+/// For how many milliseconds a leader leads without a renewal, at least 1,000: so long after a leader died, another
+/// node can win. Defaults to the client's lease.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_set_lease(election: ElectionHandle, ms: u64) -> Code {
     call(|| set(election, |options| options.lease = Some(millis(ms))))
 }
 
-/// A term ends after so many milliseconds, so that others get their turn. Defaults to no limit.
+/// Ends a term after `ms` milliseconds, so that others get their turn. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_set_max_hold(election: ElectionHandle, ms: u64) -> Code {
     call(|| set(election, |options| options.max_hold = Some(millis(ms))))
 }
 
-/// leasehold_election_run ends after one term. Defaults to standing again after each.
+/// Ends leasehold_election_run after one term. Defaults to standing for election again after each term.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_set_once(election: ElectionHandle) -> Code {
     call(|| set(election, |options| options.once = true))
 }
 
-/// Called when this node has won a term, with its fencing token. The callbacks of an election run on one thread of the
-/// library's, one after the other, and each "won" is followed by one "lost" before the next. They may call anything
-/// here, and no exception may leave them. Once leasehold_election_free has returned none runs and none is called any
-/// more, unless it was the callback that freed it. NULL for none, which is the default.
+/// Sets a function that is called when this node has won a term, with the term's fencing token and `user`. The
+/// callbacks of an election run on one thread of the library's, one after the other, and each "won" is followed by one
+/// "lost" before the next "won". They may call every function of this header, and must return: no exception, longjmp()
+/// or pthread_exit(). Once leasehold_election_free has returned, none of them is running or is called any more, unless
+/// one of them freed the election; then `user` can be freed. NULL for none, which is the default.
 ///
 /// # Safety
 /// Any thread must be able to call `on_won` with `user` until the election is freed.
@@ -181,7 +182,7 @@ pub unsafe extern "C" fn leasehold_election_set_on_won(
     })
 }
 
-/// Called when a term that this node had won is over. See leasehold_election_set_on_won.
+/// Sets a function that is called when a term that this node had won is over. See leasehold_election_set_on_won.
 ///
 /// # Safety
 /// Any thread must be able to call `on_lost` with `user` until the election is freed.
@@ -197,14 +198,14 @@ pub unsafe extern "C" fn leasehold_election_set_on_lost(
     })
 }
 
-/// Starts a thread that stands at once, and again after each term, until leasehold_election_stop. Trouble with the
-/// store does not end it.
+/// Starts a thread that stands for election, and again after each term, until leasehold_election_stop; returns at once.
+/// Trouble with the store does not end it. LEASEHOLD_CODE_ALREADY_HELD when this node stands or leads already.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.run()?))
 }
 
-/// Whether this node leads. No I/O and no waiting: false before a rival can win.
+/// Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
 ///
 /// # Safety
 /// `leader` must be writable.
@@ -216,7 +217,7 @@ pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, 
     })
 }
 
-/// The fencing token of the term while this node leads, else LEASEHOLD_CODE_LOST. No I/O.
+/// The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Asks nobody.
 ///
 /// # Safety
 /// `token` must be writable.
@@ -229,8 +230,8 @@ pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, toke
     })
 }
 
-/// Who leads, by a read of the store: its name, and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND when nobody
-/// does.
+/// Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
+/// when nobody leads.
 ///
 /// # Safety
 /// `token` must be writable, and `buffer` as for every text, see the top.
@@ -251,8 +252,8 @@ pub unsafe extern "C" fn leasehold_election_leader(
     })
 }
 
-/// Waits until what leasehold_election_run started is over: after leasehold_election_stop or leasehold_client_close, or
-/// after one term with leasehold_election_set_once.
+/// Waits, without limit, until the thread that leasehold_election_run started is over: after leasehold_election_stop or
+/// leasehold_client_close, or after one term with leasehold_election_set_once. Returns at once if it was not started.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_wait(election: ElectionHandle) -> Code {
     call(|| {
@@ -261,16 +262,17 @@ pub extern "C" fn leasehold_election_wait(election: ElectionHandle) -> Code {
     })
 }
 
-/// Ends the standing, and resigns if this node leads, so that the next one takes over at once. It can stand again
-/// later.
+/// Makes this node stand for election no more, and resign if it leads, so that the next node takes over at once. Waits
+/// for the store for at most the drop timeout. The node can stand again later.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.stop()?))
 }
 
-/// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout, also while other
-/// threads are inside calls: leasehold_election_campaign ends with LEASEHOLD_CODE_CANCELLED. A leadership that it gave
-/// before goes on. A callback that runs is waited for, unless this is called by it.
+/// Frees the election, and stops what leasehold_election_run started, within the client's drop timeout. Other threads
+/// may be inside calls: leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
+/// before goes on. If a callback of this election is running on another thread, this waits until it has returned,
+/// however long that takes: see leasehold_guard_free.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_free(election: ElectionHandle) -> Code {
     call(|| {
@@ -309,7 +311,7 @@ mod tests {
     fn node() -> (ElectionHandle, Arc<Election>, LockClient) {
         let made = LockClient::connect("memory:").map_err(Failure::from).and_then(|client| {
             let (name, mut election) = ("job", 0);
-            let of = handle::insert(Client(client.clone()))?;
+            let of = handle::insert(Client::new(client.clone()))?;
             // SAFETY: a text, and a place that can be written to.
             let code = unsafe { leasehold_election_new(of, name.as_ptr().cast(), name.len(), &mut election) };
             assert_eq!(code, Code::Ok);

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn leasehold_error_store(buffer: *mut c_char, capacity: us
     unsafe { copy(buffer, capacity, len, |failure| failure.error.as_ref()?.store().map(str::to_owned)) }
 }
 
-/// The owner of the lock that was refused, of several the first; empty when nobody is known.
+/// Who holds the lock that was refused, the first one if there are several; empty when nobody is known.
 ///
 /// # Safety
 /// `buffer` as for every text, see the top.

@@ -13,7 +13,7 @@ use crate::api::filter::Filter;
 pub struct FilterData(Mutex<Filter>);
 handle::object!(FilterData = 7, "filter");
 
-/// Which locks leasehold_client_list shall find: those that fit everything that is set. Free it with
+/// Which locks leasehold_client_list finds: those that fit everything that is set. Free it with
 /// leasehold_filter_free.
 pub type FilterHandle = u64;
 
@@ -30,7 +30,7 @@ fn set(filter: FilterHandle, set: impl FnOnce(Filter) -> Filter) -> Outcome {
     Ok(())
 }
 
-/// A filter that fits every lock.
+/// Makes a filter that fits every lock. Each function below lets fewer pass.
 ///
 /// # Safety
 /// `filter` must be writable.

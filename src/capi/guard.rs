@@ -14,13 +14,14 @@ use super::status::ModeCode;
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
 use crate::LossWatch;
 use crate::api::guard::LockGuard;
-use crate::model::error::ErrorKind;
+use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
 use crate::sys::drop_bound::DropBound;
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {
-    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more. No I/O under the lock.
+    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more. No I/O under the
+    /// lock.
     guard: RwLock<Option<Arc<LockGuard>>>,
     /// One at a time ends it.
     ending: Mutex<()>,
@@ -75,6 +76,11 @@ impl Guard {
         Ok(())
     }
 
+    /// What the Rust API says, unless it was the holder's own client that released the lock: then nothing is in danger.
+    fn in_danger(&self, error: Error) -> Failure {
+        if error.kind() == ErrorKind::Lost && self.loss.has_ended() { self.ended() } else { error.into() }
+    }
+
     /// Why nothing can be done with it any more.
     fn ended(&self) -> Failure {
         let (code, how) = match self.loss.get() {
@@ -86,8 +92,8 @@ impl Guard {
     }
 }
 
-/// Whether the lock is held. No I/O and no waiting; false before a rival can be granted the lock, and once false it
-/// stays so.
+/// Writes whether the lock is held. It does not wait and asks nobody: the answer comes from the lease and this host's
+/// clock. It is false before anybody else can be granted the lock, and once false it stays false.
 ///
 /// # Safety
 /// `held` must be writable.
@@ -99,28 +105,32 @@ pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut 
     })
 }
 
-/// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost, LEASEHOLD_CODE_CLOSED after a release
-/// of one's own. For use right before each step that must not overlap.
+/// leasehold_guard_is_held as a code: LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost,
+/// LEASEHOLD_CODE_CLOSED after it was released, handed over, or its client closed. Call it right before each step that
+/// must not overlap with another holder's.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
-        Ok(guard.ask(LockGuard::ensure_held).ok_or_else(|| guard.ended())??)
+        let said = guard.ask(LockGuard::ensure_held).ok_or_else(|| guard.ended())?;
+        said.map_err(|error| guard.in_danger(error))
     })
 }
 
-/// Makes sure that the lock is held for at least so many milliseconds: renews it if less is left.
+/// Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
+/// for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
+/// renewal gives, LEASEHOLD_CODE_STORE when the renewal was not answered.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
         let held = guard.guard.try_read().and_then(|held| held.clone()).ok_or_else(|| guard.ended())?;
-        Ok(held.ensure_held_for(millis(ms))?)
+        held.ensure_held_for(millis(ms)).map_err(|error| guard.in_danger(error))
     })
 }
 
-/// How many milliseconds are left until the guard counts itself as lost if no heartbeat succeeds: 0 when it is not
-/// held, UINT64_MAX when it has no end.
+/// How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
+/// lease has no end.
 ///
 /// # Safety
 /// `ms` must be writable.
@@ -132,8 +142,9 @@ pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut 
     })
 }
 
-/// The fencing token: greater than that of every earlier grant of the key, and the same for the whole hold. It fits
-/// into an int64_t.
+/// The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
+/// Pass it to whatever the lock protects, and let that refuse a token below the highest it has seen. It fits into an
+/// int64_t.
 ///
 /// # Safety
 /// `token` must be writable.
@@ -145,7 +156,7 @@ pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u
     })
 }
 
-/// Exclusive or shared.
+/// How the lock is held: exclusive or shared.
 ///
 /// # Safety
 /// `mode` must be writable.
@@ -207,7 +218,8 @@ pub unsafe extern "C" fn leasehold_guard_info(guard: GuardHandle, lock: *mut Loc
     })
 }
 
-/// How the lock was lost: LEASEHOLD_REASON_NONE, and an empty text, when it was not.
+/// How the lock was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
+/// lost.
 ///
 /// # Safety
 /// `reason` must be writable, and `buffer` as for every text, see the top.
@@ -229,8 +241,9 @@ pub unsafe extern "C" fn leasehold_guard_loss(
     })
 }
 
-/// Waits until the lock is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
-/// LEASEHOLD_CODE_CLOSED once it was released or handed over instead.
+/// Waits until the lock is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
+/// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the lock was released or handed over, or its client closed. The guard
+/// may be freed meanwhile.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
@@ -252,10 +265,10 @@ pub fn wait_loss(loss: &LossWatch, ms: u64) -> Outcome {
     })
 }
 
-/// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the guard is
-/// released or freed instead, and stays so: read() gives one byte if the lock was lost, and 0, the end, after it or in
-/// its place. It is the caller's: close() it, before or after the guard. Each call gives a new one, with a byte of its
-/// own.
+/// Gives a file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the
+/// guard is released or freed or its client closed, and stays readable: read() gives one byte if the lock was lost, and
+/// then, or instead, 0 for the end. It is yours: close() it, before or after the guard. Each call gives a new one, with
+/// a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on Windows.
 ///
 /// # Safety
 /// `descriptor` must be writable.
@@ -272,15 +285,17 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
     })
 }
 
-/// Stops the heartbeat and releases the lock. LEASEHOLD_CODE_LOST is final: it was not held any more. After any other
-/// error it can be called again: LEASEHOLD_CODE_CLOSED says that it was released already. The guard has to be freed afterwards all the same.
+/// Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
+/// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. After any other failure it
+/// can be called again. The guard stays yours to free.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
     call(|| handle::get::<Guard>(guard)?.release())
 }
 
-/// Stops the heartbeat and hands the lock over as data, without releasing it: whoever gets it takes it up with
-/// leasehold_client_adopt before its lease ends. The guard has to be freed afterwards all the same.
+/// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
+/// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_CLOSED when the guard was released already. The guard
+/// stays yours to free, which releases nothing then.
 ///
 /// # Safety
 /// `lock` must be writable.
@@ -306,9 +321,10 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
     })
 }
 
-/// Frees the guard, and releases the lock if it is still held, within the client's drop timeout. A loss callback that
-/// runs is waited for, however long, unless this is called by it: call it without a mutex that the callback takes, and
-/// do not let two callbacks free each other's guards.
+/// Frees the guard, and releases the lock if it is still held, within the client's drop timeout; whether the release
+/// succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
+/// returned, however long that takes. So do not hold a mutex that the callback takes, and do not let two callbacks free
+/// each other's guards: both would wait for ever.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {
@@ -461,7 +477,7 @@ mod tests {
             let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
             let client = crate::ClientBuilder::over(Arc::new(store), clock);
             let Ok(client) = client.lease(LONG * 3).drop_timeout(bound).connect() else { panic!("no client") };
-            let Ok(of) = handle::insert(Client(client.clone())) else { panic!("no handle") };
+            let Ok(of) = handle::insert(Client::new(client.clone())) else { panic!("no handle") };
             let Ok(last) = last(&client, of) else { panic!("no lock") };
             faults.next(Call::Acquire, Fault::ApplyThenHang);
             faults.always(Call::Release, Fault::HangBefore);

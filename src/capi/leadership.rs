@@ -27,8 +27,8 @@ impl LeadershipData {
     }
 }
 
-/// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop or leasehold_election_free
-/// of another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
+/// Waits, without limit, until this node leads, and gives the term: use this or leasehold_election_run.
+/// leasehold_election_stop or leasehold_election_free on another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
 ///
 /// # Safety
 /// `leadership` must be writable.
@@ -45,7 +45,8 @@ pub unsafe extern "C" fn leasehold_election_campaign(
     })
 }
 
-/// Whether this node still leads. No I/O and no waiting: false before a rival can win, and once false it stays so.
+/// Writes whether this node still leads. It does not wait and asks nobody. It is false before another node can win, and
+/// once false it stays false.
 ///
 /// # Safety
 /// `leader` must be writable.
@@ -70,8 +71,7 @@ pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle
     })
 }
 
-/// How many milliseconds are left until the node counts itself as deposed if no heartbeat succeeds; 0 when it does not
-/// lead.
+/// How many milliseconds this node goes on leading if no further renewal succeeds; 0 when it does not lead.
 ///
 /// # Safety
 /// `ms` must be writable.
@@ -83,8 +83,8 @@ pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHa
     })
 }
 
-/// Waits until the leadership is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
-/// LEASEHOLD_CODE_CLOSED once it was resigned instead.
+/// Waits until the leadership is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen
+/// within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once it was resigned, or its client closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
     call(|| {
@@ -93,8 +93,9 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
     })
 }
 
-/// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over
-/// before, LEASEHOLD_CODE_CLOSED when it was resigned already. It has to be freed afterwards all the same.
+/// Gives the leadership up, so that the next node takes over at once, within the client's drop timeout.
+/// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
+/// leadership stays yours to free.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
     call(|| {

@@ -2,23 +2,39 @@
  *
  * Written by tests/capi from the comments in src/capi: do not edit.
  *
- * Handles are numbers. 0 is never one, and a wrong, freed or foreign one is answered with a code and does no harm. In
- * the child of a fork() the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
- * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child. Whatever was given
- * out is freed once, each by the function that its type names. Any thread may use any handle.
+ * Handles: an object is known by a number, never by a pointer. 0 is no handle. A handle that is wrong, was freed or
+ * is of another type is answered with a code and does no harm. What a function gives you is yours: free it once, by
+ * the function that its type names. What you pass in stays yours, and can be freed as soon as the call has returned:
+ * whoever still needs the object keeps it. Any thread may use any handle, also while another thread is inside a call
+ * with it.
+ *
+ * Codes: a function that did what it says returns LEASEHOLD_CODE_OK. The codes that need an answer of their own are
+ * named at each function. Beside these every function may return those for wrong arguments
+ * (LEASEHOLD_CODE_INVALID_INPUT and those from LEASEHOLD_CODE_NULL_POINTER on), and every function that asks the
+ * store LEASEHOLD_CODE_PERMISSION, LEASEHOLD_CODE_SCHEMA, LEASEHOLD_CODE_STORE, LEASEHOLD_CODE_AMBIGUOUS or
+ * LEASEHOLD_CODE_CLOCK_SKEW, and LEASEHOLD_CODE_CLOSED once the client was closed. The leasehold_error_ functions say
+ * more, for each thread. Results are written only on success; otherwise the places for them are left as they are.
+ *
+ * Waiting: functions that connect, and that acquire, adopt, renew, release, list or read locks, ask the store: they
+ * wait for at most the client's request timeout for each request that they send, and when they wait for a lock for as
+ * long as was asked for. Closing, stopping and freeing take at most the client's drop timeout. All others return at
+ * once, unless they say that they wait. Times are in milliseconds; UINT64_MAX is for ever.
+ *
+ * Threads: the library has threads of its own, which also run your callbacks. No function may be called by a signal
+ * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call.
+ *
+ * fork(): in the child the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
+ * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child.
  *
  * The library has an SQLite of its own. Do not open its lock file with another one in the same process, like the
- * sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes these files ends the file locks
- * that the library has on them. On Linux it keeps its log safe from that, but not a write that is under way; elsewhere a
- * lock may be lost, which its guard finds out at the next heartbeat.
+ * sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes these files ends the file
+ * locks that the library has on them. On Linux it keeps its log safe from that, but not a write that is under way;
+ * elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
  *
  * Texts go in as UTF-8 with their length in bytes; they need no NUL. Texts come out into a buffer of the caller's: as
- * much as fits is written, with a NUL behind it, and the length of the whole text without the NUL goes to `len`, which
- * may be NULL. If it did not all fit, that is LEASEHOLD_CODE_BUFFER_TOO_SMALL. To ask for the length alone, pass a
- * capacity of 0; only then the buffer may be NULL.
- *
- * Results are written only on success; other places of the caller's are left as they are. Times are in milliseconds;
- * UINT64_MAX is for ever. A function that fails says why through the leasehold_error_ functions, for each thread.
+ * much as fits is written, with a NUL behind it, and the length of the whole text without the NUL goes to `len`,
+ * which may be NULL. If it did not all fit, that is LEASEHOLD_CODE_BUFFER_TOO_SMALL. To ask for the length alone,
+ * pass a capacity of 0; only then the buffer may be NULL.
  */
 
 
@@ -29,13 +45,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// What a function answers. The numbers never change; later versions may add some.
+// What a function returns. The numbers never change; later versions may add some.
 enum leasehold_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // It is done.
+  // The call did what it says.
   LEASEHOLD_CODE_OK = 0,
   // Others hold the lock; leasehold_error_holders says who.
   LEASEHOLD_CODE_HELD = 1,
@@ -43,29 +59,29 @@ enum leasehold_code
   LEASEHOLD_CODE_ALREADY_HELD = 2,
   // The wait ended before the lock was free; leasehold_error_holders says who held it last.
   LEASEHOLD_CODE_TIMED_OUT = 3,
-  // The lock was held and is not any more.
+  // The lock was held, and is not any more.
   LEASEHOLD_CODE_LOST = 4,
   // The wait was cancelled.
   LEASEHOLD_CODE_CANCELLED = 5,
-  // The client was closed, or what is waited for can't come any more.
+  // The client was closed, the lock was released, or what is waited for can't come any more.
   LEASEHOLD_CODE_CLOSED = 6,
   // An argument is out of bounds. Nothing was written.
   LEASEHOLD_CODE_INVALID_INPUT = 7,
   // The store URL or the client's options are wrong.
   LEASEHOLD_CODE_CONFIG = 8,
-  // The store denies it.
+  // The store denies access.
   LEASEHOLD_CODE_PERMISSION = 9,
   // The table, the file or a row is not what this version can read.
   LEASEHOLD_CODE_SCHEMA = 10,
   // The store can't be reached or failed; leasehold_error_is_retryable says whether a repeat may help.
   LEASEHOLD_CODE_STORE = 11,
-  // A write was sent, and no answer settled whether it happened.
+  // A write was sent to the store, and whether it happened could not be found out.
   LEASEHOLD_CODE_AMBIGUOUS = 12,
-  // The clocks differ by more than the guarantees allow.
+  // This host's clock and the store's differ by more than the guarantees allow.
   LEASEHOLD_CODE_CLOCK_SKEW = 13,
   // A lease is not in the state that the call needs.
   LEASEHOLD_CODE_INVALID_LEASE = 14,
-  // A pointer is NULL that must not be.
+  // A pointer is NULL, but must not be.
   LEASEHOLD_CODE_NULL_POINTER = 100,
   // A text is not UTF-8.
   LEASEHOLD_CODE_BAD_UTF8 = 101,
@@ -76,15 +92,16 @@ enum leasehold_code
   // The handle is one of another type.
   LEASEHOLD_CODE_WRONG_HANDLE = 104,
   // The handle belongs to the process that this one was forked from. Connect again here; but if an SQLite file was
-  // open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the child.
+  // open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the
+  // child.
   LEASEHOLD_CODE_FORKED = 105,
   // The buffer is too small; the length that is needed was written.
   LEASEHOLD_CODE_BUFFER_TOO_SMALL = 106,
-  // There is none: nobody ever held the key, or no such entry.
+  // There is none: nobody ever held the key, or the list has no such entry.
   LEASEHOLD_CODE_NOT_FOUND = 107,
-  // More handles than can be told apart.
+  // There are 16 million handles of the type already.
   LEASEHOLD_CODE_TOO_MANY_HANDLES = 108,
-  // A bug in the library, which was contained. The object may be of no more use.
+  // A bug in the library, which was contained. The object that was used may be of no more use: free it.
   LEASEHOLD_CODE_PANIC = 109,
 };
 #ifndef __cplusplus
@@ -229,7 +246,7 @@ typedef struct {
   leasehold_mode mode;
 } leasehold_status;
 
-// Which locks leasehold_client_list shall find: those that fit everything that is set. Free it with
+// Which locks leasehold_client_list finds: those that fit everything that is set. Free it with
 // leasehold_filter_free.
 typedef uint64_t leasehold_filter;
 
@@ -253,10 +270,11 @@ typedef uint64_t leasehold_leadership;
 extern "C" {
 #endif // __cplusplus
 
-// The name of a code as it stands in this header, and "LEASEHOLD_CODE_?" for a number that is none. Static.
+// The name of a code as it stands in this header, or "LEASEHOLD_CODE_?" for any other number. The text is static: do
+// not free it.
 const char *leasehold_code_name(int32_t code);
 
-// The version of the library, like "0.1.0". Static.
+// The version of the library, like "0.1.0". The text is static: do not free it.
 const char *leasehold_version(void);
 
 // The code of the last call of this thread that failed; LEASEHOLD_CODE_OK when none has. Calls that succeed, and
@@ -282,7 +300,7 @@ leasehold_code leasehold_error_key(char *buffer, size_t capacity, size_t *len);
 // `buffer` as for every text, see the top.
 leasehold_code leasehold_error_store(char *buffer, size_t capacity, size_t *len);
 
-// The owner of the lock that was refused, of several the first; empty when nobody is known.
+// Who holds the lock that was refused, the first one if there are several; empty when nobody is known.
 //
 // # Safety
 // `buffer` as for every text, see the top.
@@ -298,13 +316,16 @@ leasehold_code leasehold_error_holders(leasehold_list *list);
 // Whether the failed call may succeed later without any change.
 bool leasehold_error_is_retryable(void);
 
-// Options for a client of the store that `url` names, like "sqlite:locks.db".
+// Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
+// copied, and checked by leasehold_builder_connect.
 //
 // # Safety
 // `url` must have `url_len` readable bytes, and `builder` be writable.
-leasehold_code leasehold_builder_new(const char *url, size_t url_len, leasehold_builder *builder);
+leasehold_code leasehold_builder_new(const char *url,
+                                     size_t url_len,
+                                     leasehold_builder *builder);
 
-// Who holds its locks, for people: 1 to 1,024 bytes. Defaults to host:pid.
+// What others see as the holder of its locks, for people to read: 1 to 1,024 bytes. Defaults to host:pid.
 //
 // # Safety
 // `owner` must have `owner_len` readable bytes.
@@ -317,12 +338,13 @@ leasehold_code leasehold_builder_set_lease(leasehold_builder builder, uint64_t m
 // The time between two renewals in milliseconds, at most half the lease. Defaults to a third of the lease.
 leasehold_code leasehold_builder_set_heartbeat(leasehold_builder builder, uint64_t ms);
 
-// The end of a lease in which the holder counts itself as lost already, in milliseconds. Defaults to a tenth of the
-// lease.
+// How long before the end of its lease a holder already counts the lock as lost, in milliseconds. Defaults to a tenth
+// of the lease.
 leasehold_code leasehold_builder_set_margin(leasehold_builder builder,
                                             uint64_t ms);
 
-// How long a waiter waits between two looks at a lock, drawn at random, in milliseconds. Defaults to 150 to 350.
+// How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers.
+// Defaults to 150 and 350.
 leasehold_code leasehold_builder_set_poll(leasehold_builder builder,
                                           uint64_t from_ms,
                                           uint64_t to_ms);
@@ -334,36 +356,42 @@ leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder, 
 leasehold_code leasehold_builder_set_drop_timeout(leasehold_builder builder,
                                                   uint64_t ms);
 
-// Opens the store and checks it once. The builder can be used again.
+// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for
+// the store for at most the request timeout. The builder stays yours and can be used again.
 //
 // # Safety
 // `client` must be writable.
-leasehold_code leasehold_builder_connect(leasehold_builder builder, leasehold_client *client);
+leasehold_code leasehold_builder_connect(leasehold_builder builder,
+                                         leasehold_client *client);
 
-// Frees the handle.
+// Frees the builder. Clients that it made are not affected.
 leasehold_code leasehold_builder_free(leasehold_builder builder);
 
-// Connects to the store that `url` names, like "sqlite:locks.db", with default options, and checks it once.
+// Connects to the store that `url` names, like "sqlite:locks.db", with default options. The same as a
+// builder with no option set: see leasehold_builder_connect.
 //
 // # Safety
 // `url` must have `url_len` readable bytes, and `client` be writable.
 leasehold_code leasehold_client_connect(const char *url, size_t url_len, leasehold_client *client);
 
-// Connects to the store that the environment variable LEASEHOLD_STORE names.
+// leasehold_client_connect with the URL in the environment variable LEASEHOLD_STORE; LEASEHOLD_CODE_CONFIG when it is
+// not set.
 //
 // # Safety
 // `client` must be writable.
 leasehold_code leasehold_client_from_env(leasehold_client *client);
 
-// Ends everything: wakes waiters with LEASEHOLD_CODE_CLOSED, releases every guard of this client, and joins its
-// threads. Call it before exit(), which releases nothing. Handles still have to be freed.
+// Ends everything: calls that wait return LEASEHOLD_CODE_CLOSED, every guard of this client is released, elections
+// stop, and its threads end. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
+// handler of atexit() may do it. Handles still have to be freed. Closing again changes nothing.
 leasehold_code leasehold_client_close(leasehold_client client);
 
-// Frees the handle. Guards, requests and calls under way keep what they need of the client.
+// Frees the handle, and does not close the client while guards, requests, elections or calls under way still use it.
+// The last of them that is freed closes it, within the drop timeout.
 leasehold_code leasehold_client_free(leasehold_client client);
 
-// Waits for the lock, without limit, and holds it until the guard is released or freed. It is renewed by a thread of
-// its own.
+// Waits for the lock, without limit, and gives a guard: the lock is held, and renewed by a thread of the library's,
+// until the guard is released or freed. LEASEHOLD_CODE_CLOSED when the client is closed meanwhile.
 //
 // # Safety
 // `key` must have `key_len` readable bytes, and `guard` be writable.
@@ -372,7 +400,7 @@ leasehold_code leasehold_client_lock(leasehold_client client,
                                      size_t key_len,
                                      leasehold_guard *guard);
 
-// Asks once: LEASEHOLD_CODE_HELD when others hold it.
+// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some.
 //
 // # Safety
 // `key` must have `key_len` readable bytes, and `guard` be writable.
@@ -381,7 +409,8 @@ leasehold_code leasehold_client_try_lock(leasehold_client client,
                                          size_t key_len,
                                          leasehold_guard *guard);
 
-// Waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held it all the while.
+// leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
+// lock all the while.
 //
 // # Safety
 // `key` must have `key_len` readable bytes, and `guard` be writable.
@@ -419,7 +448,7 @@ leasehold_code leasehold_client_lock_shared_for(leasehold_client client,
                                                 uint64_t wait_ms,
                                                 leasehold_guard *guard);
 
-// A request for one lock.
+// Makes a request for one lock. Nothing is sent to the store yet.
 //
 // # Safety
 // `key` must have `key_len` readable bytes, and `request` be writable.
@@ -428,29 +457,32 @@ leasehold_code leasehold_request_new(leasehold_client client,
                                      size_t key_len,
                                      leasehold_request *request);
 
-// A request for whichever of several locks is free first: leasehold_request_add_key names them, and
-// leasehold_guard_key says which it was.
+// Makes a request for one of several locks, whichever is free first: leasehold_request_add_key names them, and
+// leasehold_guard_key says which one it was.
 //
 // # Safety
 // `request` must be writable.
-leasehold_code leasehold_request_new_any(leasehold_client client, leasehold_request *request);
+leasehold_code leasehold_request_new_any(leasehold_client client,
+                                         leasehold_request *request);
 
-// One more key for a request made by leasehold_request_new_any.
+// Adds a key to a request made by leasehold_request_new_any; LEASEHOLD_CODE_INVALID_INPUT for any other request.
 //
 // # Safety
 // `key` must have `key_len` readable bytes.
-leasehold_code leasehold_request_add_key(leasehold_request request, const char *key, size_t key_len);
+leasehold_code leasehold_request_add_key(leasehold_request request,
+                                         const char *key,
+                                         size_t key_len);
 
 // Tries the keys as they were added, each time from the first one on. Defaults to random order.
 leasehold_code leasehold_request_set_in_order(leasehold_request request);
 
-// Together with other shared holders. Defaults to exclusive.
+// Asks for the lock in shared mode: others may hold it in shared mode at the same time. Defaults to exclusive.
 leasehold_code leasehold_request_set_shared(leasehold_request request);
 
-// Shared, and only while fewer than `n` hold the key. Defaults to no limit.
+// Asks for the lock in shared mode, and only while fewer than `n` hold it. Defaults to no limit.
 leasehold_code leasehold_request_set_max_holders(leasehold_request request, uint32_t n);
 
-// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
+// What others see as the holder, for people to read: 1 to 1,024 bytes. Defaults to the client's owner.
 //
 // # Safety
 // `owner` must have `owner_len` readable bytes.
@@ -483,30 +515,36 @@ leasehold_code leasehold_request_set_lease_until(leasehold_request request,
 // lease.
 leasehold_code leasehold_request_set_lease_forever(leasehold_request request);
 
-// A live exclusive holder with the same owner is replaced at once; it learns so at its next heartbeat. Needs an owner
-// that was set. Defaults to respecting it like any other.
+// Takes the lock away from an exclusive holder that has the same owner. That one finds out at its next heartbeat;
+// until then only the fencing token protects what the lock is for. An owner must have been set. Defaults to waiting
+// for such a holder like for any other.
 leasehold_code leasehold_request_set_replace_same_owner(leasehold_request request);
 
-// For how many milliseconds leasehold_request_lock waits while others hold it; 0 asks once. Defaults to no limit.
+// For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. Defaults to
+// no limit.
 leasehold_code leasehold_request_set_wait(leasehold_request request,
                                           uint64_t ms);
 
-// Until when leasehold_request_lock waits: so many milliseconds from this call on, whenever and however often it is
-// used afterwards. So several waits can share one deadline. Defaults to no limit.
+// Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
+// several waits can share one deadline. Defaults to no limit.
 leasehold_code leasehold_request_set_deadline_in(leasehold_request request,
                                                  uint64_t ms);
 
-// leasehold_cancel_fire ends the wait with LEASEHOLD_CODE_CANCELLED. Defaults to none.
-leasehold_code leasehold_request_set_cancel(leasehold_request request, leasehold_cancel cancel);
+// Gives the request a token: leasehold_cancel_fire ends its waits with LEASEHOLD_CODE_CANCELLED. The handle stays
+// yours to free. Defaults to none.
+leasehold_code leasehold_request_set_cancel(leasehold_request request,
+                                            leasehold_cancel cancel);
 
-// The lock is lost after so many milliseconds, for a worker that hangs while its process lives. Defaults to no limit.
+// For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
+// that hangs. Defaults to no limit.
 leasehold_code leasehold_request_set_max_hold(leasehold_request request,
                                               uint64_t ms);
 
-// Called once for each guard of the request whose lock is lost, with `user`, on a thread of its own; never after a
-// release. It may call anything here, also free the guard. No exception may leave it. Once leasehold_guard_free has
-// returned, the callback is over and is not called any more, unless it was the callback that freed the guard; the same
-// holds for a call that gave no guard. NULL for none, which is the default.
+// Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
+// the library's; never after a release. It may call every function of this header, also to free the guard or close the
+// client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the
+// function is not running and is not called any more, unless it freed the guard itself; then `user` can be freed. The
+// same holds once a call has returned that gave no guard. NULL for none, which is the default.
 //
 // # Safety
 // Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
@@ -514,24 +552,30 @@ leasehold_code leasehold_request_set_on_loss(leasehold_request request,
                                              leasehold_on_loss on_loss,
                                              void *user);
 
-// Waits for the lock and holds it: LEASEHOLD_CODE_TIMED_OUT when the wait is over.
+// Waits for the lock, and gives a guard as leasehold_client_lock does. LEASEHOLD_CODE_TIMED_OUT when the wait that was
+// set is over, LEASEHOLD_CODE_CANCELLED, or LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same
+// lock id.
 //
 // # Safety
 // `guard` must be writable.
-leasehold_code leasehold_request_lock(leasehold_request request, leasehold_guard *guard);
+leasehold_code leasehold_request_lock(leasehold_request request,
+                                      leasehold_guard *guard);
 
-// Asks once: LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_TIMED_OUT when it was granted too late to be held.
+// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, LEASEHOLD_CODE_TIMED_OUT
+// when the store answered too late for the lock to be held.
 //
 // # Safety
 // `guard` must be writable.
 leasehold_code leasehold_request_try_lock(leasehold_request request,
                                           leasehold_guard *guard);
 
-// Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
+// Tries once, and gives the lock as data: nothing renews or releases it by itself. LEASEHOLD_CODE_HELD when others
+// hold it. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 //
 // # Safety
 // `lock` must be writable.
-leasehold_code leasehold_request_acquire(leasehold_request request, leasehold_lock *lock);
+leasehold_code leasehold_request_acquire(leasehold_request request,
+                                         leasehold_lock *lock);
 
 // leasehold_client_adopt with the owner, comment, lease and loss callback of the request, which must be for the same
 // key.
@@ -542,10 +586,10 @@ leasehold_code leasehold_request_adopt(leasehold_request request,
                                        leasehold_lock lock,
                                        leasehold_guard *guard);
 
-// Frees the handle. Guards and waits that came from it go on.
+// Frees the request. Guards that it gave, and calls that wait, go on.
 leasehold_code leasehold_request_free(leasehold_request request);
 
-// A token that is not cancelled yet.
+// Makes a token that is not cancelled yet.
 //
 // # Safety
 // `cancel` must be writable.
@@ -555,41 +599,46 @@ leasehold_code leasehold_cancel_new(leasehold_cancel *cancel);
 // it, but not a signal handler. Doing it again changes nothing.
 leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 
-// Frees the handle. Requests that were given the token keep it, and can't be cancelled any more.
+// Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
 leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
-// Whether the lock is held. No I/O and no waiting; false before a rival can be granted the lock, and once false it
-// stays so.
+// Writes whether the lock is held. It does not wait and asks nobody: the answer comes from the lease and this host's
+// clock. It is false before anybody else can be granted the lock, and once false it stays false.
 //
 // # Safety
 // `held` must be writable.
 leasehold_code leasehold_guard_is_held(leasehold_guard guard,
                                        bool *held);
 
-// LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost, LEASEHOLD_CODE_CLOSED after a release
-// of one's own. For use right before each step that must not overlap.
+// leasehold_guard_is_held as a code: LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost,
+// LEASEHOLD_CODE_CLOSED after it was released, handed over, or its client closed. Call it right before each step that
+// must not overlap with another holder's.
 leasehold_code leasehold_guard_ensure_held(leasehold_guard guard);
 
-// Makes sure that the lock is held for at least so many milliseconds: renews it if less is left.
-leasehold_code leasehold_guard_ensure_held_for(leasehold_guard guard, uint64_t ms);
+// Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
+// for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
+// renewal gives, LEASEHOLD_CODE_STORE when the renewal was not answered.
+leasehold_code leasehold_guard_ensure_held_for(leasehold_guard guard,
+                                               uint64_t ms);
 
-// How many milliseconds are left until the guard counts itself as lost if no heartbeat succeeds: 0 when it is not
-// held, UINT64_MAX when it has no end.
+// How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
+// lease has no end.
 //
 // # Safety
 // `ms` must be writable.
 leasehold_code leasehold_guard_remaining(leasehold_guard guard,
                                          uint64_t *ms);
 
-// The fencing token: greater than that of every earlier grant of the key, and the same for the whole hold. It fits
-// into an int64_t.
+// The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
+// Pass it to whatever the lock protects, and let that refuse a token below the highest it has seen. It fits into an
+// int64_t.
 //
 // # Safety
 // `token` must be writable.
 leasehold_code leasehold_guard_token(leasehold_guard guard,
                                      uint64_t *token);
 
-// Exclusive or shared.
+// How the lock is held: exclusive or shared.
 //
 // # Safety
 // `mode` must be writable.
@@ -613,7 +662,8 @@ leasehold_code leasehold_guard_lock_id(leasehold_guard guard, char *buffer, size
 // `lock` must be writable.
 leasehold_code leasehold_guard_info(leasehold_guard guard, leasehold_lock *lock);
 
-// How the lock was lost: LEASEHOLD_REASON_NONE, and an empty text, when it was not.
+// How the lock was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
+// lost.
 //
 // # Safety
 // `reason` must be writable, and `buffer` as for every text, see the top.
@@ -623,34 +673,40 @@ leasehold_code leasehold_guard_loss(leasehold_guard guard,
                                     size_t capacity,
                                     size_t *len);
 
-// Waits until the lock is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
-// LEASEHOLD_CODE_CLOSED once it was released or handed over instead.
-leasehold_code leasehold_guard_wait_loss(leasehold_guard guard, uint64_t ms);
+// Waits until the lock is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
+// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the lock was released or handed over, or its client closed. The guard
+// may be freed meanwhile.
+leasehold_code leasehold_guard_wait_loss(leasehold_guard guard,
+                                         uint64_t ms);
 
-// A file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the guard is
-// released or freed instead, and stays so: read() gives one byte if the lock was lost, and 0, the end, after it or in
-// its place. It is the caller's: close() it, before or after the guard. Each call gives a new one, with a byte of its
-// own.
+// Gives a file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the
+// guard is released or freed or its client closed, and stays readable: read() gives one byte if the lock was lost, and
+// then, or instead, 0 for the end. It is yours: close() it, before or after the guard. Each call gives a new one, with
+// a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on Windows.
 //
 // # Safety
 // `descriptor` must be writable.
 leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
                                                int32_t *descriptor);
 
-// Stops the heartbeat and releases the lock. LEASEHOLD_CODE_LOST is final: it was not held any more. After any other
-// error it can be called again: LEASEHOLD_CODE_CLOSED says that it was released already. The guard has to be freed afterwards all the same.
+// Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
+// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. After any other failure it
+// can be called again. The guard stays yours to free.
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
-// Stops the heartbeat and hands the lock over as data, without releasing it: whoever gets it takes it up with
-// leasehold_client_adopt before its lease ends. The guard has to be freed afterwards all the same.
+// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
+// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_CLOSED when the guard was released already. The guard
+// stays yours to free, which releases nothing then.
 //
 // # Safety
 // `lock` must be writable.
-leasehold_code leasehold_guard_into_lock(leasehold_guard guard, leasehold_lock *lock);
+leasehold_code leasehold_guard_into_lock(leasehold_guard guard,
+                                         leasehold_lock *lock);
 
-// Frees the guard, and releases the lock if it is still held, within the client's drop timeout. A loss callback that
-// runs is waited for, however long, unless this is called by it: call it without a mutex that the callback takes, and
-// do not let two callbacks free each other's guards.
+// Frees the guard, and releases the lock if it is still held, within the client's drop timeout; whether the release
+// succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
+// returned, however long that takes. So do not hold a mutex that the callback takes, and do not let two callbacks free
+// each other's guards: both would wait for ever.
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
 // The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
@@ -671,8 +727,8 @@ leasehold_code leasehold_lock_text(leasehold_lock lock,
                                    size_t capacity,
                                    size_t *len);
 
-// The lock as bytes, for another process. `len` gets how many there are, also when they do not fit, which is an error
-// unless `capacity` is 0.
+// Writes the lock as bytes, for another process; they are as secret as the lock id. `len` gets how many bytes there
+// are. If they do not fit, none is written, which is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
 //
 // # Safety
 // `buffer` must have room for `capacity` bytes, or be NULL and `capacity` 0; `len` must be writable or NULL.
@@ -681,7 +737,8 @@ leasehold_code leasehold_lock_to_bytes(leasehold_lock lock,
                                        size_t capacity,
                                        size_t *len);
 
-// A lock that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
+// Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
+// LEASEHOLD_CODE_INVALID_INPUT when they are something else.
 //
 // # Safety
 // `bytes` must have `bytes_len` readable bytes, and `lock` be writable.
@@ -690,8 +747,9 @@ leasehold_code leasehold_lock_from_bytes(const uint8_t *bytes, size_t bytes_len,
 // Frees the data. The lock itself stays held until it is released or its lease ends.
 leasehold_code leasehold_lock_free(leasehold_lock lock);
 
-// Takes up a lock that was handed over, or acquired as data: without a gap, with a new fencing token.
-// LEASEHOLD_CODE_LOST when it does not stand any more, or was adopted before. The data has to be freed all the same.
+// Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
+// nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
+// before. The data stays yours to free.
 //
 // # Safety
 // `guard` must be writable.
@@ -700,11 +758,13 @@ leasehold_code leasehold_client_adopt(leasehold_client client,
                                       leasehold_guard *guard);
 
 // Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
-// LEASEHOLD_CODE_LOST when it does not stand any more.
+// LEASEHOLD_CODE_LOST when it is not held any more.
 leasehold_code leasehold_client_heartbeat(leasehold_client client, leasehold_lock lock, uint64_t lease_ms);
 
-// Releases a lock that is held as data. Fine when nobody holds it; LEASEHOLD_CODE_HELD when others do.
-leasehold_code leasehold_client_release(leasehold_client client, leasehold_lock lock);
+// Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
+// lock any more, LEASEHOLD_CODE_HELD when others do.
+leasehold_code leasehold_client_release(leasehold_client client,
+                                        leasehold_lock lock);
 
 // What the store knows of a key: the highest fencing token that was ever issued, and every holder in the record, the
 // expired ones included. LEASEHOLD_CODE_NOT_FOUND when nobody ever held it or its row was deleted. For finding out
@@ -718,7 +778,7 @@ leasehold_code leasehold_client_get(leasehold_client client,
                                     uint64_t *token,
                                     leasehold_list *holders);
 
-// Every lock that fits the filter, newest first; 0 for all.
+// Lists every lock that fits the filter, newest first. `filter` may be 0, for all locks.
 //
 // # Safety
 // `list` must be writable.
@@ -744,20 +804,23 @@ leasehold_code leasehold_client_unlock_group(leasehold_client client,
                                              size_t lock_id_len,
                                              leasehold_list *list);
 
-// Frees holders whose lease ended more than so many milliseconds ago, and lists them.
+// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them.
 //
 // # Safety
 // `list` must be writable.
 leasehold_code leasehold_client_purge(leasehold_client client, uint64_t older_than_ms, leasehold_list *list);
 
-// Makes what the store needs (tables, indexes) where it is missing.
+// Creates the tables and indexes that the store needs, where they are missing.
 leasehold_code leasehold_client_create_schema(leasehold_client client);
 
-// What leasehold_client_create_schema would do, for those who may not.
+// What leasehold_client_create_schema would do, as a text for an administrator: for programs that may not do it.
 //
 // # Safety
 // `buffer` as for every text, see the top.
-leasehold_code leasehold_client_schema(leasehold_client client, char *buffer, size_t capacity, size_t *len);
+leasehold_code leasehold_client_schema(leasehold_client client,
+                                       char *buffer,
+                                       size_t capacity,
+                                       size_t *len);
 
 // How many holders the list has.
 //
@@ -765,7 +828,8 @@ leasehold_code leasehold_client_schema(leasehold_client client, char *buffer, si
 // `len` must be writable.
 leasehold_code leasehold_list_len(leasehold_list list, size_t *len);
 
-// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof *status`.
+// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof
+// *status`.
 //
 // # Safety
 // `status_size` bytes at `status` must be writable.
@@ -785,10 +849,10 @@ leasehold_code leasehold_list_text(leasehold_list list,
                                    size_t capacity,
                                    size_t *len);
 
-// Frees the list.
+// Frees the list. Texts that were copied out of it stay.
 leasehold_code leasehold_list_free(leasehold_list list);
 
-// A filter that fits every lock.
+// Makes a filter that fits every lock. Each function below lets fewer pass.
 //
 // # Safety
 // `filter` must be writable.
@@ -847,8 +911,8 @@ leasehold_code leasehold_filter_set_remaining_at_least(leasehold_filter filter, 
 // Frees the filter.
 leasehold_code leasehold_filter_free(leasehold_filter filter);
 
-// A node for the election of this name, which is also the key of the leader's lock. What is set has to be set before
-// it is first used for anything else.
+// Makes a node for the election of this name, which is also the key of the leader's lock. Nothing is sent to the store
+// yet. Call the functions that set something before all others: later they return LEASEHOLD_CODE_INVALID_INPUT.
 //
 // # Safety
 // `name` must have `name_len` readable bytes, and `election` be writable.
@@ -857,27 +921,28 @@ leasehold_code leasehold_election_new(leasehold_client client,
                                       size_t name_len,
                                       leasehold_election *election);
 
-// By what name others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
+// The name by which others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
 //
 // # Safety
 // `id` must have `id_len` readable bytes.
 leasehold_code leasehold_election_set_id(leasehold_election election, const char *id, size_t id_len);
 
-// For how many milliseconds a leader leads without a heartbeat, at least 1,000: this long after a leader died another
-// can win. Defaults to the client's lease.
+// For how many milliseconds a leader leads without a renewal, at least 1,000: so long after a leader died, another
+// node can win. Defaults to the client's lease.
 leasehold_code leasehold_election_set_lease(leasehold_election election,
                                             uint64_t ms);
 
-// A term ends after so many milliseconds, so that others get their turn. Defaults to no limit.
+// Ends a term after `ms` milliseconds, so that others get their turn. Defaults to no limit.
 leasehold_code leasehold_election_set_max_hold(leasehold_election election, uint64_t ms);
 
-// leasehold_election_run ends after one term. Defaults to standing again after each.
+// Ends leasehold_election_run after one term. Defaults to standing for election again after each term.
 leasehold_code leasehold_election_set_once(leasehold_election election);
 
-// Called when this node has won a term, with its fencing token. The callbacks of an election run on one thread of the
-// library's, one after the other, and each "won" is followed by one "lost" before the next. They may call anything
-// here, and no exception may leave them. Once leasehold_election_free has returned none runs and none is called any
-// more, unless it was the callback that freed it. NULL for none, which is the default.
+// Sets a function that is called when this node has won a term, with the term's fencing token and `user`. The
+// callbacks of an election run on one thread of the library's, one after the other, and each "won" is followed by one
+// "lost" before the next "won". They may call every function of this header, and must return: no exception, longjmp()
+// or pthread_exit(). Once leasehold_election_free has returned, none of them is running or is called any more, unless
+// one of them freed the election; then `user` can be freed. NULL for none, which is the default.
 //
 // # Safety
 // Any thread must be able to call `on_won` with `user` until the election is freed.
@@ -885,7 +950,7 @@ leasehold_code leasehold_election_set_on_won(leasehold_election election,
                                              leasehold_on_won on_won,
                                              void *user);
 
-// Called when a term that this node had won is over. See leasehold_election_set_on_won.
+// Sets a function that is called when a term that this node had won is over. See leasehold_election_set_on_won.
 //
 // # Safety
 // Any thread must be able to call `on_lost` with `user` until the election is freed.
@@ -893,24 +958,24 @@ leasehold_code leasehold_election_set_on_lost(leasehold_election election,
                                               leasehold_on_lost on_lost,
                                               void *user);
 
-// Starts a thread that stands at once, and again after each term, until leasehold_election_stop. Trouble with the
-// store does not end it.
+// Starts a thread that stands for election, and again after each term, until leasehold_election_stop; returns at once.
+// Trouble with the store does not end it. LEASEHOLD_CODE_ALREADY_HELD when this node stands or leads already.
 leasehold_code leasehold_election_run(leasehold_election election);
 
-// Whether this node leads. No I/O and no waiting: false before a rival can win.
+// Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
 //
 // # Safety
 // `leader` must be writable.
 leasehold_code leasehold_election_is_leader(leasehold_election election, bool *leader);
 
-// The fencing token of the term while this node leads, else LEASEHOLD_CODE_LOST. No I/O.
+// The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Asks nobody.
 //
 // # Safety
 // `token` must be writable.
 leasehold_code leasehold_election_token(leasehold_election election, uint64_t *token);
 
-// Who leads, by a read of the store: its name, and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND when nobody
-// does.
+// Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
+// when nobody leads.
 //
 // # Safety
 // `token` must be writable, and `buffer` as for every text, see the top.
@@ -920,28 +985,30 @@ leasehold_code leasehold_election_leader(leasehold_election election,
                                          size_t capacity,
                                          size_t *len);
 
-// Waits until what leasehold_election_run started is over: after leasehold_election_stop or leasehold_client_close, or
-// after one term with leasehold_election_set_once.
+// Waits, without limit, until the thread that leasehold_election_run started is over: after leasehold_election_stop or
+// leasehold_client_close, or after one term with leasehold_election_set_once. Returns at once if it was not started.
 leasehold_code leasehold_election_wait(leasehold_election election);
 
-// Ends the standing, and resigns if this node leads, so that the next one takes over at once. It can stand again
-// later.
+// Makes this node stand for election no more, and resign if it leads, so that the next node takes over at once. Waits
+// for the store for at most the drop timeout. The node can stand again later.
 leasehold_code leasehold_election_stop(leasehold_election election);
 
-// Frees the handle, and stops what leasehold_election_run started, within the client's drop timeout, also while other
-// threads are inside calls: leasehold_election_campaign ends with LEASEHOLD_CODE_CANCELLED. A leadership that it gave
-// before goes on. A callback that runs is waited for, unless this is called by it.
+// Frees the election, and stops what leasehold_election_run started, within the client's drop timeout. Other threads
+// may be inside calls: leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
+// before goes on. If a callback of this election is running on another thread, this waits until it has returned,
+// however long that takes: see leasehold_guard_free.
 leasehold_code leasehold_election_free(leasehold_election election);
 
-// Waits until this node leads: in place of leasehold_election_run. leasehold_election_stop or leasehold_election_free
-// of another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
+// Waits, without limit, until this node leads, and gives the term: use this or leasehold_election_run.
+// leasehold_election_stop or leasehold_election_free on another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
 //
 // # Safety
 // `leadership` must be writable.
 leasehold_code leasehold_election_campaign(leasehold_election election,
                                            leasehold_leadership *leadership);
 
-// Whether this node still leads. No I/O and no waiting: false before a rival can win, and once false it stays so.
+// Writes whether this node still leads. It does not wait and asks nobody. It is false before another node can win, and
+// once false it stays false.
 //
 // # Safety
 // `leader` must be writable.
@@ -954,21 +1021,20 @@ leasehold_code leasehold_leadership_is_leader(leasehold_leadership leadership,
 // `token` must be writable.
 leasehold_code leasehold_leadership_token(leasehold_leadership leadership, uint64_t *token);
 
-// How many milliseconds are left until the node counts itself as deposed if no heartbeat succeeds; 0 when it does not
-// lead.
+// How many milliseconds this node goes on leading if no further renewal succeeds; 0 when it does not lead.
 //
 // # Safety
 // `ms` must be writable.
-leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership,
-                                              uint64_t *ms);
+leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership, uint64_t *ms);
 
-// Waits until the leadership is lost: LEASEHOLD_CODE_TIMED_OUT when that did not happen within `ms` milliseconds,
-// LEASEHOLD_CODE_CLOSED once it was resigned instead.
+// Waits until the leadership is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen
+// within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once it was resigned, or its client closed.
 leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
-// Gives the leadership up, so that the next node takes over at once. LEASEHOLD_CODE_LOST when the term was over
-// before, LEASEHOLD_CODE_CLOSED when it was resigned already. It has to be freed afterwards all the same.
+// Gives the leadership up, so that the next node takes over at once, within the client's drop timeout.
+// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
+// leadership stays yours to free.
 leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
 
 // Frees the leadership, and resigns if this node still leads, within the client's drop timeout.

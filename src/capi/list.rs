@@ -36,13 +36,13 @@ pub unsafe extern "C" fn leasehold_client_get(
         let key = text_arg!(key, key_len);
         let (token, holders) = (out_arg!(token), out_arg!(holders));
         let none = || Failure::new(Code::NotFound, format!("nobody ever held the lock {key:?}"));
-        let status = handle::get::<Client>(client)?.0.get(key)?.ok_or_else(none)?;
+        let status = handle::get::<Client>(client)?.api.get(key)?.ok_or_else(none)?;
         holders.write(handle::insert(List(status.holders().to_vec()))?)?;
         token.write(status.fencing_token())
     })
 }
 
-/// Every lock that fits the filter, newest first; 0 for all.
+/// Lists every lock that fits the filter, newest first. `filter` may be 0, for all locks.
 ///
 /// # Safety
 /// `list` must be writable.
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn leasehold_client_list(
         let list = out_arg!(list);
         let client = handle::get::<Client>(client)?;
         let filter = if filter == 0 { Filter::new() } else { handle::get::<FilterData>(filter)?.copy() };
-        list.write(handle::insert(List(client.0.list(&filter)?))?)
+        list.write(handle::insert(List(client.api.list(&filter)?))?)
     })
 }
 
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn leasehold_client_renew_group(
 ) -> Code {
     call(|| {
         let (lock_id, list) = (text_arg!(lock_id, lock_id_len), out_arg!(list));
-        let renewed = handle::get::<Client>(client)?.0.renew(lock_id, millis(lease_ms))?;
+        let renewed = handle::get::<Client>(client)?.api.renew(lock_id, millis(lease_ms))?;
         list.write(handle::insert(List(renewed))?)
     })
 }
@@ -93,12 +93,12 @@ pub unsafe extern "C" fn leasehold_client_unlock_group(
 ) -> Code {
     call(|| {
         let (lock_id, list) = (text_arg!(lock_id, lock_id_len), out_arg!(list));
-        let released = handle::get::<Client>(client)?.0.unlock(lock_id)?;
+        let released = handle::get::<Client>(client)?.api.unlock(lock_id)?;
         list.write(handle::insert(List(released))?)
     })
 }
 
-/// Frees holders whose lease ended more than so many milliseconds ago, and lists them.
+/// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them.
 ///
 /// # Safety
 /// `list` must be writable.
@@ -110,21 +110,21 @@ pub unsafe extern "C" fn leasehold_client_purge(
 ) -> Code {
     call(|| {
         let list = out_arg!(list);
-        let purged = handle::get::<Client>(client)?.0.purge(millis(older_than_ms))?;
+        let purged = handle::get::<Client>(client)?.api.purge(millis(older_than_ms))?;
         list.write(handle::insert(List(purged.freed))?)
     })
 }
 
-/// Makes what the store needs (tables, indexes) where it is missing.
+/// Creates the tables and indexes that the store needs, where they are missing.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_create_schema(client: ClientHandle) -> Code {
     call(|| {
-        handle::get::<Client>(client)?.0.create_schema()?;
+        handle::get::<Client>(client)?.api.create_schema()?;
         Ok(())
     })
 }
 
-/// What leasehold_client_create_schema would do, for those who may not.
+/// What leasehold_client_create_schema would do, as a text for an administrator: for programs that may not do it.
 ///
 /// # Safety
 /// `buffer` as for every text, see the top.
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn leasehold_client_schema(
     len: *mut usize,
 ) -> Code {
     call(|| {
-        let schema = handle::get::<Client>(client)?.0.schema()?;
+        let schema = handle::get::<Client>(client)?.api.schema()?;
         // SAFETY: passed on from the caller.
         unsafe { text::write(&schema, buffer, capacity, len) }
     })
@@ -154,7 +154,8 @@ pub unsafe extern "C" fn leasehold_list_len(list: ListHandle, len: *mut usize) -
     })
 }
 
-/// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof *status`.
+/// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof
+/// *status`.
 ///
 /// # Safety
 /// `status_size` bytes at `status` must be writable.
@@ -202,7 +203,7 @@ pub unsafe extern "C" fn leasehold_list_text(
     })
 }
 
-/// Frees the list.
+/// Frees the list. Texts that were copied out of it stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_list_free(list: ListHandle) -> Code {
     call(|| handle::remove::<List>(list).map(drop))

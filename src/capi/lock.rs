@@ -74,8 +74,8 @@ pub unsafe extern "C" fn leasehold_lock_text(
     })
 }
 
-/// The lock as bytes, for another process. `len` gets how many there are, also when they do not fit, which is an error
-/// unless `capacity` is 0.
+/// Writes the lock as bytes, for another process; they are as secret as the lock id. `len` gets how many bytes there
+/// are. If they do not fit, none is written, which is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
 ///
 /// # Safety
 /// `buffer` must have room for `capacity` bytes, or be NULL and `capacity` 0; `len` must be writable or NULL.
@@ -95,7 +95,8 @@ pub unsafe extern "C" fn leasehold_lock_to_bytes(
     })
 }
 
-/// A lock that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
+/// Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
+/// LEASEHOLD_CODE_INVALID_INPUT when they are something else.
 ///
 /// # Safety
 /// `bytes` must have `bytes_len` readable bytes, and `lock` be writable.

@@ -38,7 +38,7 @@ fn set(request: RequestHandle, set: impl FnOnce(LockRequest) -> LockRequest) -> 
     Ok(())
 }
 
-/// A request for one lock.
+/// Makes a request for one lock. Nothing is sent to the store yet.
 ///
 /// # Safety
 /// `key` must have `key_len` readable bytes, and `request` be writable.
@@ -55,8 +55,8 @@ pub unsafe extern "C" fn leasehold_request_new(
     })
 }
 
-/// A request for whichever of several locks is free first: leasehold_request_add_key names them, and
-/// leasehold_guard_key says which it was.
+/// Makes a request for one of several locks, whichever is free first: leasehold_request_add_key names them, and
+/// leasehold_guard_key says which one it was.
 ///
 /// # Safety
 /// `request` must be writable.
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn leasehold_request_new_any(client: ClientHandle, request
     })
 }
 
-/// One more key for a request made by leasehold_request_new_any.
+/// Adds a key to a request made by leasehold_request_new_any; LEASEHOLD_CODE_INVALID_INPUT for any other request.
 ///
 /// # Safety
 /// `key` must have `key_len` readable bytes.
@@ -97,19 +97,19 @@ pub extern "C" fn leasehold_request_set_in_order(request: RequestHandle) -> Code
     })
 }
 
-/// Together with other shared holders. Defaults to exclusive.
+/// Asks for the lock in shared mode: others may hold it in shared mode at the same time. Defaults to exclusive.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_shared(request: RequestHandle) -> Code {
     call(|| set(request, LockRequest::shared))
 }
 
-/// Shared, and only while fewer than `n` hold the key. Defaults to no limit.
+/// Asks for the lock in shared mode, and only while fewer than `n` hold it. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_holders(request: RequestHandle, n: u32) -> Code {
     call(|| set(request, |request| request.max_holders(n)))
 }
 
-/// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
+/// What others see as the holder, for people to read: 1 to 1,024 bytes. Defaults to the client's owner.
 ///
 /// # Safety
 /// `owner` must have `owner_len` readable bytes.
@@ -179,21 +179,23 @@ pub extern "C" fn leasehold_request_set_lease_forever(request: RequestHandle) ->
     call(|| set(request, LockRequest::lease_forever))
 }
 
-/// A live exclusive holder with the same owner is replaced at once; it learns so at its next heartbeat. Needs an owner
-/// that was set. Defaults to respecting it like any other.
+/// Takes the lock away from an exclusive holder that has the same owner. That one finds out at its next heartbeat;
+/// until then only the fencing token protects what the lock is for. An owner must have been set. Defaults to waiting
+/// for such a holder like for any other.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_replace_same_owner(request: RequestHandle) -> Code {
     call(|| set(request, |request| request.same_owner(SameOwner::Replace)))
 }
 
-/// For how many milliseconds leasehold_request_lock waits while others hold it; 0 asks once. Defaults to no limit.
+/// For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. Defaults to
+/// no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.wait(millis(ms))))
 }
 
-/// Until when leasehold_request_lock waits: so many milliseconds from this call on, whenever and however often it is
-/// used afterwards. So several waits can share one deadline. Defaults to no limit.
+/// Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
+/// several waits can share one deadline. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: u64) -> Code {
     call(|| {
@@ -202,7 +204,8 @@ pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: 
     })
 }
 
-/// leasehold_cancel_fire ends the wait with LEASEHOLD_CODE_CANCELLED. Defaults to none.
+/// Gives the request a token: leasehold_cancel_fire ends its waits with LEASEHOLD_CODE_CANCELLED. The handle stays
+/// yours to free. Defaults to none.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: CancelHandle) -> Code {
     call(|| {
@@ -211,16 +214,18 @@ pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: C
     })
 }
 
-/// The lock is lost after so many milliseconds, for a worker that hangs while its process lives. Defaults to no limit.
+/// For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
+/// that hangs. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.max_hold(millis(ms))))
 }
 
-/// Called once for each guard of the request whose lock is lost, with `user`, on a thread of its own; never after a
-/// release. It may call anything here, also free the guard. No exception may leave it. Once leasehold_guard_free has
-/// returned, the callback is over and is not called any more, unless it was the callback that freed the guard; the same
-/// holds for a call that gave no guard. NULL for none, which is the default.
+/// Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
+/// the library's; never after a release. It may call every function of this header, also to free the guard or close the
+/// client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the
+/// function is not running and is not called any more, unless it freed the guard itself; then `user` can be freed. The
+/// same holds once a call has returned that gave no guard. NULL for none, which is the default.
 ///
 /// # Safety
 /// Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
@@ -236,7 +241,9 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
     })
 }
 
-/// Waits for the lock and holds it: LEASEHOLD_CODE_TIMED_OUT when the wait is over.
+/// Waits for the lock, and gives a guard as leasehold_client_lock does. LEASEHOLD_CODE_TIMED_OUT when the wait that was
+/// set is over, LEASEHOLD_CODE_CANCELLED, or LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same
+/// lock id.
 ///
 /// # Safety
 /// `guard` must be writable.
@@ -248,7 +255,8 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
     })
 }
 
-/// Asks once: LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_TIMED_OUT when it was granted too late to be held.
+/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, LEASEHOLD_CODE_TIMED_OUT
+/// when the store answered too late for the lock to be held.
 ///
 /// # Safety
 /// `guard` must be writable.
@@ -260,7 +268,8 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
     })
 }
 
-/// Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
+/// Tries once, and gives the lock as data: nothing renews or releases it by itself. LEASEHOLD_CODE_HELD when others
+/// hold it. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 ///
 /// # Safety
 /// `lock` must be writable.
@@ -290,7 +299,7 @@ pub unsafe extern "C" fn leasehold_request_adopt(
     })
 }
 
-/// Frees the handle. Guards and waits that came from it go on.
+/// Frees the request. Guards that it gave, and calls that wait, go on.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_free(request: RequestHandle) -> Code {
     call(|| handle::remove::<Request>(request).map(drop))

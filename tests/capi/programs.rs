@@ -7,11 +7,13 @@ use std::process::Command;
 use crate::library::{Language, compile, library, root, run, store};
 
 /// Whoever adds a program names it here, with its proof.
-pub const PROGRAMS: [(&str, &str); 9] = [
+pub const PROGRAMS: [(&str, &str); 11] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
+    ("callbacks", "callbacks lock, close, stop and free"),
     ("forked", "dead in the child, alive in the parent"),
     ("hand_over", "handed over without a gap, adopted once"),
     ("hello", "nightly-report is ours, with a token above 0"),
+    ("late", "closed by exit(), by a thread's end and under a poll()"),
     ("leader", "each term had one leader, told when it began and when it ended"),
     ("loss_callback", "called at each loss, once, with its reason, and never after a release"),
     ("loss_poll", "poll() woke at the loss, and saw the end at the release"),

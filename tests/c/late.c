@@ -1,0 +1,83 @@
+/* What ends late, and without being asked: by a close, in a thread's and in the process's own end. */
+#include <poll.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static leasehold_client to_close;
+static leasehold_guard at_end;
+
+static void frees(void *guard) {
+  OK(leasehold_guard_free(*(leasehold_guard *)guard));
+}
+
+static void *ends(void *key) {
+  static leasehold_guard guard;
+  OK(leasehold_client_lock(to_close, TEXT("thread"), &guard));
+  CHECK(leasehold_guard_release(0) == LEASEHOLD_CODE_BAD_HANDLE); /* it has an error of its own to forget */
+  CHECK(pthread_setspecific(*(pthread_key_t *)key, &guard) == 0);
+  return NULL;
+}
+
+static void closes(void) {
+  OK(leasehold_client_close(to_close));
+  OK(leasehold_guard_free(at_end));
+  OK(leasehold_client_free(to_close));
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  alarm(200);
+  /* A child that ends by exit(), whose handler closes. */
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    to_close = connected(argv[1]);
+    OK(leasehold_client_lock(to_close, TEXT("exit"), &at_end));
+    CHECK(atexit(closes) == 0);
+    exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  to_close = connected(argv[1]);
+  leasehold_guard guard = 0;
+  OK(leasehold_client_try_lock(to_close, TEXT("exit"), &guard));
+  OK(leasehold_guard_free(guard));
+
+  /* A thread whose last deed is to free. */
+  pthread_key_t key;
+  pthread_t thread;
+  CHECK(pthread_key_create(&key, frees) == 0 && pthread_create(&thread, NULL, ends, &key) == 0);
+  CHECK(pthread_join(thread, NULL) == 0 && pthread_key_delete(key) == 0);
+  OK(leasehold_client_try_lock(to_close, TEXT("thread"), &guard));
+  OK(leasehold_guard_free(guard));
+
+  /* A loss that nobody wants to hear of any more. */
+  leasehold_request request = 0;
+  int descriptor = -1;
+  OK(leasehold_request_new(to_close, TEXT("lost"), &request));
+  OK(leasehold_request_set_max_hold(request, 50));
+  OK(leasehold_request_lock(request, &guard));
+  OK(leasehold_guard_loss_descriptor(guard, &descriptor));
+  CHECK(close(descriptor) == 0);
+  OK(leasehold_guard_wait_loss(guard, UINT64_MAX));
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_request_free(request));
+
+  /* The client is closed while a loop polls for the end of the guard. */
+  char byte;
+  OK(leasehold_client_lock(to_close, TEXT("closed"), &guard));
+  OK(leasehold_guard_loss_descriptor(guard, &descriptor));
+  OK(leasehold_client_close(to_close));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 10000));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
+  struct pollfd closed = {descriptor, POLLIN, 0};
+  CHECK(poll(&closed, 1, 10000) == 1);
+  CHECK(read(descriptor, &byte, 1) == 0 && close(descriptor) == 0);
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_client_free(to_close));
+  printf("proof: closed by exit(), by a thread's end and under a poll()\n");
+  return 0;
+}
