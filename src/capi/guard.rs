@@ -305,6 +305,10 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         let lock = out_arg!(lock);
         let guard = handle::get::<Guard>(guard)?;
         let _ending = guard.ending.lock();
+        // Closing the client has released it.
+        if guard.loss.has_ended() {
+            return Err(guard.ended());
+        }
         let mut drop_bound = DropBound::default();
         // Else there would be nobody who could release it.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;

@@ -73,6 +73,8 @@ int main(int argc, char **argv) {
   OK(leasehold_client_close(to_close));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 10000));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
+  leasehold_lock lock = 0;
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));
   struct pollfd closed = {descriptor, POLLIN, 0};
   CHECK(poll(&closed, 1, 10000) == 1);
   CHECK(read(descriptor, &byte, 1) == 0 && close(descriptor) == 0);
