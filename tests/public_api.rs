@@ -46,12 +46,10 @@ fn paths() -> BTreeSet<String> {
         found.extend(quoted(&index, "id=\"reexport.").map(path));
         for page in quoted(&index, "href=\"") {
             match page.split(['/', '.']).collect::<Vec<_>>()[..] {
-                [name, "index", "html"] => {
-                    if found.insert(path(name)) {
-                        modules.push(module.iter().cloned().chain([name.to_owned()]).collect());
-                    }
+                [name, "index", "html"] if found.insert(path(name)) => {
+                    modules.push(module.iter().cloned().chain([name.to_owned()]).collect());
                 }
-                [kind, name, "html"] if found.insert(path(name)) => {
+                [kind, name, "html"] if name != "index" && found.insert(path(name)) => {
                     let html = read(folder.join(page));
                     // What follows comes from traits of others, and an alias shows what belongs to another crate.
                     let own =
