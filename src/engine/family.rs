@@ -20,7 +20,7 @@ use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
-use crate::sys::drop_bound::drop_by;
+use crate::sys::drop_bound::{DropBy, Owner};
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
@@ -135,6 +135,11 @@ impl Family {
     /// The deadline of one request that nobody set a closer one for.
     pub fn request_deadline(&self) -> Deadline {
         Deadline::after(self.options.request_timeout).or_cancel(&self.closing)
+    }
+
+    /// Until when a drop of what belongs to this client may take.
+    pub fn drop_by(&self) -> DropBy {
+        DropBy::new(Owner::of(self), self.options.drop_timeout)
     }
 
     /// Becomes cancelled when the client is closed.
@@ -294,7 +299,7 @@ impl Drop for Family {
             return;
         }
         self.closing.cancel();
-        let by = drop_by(self.options.drop_timeout);
+        let by = self.drop_by().instant();
         // What is asked to end needs a moment to do so.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);
