@@ -9,7 +9,7 @@ use super::undo::give_up;
 use crate::engine::options::MAX_ACQUIRE_LEASE;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, Obtained, Patience, Want};
-use crate::lease::{Lease, backoff};
+use crate::lease::{Lease, Mode, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::LockStatus;
@@ -118,13 +118,15 @@ impl<'a> Wait<'a> {
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
         let asks_once = matches!(self.patience, Patience::Once) || self.want.instead_of.is_some();
-        if self.family.queues.len(&self.want.wanted.key) > 0 {
-            if asks_once && self.want.stands_back {
-                return Ok(Obtained::Refused(None));
-            }
-            if !asks_once {
-                self.enter();
-            }
+        let has_line = self.family.queues.len(&self.want.wanted.key) > 0;
+        if asks_once && self.want.stands_back && has_line {
+            self.stood_back = true;
+            return self.ended();
+        }
+        // Of many that come at the same moment only the first one asks. Those who share need a grant each, and
+        // would get one after the other.
+        if !asks_once && (has_line || self.want.wanted.mode == Mode::Exclusive) {
+            self.ticket = Some(self.family.queues.enter(self.want.wanted.clone()));
         }
         let outcome = self.go_on(&overall, asks_once);
         // What was handed over at the last moment comes along.
@@ -189,11 +191,9 @@ impl<'a> Wait<'a> {
         self.ended()
     }
 
-    /// Stands in the line of this process from now on.
+    /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self) {
-        if self.ticket.is_none() {
-            self.ticket = Some(self.family.queues.enter(self.want.wanted.clone()));
-        }
+        self.ticket.get_or_insert_with(|| self.family.queues.enter(self.want.wanted.clone())).waits();
     }
 
     /// Waits for the turn to ask, or for what is handed over.
@@ -218,6 +218,7 @@ impl<'a> Wait<'a> {
             }
             self.tell();
             let Some(ticket) = &self.ticket else { return Turn::Ask };
+            ticket.waits();
             if !overall.wait_for_or(self.tell_after(), ticket.nudged()) {
                 return Turn::Over;
             }
@@ -246,8 +247,8 @@ impl<'a> Wait<'a> {
             Ok(Settled::Granted(granted)) => match self.granted(granted, overall) {
                 // It was granted and could not be had for as long as was asked: whoever refused it before does not hold it.
                 Err(error) if error.is_retryable() => {
-                    self.is_out |= error.kind() != ErrorKind::Lost;
-                    self.last_error = Some(error);
+                    let is_out = error.kind() != ErrorKind::Lost;
+                    self.is_in_trouble(error, is_out);
                 }
                 settled => return settled.map(Round::Done),
             },
@@ -274,12 +275,20 @@ impl<'a> Wait<'a> {
     /// The store says how it stands with the lock.
     pub(super) fn answered(&mut self) {
         (self.last_error, self.is_out) = (None, false);
+        self.ticket.iter().for_each(|ticket| ticket.is_in_trouble(None));
     }
 
     /// A request that began at `asked` failed. One that was cut off by the end of the call right after it began says
     /// nothing of the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
-        self.is_out |= !overall.is_over() || asked.elapsed() >= FAIR;
+        self.is_in_trouble(error, !overall.is_over() || asked.elapsed() >= FAIR);
+    }
+
+    fn is_in_trouble(&mut self, error: Error, is_out: bool) {
+        self.is_out |= is_out;
+        if self.is_out {
+            self.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
+        }
         self.last_error = Some(error);
     }
 
@@ -313,13 +322,19 @@ impl<'a> Wait<'a> {
     pub(super) fn ended(&mut self) -> Result<Obtained> {
         self.family.check_open()?;
         self.check_cancelled()?;
+        let is_in_line = self.ticket.is_some() || self.stood_back;
+        // Whoever stands behind another knows what that one knows.
+        if let Some(trouble) = self.family.queues.trouble(&self.want.wanted.key).filter(|_| is_in_line) {
+            self.is_out = true;
+            self.last_error.get_or_insert(trouble);
+        }
         match (self.refusal.take(), self.last_error.take()) {
             // Whoever held it long ago is no reason.
             (Some(_), Some(error)) if self.is_out => Err(error),
             (Some(seen), _) => Ok(Obtained::Refused(Some(seen))),
             (None, Some(error)) => Err(error),
             // It never came to the head of the line.
-            (None, None) if self.ticket.is_some() || self.stood_back => Ok(Obtained::Refused(None)),
+            (None, None) if is_in_line && self.attempts == 0 => Ok(Obtained::Refused(None)),
             (None, None) => Err(Error::new(ErrorKind::TimedOut, "the time was over before the store was asked")),
         }
     }

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use crate::engine::spec::{Granted, Wanted};
 use crate::lease::Mode;
+use crate::model::error::Error;
 
 /// The lines of one client family, by key.
 pub struct Queues {
@@ -36,6 +37,10 @@ struct Place {
     is_held: AtomicBool,
     /// Until then other processes have their turn.
     stands_back: Mutex<Option<Instant>>,
+    /// It was refused, or stands behind another: it is worth telling when the lock may be free.
+    waits: AtomicBool,
+    /// The store is in trouble, as its last requests found.
+    trouble: Mutex<Option<Error>>,
 }
 
 /// Who may act for the waiter at the head.
@@ -74,6 +79,8 @@ impl Queues {
             nudged,
             is_held: AtomicBool::new(false),
             stands_back: Mutex::default(),
+            waits: AtomicBool::new(false),
+            trouble: Mutex::default(),
         });
         let key = place.wanted.key.clone();
         self.lines.lock().entry(key).or_default().push_back(place.clone());
@@ -108,9 +115,16 @@ impl Queues {
         }
     }
 
+    /// The trouble with the store that the head of the line is in; nobody behind it asks.
+    pub fn trouble(&self, key: &str) -> Option<Error> {
+        self.head(key)?.trouble.lock().clone()
+    }
+
     /// The keys that somebody waits for.
     pub fn keys(&self) -> BTreeSet<String> {
-        self.lines.lock().keys().cloned().collect()
+        let lines = self.lines.lock();
+        let waits = |line: &VecDeque<Arc<Place>>| line.iter().any(|place| place.waits.load(Ordering::SeqCst));
+        lines.iter().filter(|(_, line)| waits(line)).map(|(key, _)| key.clone()).collect()
     }
 
     /// Becomes ready when a line has ended.
@@ -185,6 +199,16 @@ impl Ticket {
         &self.place.nudged
     }
 
+    /// It goes on to wait.
+    pub fn waits(&self) {
+        self.place.waits.store(true, Ordering::SeqCst);
+    }
+
+    /// What those behind it are told of the store.
+    pub fn is_in_trouble(&self, trouble: Option<Error>) {
+        *self.place.trouble.lock() = trouble;
+    }
+
     /// Whether the waiter may ask now; while it does, nobody hands over to it.
     pub fn may(&self) -> May {
         let mut turn = self.place.turn.lock();
@@ -238,8 +262,10 @@ impl Ticket {
                 line.retain(|place| !Arc::ptr_eq(place, &self.place));
                 if line.is_empty() {
                     lines.remove(key);
-                    // A full channel holds one already.
-                    let _ = self.queues.ended.try_send(());
+                    if self.place.waits.load(Ordering::SeqCst) {
+                        // A full channel holds one already.
+                        let _ = self.queues.ended.try_send(());
+                    }
                 }
             }
         }
