@@ -7,8 +7,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::engine::family::Family;
-use crate::engine::hold::{Beat, Hold};
+use crate::engine::hold::{Beat, Callbacks, Hold};
 use crate::engine::loss_watch::LossWatch;
+use crate::engine::options::Terms;
+use crate::engine::spec::Granted;
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::Lock;
@@ -50,6 +52,11 @@ pub struct LockGuard {
 impl LockGuard {
     pub(crate) fn new(hold: Arc<Hold>, family: Arc<Family>) -> Self {
         LockGuard { hold, family, drop_bound: DropBound::default() }
+    }
+
+    /// Puts what was just granted into a guard.
+    pub(crate) fn over(granted: Granted, family: &Arc<Family>, terms: Terms, callbacks: Callbacks) -> Result<Self> {
+        Ok(LockGuard::new(family.hold(granted, terms, callbacks)?, family.clone()))
     }
 
     /// The name of the lock.

@@ -105,7 +105,7 @@ impl Family {
         } else {
             return Ok(());
         };
-        Err(Error::new(ErrorKind::Closed, why).with_store(&self.backend.info().label))
+        Err(self.in_context(Error::new(ErrorKind::Closed, why)))
     }
 
     /// Begins a call that may obtain a lock, unless the client is closed.
@@ -132,9 +132,19 @@ impl Family {
         Labels { owner, host: self.labels.host.clone(), comment }
     }
 
+    /// Whether a request with this owner names nobody: the default repeats among threads and containers.
+    pub fn is_default_owner(&self, owner: &str) -> bool {
+        owner == self.labels.owner
+    }
+
     /// The deadline of one request that nobody set a closer one for.
     pub fn request_deadline(&self) -> Deadline {
         Deadline::after(self.options.request_timeout).or_cancel(&self.closing)
+    }
+
+    /// An error of a call, with the store that it was about.
+    pub fn in_context(&self, error: Error) -> Error {
+        error.with_store(&self.backend.info().label)
     }
 
     /// Until when a drop of what belongs to this client may take.
@@ -269,7 +279,7 @@ impl Family {
                 }
                 Err(_) if Instant::now() >= by => {
                     let error = Error::new(ErrorKind::Store, format!("{open} locks could not be released in time"));
-                    released = released.and(Err(error.retryable().with_store(&self.backend.info().label)));
+                    released = released.and(Err(self.in_context(error.retryable())));
                     break;
                 }
                 // These hang; the others shall have their turn.

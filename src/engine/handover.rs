@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::hold::Hold;
 use super::undo::{ends_hold, give_up};
-use crate::engine::spec::{Chain, Granted, Wanted};
+use crate::engine::spec::{Chain, Granted, LockSpec};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{ErrorKind, Result};
 use crate::model::lock::LockStatus;
@@ -36,17 +36,18 @@ impl Hold {
         if !fair {
             return PassedOn::OthersTurn;
         }
-        let exclusive = |wanted: &Wanted| wanted.mode == Mode::Exclusive;
+        let exclusive = |spec: &LockSpec| spec.mode == Mode::Exclusive;
         let Some(next) = setup.queues.reserve(self.granted.key(), exclusive) else {
             return PassedOn::No { may_be_done: false };
         };
-        let terms = next.wanted().terms;
+        let terms = next.spec().terms;
         let lease = terms.first_lease_at(now);
         if !terms.leave_time_at(now) {
             return PassedOn::No { may_be_done: false };
         }
         let old = (self.granted.grant.clone(), self.granted.fencing_token());
-        let mut attempt = next.wanted().attempt(setup.backend.info().grant_form.fresh(), lease, Some(old));
+        let mut attempt = next.spec().attempt(setup.backend.info().grant_form.fresh(), lease);
+        attempt.ask.instead_of = Some(old);
         // Half of the time is left for a release, should this not be answered.
         let half = by.saturating_duration_since(Instant::now()) / 2;
         let deadline = Deadline::after(half.min(setup.request_timeout));

@@ -2,7 +2,7 @@
 //! mutex, or is one request; a heartbeat may hang between its request and its answer for as long as it likes.
 
 use super::*;
-use crate::engine::orders::{self, LEASE, all_orders, wanted};
+use crate::engine::orders::{self, LEASE, all_orders, spec};
 use crate::engine::queue::{May, Ticket};
 use crate::model::event::Observer;
 use crate::store::memory::Memory;
@@ -76,12 +76,12 @@ impl World {
         let clock = Clock::system();
         let store = Arc::new(Memory::open("", clock.clone()));
         let told = Arc::<Told>::default();
-        let mut attempt = wanted().attempt(store.info().grant_form.fresh(), LEASE, None);
+        let mut attempt = spec().attempt(store.info().grant_form.fresh(), LEASE);
         let sent = clock.now();
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
             panic!("it is free")
         };
-        let held_until = wanted().terms.held_until(sent, holder.until, now);
+        let held_until = spec().terms.held_until(sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         let setup = Setup {
             backend: store.clone(),
@@ -90,13 +90,13 @@ impl World {
             queues: Arc::default(),
             undo: Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK)),
             observing: Observing(Some(told.clone())),
-            terms: wanted().terms,
+            terms: spec().terms,
             request_timeout: SLACK,
             drop_timeout: SLACK,
             outlived_by_grant: false,
         };
         let waits = actors.iter().any(|actor| matches!(actor, Actor::Waits));
-        let ticket = waits.then(|| setup.queues.enter(wanted()));
+        let ticket = waits.then(|| setup.queues.enter(spec()));
         let hold = Hold::new(granted, setup, Callbacks::default());
         let none = || actors.iter().map(|_| None).collect();
         World {
@@ -116,7 +116,7 @@ impl World {
     }
 
     fn ask(&self) -> Option<Attempt> {
-        let mut attempt = wanted().attempt(self.store.info().grant_form.fresh(), LEASE, None);
+        let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
         let answer = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
         matches!(answer, Acquired::Granted { .. }).then_some(attempt)
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
-use crate::engine::spec::{Granted, Wanted};
+use crate::engine::spec::{Granted, LockSpec};
 use crate::lease::Mode;
 use crate::model::error::Error;
 
@@ -29,7 +29,7 @@ impl Default for Queues {
 
 /// One waiter's place in a line.
 struct Place {
-    wanted: Wanted,
+    spec: LockSpec,
     turn: Mutex<Turn>,
     nudge: Sender<()>,
     nudged: Receiver<()>,
@@ -69,11 +69,11 @@ impl Queues {
         self.lines.lock().get(key).map_or(0, VecDeque::len)
     }
 
-    /// A place at the end of the line for what is wanted.
-    pub fn enter(self: &Arc<Self>, wanted: Wanted) -> Ticket {
+    /// A place at the end of the line for what is asked for.
+    pub fn enter(self: &Arc<Self>, spec: LockSpec) -> Ticket {
         let (nudge, nudged) = crossbeam_channel::bounded(1);
         let place = Arc::new(Place {
-            wanted,
+            spec,
             turn: Mutex::new(Turn::Waiting),
             nudge,
             nudged,
@@ -82,16 +82,16 @@ impl Queues {
             waits: AtomicBool::new(false),
             trouble: Mutex::default(),
         });
-        let key = place.wanted.key.clone();
+        let key = place.spec.key.clone();
         self.lines.lock().entry(key).or_default().push_back(place.clone());
         Ticket { queues: self.clone(), place }
     }
 
     /// Reserves the head of the line for a hand-over, if it waits and `fits`.
-    pub fn reserve(&self, key: &str, fits: impl FnOnce(&Wanted) -> bool) -> Option<Reservation> {
+    pub fn reserve(&self, key: &str, fits: impl FnOnce(&LockSpec) -> bool) -> Option<Reservation> {
         let head = self.head(key)?;
         let mut turn = head.turn.lock();
-        if !matches!(*turn, Turn::Waiting) || !fits(&head.wanted) {
+        if !matches!(*turn, Turn::Waiting) || !fits(&head.spec) {
             return None;
         }
         *turn = Turn::Reserved;
@@ -148,9 +148,9 @@ impl Place {
 pub struct Reservation(Arc<Place>);
 
 impl Reservation {
-    /// What the waiter wants.
-    pub fn wanted(&self) -> &Wanted {
-        &self.0.wanted
+    /// What the waiter asks for.
+    pub fn spec(&self) -> &LockSpec {
+        &self.0.spec
     }
 
     /// Hands the lock over; gives it back when the waiter went away meanwhile.
@@ -190,7 +190,7 @@ impl Ticket {
     /// How many stand before this one; zero: it is its turn.
     pub fn place(&self) -> usize {
         let lines = self.queues.lines.lock();
-        let line = lines.get(&self.place.wanted.key);
+        let line = lines.get(&self.place.spec.key);
         line.and_then(|line| line.iter().position(|place| Arc::ptr_eq(place, &self.place))).unwrap_or(0)
     }
 
@@ -251,7 +251,7 @@ impl Ticket {
     }
 
     fn go(&self, with_lock: bool) -> Option<Box<Granted>> {
-        let key = &self.place.wanted.key;
+        let key = &self.place.spec.key;
         let before = std::mem::replace(&mut *self.place.turn.lock(), Turn::Gone);
         if matches!(before, Turn::Gone) {
             return None;
@@ -270,7 +270,7 @@ impl Ticket {
             }
         }
         if let Some(head) = self.queues.head(key) {
-            let share = [&head.wanted, &self.place.wanted].iter().all(|wanted| wanted.mode == Mode::Shared);
+            let share = [&head.spec, &self.place.spec].iter().all(|spec| spec.mode == Mode::Shared);
             let has_lock = with_lock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             head.nudge();
