@@ -7,10 +7,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::engine::family::Family;
-use crate::engine::hold::{Beat, Callbacks, Hold};
+use crate::engine::hold::{Beat, Hold};
 use crate::engine::loss_watch::LossWatch;
 use crate::engine::options::Terms;
-use crate::engine::spec::Granted;
+use crate::engine::spec::{Callbacks, Granted};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::Lock;

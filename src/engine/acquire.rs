@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::family::Family;
-use super::queue::{May, Ticket};
+use super::queue::{Leaves, May, Ticket};
 use super::undo::give_up;
 use crate::engine::options::MAX_ACQUIRE_LEASE;
 use crate::engine::poll::{Begin, FIRST_WARNING};
@@ -75,7 +75,7 @@ pub(super) struct Known {
 impl Drop for Wait<'_> {
     /// After a panic: what was handed over meanwhile is released, and the next in line has its turn.
     fn drop(&mut self) {
-        if let Some(granted) = self.line.ticket.take().and_then(|ticket| ticket.leave(false)) {
+        if let Some(granted) = self.line.ticket.take().and_then(|ticket| ticket.leave(Leaves::Without)) {
             log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
                 "a waiter panicked while a lock was handed over to it; the lock is released");
             self.family.abandon(granted.attempt);
@@ -121,8 +121,8 @@ impl<'a> Wait<'a> {
         }
         let outcome = self.go_on(&overall, asks_once);
         // What was handed over at the last moment comes along.
-        let with_lock = matches!(outcome, Ok(Obtained::Granted(_)));
-        let handed = self.line.ticket.take().and_then(|ticket| ticket.leave(with_lock));
+        let leaves = if matches!(outcome, Ok(Obtained::Granted(_))) { Leaves::WithLock } else { Leaves::Without };
+        let handed = self.line.ticket.take().and_then(|ticket| ticket.leave(leaves));
         match (outcome, handed) {
             (outcome, None) => outcome,
             (Ok(refused), Some(granted)) => match self.act(Turn::Given(*granted), &overall)? {

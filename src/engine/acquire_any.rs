@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::family::Family;
-use super::queue::{May, Ticket};
+use super::queue::{Leaves, May, Ticket};
 use crate::engine::acquire::{Round, Turn, Wait};
-use crate::engine::poll::FIRST_WARNING;
+use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Granted, LockSpec, Obtained, OnWait, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::{Deadline, far_from};
@@ -64,8 +64,8 @@ impl AnyWait<'_> {
             return self.ended();
         }
         self.waits.iter_mut().for_each(Wait::enter);
-        let mut is_new = true;
-        while self.pause(overall, std::mem::take(&mut is_new)) {
+        let mut begin = Begin::Refused;
+        while self.pause(overall, std::mem::replace(&mut begin, Begin::Wait)) {
             self.family.check_open()?;
             if self.order == Order::Random {
                 fastrand::shuffle(&mut self.waits);
@@ -81,8 +81,11 @@ impl AnyWait<'_> {
     fn leave(&mut self, mut outcome: Result<Obtained>, overall: &Deadline) -> Result<Obtained> {
         for wait in &mut self.waits {
             let is_it = |granted: &Granted| granted.attempt.key == wait.spec.lock.key;
-            let with_lock = matches!(&outcome, Ok(Obtained::Granted(granted)) if is_it(granted));
-            let Some(handed) = wait.line.ticket.take().and_then(|ticket| ticket.leave(with_lock)) else { continue };
+            let leaves = match &outcome {
+                Ok(Obtained::Granted(granted)) if is_it(granted) => Leaves::WithLock,
+                _ => Leaves::Without,
+            };
+            let Some(handed) = wait.line.ticket.take().and_then(|ticket| ticket.leave(leaves)) else { continue };
             if !matches!(outcome, Ok(Obtained::Refused(_))) {
                 wait.give_back(handed, overall);
             } else if let Round::Granted(granted) = wait.act(Turn::Given(*handed), overall)? {
@@ -164,10 +167,10 @@ impl AnyWait<'_> {
     }
 
     /// Waits until it is time to look at a key again, or something is told; false when the call's time is over.
-    fn pause(&mut self, overall: &Deadline, is_new: bool) -> bool {
+    fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
         self.waits.iter_mut().for_each(Wait::tell);
         let now = Instant::now();
-        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, is_new)).min();
+        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();
         let until = next.unwrap_or_else(|| far_from(now, FIRST_WARNING));
         loop {
             let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(FIRST_WARNING);

@@ -48,8 +48,8 @@ impl Wait<'_> {
                 let known = self.free_in().filter(|_| self.known.last_error.is_none());
                 let free_in = known.filter(|free| !(looked_free && free.is_zero()));
                 looked_free = false;
-                let is_new = begun == Begin::Refused && !known.is_some_and(|free| free.is_zero());
-                let delay = self.look_after(is_new, free_in);
+                let is_free = known.is_some_and(|free| free.is_zero());
+                let delay = self.look_after(if is_free { Begin::Wait } else { begun }, free_in);
                 if !self.sleep(overall, delay) {
                     return false;
                 }
@@ -64,12 +64,10 @@ impl Wait<'_> {
     }
 
     /// When to look next if nothing is told.
-    ///
-    /// `is_new`: what was seen last was seen before the place in the line was taken.
-    pub(super) fn look_after(&self, is_new: bool, free_in: Option<Duration>) -> Duration {
+    pub(super) fn look_after(&self, begin: Begin, free_in: Option<Duration>) -> Duration {
         let poll = &self.family.options.poll;
-        match self.family.hub.tells(&self.spec.lock.key) {
-            true if is_new => Duration::ZERO,
+        match self.family.wakeups.tells(&self.spec.lock.key) {
+            true if begin == Begin::Refused => Duration::ZERO,
             // What could not be asked for is not told again.
             true if self.line.is_told && self.known.last_error.is_none() => {
                 backoff::told_delay(poll, free_in, fastrand::f64())
@@ -80,14 +78,14 @@ impl Wait<'_> {
 
     /// When to look next at one of several keys, if its turn has come. The time stays until it is looked at: what is
     /// told of the other keys must not put it off.
-    pub(super) fn next_look(&mut self, now: Instant, is_new: bool) -> Option<Instant> {
+    pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
         let ticket = self.line.ticket.as_ref().filter(|ticket| ticket.place() == 0)?;
         let others_turn = ticket.stands_back();
         let at = self.line.look_at.unwrap_or_else(|| {
             let free_in = self.free_in().filter(|_| self.known.last_error.is_none());
             let is_free = free_in.is_some_and(|free| free.is_zero());
-            let delay =
-                self.look_after(is_new && self.known.refusal.is_some() && !is_free, free_in.filter(|_| !is_free));
+            let begin = if self.known.refusal.is_none() || is_free { Begin::Wait } else { begin };
+            let delay = self.look_after(begin, free_in.filter(|_| !is_free));
             others_turn.map_or(far_from(now, delay), |until| until.min(far_from(now, delay)))
         });
         self.line.look_at = Some(at);
@@ -134,7 +132,7 @@ impl Wait<'_> {
 
     /// Reads the lock; whether it is worth asking for.
     pub(super) fn look(&mut self, overall: &Deadline) -> bool {
-        let tells = self.family.hub.tells(&self.spec.lock.key);
+        let tells = self.family.wakeups.tells(&self.spec.lock.key);
         let is_free = self.read(overall);
         self.line.is_told = tells && self.known.last_error.is_none();
         is_free

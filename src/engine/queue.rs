@@ -176,6 +176,13 @@ impl Drop for Reservation {
     }
 }
 
+/// How a waiter goes: with the lock, so that the next one has to wait for it, or without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    WithLock,
+    Without,
+}
+
 /// What a waiter at the head may do.
 pub enum May {
     /// Ask the store.
@@ -245,12 +252,12 @@ impl Ticket {
         self.place.stands_back.lock().filter(|until| *until > Instant::now())
     }
 
-    /// Leaves the line, with the lock or without; what was handed over meanwhile comes along.
-    pub fn leave(self, with_lock: bool) -> Option<Box<Granted>> {
-        self.go(with_lock)
+    /// Leaves the line; what was handed over meanwhile comes along.
+    pub fn leave(self, leaves: Leaves) -> Option<Box<Granted>> {
+        self.go(leaves)
     }
 
-    fn go(&self, with_lock: bool) -> Option<Box<Granted>> {
+    fn go(&self, leaves: Leaves) -> Option<Box<Granted>> {
         let key = &self.place.spec.key;
         let before = std::mem::replace(&mut *self.place.turn.lock(), Turn::Gone);
         if matches!(before, Turn::Gone) {
@@ -271,7 +278,7 @@ impl Ticket {
         }
         if let Some(head) = self.queues.head(key) {
             let share = [&head.spec, &self.place.spec].iter().all(|spec| spec.mode == Mode::Shared);
-            let has_lock = with_lock || matches!(before, Turn::Given(_));
+            let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             head.nudge();
         }
@@ -285,7 +292,7 @@ impl Ticket {
 impl Drop for Ticket {
     /// Whoever leaves without asking for what was given has left before.
     fn drop(&mut self) {
-        self.go(false);
+        self.go(Leaves::Without);
     }
 }
 

@@ -63,13 +63,13 @@ impl World {
     }
 
     /// Gets the lock, or gives back what was handed over in vain.
-    fn leave(&mut self, ticket: Ticket, with_lock: bool) -> State {
-        match ticket.leave(with_lock) {
-            None if with_lock => State::Holds,
+    fn leave(&mut self, ticket: Ticket, leaves: Leaves) -> State {
+        match ticket.leave(leaves) {
+            None if leaves == Leaves::WithLock => State::Holds,
             None => State::Done,
             Some(handed) => {
                 assert_eq!(self.stands, Some(handed.holder.token), "what was handed over does not stand");
-                assert!(!with_lock, "granted twice");
+                assert_eq!(leaves, Leaves::Without, "granted twice");
                 self.stands = None;
                 State::Released
             }
@@ -105,11 +105,11 @@ impl crate::engine::orders::World for World {
         self.states[at] = match state {
             State::Outside => {
                 let ticket = self.queues.enter(spec());
-                // As after a refusal: a look that the hub or the first poll brings.
+                // As after a refusal: a look that the wakeups or the first poll brings.
                 let _ = ticket.place.nudge.try_send(());
                 State::Waits(ticket)
             }
-            State::Waits(ticket) if goes => self.leave(ticket, false),
+            State::Waits(ticket) if goes => self.leave(ticket, Leaves::Without),
             State::Waits(ticket) => {
                 let _ = ticket.nudged().try_recv();
                 match ticket.place() {
@@ -118,7 +118,7 @@ impl crate::engine::orders::World for World {
                         May::Wait => State::Waits(ticket),
                         May::Take(granted) => {
                             assert_eq!(self.stands, Some(granted.holder.token));
-                            self.leave(ticket, true)
+                            self.leave(ticket, Leaves::WithLock)
                         }
                     },
                     _ => State::Waits(ticket),
@@ -126,7 +126,7 @@ impl crate::engine::orders::World for World {
             }
             State::Asks(ticket) if self.stands.is_none() => {
                 self.stands = Some(self.next_grant());
-                self.leave(ticket, true)
+                self.leave(ticket, Leaves::WithLock)
             }
             State::Asks(ticket) => State::Refused(ticket),
             State::Refused(ticket) => {

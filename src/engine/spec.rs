@@ -6,6 +6,7 @@ use crate::engine::options::Terms;
 use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime};
 use crate::model::error::Result;
 use crate::model::lock::Lock;
+use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::store::{Attempt, Seen};
 use crate::sys::cancel::CancelToken;
@@ -41,6 +42,20 @@ pub struct Chain {
 
 /// Runs on the caller's thread whenever a wait goes on.
 pub type OnWait = Box<dyn FnMut(&Waiting) + Send>;
+
+/// Runs when the lock is lost.
+pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
+/// Runs when heartbeats fail and the deadline is near; gets what is left.
+pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
+
+/// What the user wants to be told of one hold.
+#[derive(Default)]
+pub struct Callbacks {
+    pub max_hold: Option<Duration>,
+    pub warn_before: Option<Duration>,
+    pub on_warning: Option<OnWarning>,
+    pub on_loss: Option<OnLoss>,
+}
 
 /// The lock that a caller asks for.
 #[derive(Clone, Debug)]
