@@ -128,7 +128,7 @@ pub use api::stores::spanner;
 #[cfg(feature = "sqlite")]
 pub use api::stores::sqlite;
 pub use api::testing;
-pub use engine::loss_watch::LossWatch;
+pub use engine::loss_watch::{LossReceiver, LossWatch};
 pub use model::error::{Error, ErrorKind, Result};
 pub use model::event::{Event, Observer, Operation};
 pub use model::lease_status::LeaseStatus;

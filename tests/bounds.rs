@@ -251,6 +251,21 @@ fn the_last_drop_has_one_bound() {
     });
 }
 
+/// What a guard of another client needs for its release is not used up by a store that hangs.
+#[test]
+fn a_guard_that_goes_with_one_of_another_client_has_a_bound_of_its_own() {
+    let (hanging, other) = (Store::memory(), Store::memory());
+    let inner = other.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+    let inner = inner.lock("job").expect("a lock");
+    let outer = client(&hanging).request("job").lease(millis(20_000)).on_loss(move |_| drop(inner)).lock();
+    let outer = outer.expect("a lock");
+    hanging.plan.always(Call::Release, Fault::HangBefore);
+    other.plan.next(Call::Release, Fault::FailBefore);
+    within("the drop of both", 2 * DROP, || drop(outer));
+    let status = other.bystander().get("job").expect("an answer").expect("a row");
+    assert!(status.is_free(), "it was left to its lease");
+}
+
 /// Closes the client when it hears of what is given up.
 struct Closes(Mutex<Option<(LockClient, mpsc::Sender<Duration>)>>);
 

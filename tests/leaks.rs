@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold::LockClient;
 use leasehold::testing::MemoryStore;
+use leasehold::{LockClient, LossReceiver};
 
 struct Counting;
 
@@ -98,4 +98,21 @@ fn waits_that_are_over_leave_no_memory_behind() {
         client.close().unwrap();
     });
     assert!(each < 100, "{each} bytes stay of each client");
+}
+
+/// A loop may take a receiver in each round, for as long as the guard is held.
+#[test]
+fn receivers_that_are_gone_leave_no_memory_behind() {
+    const CALLS: isize = 10_000;
+    let _alone = alone();
+    let store = MemoryStore::new();
+    let guard = store.client().lock("k").unwrap();
+    let watch = guard.loss();
+    let (kept, cloned) = (watch.receiver(), watch.receiver().clone());
+    let left = bytes_left(CALLS, || drop(watch.receiver()));
+    assert_eq!(left, 0, "bytes stay of each receiver");
+    store.advance(Duration::from_secs(60));
+    let hears = |receiver: &LossReceiver| receiver.recv_timeout(Duration::from_secs(20)).is_ok();
+    assert!(hears(&kept) && hears(&cloned), "one that is there was forgotten with the others");
+    assert!(hears(&watch.receiver()));
 }

@@ -363,16 +363,8 @@ impl LockClient {
 
 /// An acquisition that is known only as data: copies of it may be on their way, unless the data says otherwise.
 pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
-    let ask = Ask {
-        grant: lock.grant.clone(),
-        mode: lock.mode,
-        lock_id: lock.lock_id.clone(),
-        labels: lock.labels.clone(),
-        lease: store::DEFAULT_LEASE,
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    };
+    let ask = Ask::exclusive(lock.grant.clone(), lock.lock_id.clone(), lock.labels.clone(), store::DEFAULT_LEASE);
+    let ask = Ask { mode: lock.mode, ..ask };
     Attempt { sends: if lock.sent_once { 1 } else { 2 }, ..Attempt::new(&lock.key, ask) }
 }
 

@@ -2,18 +2,20 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::engine::family::Family;
 use crate::engine::hold::{Beat, Hold};
 use crate::engine::loss_watch::LossWatch;
+use crate::engine::options::Terms;
+use crate::engine::spec::{Callbacks, Granted};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::Lock;
 use crate::store::fence::Standing;
-use crate::sys::drop_bound::{DropBound, drop_by};
+use crate::sys::drop_bound::{DropBound, DropBy};
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
@@ -50,6 +52,11 @@ pub struct LockGuard {
 impl LockGuard {
     pub(crate) fn new(hold: Arc<Hold>, family: Arc<Family>) -> Self {
         LockGuard { hold, family, drop_bound: DropBound::default() }
+    }
+
+    /// Puts what was just granted into a guard.
+    pub(crate) fn over(granted: Granted, family: &Arc<Family>, terms: Terms, callbacks: Callbacks) -> Result<Self> {
+        Ok(LockGuard::new(family.hold(granted, terms, callbacks)?, family.clone()))
     }
 
     /// The name of the lock.
@@ -165,7 +172,7 @@ impl LockGuard {
 
     /// What a drop does: dropping it afterwards does nothing.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.hold.release(self.drop_by().saturating_duration_since(Instant::now()))
+        if let Err(error) = self.hold.release(self.drop_by().remaining())
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::guard", key:? = self.key();
@@ -197,8 +204,8 @@ impl LockGuard {
     }
 
     /// Until when its end may take.
-    pub(crate) fn drop_by(&self) -> Instant {
-        drop_by(self.hold.drop_timeout())
+    pub(crate) fn drop_by(&self) -> DropBy {
+        self.family.drop_by()
     }
 
     pub(crate) fn standing(&self) -> Result<Standing<'_>> {

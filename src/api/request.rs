@@ -9,10 +9,9 @@ use parking_lot::Mutex;
 use crate::api::guard::LockGuard;
 use crate::engine::acquire::obtain;
 use crate::engine::family::Family;
-use crate::engine::hold::Callbacks;
 use crate::engine::options::{AskedLease, Terms};
-use crate::engine::spec::{Granted, Obtained, OnWait, Patience, Want, Wanted};
-use crate::lease::{GrantId, Lease, Mode};
+use crate::engine::spec::{Callbacks, LockSpec, Obtained, OnWait, Patience, WaitSpec};
+use crate::lease::{Lease, Mode};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::{check_key, check_text};
 use crate::model::lock::{Lock, LockStatus};
@@ -32,13 +31,6 @@ pub enum SameOwner {
     /// token protects the resource. Needs an explicit owner, since the default repeats among
     /// threads and containers.
     Replace,
-}
-
-/// How the end of a wait was given.
-#[derive(Clone, Copy, Debug)]
-enum AskedWait {
-    For(Duration),
-    Until(Instant),
 }
 
 /// A request for one lock, made by [`LockClient::request`](crate::LockClient::request).
@@ -63,154 +55,12 @@ enum AskedWait {
 /// ```
 #[must_use = "a request does nothing until it is ended by lock(), try_lock() or acquire()"]
 pub struct LockRequest {
-    pub(crate) family: Arc<Family>,
-    key: String,
-    mode: Mode,
-    max_holders: Option<u32>,
-    owner: Option<String>,
-    comment: Option<String>,
-    lock_id: Option<String>,
-    instead_of: Option<(GrantId, u64)>,
-    lease: Option<AskedLease>,
-    same_owner: SameOwner,
-    wait: Option<AskedWait>,
-    cancel: Option<CancelToken>,
-    // The mutexes are never waited for: they make the request `Sync` without asking that of closures.
-    on_wait: Mutex<Option<OnWait>>,
-    callbacks: Mutex<Callbacks>,
+    pub(crate) spec: RequestSpec,
 }
 
 impl LockRequest {
     pub(crate) fn new(family: Arc<Family>, key: &str) -> Self {
-        LockRequest {
-            family,
-            key: key.to_owned(),
-            mode: Mode::Exclusive,
-            max_holders: None,
-            owner: None,
-            comment: None,
-            lock_id: None,
-            instead_of: None,
-            lease: None,
-            same_owner: SameOwner::Respect,
-            wait: None,
-            cancel: None,
-            on_wait: Mutex::new(None),
-            callbacks: Mutex::new(Callbacks::default()),
-        }
-    }
-
-    /// Together with other shared holders. Defaults to exclusive.
-    pub fn shared(mut self) -> Self {
-        self.mode = Mode::Shared;
-        self
-    }
-
-    /// Shared, and only while fewer than `n` hold the key. Defaults to no limit. On DynamoDB the lease bounds it, about
-    /// 160 at 20 s: see `leasehold::dynamodb`.
-    pub fn max_holders(mut self, n: u32) -> Self {
-        self.mode = Mode::Shared;
-        self.max_holders = Some(n);
-        self
-    }
-
-    /// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
-    pub fn owner(mut self, owner: impl Into<String>) -> Self {
-        self.owner = Some(owner.into());
-        self
-    }
-
-    /// Whatever others should read about this hold: 1 to 1,024 bytes. Defaults to none.
-    pub fn comment(mut self, comment: impl Into<String>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
-
-    /// For how long the lock is held without a renewal. Defaults to the client's lease.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(AskedLease::For(lease));
-        self
-    }
-
-    /// The lease ends at this time and the guard does not renew past it. It is turned into a
-    /// duration once, by the local wall clock. Defaults to the client's lease.
-    pub fn lease_until(mut self, at: SystemTime) -> Self {
-        self.lease = Some(AskedLease::Until(at));
-        self
-    }
-
-    /// The lock is held until it is released: when the process dies, an operator has to do that.
-    /// The guard sends no heartbeats and looks twice a minute whether it still stands. Defaults to
-    /// the client's lease.
-    pub fn lease_forever(mut self) -> Self {
-        self.lease = Some(AskedLease::Forever);
-        self
-    }
-
-    /// Puts the lock into a group: one lock id may stand on several keys, and whoever knows it can
-    /// renew and release them all. Defaults to a random one.
-    pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
-        self.lock_id = Some(lock_id.into());
-        self
-    }
-
-    /// What happens to a live exclusive holder with the same owner. Defaults to `Respect`.
-    pub fn same_owner(mut self, same_owner: SameOwner) -> Self {
-        self.same_owner = same_owner;
-        self
-    }
-
-    /// How long [`lock`](LockRequest::lock) waits while others hold it; zero asks once. Defaults
-    /// to no limit.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = Some(AskedWait::For(wait));
-        self
-    }
-
-    /// Until when [`lock`](LockRequest::lock) waits. Defaults to no limit.
-    pub fn wait_until(mut self, until: Instant) -> Self {
-        self.wait = Some(AskedWait::Until(until));
-        self
-    }
-
-    /// Ends the wait with an error of kind `Cancelled`. Defaults to none.
-    pub fn cancel(mut self, cancel: &CancelToken) -> Self {
-        self.cancel = Some(cancel.clone());
-        self
-    }
-
-    /// Called on this thread whenever the wait goes on. Defaults to nothing.
-    pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
-        *self.on_wait.get_mut() = Some(Box::new(on_wait));
-        self
-    }
-
-    /// The lock is lost after this time, for a worker that hangs while its process lives. Defaults
-    /// to no limit.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.callbacks.get_mut().max_hold = Some(max_hold);
-        self
-    }
-
-    /// Warns once when heartbeats fail and no more than this is left until the loss: to the log,
-    /// the observer and [`on_warning`](LockRequest::on_warning). Defaults to no warning.
-    pub fn warn_before(mut self, left: Duration) -> Self {
-        self.callbacks.get_mut().warn_before = Some(left);
-        self
-    }
-
-    /// Called once, on a thread of its own, with what is left when
-    /// [`warn_before`](LockRequest::warn_before) is due. Defaults to nothing.
-    pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
-        self.callbacks.get_mut().on_warning = Some(Box::new(on_warning));
-        self
-    }
-
-    /// Called once, on a thread of its own, when the lock is lost; never after a release. Dropping
-    /// or releasing the guard inside it is fine, and a panic in it is contained. Defaults to nothing.
-    pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
-        self.callbacks.get_mut().on_loss = Some(Box::new(on_loss));
-        self
+        LockRequest { spec: RequestSpec::new(family, key) }
     }
 
     /// Waits for the lock and holds it.
@@ -221,9 +71,8 @@ impl LockRequest {
     /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id;
     /// `InvalidInput` for an argument out of bounds; else what the store says.
     pub fn lock(self) -> Result<LockGuard> {
-        let patience = self.patience();
-        let message = "others held it until the wait was over";
-        self.guard(patience)?.map_err(|refused| refused.error(ErrorKind::TimedOut, message))
+        let patience = self.spec.patience();
+        self.guard_or(patience, ErrorKind::TimedOut, "others held it until the wait was over")
     }
 
     /// Asks once; `None` when others hold it.
@@ -231,40 +80,24 @@ impl LockRequest {
     /// # Errors
     /// As [`lock`](LockRequest::lock), but never `TimedOut`.
     pub fn try_lock(self) -> Result<Option<LockGuard>> {
-        Ok(self.guard(Patience::Once)?.ok())
+        Ok(self.guard(Patience::Once)?.granted())
     }
 
     /// [`try_lock`](LockRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
     #[cfg(feature = "capi")]
     pub(crate) fn lock_once(self) -> Result<LockGuard> {
-        self.guard(Patience::Once)?.map_err(|refused| refused.error(ErrorKind::Held, "others hold it"))
+        self.guard_or(Patience::Once, ErrorKind::Held, "others hold it")
     }
 
     /// The same request once more, without its callbacks.
     #[cfg(feature = "capi")]
     pub(crate) fn again(&self) -> Self {
-        let Callbacks { max_hold, warn_before, .. } = *self.callbacks.lock();
-        LockRequest {
-            family: self.family.clone(),
-            key: self.key.clone(),
-            mode: self.mode,
-            max_holders: self.max_holders,
-            owner: self.owner.clone(),
-            comment: self.comment.clone(),
-            lock_id: self.lock_id.clone(),
-            instead_of: self.instead_of.clone(),
-            lease: self.lease,
-            same_owner: self.same_owner,
-            wait: self.wait,
-            cancel: self.cancel.clone(),
-            on_wait: Mutex::new(None),
-            callbacks: Mutex::new(Callbacks { max_hold, warn_before, ..Callbacks::default() }),
-        }
+        LockRequest { spec: self.spec.again() }
     }
 
     pub(crate) fn try_lock_until(self, until: Instant) -> Result<Option<LockGuard>> {
         let patience = if until <= Instant::now() { Patience::Once } else { Patience::Until(until) };
-        Ok(self.guard(patience)?.ok())
+        Ok(self.guard(patience)?.granted())
     }
 
     /// Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
@@ -272,12 +105,13 @@ impl LockRequest {
     /// # Errors
     /// `Held`, with the holders, when others hold it; else as [`lock`](LockRequest::lock).
     pub fn acquire(self) -> Result<Lock> {
-        let _call = self.family.obtaining()?;
-        match self.obtain(Patience::Once, false)? {
-            Ok(Obtaining { granted: Granted { attempt, holder, now, .. }, .. }) => {
-                Ok(Lock::granted(&attempt, &holder, now))
-            }
-            Err(refused) => Err(refused.error(ErrorKind::Held, "others hold it")),
+        let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
+        let _call = family.obtaining()?;
+        let (mut spec, _) = self.checked()?;
+        spec.stands_back = false;
+        match obtain(&family, spec, Patience::Once)? {
+            Obtained::Granted(granted) => Ok(granted.into_lock()),
+            Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, ErrorKind::Held, "others hold it")),
         }
     }
 
@@ -292,49 +126,94 @@ impl LockRequest {
     /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
     /// it came too late to be held; else as [`lock`](LockRequest::lock).
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
-        if lock.key != self.key {
+        let spec = &mut self.spec.lock;
+        if lock.key != spec.key {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);
-            return Err(Error::invalid("key", self.key, &right));
+            return Err(Error::invalid("key", &spec.key, &right));
         }
-        self.mode = lock.mode;
-        self.max_holders = None;
-        self.lock_id = Some(lock.lock_id);
-        self.comment = self.comment.or(lock.labels.comment);
+        spec.mode = lock.mode;
+        spec.max_holders = None;
+        spec.lock_id = Some(lock.lock_id);
+        spec.labels.comment = spec.labels.comment.take().or(lock.labels.comment);
+        spec.instead_of = Some((lock.grant, lock.token));
         if lock.leased_until.is_none() {
-            self.lease.get_or_insert(AskedLease::Forever);
+            self.spec.lease.get_or_insert(AskedLease::Forever);
         }
-        self.instead_of = Some((lock.grant, lock.token));
-        let message = "it does not stand any more";
-        self.guard(Patience::Once)?.map_err(|refused| refused.error(ErrorKind::Lost, message))
+        self.guard_or(Patience::Once, ErrorKind::Lost, "it does not stand any more")
     }
 
-    /// The outer error is one; the inner one says that others hold it.
-    fn guard(self, patience: Patience) -> Result<Result<LockGuard, Refused>> {
-        let _call = self.family.obtaining()?;
-        let stands_back = self.stands_back();
-        match self.obtain(patience, stands_back)? {
-            Ok(Obtaining { family, granted, terms, callbacks }) => {
-                let hold = family.hold(granted, terms, callbacks)?;
-                Ok(Ok(LockGuard::new(hold, family)))
-            }
-            Err(refused) => Ok(Err(refused)),
+    fn guard_or(self, patience: Patience, kind: ErrorKind, message: &str) -> Result<LockGuard> {
+        let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
+        match self.guard(patience)? {
+            Obtained::Granted(guard) => Ok(guard),
+            Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, kind, message)),
         }
     }
 
-    /// Checks everything, then asks.
-    fn obtain(mut self, patience: Patience, stands_back: bool) -> Result<Result<Obtaining, Refused>> {
-        let family = self.family.clone();
-        family.check_open()?;
-        let terms = self.check().map_err(|error| error.with_store(&family.backend.info().label))?;
-        let key = self.key.clone();
-        let (want, callbacks) = self.want(terms, stands_back);
-        Ok(match obtain(&family, want, patience)? {
-            Obtained::Granted(granted) => Ok(Obtaining { family, granted, terms, callbacks }),
-            Obtained::Refused(seen) => Err(Refused { family, key, seen }),
-        })
+    fn guard(self, patience: Patience) -> Result<Obtained<LockGuard>> {
+        let family = self.spec.family.clone();
+        let _call = family.obtaining()?;
+        let (spec, callbacks) = self.checked()?;
+        let terms = spec.lock.terms;
+        obtain(&family, spec, patience)?.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks))
     }
 
-    /// How long [`lock`](LockRequest::lock) goes on.
+    /// Whether every argument is within its bounds.
+    pub(crate) fn check(self) -> Result<()> {
+        self.checked().map(drop)
+    }
+
+    fn checked(self) -> Result<(WaitSpec, Callbacks)> {
+        let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
+        // A key that is out of bounds is not repeated at the head of the message.
+        let checked = check_key(&key).and_then(|()| self.spec.checked().map_err(|error| error.with_key(&key)));
+        checked.map_err(|error| family.in_context(error))
+    }
+}
+
+/// Everything that can be asked for, whether of one lock or of several.
+pub(crate) struct RequestSpec {
+    pub(crate) family: Arc<Family>,
+    pub(crate) lock: LockSpec,
+    pub(crate) lease: Option<AskedLease>,
+    pub(crate) wait: Option<AskedWait>,
+    pub(crate) cancel: Option<CancelToken>,
+    // The mutexes are never waited for: they make the request `Sync` without asking that of closures.
+    pub(crate) on_wait: Mutex<Option<OnWait>>,
+    pub(crate) callbacks: Mutex<Callbacks>,
+}
+
+/// How the end of a wait was given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AskedWait {
+    For(Duration),
+    Until(Instant),
+}
+
+impl RequestSpec {
+    pub(crate) fn new(family: Arc<Family>, key: &str) -> Self {
+        // The terms are set by the check.
+        let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::of_lease(family.options.lease));
+        let (on_wait, callbacks) = (Mutex::default(), Mutex::default());
+        RequestSpec { family, lock, lease: None, wait: None, cancel: None, on_wait, callbacks }
+    }
+
+    /// The same once more, without the closures.
+    #[cfg(feature = "capi")]
+    fn again(&self) -> Self {
+        let Callbacks { max_hold, warn_before, .. } = *self.callbacks.lock();
+        RequestSpec {
+            family: self.family.clone(),
+            lock: self.lock.clone(),
+            lease: self.lease,
+            wait: self.wait,
+            cancel: self.cancel.clone(),
+            on_wait: Mutex::default(),
+            callbacks: Mutex::new(Callbacks { max_hold, warn_before, ..Callbacks::default() }),
+        }
+    }
+
+    /// How long `lock` goes on.
     pub(crate) fn patience(&self) -> Patience {
         let until = self.wait.map(|wait| match wait {
             AskedWait::For(wait) => far_from(Instant::now(), wait),
@@ -347,54 +226,35 @@ impl LockRequest {
         }
     }
 
-    /// Whether asking once is in vain while others of this process wait. A transfer and a replacement are for the
-    /// holder itself, whoever waits.
-    pub(crate) fn stands_back(&self) -> bool {
-        self.instead_of.is_none() && self.same_owner == SameOwner::Respect
+    /// What is asked for, once everything but the key is checked.
+    pub(crate) fn checked(mut self) -> Result<(WaitSpec, Callbacks)> {
+        self.lock.terms = self.check()?;
+        // To ask once is in vain while others of this process wait. A transfer and a replacement are for the holder
+        // itself, whoever waits.
+        let stands_back = self.lock.instead_of.is_none() && !self.lock.replace_same_owner;
+        let spec = WaitSpec { lock: self.lock, stands_back, cancel: self.cancel, on_wait: self.on_wait.into_inner() };
+        Ok((spec, self.callbacks.into_inner()))
     }
 
-    /// What is asked for, once it is checked.
-    pub(crate) fn want(self, terms: Terms, stands_back: bool) -> (Want, Callbacks) {
-        let family = self.family;
-        let want = Want {
-            wanted: Wanted {
-                labels: family.labels(self.owner, self.comment),
-                key: self.key,
-                mode: self.mode,
-                lock_id: self.lock_id,
-                max_holders: self.max_holders,
-                replace_same_owner: self.same_owner == SameOwner::Replace,
-                terms,
-            },
-            instead_of: self.instead_of.clone(),
-            stands_back,
-            cancel: self.cancel,
-            on_wait: self.on_wait.into_inner(),
-        };
-        (want, self.callbacks.into_inner())
-    }
-
-    pub(crate) fn check(&mut self) -> Result<Terms> {
-        // A key that is out of bounds is not repeated at the head of the message.
-        check_key(&self.key)?;
-        self.check_rest().map_err(|error| error.with_key(&self.key))
-    }
-
-    /// Everything but the key.
-    pub(crate) fn check_rest(&mut self) -> Result<Terms> {
-        for (field, text) in [("owner", &self.owner), ("comment", &self.comment), ("lock_id", &self.lock_id)] {
-            text.iter().try_for_each(|text| check_text(field, text))?;
+    fn check(&mut self) -> Result<Terms> {
+        let lock = &self.lock;
+        for (field, text) in [
+            ("owner", Some(&lock.labels.owner)),
+            ("comment", lock.labels.comment.as_ref()),
+            ("lock_id", lock.lock_id.as_ref()),
+        ] {
+            text.map_or(Ok(()), |text| check_text(field, text))?;
         }
-        if self.max_holders == Some(0) {
+        if lock.max_holders == Some(0) {
             return Err(Error::invalid("max_holders", 0, "at least 1"));
         }
-        if self.same_owner == SameOwner::Replace {
-            if self.owner.is_none() && self.family.options.owner.is_none() {
+        if lock.replace_same_owner {
+            if self.family.is_default_owner(&lock.labels.owner) {
                 let right = "used with an explicit owner, since the default repeats among threads";
-                return Err(Error::invalid("same_owner", self.same_owner, right));
+                return Err(Error::invalid("same_owner", SameOwner::Replace, right));
             }
-            if self.mode == Mode::Shared {
-                return Err(Error::invalid("same_owner", self.same_owner, "used with an exclusive request"));
+            if lock.mode == Mode::Shared {
+                return Err(Error::invalid("same_owner", SameOwner::Replace, "used with an exclusive request"));
             }
         }
         let callbacks = self.callbacks.get_mut();
@@ -414,7 +274,7 @@ impl LockRequest {
         let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
         let interval = if terms.lease == Lease::Forever { Duration::MAX } else { terms.heartbeat };
         let most = info.most_shared.map_or(u32::MAX, |most| most(interval));
-        if let Some(n) = self.max_holders.filter(|n| *n > most) {
+        if let Some(n) = lock.max_holders.filter(|n| *n > most) {
             let right = format!(
                 "at most {most} on this store with a heartbeat in {interval:?}: each renewal writes the holders of the \
                  key all over, 256 bytes each, and the store writes 1,000 KB of a key in a second ({most} x {most} x \
@@ -426,36 +286,142 @@ impl LockRequest {
     }
 }
 
-/// A grant, with what its guard needs.
-struct Obtaining {
-    family: Arc<Family>,
-    granted: Granted,
-    terms: Terms,
-    callbacks: Callbacks,
+/// The error that says who holds the lock, as far as that was seen.
+fn refusal(family: &Family, key: &str, seen: &[Seen], kind: ErrorKind, message: &str) -> Error {
+    let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
+    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
+    family.in_context(Error::new(kind, message).with_key(key).with_holders(holders))
 }
 
-/// Others hold the lock, or wait for it in this process.
-struct Refused {
-    family: Arc<Family>,
-    key: String,
-    seen: Option<Seen>,
-}
+/// The setters of every request, which go to its `spec`.
+macro_rules! setters {
+    ($request:ty) => {
+        impl $request {
+            /// Together with other shared holders. Defaults to exclusive.
+            pub fn shared(mut self) -> Self {
+                self.spec.lock.mode = Mode::Shared;
+                self
+            }
 
-impl Refused {
-    /// The error that says who holds the lock, as far as that was seen.
-    fn error(self, kind: ErrorKind, message: &str) -> Error {
-        let holders = self.seen.as_ref().map(LockStatus::live).unwrap_or_default();
-        let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
-        let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
-        Error::new(kind, message)
-            .with_key(&self.key)
-            .with_store(&self.family.backend.info().label)
-            .with_holders(holders)
-    }
+            /// Shared, and only while fewer than `n` hold the key. Defaults to no limit. On DynamoDB the lease bounds it, about
+            /// 160 at 20 s: see `leasehold::dynamodb`.
+            pub fn max_holders(mut self, n: u32) -> Self {
+                self.spec.lock.mode = Mode::Shared;
+                self.spec.lock.max_holders = Some(n);
+                self
+            }
+
+            /// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
+            pub fn owner(mut self, owner: impl Into<String>) -> Self {
+                self.spec.lock.labels.owner = owner.into();
+                self
+            }
+
+            /// Whatever others should read about this hold: 1 to 1,024 bytes. Defaults to none.
+            pub fn comment(mut self, comment: impl Into<String>) -> Self {
+                self.spec.lock.labels.comment = Some(comment.into());
+                self
+            }
+
+            /// For how long the lock is held without a renewal. Defaults to the client's lease.
+            pub fn lease(mut self, lease: Duration) -> Self {
+                self.spec.lease = Some(AskedLease::For(lease));
+                self
+            }
+
+            /// The lease ends at this time and the guard does not renew past it. It is turned into a
+            /// duration once, by the local wall clock. Defaults to the client's lease.
+            pub fn lease_until(mut self, at: SystemTime) -> Self {
+                self.spec.lease = Some(AskedLease::Until(at));
+                self
+            }
+
+            /// The lock is held until it is released: when the process dies, an operator has to do that.
+            /// The guard sends no heartbeats and looks twice a minute whether it still stands. Defaults to
+            /// the client's lease.
+            pub fn lease_forever(mut self) -> Self {
+                self.spec.lease = Some(AskedLease::Forever);
+                self
+            }
+
+            /// Puts the lock into a group: one lock id may stand on several keys, and whoever knows it can
+            /// renew and release them all. One of several keys that this client holds with the same lock id
+            /// counts as held, like any other. Defaults to a random one.
+            pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
+                self.spec.lock.lock_id = Some(lock_id.into());
+                self
+            }
+
+            /// What happens to a live exclusive holder with the same owner. With `Replace` the first of several
+            /// keys that this owner holds is as good as a free one. Defaults to `Respect`.
+            pub fn same_owner(mut self, same_owner: SameOwner) -> Self {
+                self.spec.lock.replace_same_owner = same_owner == SameOwner::Replace;
+                self
+            }
+
+            /// How long [`lock`](Self::lock) waits while others hold the lock, or each of several; zero asks once. Defaults to no
+            /// limit.
+            pub fn wait(mut self, wait: Duration) -> Self {
+                self.spec.wait = Some(AskedWait::For(wait));
+                self
+            }
+
+            /// Until when [`lock`](Self::lock) waits. Defaults to no limit.
+            pub fn wait_until(mut self, until: Instant) -> Self {
+                self.spec.wait = Some(AskedWait::Until(until));
+                self
+            }
+
+            /// Ends the wait with an error of kind `Cancelled`. Defaults to none.
+            pub fn cancel(mut self, cancel: &CancelToken) -> Self {
+                self.spec.cancel = Some(cancel.clone());
+                self
+            }
+
+            /// Called on this thread whenever the wait goes on, once for each key. Defaults to nothing.
+            pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
+                *self.spec.on_wait.get_mut() = Some(Box::new(on_wait));
+                self
+            }
+
+            /// The lock is lost after this time, for a worker that hangs while its process lives. Defaults
+            /// to no limit.
+            pub fn max_hold(mut self, max_hold: Duration) -> Self {
+                self.spec.callbacks.get_mut().max_hold = Some(max_hold);
+                self
+            }
+
+            /// Warns once when heartbeats fail and no more than this is left until the loss: to the log,
+            /// the observer and [`on_warning`](Self::on_warning). Defaults to no warning.
+            pub fn warn_before(mut self, left: Duration) -> Self {
+                self.spec.callbacks.get_mut().warn_before = Some(left);
+                self
+            }
+
+            /// Called once, on a thread of its own, with what is left when
+            /// [`warn_before`](Self::warn_before) is due. Defaults to nothing.
+            pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
+                self.spec.callbacks.get_mut().on_warning = Some(Box::new(on_warning));
+                self
+            }
+
+            /// Called once, on a thread of its own, when the lock is lost; never after a release. Dropping
+            /// or releasing the guard inside it is fine, and a panic in it is contained. Defaults to nothing.
+            pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
+                self.spec.callbacks.get_mut().on_loss = Some(Box::new(on_loss));
+                self
+            }
+        }
+    };
 }
+pub(crate) use setters;
+
+setters!(LockRequest);
 
 impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockRequest").field("key", &self.key).field("mode", &self.mode).finish_non_exhaustive()
+        let lock = &self.spec.lock;
+        f.debug_struct("LockRequest").field("key", &lock.key).field("mode", &lock.mode).finish_non_exhaustive()
     }
 }

@@ -112,7 +112,7 @@ impl Asked {
         match self.keys {
             Keys::One => Request::One(self.request),
             Keys::AnyOf { keys, order } => {
-                let any = self.client.api.request_any(&keys).with(|_| self.request);
+                let any = self.client.api.request_any(&keys).like(self.request);
                 Request::Any(if order == Order::AsGiven { any.in_order() } else { any })
             }
         }

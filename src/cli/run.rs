@@ -191,7 +191,8 @@ fn is_stop(signal: Signal) -> bool {
 impl Holding {
     /// Until nothing of the command is left.
     fn go_on(&mut self, signals: &Receiver<Signal>) {
-        let mut losses = self.guard.loss().receiver();
+        let watched = self.guard.loss().receiver();
+        let mut losses = Receiver::clone(&watched);
         loop {
             if self.job.look() {
                 self.resume_at = at(Instant::now() + STOPPED);

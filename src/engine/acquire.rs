@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::family::Family;
-use super::queue::{May, Ticket};
+use super::queue::{Leaves, May, Ticket};
 use super::undo::give_up;
 use crate::engine::options::MAX_ACQUIRE_LEASE;
 use crate::engine::poll::{Begin, FIRST_WARNING};
-use crate::engine::spec::{Chain, Granted, Obtained, Patience, Want};
-use crate::lease::{Lease, backoff};
+use crate::engine::spec::{Chain, Granted, Obtained, Patience, WaitSpec};
+use crate::lease::{Lease, Mode, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::LockStatus;
@@ -21,22 +21,37 @@ use crate::sys::log;
 const FAIR: Duration = Duration::from_secs(1);
 
 /// Obtains the lock, or says who holds it.
-pub fn obtain(family: &Arc<Family>, want: Want, patience: Patience) -> Result<Obtained> {
-    let mut wait = Wait::new(family, want, patience);
-    let key = wait.want.wanted.key.clone();
-    wait.run().map_err(|error| error.with_key(&key).with_store(&family.backend.info().label))
+pub fn obtain(family: &Arc<Family>, spec: WaitSpec, patience: Patience) -> Result<Obtained> {
+    let mut wait = Wait::new(family, spec, patience);
+    let key = wait.spec.lock.key.clone();
+    wait.run().map_err(|error| family.in_context(error.with_key(&key)))
 }
 
 /// The wait for one key.
 pub(super) struct Wait<'a> {
     pub(super) family: &'a Arc<Family>,
-    pub(super) want: Want,
+    pub(super) spec: WaitSpec,
     pub(super) patience: Patience,
+    /// The call waits for other keys, too, which trouble with this one must not hold up.
+    pub(super) is_one_of_several: bool,
+    pub(super) effort: Effort,
+    pub(super) line: InLine,
+    pub(super) known: Known,
+}
+
+/// How long it has lasted and what it took.
+pub(super) struct Effort {
     pub(super) started: Instant,
     pub(super) attempts: u32,
     /// Grants that came too late to be of use.
     voids: u32,
-    /// The place in the line of this process, once it waits.
+    pub(super) warn_after: Duration,
+}
+
+/// Where it stands among the waiters of this process, and when it looks.
+#[derive(Default)]
+pub(super) struct InLine {
+    /// The place in the line, once it waits.
     pub(super) ticket: Option<Ticket>,
     /// It came to the head of the line, and somebody may hold the lock.
     look_first: bool,
@@ -44,21 +59,23 @@ pub(super) struct Wait<'a> {
     pub(super) is_told: bool,
     /// When to look next at one of several keys.
     pub(super) look_at: Option<Instant>,
-    /// The call waits for other keys, too, which trouble with this one must not hold up.
-    pub(super) is_one_of_several: bool,
     /// Others of this process wait, and it did not ask.
     pub(super) stood_back: bool,
+}
+
+/// What the store has said.
+#[derive(Default)]
+pub(super) struct Known {
     pub(super) refusal: Option<Seen>,
     pub(super) last_error: Option<Error>,
     /// What was known of the lock before the trouble is no answer any more.
     is_out: bool,
-    pub(super) warn_after: Duration,
 }
 
 impl Drop for Wait<'_> {
     /// After a panic: what was handed over meanwhile is released, and the next in line has its turn.
     fn drop(&mut self) {
-        if let Some(granted) = self.ticket.take().and_then(|ticket| ticket.leave(false)) {
+        if let Some(granted) = self.line.ticket.take().and_then(|ticket| ticket.leave(Leaves::Without)) {
             log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
                 "a waiter panicked while a lock was handed over to it; the lock is released");
             self.family.abandon(granted.attempt);
@@ -74,67 +91,44 @@ pub(super) enum Turn {
     Over,
 }
 
-/// How one round of a wait ended.
+/// How one round of a wait ended: asking until there is an answer, or taking what was handed over.
 pub(super) enum Round {
-    Done(Obtained),
+    Granted(Granted),
     Refused,
     /// The store was in trouble, or answered too late. Asking again may help.
     Trouble,
 }
 
-/// How one attempt ended.
-enum Settled {
-    Granted(Granted),
-    Refused(Seen),
-    /// It was granted too late to be of use, and given up.
-    Void,
-    /// A transfer was given up without an answer. Whether it had happened nobody can say any more: to ask again would
-    /// be to call lost what this very call has ended.
-    GivenUp(Error),
-}
-
 impl<'a> Wait<'a> {
-    pub(super) fn new(family: &'a Arc<Family>, want: Want, patience: Patience) -> Self {
-        Wait {
-            family,
-            want,
-            patience,
-            started: Instant::now(),
-            attempts: 0,
-            voids: 0,
-            ticket: None,
-            look_first: false,
-            is_told: false,
-            look_at: None,
-            is_one_of_several: false,
-            stood_back: false,
-            refusal: None,
-            last_error: None,
-            is_out: false,
-            warn_after: FIRST_WARNING,
-        }
+    pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec, patience: Patience) -> Self {
+        let effort = Effort { started: Instant::now(), attempts: 0, voids: 0, warn_after: FIRST_WARNING };
+        let (line, known) = (InLine::default(), Known::default());
+        Wait { family, spec, patience, is_one_of_several: false, effort, line, known }
     }
 
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
-        let asks_once = matches!(self.patience, Patience::Once) || self.want.instead_of.is_some();
-        if self.family.queues.len(&self.want.wanted.key) > 0 {
-            if asks_once && self.want.stands_back {
-                return Ok(Obtained::Refused(None));
-            }
-            if !asks_once {
-                self.enter();
-            }
+        let asks_once = matches!(self.patience, Patience::Once) || self.spec.lock.instead_of.is_some();
+        let has_line = self.family.queues.len(&self.spec.lock.key) > 0;
+        if asks_once && self.spec.stands_back && has_line {
+            self.line.stood_back = true;
+            return self.ended();
+        }
+        // Of many that come at the same moment only the first one asks. Those who share need a grant each, and
+        // would get one after the other.
+        if !asks_once && (has_line || self.spec.lock.mode == Mode::Exclusive) {
+            self.line.ticket = Some(self.family.queues.enter(self.spec.lock.clone()));
         }
         let outcome = self.go_on(&overall, asks_once);
         // What was handed over at the last moment comes along.
-        let with_lock = matches!(outcome, Ok(Obtained::Granted(_)));
-        let handed = self.ticket.take().and_then(|ticket| ticket.leave(with_lock));
+        let leaves = if matches!(outcome, Ok(Obtained::Granted(_))) { Leaves::WithLock } else { Leaves::Without };
+        let handed = self.line.ticket.take().and_then(|ticket| ticket.leave(leaves));
         match (outcome, handed) {
             (outcome, None) => outcome,
-            (Ok(refused), Some(granted)) => match self.in_time(*granted, &overall)? {
-                Settled::Granted(granted) => self.granted(granted, &overall),
-                Settled::Refused(_) | Settled::Void | Settled::GivenUp(_) => Ok(refused),
+            (Ok(refused), Some(granted)) => match self.act(Turn::Given(*granted), &overall)? {
+                Round::Granted(granted) => Ok(Obtained::Granted(granted)),
+                Round::Trouble if self.known.last_error.is_some() => self.ended(),
+                Round::Refused | Round::Trouble => Ok(refused),
             },
             (Err(error), Some(granted)) => {
                 self.give_back(granted, &overall);
@@ -146,21 +140,21 @@ impl<'a> Wait<'a> {
     /// Releases what was handed over in vain; the next in line hears of it.
     pub(super) fn give_back(&self, granted: Box<Granted>, overall: &Deadline) {
         self.undo(granted.attempt, overall);
-        self.family.queues.nudge(&self.want.wanted.key);
+        self.family.queues.nudge(&self.spec.lock.key);
     }
 
-    /// Asks, or takes what was given, and settles that.
+    /// Asks, or takes what was given.
     pub(super) fn act(&mut self, turn: Turn, overall: &Deadline) -> Result<Round> {
-        let settled = match turn {
-            Turn::Over => return Ok(Round::Trouble),
+        match turn {
+            Turn::Over => Ok(Round::Trouble),
             Turn::Ask => {
-                let settled = self.attempt(overall);
-                self.ticket.iter().for_each(Ticket::asked);
-                settled
+                let round = self.attempt(overall);
+                self.line.ticket.iter().for_each(Ticket::asked);
+                round
             }
-            Turn::Given(granted) => self.in_time(granted, overall),
-        };
-        self.settle(settled, overall)
+            Turn::Given(granted) if self.family.clock.now() < granted.held_until => self.granted(granted, overall),
+            Turn::Given(granted) => self.void(granted.attempt, overall),
+        }
     }
 
     fn go_on(&mut self, overall: &Deadline, asks_once: bool) -> Result<Obtained> {
@@ -172,7 +166,7 @@ impl<'a> Wait<'a> {
                 break;
             }
             match self.act(turn, overall)? {
-                Round::Done(obtained) => return Ok(obtained),
+                Round::Granted(granted) => return Ok(Obtained::Granted(granted)),
                 Round::Refused if asks_once => break,
                 Round::Refused => {
                     self.enter();
@@ -189,48 +183,38 @@ impl<'a> Wait<'a> {
         self.ended()
     }
 
-    /// Stands in the line of this process from now on.
+    /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self) {
-        if self.ticket.is_none() {
-            self.ticket = Some(self.family.queues.enter(self.want.wanted.clone()));
-        }
+        self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone())).waits();
     }
 
     /// Waits for the turn to ask, or for what is handed over.
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
-            let Some(ticket) = &self.ticket else { return Turn::Ask };
+            let Some(ticket) = &self.line.ticket else { return Turn::Ask };
             if ticket.place() == 0 {
-                if std::mem::take(&mut self.look_first) {
+                if std::mem::take(&mut self.line.look_first) {
                     let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
                     if !self.pause(overall, begin) {
                         return Turn::Over;
                     }
                 }
-                match self.ticket.as_ref().map(Ticket::may) {
+                match self.line.ticket.as_ref().map(Ticket::may) {
                     None | Some(May::Ask) => return Turn::Ask,
                     Some(May::Take(granted)) => return Turn::Given(*granted),
                     // The one who hands over has a bound, and nudges.
                     Some(May::Wait) => {}
                 }
             } else {
-                self.look_first = true;
+                self.line.look_first = true;
             }
             self.tell();
-            let Some(ticket) = &self.ticket else { return Turn::Ask };
+            let Some(ticket) = &self.line.ticket else { return Turn::Ask };
+            ticket.waits();
             if !overall.wait_for_or(self.tell_after(), ticket.nudged()) {
                 return Turn::Over;
             }
         }
-    }
-
-    /// What was handed over, unless that took too long.
-    fn in_time(&self, granted: Granted, overall: &Deadline) -> Result<Settled> {
-        if self.family.clock.now() < granted.held_until {
-            return Ok(Settled::Granted(granted));
-        }
-        self.undo(granted.attempt, overall);
-        Ok(Settled::Void)
     }
 
     /// Asks until there is an answer, or the attempt gets too old.
@@ -240,51 +224,40 @@ impl<'a> Wait<'a> {
         self.act(Turn::Ask, overall)
     }
 
-    /// What follows from the end of one attempt.
-    fn settle(&mut self, settled: Result<Settled>, overall: &Deadline) -> Result<Round> {
-        match settled {
-            Ok(Settled::Granted(granted)) => match self.granted(granted, overall) {
-                // It was granted and could not be had for as long as was asked: whoever refused it before does not hold it.
-                Err(error) if error.is_retryable() => {
-                    self.is_out |= error.kind() != ErrorKind::Lost;
-                    self.last_error = Some(error);
-                }
-                settled => return settled.map(Round::Done),
-            },
-            Ok(Settled::Refused(seen)) => {
-                self.answered();
-                self.refused(seen)?;
-                return Ok(Round::Refused);
-            }
-            Ok(Settled::GivenUp(error)) => return Err(error),
-            Ok(Settled::Void) if self.want.instead_of.is_some() => {
-                let message = "it was handed over too late to be held, and is released";
-                return Err(Error::new(ErrorKind::TimedOut, message));
-            }
-            Ok(Settled::Void) => {
-                self.voids += 1;
-                overall.wait_for(backoff::retry_delay(self.voids, overall.remaining(), fastrand::f64()));
-            }
-            Err(error) if error.is_retryable() => self.last_error = Some(error),
-            Err(error) => return Err(error),
+    /// It was granted too late to be of use, and is given up.
+    fn void(&mut self, attempt: Attempt, overall: &Deadline) -> Result<Round> {
+        self.undo(attempt, overall);
+        if self.spec.lock.instead_of.is_some() {
+            let message = "it was handed over too late to be held, and is released";
+            return Err(Error::new(ErrorKind::TimedOut, message));
         }
+        self.effort.voids += 1;
+        overall.wait_for(backoff::retry_delay(self.effort.voids, overall.remaining(), fastrand::f64()));
         Ok(Round::Trouble)
     }
 
     /// The store says how it stands with the lock.
     pub(super) fn answered(&mut self) {
-        (self.last_error, self.is_out) = (None, false);
+        (self.known.last_error, self.known.is_out) = (None, false);
+        self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(None));
     }
 
     /// A request that began at `asked` failed. One that was cut off by the end of the call right after it began says
     /// nothing of the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
-        self.is_out |= !overall.is_over() || asked.elapsed() >= FAIR;
-        self.last_error = Some(error);
+        self.is_in_trouble(error, !overall.is_over() || asked.elapsed() >= FAIR);
+    }
+
+    fn is_in_trouble(&mut self, error: Error, is_out: bool) {
+        self.known.is_out |= is_out;
+        if self.known.is_out {
+            self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
+        }
+        self.known.last_error = Some(error);
     }
 
     fn check_cancelled(&self) -> Result<()> {
-        match &self.want.cancel {
+        match &self.spec.cancel {
             Some(cancel) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled")),
             _ => Ok(()),
         }
@@ -298,12 +271,12 @@ impl<'a> Wait<'a> {
             Patience::Endless => Deadline::after(Duration::MAX),
         };
         // A lease with a fixed end can't be granted after it.
-        let deadline = match self.want.wanted.terms.ends_at {
+        let deadline = match self.spec.lock.terms.ends_at {
             Some(end) => deadline.within(end.since(self.family.clock.now())),
             None => deadline,
         };
         let deadline = deadline.or_cancel(self.family.closing());
-        match &self.want.cancel {
+        match &self.spec.cancel {
             Some(cancel) => deadline.or_cancel(cancel),
             None => deadline,
         }
@@ -313,30 +286,35 @@ impl<'a> Wait<'a> {
     pub(super) fn ended(&mut self) -> Result<Obtained> {
         self.family.check_open()?;
         self.check_cancelled()?;
-        match (self.refusal.take(), self.last_error.take()) {
+        let is_in_line = self.line.ticket.is_some() || self.line.stood_back;
+        // Whoever stands behind another knows what that one knows.
+        if let Some(trouble) = self.family.queues.trouble(&self.spec.lock.key).filter(|_| is_in_line) {
+            self.known.is_out = true;
+            self.known.last_error.get_or_insert(trouble);
+        }
+        match (self.known.refusal.take(), self.known.last_error.take()) {
             // Whoever held it long ago is no reason.
-            (Some(_), Some(error)) if self.is_out => Err(error),
-            (Some(seen), _) => Ok(Obtained::Refused(Some(seen))),
+            (Some(_), Some(error)) if self.known.is_out => Err(error),
+            (Some(seen), _) => Ok(Obtained::Refused(vec![seen])),
             (None, Some(error)) => Err(error),
             // It never came to the head of the line.
-            (None, None) if self.ticket.is_some() || self.stood_back => Ok(Obtained::Refused(None)),
+            (None, None) if is_in_line && self.effort.attempts == 0 => Ok(Obtained::Refused(Vec::new())),
             (None, None) => Err(Error::new(ErrorKind::TimedOut, "the time was over before the store was asked")),
         }
     }
 
     /// One acquisition with a grant id of its own: repeated until it is answered, given up when it gets too old.
-    fn attempt(&mut self, overall: &Deadline) -> Result<Settled> {
+    fn attempt(&mut self, overall: &Deadline) -> Result<Round> {
         let family = self.family;
         let info = family.backend.info();
         let clock = &family.clock;
-        let terms = self.want.wanted.terms;
+        let terms = self.spec.lock.terms;
         let asked_at = clock.now();
         let lease = terms.first_lease_at(asked_at);
         if !terms.leave_time_at(asked_at) {
             return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
         }
-        let instead_of = self.want.instead_of.clone();
-        let mut attempt = self.want.wanted.attempt(info.grant_form.fresh(), lease, instead_of);
+        let mut attempt = self.spec.lock.attempt(info.grant_form.fresh(), lease);
         // That one try was not answered weighs more than how the last one failed: a copy may be on its way.
         let mut unanswered = None;
         let mut failures = 0;
@@ -345,7 +323,7 @@ impl<'a> Wait<'a> {
             let (sent, asked) = (clock.now(), Instant::now());
             let first_sent = *attempt.first_sent.get_or_insert(sent);
             attempt.sends += 1;
-            self.attempts += 1;
+            self.effort.attempts += 1;
             let by = overall.clone().within(family.options.request_timeout);
             let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
             let error = match answer {
@@ -356,19 +334,17 @@ impl<'a> Wait<'a> {
                         held_until = held_until.min(terms.first_held_until(first_sent, lease, now));
                     }
                     if clock.now() >= held_until {
-                        // It came so late that nobody could use it.
-                        self.undo(attempt, overall);
-                        return Ok(Settled::Void);
+                        return self.void(attempt, overall);
                     }
                     let chain = Chain { times: 0, since: sent };
-                    return Ok(Settled::Granted(Granted { attempt, holder, now, held_until, chain }));
+                    return self.granted(Granted { attempt, holder, now, held_until, chain }, overall);
                 }
                 Ok(Acquired::Refused(seen)) => {
                     if unanswered.is_some() {
                         // An earlier copy may still arrive, after the present holder has gone.
                         self.undo(attempt, overall);
                     }
-                    return Ok(Settled::Refused(seen));
+                    return self.refused(seen);
                 }
                 Ok(Acquired::Unknown(error)) => {
                     unanswered = Some(error.clone());
@@ -382,7 +358,7 @@ impl<'a> Wait<'a> {
                 }
                 Err(error) => error,
             };
-            log::debug!(target: "leasehold::client", key:? = self.want.wanted.key; "an acquire failed and is repeated: {error}");
+            log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}");
             failures += 1;
             self.failed(error.clone(), asked, overall);
             // One repeat finds a lock whose grant was only not told, before a second one is taken.
@@ -395,11 +371,14 @@ impl<'a> Wait<'a> {
                     family.abandon(attempt);
                 } else if unanswered.is_some() {
                     self.undo(attempt, overall);
-                    if self.want.instead_of.is_some() {
-                        return Ok(Settled::GivenUp(unanswered.unwrap_or(error).retryable()));
+                    if self.spec.lock.instead_of.is_some() {
+                        // Whether it had happened nobody can say any more: to ask again would be to call lost what
+                        // this very call has ended.
+                        return Err(unanswered.unwrap_or(error).retryable());
                     }
                 }
-                return Err(unanswered.unwrap_or(error).retryable());
+                self.known.last_error = Some(unanswered.unwrap_or(error).retryable());
+                return Ok(Round::Trouble);
             }
         }
     }
@@ -415,12 +394,12 @@ impl<'a> Wait<'a> {
 
     /// A lease of more than a minute, or without end, is set by a first renewal, so that no
     /// unanswered acquire leaves more than a minute.
-    fn granted(&mut self, mut granted: Granted, overall: &Deadline) -> Result<Obtained> {
+    fn granted(&mut self, mut granted: Granted, overall: &Deadline) -> Result<Round> {
         let clock = &self.family.clock;
         let mut failures = 0;
         loop {
             let sent = clock.now();
-            let lease = self.want.wanted.terms.lease_at(sent);
+            let lease = self.spec.lock.terms.lease_at(sent);
             if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
                 break;
             }
@@ -438,16 +417,17 @@ impl<'a> Wait<'a> {
                 Ok(Renewed::Until { until, now }) => {
                     granted.holder.until = until;
                     granted.now = now;
-                    granted.held_until = self.want.wanted.terms.held_until(sent, until, now);
+                    granted.held_until = self.spec.lock.terms.held_until(sent, until, now);
                     if clock.now() >= granted.held_until {
                         self.undo(granted.attempt, overall);
-                        return Err(Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable());
+                        let error = Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable();
+                        return self.not_had(error);
                     }
                     break;
                 }
                 Ok(Renewed::Lost(_)) => {
                     let message = "it was taken over before its lease could be set";
-                    return Err(Error::new(ErrorKind::Lost, message).retryable());
+                    return self.not_had(Error::new(ErrorKind::Lost, message).retryable());
                 }
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
@@ -455,35 +435,45 @@ impl<'a> Wait<'a> {
             let delay = backoff::retry_delay(failures, left, fastrand::f64());
             if !error.is_retryable() || left.is_zero() || !overall.wait_for(delay) {
                 self.undo(granted.attempt, overall);
-                return Err(error);
+                return self.not_had(error);
             }
         }
-        let waited = self.started.elapsed();
+        let waited = self.effort.started.elapsed();
         let fencing_token = granted.holder.token;
-        log::debug!(target: "leasehold::client", key:? = self.want.wanted.key, token = fencing_token; "granted");
-        self.family.options.observing.tell(&Event::Granted { key: &self.want.wanted.key, fencing_token, waited });
-        Ok(Obtained::Granted(granted))
+        log::debug!(target: "leasehold::client", key:? = self.spec.lock.key, token = fencing_token; "granted");
+        self.family.options.observing.tell(&Event::Granted { key: &self.spec.lock.key, fencing_token, waited });
+        Ok(Round::Granted(granted))
+    }
+
+    /// It was granted and could not be had for as long as was asked: whoever refused it before does not hold it.
+    fn not_had(&mut self, error: Error) -> Result<Round> {
+        if !error.is_retryable() {
+            return Err(error);
+        }
+        let is_out = error.kind() != ErrorKind::Lost;
+        self.is_in_trouble(error, is_out);
+        Ok(Round::Trouble)
     }
 
     /// Tells of a refusal; an error when waiting would be for oneself.
-    fn refused(&mut self, seen: Seen) -> Result<()> {
+    fn refused(&mut self, seen: Seen) -> Result<Round> {
+        self.answered();
         let holders = LockStatus::live(&seen);
-        self.family.options.observing.tell(&Event::Refused { key: &self.want.wanted.key, holders: &holders });
+        self.family.options.observing.tell(&Event::Refused { key: &self.spec.lock.key, holders: &holders });
         let mine = |holder: &LockStatus| {
-            Some(holder.lock_id()) == self.want.wanted.lock_id.as_deref() && self.held_here(holder.fencing_token())
+            Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.held_here(holder.fencing_token())
         };
-        let is_mine = self.want.instead_of.is_none() && holders.iter().any(mine);
-        self.refusal = Some(seen);
+        let is_mine = self.spec.lock.instead_of.is_none() && holders.iter().any(mine);
+        self.known.refusal = Some(seen);
         if is_mine {
             let message = "this client holds it already with the same lock id";
             return Err(Error::new(ErrorKind::AlreadyHeld, message).with_holders(holders));
         }
-        Ok(())
+        Ok(Round::Refused)
     }
 
     pub(super) fn held_here(&self, token: u64) -> bool {
-        let is_it =
-            |lock: &crate::model::lock::Lock| lock.key() == self.want.wanted.key && lock.fencing_token() == token;
+        let is_it = |lock: &crate::model::lock::Lock| lock.key() == self.spec.lock.key && lock.fencing_token() == token;
         self.family.holds().iter().any(|hold| is_it(hold.granted()))
     }
 }

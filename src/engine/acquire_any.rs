@@ -4,28 +4,26 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::family::Family;
-use super::queue::{May, Ticket};
+use super::queue::{Leaves, May, Ticket};
 use crate::engine::acquire::{Round, Turn, Wait};
-use crate::engine::poll::FIRST_WARNING;
-use crate::engine::spec::{Granted, Obtained, OnWait, Patience, Want, Wanted};
+use crate::engine::poll::{Begin, FIRST_WARNING};
+use crate::engine::spec::{Granted, LockSpec, Obtained, OnWait, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::Seen;
 use crate::sys::deadline::{Deadline, far_from};
 
-/// How a wait for several keys ended without an error.
-pub enum AnyObtained {
-    /// One of the locks is granted.
-    Granted(Granted),
-    /// Others hold all of them, and the patience is over.
-    Refused(Vec<Seen>),
+/// In which order the keys are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Random,
+    /// Each time from the first one on.
+    AsGiven,
 }
 
-impl Want {
+impl WaitSpec {
     /// The same for another key.
-    pub fn for_key(&self, key: String, on_wait: Option<OnWait>) -> Want {
-        Want {
-            wanted: Wanted { key, ..self.wanted.clone() },
-            instead_of: self.instead_of.clone(),
+    pub fn for_key(&self, key: String, on_wait: Option<OnWait>) -> WaitSpec {
+        WaitSpec {
+            lock: LockSpec { key, ..self.lock.clone() },
             stands_back: self.stands_back,
             cancel: self.cancel.clone(),
             on_wait,
@@ -33,64 +31,65 @@ impl Want {
     }
 }
 
-/// Obtains the first of the locks that is free, or says who holds each of them. The keys are tried
-/// in random order, unless `in_order`.
-pub fn obtain_any(family: &Arc<Family>, wants: Vec<Want>, patience: Patience, in_order: bool) -> Result<AnyObtained> {
-    let is_one_of_several = wants.len() > 1 && !matches!(patience, Patience::Once);
-    let mut waits: Vec<_> = wants.into_iter().map(|want| Wait::new(family, want, patience)).collect();
+/// Obtains the first of the locks that is free, or says who holds each of them.
+pub fn obtain_any(family: &Arc<Family>, specs: Vec<WaitSpec>, patience: Patience, order: Order) -> Result<Obtained> {
+    let is_one_of_several = specs.len() > 1 && !matches!(patience, Patience::Once);
+    let mut waits: Vec<_> = specs.into_iter().map(|spec| Wait::new(family, spec, patience)).collect();
     waits.iter_mut().for_each(|wait| wait.is_one_of_several = is_one_of_several);
-    let obtained = AnyWait { family, waits, patience, in_order }.run();
-    obtained.map_err(|error| error.with_store(&family.backend.info().label))
+    AnyWait { family, waits, patience, order }.run().map_err(|error| family.in_context(error))
 }
 
 struct AnyWait<'a> {
     family: &'a Arc<Family>,
     waits: Vec<Wait<'a>>,
     patience: Patience,
-    in_order: bool,
+    order: Order,
 }
 
 impl AnyWait<'_> {
-    fn run(&mut self) -> Result<AnyObtained> {
+    fn run(&mut self) -> Result<Obtained> {
         let mut overall = self.overall();
         let outcome = self.go_on(&mut overall);
         self.leave(outcome, &overall)
     }
 
-    fn go_on(&mut self, overall: &mut Deadline) -> Result<AnyObtained> {
-        if !self.in_order {
+    fn go_on(&mut self, overall: &mut Deadline) -> Result<Obtained> {
+        if self.order == Order::Random {
             fastrand::shuffle(&mut self.waits);
         }
         if let Some(granted) = self.ask_each(overall)? {
-            return Ok(AnyObtained::Granted(granted));
+            return Ok(Obtained::Granted(granted));
         }
         if matches!(self.patience, Patience::Once) {
             return self.ended();
         }
         self.waits.iter_mut().for_each(Wait::enter);
-        let mut is_new = true;
-        while self.pause(overall, std::mem::take(&mut is_new)) {
+        let mut begin = Begin::Refused;
+        while self.pause(overall, std::mem::replace(&mut begin, Begin::Wait)) {
             self.family.check_open()?;
-            if !self.in_order {
+            if self.order == Order::Random {
                 fastrand::shuffle(&mut self.waits);
             }
             if let Some(granted) = self.look_at_each(overall)? {
-                return Ok(AnyObtained::Granted(granted));
+                return Ok(Obtained::Granted(granted));
             }
         }
         self.ended()
     }
 
     /// Leaves all lines. What was handed over at the last moment is taken if nothing else was, else given back.
-    fn leave(&mut self, mut outcome: Result<AnyObtained>, overall: &Deadline) -> Result<AnyObtained> {
+    fn leave(&mut self, mut outcome: Result<Obtained>, overall: &Deadline) -> Result<Obtained> {
         for wait in &mut self.waits {
-            let is_it = |granted: &Granted| granted.attempt.key == wait.want.wanted.key;
-            let with_lock = matches!(&outcome, Ok(AnyObtained::Granted(granted)) if is_it(granted));
-            let Some(handed) = wait.ticket.take().and_then(|ticket| ticket.leave(with_lock)) else { continue };
-            if !matches!(outcome, Ok(AnyObtained::Refused(_))) {
+            let is_it = |granted: &Granted| granted.attempt.key == wait.spec.lock.key;
+            let leaves = match &outcome {
+                Ok(Obtained::Granted(granted)) if is_it(granted) => Leaves::WithLock,
+                _ => Leaves::Without,
+            };
+            let Some(handed) = wait.line.ticket.take().and_then(|ticket| ticket.leave(leaves)) else { continue };
+            if !matches!(outcome, Ok(Obtained::Refused(_))) {
                 wait.give_back(handed, overall);
-            } else if let Round::Done(Obtained::Granted(granted)) = wait.act(Turn::Given(*handed), overall)? {
-                outcome = Ok(AnyObtained::Granted(granted));
+            } else if let Round::Granted(granted) = wait.act(Turn::Given(*handed), overall)? {
+                outcome = Ok(Obtained::Granted(granted));
             }
         }
         outcome
@@ -109,9 +108,9 @@ impl AnyWait<'_> {
                 break;
             }
             let wait = &mut self.waits[at];
-            let in_line = wait.want.stands_back || !matches!(self.patience, Patience::Once);
-            if in_line && self.family.queues.len(&wait.want.wanted.key) > 0 {
-                wait.stood_back = true;
+            let in_line = wait.spec.stands_back || !matches!(self.patience, Patience::Once);
+            if in_line && self.family.queues.len(&wait.spec.lock.key) > 0 {
+                wait.line.stood_back = true;
                 continue;
             }
             match ask(wait, self.patience, overall) {
@@ -138,27 +137,27 @@ impl AnyWait<'_> {
     /// free. Each only at the head of its line.
     fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
         let now = Instant::now();
-        let is_due = |wait: &Wait<'_>| wait.look_at.is_some_and(|at| at <= now);
+        let is_due = |wait: &Wait<'_>| wait.line.look_at.is_some_and(|at| at <= now);
         let is_round = self.waits.iter().any(is_due);
         let told: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
         for (wait, is_told) in self.waits.iter_mut().zip(told) {
             // Keys that nobody tells are looked at in one round, so that their order counts.
-            let is_told = is_told || is_due(wait) || (is_round && !wait.is_told);
+            let is_told = is_told || is_due(wait) || (is_round && !wait.line.is_told);
             if is_told {
-                wait.look_at = None;
+                wait.line.look_at = None;
             }
-            let Some(ticket) = wait.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
+            let Some(ticket) = wait.line.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
             let is_idle = ticket.place() > 0 || !is_told || ticket.stands_back().is_some() || ticket.is_held();
             if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
                 continue;
             }
-            let turn = match wait.ticket.as_ref().map(Ticket::may) {
+            let turn = match wait.line.ticket.as_ref().map(Ticket::may) {
                 None | Some(May::Wait) => continue,
                 Some(May::Ask) => Turn::Ask,
                 Some(May::Take(granted)) => Turn::Given(*granted),
             };
             match wait.act(turn, overall) {
-                Ok(Round::Done(Obtained::Granted(granted))) => return Ok(Some(granted)),
+                Ok(Round::Granted(granted)) => return Ok(Some(granted)),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::AlreadyHeld => {}
                 Err(error) => return Err(in_context(wait, error)),
@@ -168,15 +167,15 @@ impl AnyWait<'_> {
     }
 
     /// Waits until it is time to look at a key again, or something is told; false when the call's time is over.
-    fn pause(&mut self, overall: &Deadline, is_new: bool) -> bool {
+    fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
         self.waits.iter_mut().for_each(Wait::tell);
         let now = Instant::now();
-        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, is_new)).min();
+        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();
         let until = next.unwrap_or_else(|| far_from(now, FIRST_WARNING));
         loop {
             let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(FIRST_WARNING);
             let left = until.saturating_duration_since(Instant::now());
-            let nudges = || self.waits.iter().filter_map(|wait| wait.ticket.as_ref()).map(Ticket::nudged);
+            let nudges = || self.waits.iter().filter_map(|wait| wait.line.ticket.as_ref()).map(Ticket::nudged);
             if !overall.wait_for_any(left.min(tell_after), nudges()) {
                 return false;
             }
@@ -188,16 +187,16 @@ impl AnyWait<'_> {
     }
 
     /// Why the call ended without a lock. It says that others hold them only where that is known of all.
-    fn ended(&mut self) -> Result<AnyObtained> {
+    fn ended(&mut self) -> Result<Obtained> {
         let mut refused = Vec::new();
         for wait in &mut self.waits {
             match wait.ended() {
                 Ok(Obtained::Refused(seen)) => refused.extend(seen),
-                Ok(Obtained::Granted(granted)) => return Ok(AnyObtained::Granted(granted)),
+                Ok(Obtained::Granted(granted)) => return Ok(Obtained::Granted(granted)),
                 Err(error) => return Err(in_context(wait, error)),
             }
         }
-        Ok(AnyObtained::Refused(refused))
+        Ok(Obtained::Refused(refused))
     }
 }
 
@@ -205,9 +204,9 @@ impl AnyWait<'_> {
 fn ask(wait: &mut Wait<'_>, patience: Patience, by: &Deadline) -> Result<Option<Granted>> {
     loop {
         match wait.round(by)? {
-            Round::Done(Obtained::Granted(granted)) => return Ok(Some(granted)),
+            Round::Granted(granted) => return Ok(Some(granted)),
             Round::Trouble if matches!(patience, Patience::Once) && !by.is_over() => {}
-            Round::Done(Obtained::Refused(_)) | Round::Refused | Round::Trouble => return Ok(None),
+            Round::Refused | Round::Trouble => return Ok(None),
         }
     }
 }
@@ -216,6 +215,6 @@ fn ask(wait: &mut Wait<'_>, patience: Patience, by: &Deadline) -> Result<Option<
 fn in_context(wait: &Wait<'_>, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Cancelled | ErrorKind::Closed => error,
-        _ => error.with_key(&wait.want.wanted.key),
+        _ => error.with_key(&wait.spec.lock.key),
     }
 }

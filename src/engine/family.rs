@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::hold::{Callbacks, Hold, Setup};
+use super::hold::{AtEnd, Hold, Setup};
 use super::queue::Queues;
 use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::{ClientOptions, Terms, default_labels};
-use crate::engine::spec::Granted;
-use crate::engine::wakeups::Hub;
+use crate::engine::spec::{Callbacks, Granted};
+use crate::engine::wakeups::Wakeups;
 use crate::lease::Labels;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
-use crate::sys::drop_bound::drop_by;
+use crate::sys::drop_bound::{DropBy, Owner};
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
@@ -35,13 +35,19 @@ pub struct Family {
     /// Who waits in this process.
     pub queues: Arc<Queues>,
     /// What tells them that a lock may be free.
-    pub hub: Arc<Hub>,
+    pub wakeups: Arc<Wakeups>,
     labels: Labels,
     process: ProcessId,
     watcher: Arc<Watcher>,
-    /// Wakes every waiter; nothing is acquired afterwards.
-    closing: CancelToken,
     undo: Arc<Undo>,
+    closing: Closing,
+}
+
+/// What a `close` ends, and what it waits for.
+#[derive(Default)]
+struct Closing {
+    /// Wakes every waiter; nothing is acquired afterwards.
+    token: CancelToken,
     /// The threads that are about to obtain a lock.
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
@@ -61,20 +67,26 @@ pub struct Obtaining(Arc<Family>);
 
 impl Drop for Obtaining {
     fn drop(&mut self) {
-        let mut obtaining = self.0.obtaining.lock();
+        let mut obtaining = self.0.closing.obtaining.lock();
         if let Some(at) = obtaining.iter().position(|id| *id == std::thread::current().id()) {
             obtaining.swap_remove(at);
         }
-        self.0.obtained.notify_all();
+        self.0.closing.obtained.notify_all();
     }
 }
 
 impl Family {
     pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
-        let (queues, closing) = (Arc::<Queues>::default(), CancelToken::new());
-        let hub = Hub::new(backend.clone(), queues.clone(), clock.clone(), closing.clone(), options.request_timeout);
+        let (queues, closing) = (Arc::<Queues>::default(), Closing::default());
+        let wakeups = Wakeups::new(
+            backend.clone(),
+            queues.clone(),
+            clock.clone(),
+            closing.token.clone(),
+            options.request_timeout,
+        );
         Arc::new(Family {
-            hub: Arc::new(hub),
+            wakeups: Arc::new(wakeups),
             undo: Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout)),
             watcher: Arc::new(Watcher::new(clock.clone())),
             labels: default_labels(std::process::id()),
@@ -84,9 +96,6 @@ impl Family {
             queues,
             process: ProcessId::current(),
             closing,
-            obtaining: Mutex::default(),
-            obtained: Condvar::new(),
-            ends_first: Mutex::default(),
         })
     }
 
@@ -100,12 +109,12 @@ impl Family {
         let why = if !self.is_own_process() {
             "the client belongs to the process that this one was forked from; connect again here, but not to SQLite \
              if a file was open at the fork"
-        } else if self.closing.is_cancelled() {
+        } else if self.closing.token.is_cancelled() {
             "the client was closed"
         } else {
             return Ok(());
         };
-        Err(Error::new(ErrorKind::Closed, why).with_store(&self.backend.info().label))
+        Err(self.in_context(Error::new(ErrorKind::Closed, why)))
     }
 
     /// Begins a call that may obtain a lock, unless the client is closed.
@@ -113,7 +122,7 @@ impl Family {
         // In a forked child the mutex may be held for ever.
         self.check_open()?;
         self.undo.start_again();
-        self.obtaining.lock().push(std::thread::current().id());
+        self.closing.obtaining.lock().push(std::thread::current().id());
         let call = Obtaining(self.clone());
         // `close` may have looked before.
         self.check_open().map(|()| call)
@@ -121,7 +130,7 @@ impl Family {
 
     /// `close` ends this before it releases guards.
     pub fn ends_first(&self, first: Weak<dyn EndsFirst>) {
-        let mut all = self.ends_first.lock();
+        let mut all = self.closing.ends_first.lock();
         all.retain(|first| first.strong_count() > 0);
         all.push(first);
     }
@@ -132,14 +141,29 @@ impl Family {
         Labels { owner, host: self.labels.host.clone(), comment }
     }
 
+    /// Whether a request with this owner names nobody: the default repeats among threads and containers.
+    pub fn is_default_owner(&self, owner: &str) -> bool {
+        owner == self.labels.owner
+    }
+
     /// The deadline of one request that nobody set a closer one for.
     pub fn request_deadline(&self) -> Deadline {
-        Deadline::after(self.options.request_timeout).or_cancel(&self.closing)
+        Deadline::after(self.options.request_timeout).or_cancel(&self.closing.token)
+    }
+
+    /// An error of a call, with the store that it was about.
+    pub fn in_context(&self, error: Error) -> Error {
+        error.with_store(&self.backend.info().label)
+    }
+
+    /// Until when a drop of what belongs to this client may take.
+    pub fn drop_by(&self) -> DropBy {
+        DropBy::new(Owner::of(self), self.options.drop_timeout)
     }
 
     /// Becomes cancelled when the client is closed.
     pub fn closing(&self) -> &CancelToken {
-        &self.closing
+        &self.closing.token
     }
 
     /// Every guard of this client that is still alive.
@@ -149,21 +173,15 @@ impl Family {
 
     /// A lock that was just granted, with heartbeat and watcher at work.
     pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
-        self.hold_or_keep(granted, terms, callbacks, false)
+        self.hold_until(granted, terms, callbacks, AtEnd::Release)
     }
 
     /// The same for a grant that outlives its hold: the lease of a name.
     pub fn keep(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
-        self.hold_or_keep(granted, terms, callbacks, true)
+        self.hold_until(granted, terms, callbacks, AtEnd::Keep)
     }
 
-    fn hold_or_keep(
-        &self,
-        granted: Granted,
-        terms: Terms,
-        callbacks: Callbacks,
-        outlived_by_grant: bool,
-    ) -> Result<Arc<Hold>> {
+    fn hold_until(&self, granted: Granted, terms: Terms, callbacks: Callbacks, at_end: AtEnd) -> Result<Arc<Hold>> {
         let setup = Setup {
             backend: self.backend.clone(),
             clock: self.clock.clone(),
@@ -174,7 +192,7 @@ impl Family {
             terms,
             request_timeout: self.options.request_timeout,
             drop_timeout: self.options.drop_timeout,
-            outlived_by_grant,
+            at_end,
         };
         let hold = Hold::new(granted, setup, callbacks);
         if let Err(error) = hold.start() {
@@ -206,12 +224,12 @@ impl Family {
 
     /// Ends everything within one bound. The first release that failed is its error.
     pub fn close(&self, bound: Duration) -> Result<()> {
-        self.closing.cancel();
+        self.closing.token.cancel();
         let now = Instant::now();
         let by = far_from(now, bound);
         // What is asked to end here needs a moment to do so.
         let soon = by - by.saturating_duration_since(now) / 10;
-        let first: Vec<_> = { self.ends_first.lock().iter().filter_map(Weak::upgrade).collect() };
+        let first: Vec<_> = { self.closing.ends_first.lock().iter().filter_map(Weak::upgrade).collect() };
         let half = by - by.saturating_duration_since(now) / 2;
         first.iter().for_each(|first| first.ask_to_end(half));
         first.iter().for_each(|first| first.wait_for_end(half));
@@ -225,7 +243,7 @@ impl Family {
     /// What was given up without an answer has until `soon`.
     fn end_background(&self, soon: Instant, by: Instant) {
         self.undo.end(soon, by);
-        self.hub.close(by);
+        self.wakeups.close(by);
     }
 
     /// Releases every guard until `soon`, and waits for it until `by`: a store that hangs against its
@@ -264,7 +282,7 @@ impl Family {
                 }
                 Err(_) if Instant::now() >= by => {
                     let error = Error::new(ErrorKind::Store, format!("{open} locks could not be released in time"));
-                    released = released.and(Err(error.retryable().with_store(&self.backend.info().label)));
+                    released = released.and(Err(self.in_context(error.retryable())));
                     break;
                 }
                 // These hang; the others shall have their turn.
@@ -281,8 +299,10 @@ impl Family {
     /// callback, is not waited for.
     fn wait_for_obtaining(&self, by: Instant) {
         let me = std::thread::current().id();
-        let mut obtaining = self.obtaining.lock();
-        while obtaining.iter().any(|id| *id != me) && !self.obtained.wait_until(&mut obtaining, by).timed_out() {}
+        let mut obtaining = self.closing.obtaining.lock();
+        while obtaining.iter().any(|id| *id != me) && !self.closing.obtained.wait_until(&mut obtaining, by).timed_out()
+        {
+        }
     }
 }
 
@@ -290,11 +310,11 @@ impl Drop for Family {
     fn drop(&mut self) {
         if !self.is_own_process() {
             // Its threads and connections do not exist here: they are never dropped.
-            std::mem::forget((self.backend.clone(), self.watcher.clone(), self.hub.clone(), self.undo.clone()));
+            std::mem::forget((self.backend.clone(), self.watcher.clone(), self.wakeups.clone(), self.undo.clone()));
             return;
         }
-        self.closing.cancel();
-        let by = drop_by(self.options.drop_timeout);
+        self.closing.token.cancel();
+        let by = self.drop_by().instant();
         // What is asked to end needs a moment to do so.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::hold::Hold;
+use super::release::Earlier;
 use super::undo::{ends_hold, give_up};
-use crate::engine::spec::{Chain, Granted, Wanted};
+use crate::engine::spec::{Chain, Granted, LockSpec};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{ErrorKind, Result};
 use crate::model::lock::LockStatus;
@@ -18,8 +19,8 @@ const MAX_IN_A_ROW: u32 = 8;
 pub(super) enum PassedOn {
     /// The hold is over, with this answer.
     Yes(Result<()>),
-    /// It has to be released. `may_be_done`: unless an unanswered hand-over has ended it.
-    No { may_be_done: bool },
+    /// It has to be released, unless an unanswered hand-over has ended it.
+    No(Earlier),
     /// It has to be released, and the head of the line waits for one poll: others have their turn.
     OthersTurn,
 }
@@ -28,25 +29,26 @@ impl Hold {
     /// Hands the lock over to the head of the line.
     pub(super) fn pass_on(&self, by: Instant) -> PassedOn {
         let (setup, now) = (&self.setup, self.setup.clock.now());
-        let held_in_a_row = now.since(self.chain.since);
-        let fair = self.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
-        if self.granted.mode() != Mode::Exclusive {
-            return PassedOn::No { may_be_done: false };
+        let held_in_a_row = now.since(self.grant.chain.since);
+        let fair = self.grant.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
+        if self.grant.lock.mode() != Mode::Exclusive {
+            return PassedOn::No(Earlier::Nothing);
         }
         if !fair {
             return PassedOn::OthersTurn;
         }
-        let exclusive = |wanted: &Wanted| wanted.mode == Mode::Exclusive;
-        let Some(next) = setup.queues.reserve(self.granted.key(), exclusive) else {
-            return PassedOn::No { may_be_done: false };
+        let exclusive = |spec: &LockSpec| spec.mode == Mode::Exclusive;
+        let Some(next) = setup.queues.reserve(self.grant.lock.key(), exclusive) else {
+            return PassedOn::No(Earlier::Nothing);
         };
-        let terms = next.wanted().terms;
+        let terms = next.spec().terms;
         let lease = terms.first_lease_at(now);
         if !terms.leave_time_at(now) {
-            return PassedOn::No { may_be_done: false };
+            return PassedOn::No(Earlier::Nothing);
         }
-        let old = (self.granted.grant.clone(), self.granted.fencing_token());
-        let mut attempt = next.wanted().attempt(setup.backend.info().grant_form.fresh(), lease, Some(old));
+        let old = (self.grant.lock.grant.clone(), self.grant.lock.fencing_token());
+        let mut attempt = next.spec().attempt(setup.backend.info().grant_form.fresh(), lease);
+        attempt.ask.instead_of = Some(old);
         // Half of the time is left for a release, should this not be answered.
         let half = by.saturating_duration_since(Instant::now()) / 2;
         let deadline = Deadline::after(half.min(setup.request_timeout));
@@ -56,15 +58,15 @@ impl Hold {
         match ends_hold(|| setup.backend.acquire(&mut attempt, &deadline), Acquired::Unknown) {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until(sent, holder.until, now);
-                let chain = Chain { times: self.chain.times + 1, ..self.chain };
+                let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
                 let granted = Granted { attempt, holder, now, held_until, chain };
                 match next.give(granted) {
                     Ok(()) => PassedOn::Yes(Ok(())),
                     // The waiter went away: what it would have got is released.
                     Err(granted) => {
-                        *self.handed.lock() = Some(granted.attempt);
+                        *self.requests.handed.lock() = Some(granted.attempt);
                         let given_up = self.give_up_hand_over(&Deadline::at(by));
-                        setup.queues.nudge(self.granted.key());
+                        setup.queues.nudge(self.grant.lock.key());
                         PassedOn::Yes(given_up)
                     }
                 }
@@ -76,19 +78,19 @@ impl Hold {
             }
             Ok(Acquired::Unknown(_)) => {
                 // If it happened, there is nothing left to release.
-                *self.handed.lock() = Some(attempt);
-                PassedOn::No { may_be_done: true }
+                *self.requests.handed.lock() = Some(attempt);
+                PassedOn::No(Earlier::Unanswered)
             }
-            Err(_) => PassedOn::No { may_be_done: false },
+            Err(_) => PassedOn::No(Earlier::Nothing),
         }
     }
 
     /// Makes sure that no hand-over stands that nobody knows of.
     pub(super) fn give_up_hand_over(&self, by: &Deadline) -> Result<()> {
-        let Some(mut attempt) = ({ self.handed.lock().take() }) else { return Ok(()) };
+        let Some(mut attempt) = ({ self.requests.handed.lock().take() }) else { return Ok(()) };
         let given_up = give_up(&*self.setup.backend, &mut attempt, by, self.setup.request_timeout);
         if given_up.is_err() {
-            *self.handed.lock() = Some(attempt);
+            *self.requests.handed.lock() = Some(attempt);
         }
         given_up
     }

@@ -37,7 +37,7 @@ pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
         if caught(|| run(&hold)).is_none() {
             hold.lose(LossReason::HeartbeatDied);
-            log::error!(target: "leasehold::heartbeat", key:? = hold.granted.key(); "a heartbeat thread panicked");
+            log::error!(target: "leasehold::heartbeat", key:? = hold.grant.lock.key(); "a heartbeat thread panicked");
         }
     })
 }
@@ -48,8 +48,8 @@ fn run(hold: &Hold) {
     let mut wait = Duration::ZERO;
     loop {
         select! {
-            recv(hold.stop.cancelled()) -> _ => return,
-            recv(hold.beats) -> _ => {}
+            recv(hold.beats.stop.cancelled()) -> _ => return,
+            recv(hold.beats.wishes) -> _ => {}
             default(wait) => {}
         }
         wait = match hold.beat() {

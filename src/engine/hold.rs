@@ -13,12 +13,12 @@ use super::queue::Queues;
 use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
-use crate::engine::spec::{Chain, Granted};
-use crate::lease::{End, Lease, Mode, StoreTime};
+use crate::engine::spec::{Callbacks, Chain, Granted, OnWarning};
+use crate::lease::{End, Lease, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
-use crate::model::lock::{Lock, LockStatus};
-use crate::model::loss::{Loss, LossReason};
+use crate::model::lock::Lock;
+use crate::model::loss::LossReason;
 use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
@@ -31,11 +31,6 @@ use crate::sys::thread::Thread;
 /// The pause after a heartbeat thread could not be started.
 const START_RETRY: Duration = Duration::from_millis(100);
 
-/// Runs when the lock is lost.
-pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
-/// Runs when heartbeats fail and the deadline is near; gets what is left.
-pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
-
 /// What a hold is made of besides the grant.
 pub struct Setup {
     pub backend: Arc<dyn Backend>,
@@ -47,44 +42,58 @@ pub struct Setup {
     pub terms: Terms,
     pub request_timeout: Duration,
     pub drop_timeout: Duration,
-    /// Its end releases nothing.
-    pub outlived_by_grant: bool,
+    pub at_end: AtEnd,
 }
 
-/// What the user wants to be told of one hold.
-#[derive(Default)]
-pub struct Callbacks {
-    pub max_hold: Option<Duration>,
-    pub warn_before: Option<Duration>,
-    pub on_warning: Option<OnWarning>,
-    pub on_loss: Option<OnLoss>,
+/// What becomes of the grant when its hold ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtEnd {
+    Release,
+    /// It stands on, as the lease of a name does.
+    Keep,
 }
 
 /// See the module.
 pub struct Hold {
     pub(super) setup: Setup,
-    /// The lock as it was granted; what never changes is read from here.
-    pub(super) granted: Lock,
-    pub(super) granted_at: BootTime,
-    pub(super) chain: Chain,
+    pub(super) grant: Grant,
     process: ProcessId,
     /// Until when the holder counts itself as such, in boot time; zero once it does not. Raised
     /// only under `state` and while it is still to come.
     held_until: AtomicU64,
     pub(super) state: Mutex<State>,
-    /// Held by whoever sends a request.
-    pub(super) attempt: Mutex<Attempt>,
-    /// For the release when a heartbeat hangs with `attempt`.
-    pub(super) spare: Mutex<Attempt>,
-    /// A hand-over of which nobody knows whether it happened, and which was not given up yet.
-    pub(super) handed: Mutex<Option<Attempt>>,
+    pub(super) requests: Requests,
     /// What the user sees. Never waited for.
     shown: Arc<Mutex<Lock>>,
     pub(super) loss: LossWatch,
-    /// Ends the heartbeat and its request.
-    pub(super) stop: CancelToken,
-    beat_now: Sender<()>,
-    pub(super) beats: Receiver<()>,
+    pub(super) beats: Beats,
+}
+
+/// What never changes of it.
+pub(super) struct Grant {
+    /// The lock as it was granted.
+    pub lock: Lock,
+    pub at: BootTime,
+    pub chain: Chain,
+}
+
+/// What requests are sent with.
+pub(super) struct Requests {
+    /// Held by whoever sends one.
+    pub attempt: Mutex<Attempt>,
+    /// For the release when a heartbeat hangs with `attempt`.
+    pub spare: Mutex<Attempt>,
+    /// A hand-over of which nobody knows whether it happened, and which was not given up yet.
+    pub handed: Mutex<Option<Attempt>>,
+}
+
+/// What the heartbeat is told.
+pub(super) struct Beats {
+    /// Ends it and its request.
+    pub stop: CancelToken,
+    now: Sender<()>,
+    /// It is to send at once.
+    pub wishes: Receiver<()>,
 }
 
 pub(super) struct State {
@@ -94,8 +103,8 @@ pub(super) struct State {
     /// The guard's own copy of what it shows.
     pub lock: Lock,
     shown_is_behind: bool,
-    last_error: Option<Error>,
-    callbacks: Callbacks,
+    pub last_error: Option<Error>,
+    pub callbacks: Callbacks,
     /// When the heartbeat has to be started; `None` once it was.
     start_at: Option<BootTime>,
     pub heartbeat: Option<Thread>,
@@ -104,11 +113,19 @@ pub(super) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Held,
-    /// Lost; `true`: by the clock alone, so that the store may still have the grant.
-    Lost(bool),
+    Lost(LostBy),
     Releasing,
     /// Released or handed over: nothing is left to do.
     Over,
+}
+
+/// Who says that a lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LostBy {
+    /// This host alone: the store may still have the grant.
+    Clock,
+    /// The store, which has it no longer.
+    Store,
 }
 
 /// How a heartbeat went.
@@ -133,11 +150,9 @@ impl Hold {
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
         let Granted { attempt, holder, now, held_until, chain } = granted;
         let lock = Lock::granted(&attempt, &holder, now);
-        let (beat_now, beats) = crossbeam_channel::bounded(1);
+        let (now, wishes) = crossbeam_channel::bounded(1);
         let granted_at = setup.clock.now();
         Arc::new(Hold {
-            granted_at,
-            chain,
             process: ProcessId::current(),
             held_until: AtomicU64::new(held_until.as_nanos()),
             shown: Arc::new(Mutex::new(lock.clone())),
@@ -151,14 +166,14 @@ impl Hold {
                 start_at: Some(granted_at + heartbeat::first_after(&setup.terms)),
                 heartbeat: None,
             }),
-            granted: lock,
-            spare: Mutex::new(attempt.without_native()),
-            attempt: Mutex::new(attempt),
-            handed: Mutex::new(None),
+            grant: Grant { lock, at: granted_at, chain },
+            requests: Requests {
+                spare: Mutex::new(attempt.without_native()),
+                attempt: Mutex::new(attempt),
+                handed: Mutex::default(),
+            },
             loss: LossWatch::new(),
-            stop: CancelToken::new(),
-            beat_now,
-            beats,
+            beats: Beats { stop: CancelToken::new(), now, wishes },
             setup,
         })
     }
@@ -174,7 +189,7 @@ impl Hold {
         let mut state = self.state.lock();
         let at = state.start_at.filter(|_| state.phase == Phase::Held)?;
         // After a suspend it is due at once.
-        if now < at && self.beats.is_empty() {
+        if now < at && self.beats.wishes.is_empty() {
             return Some(at);
         }
         match heartbeat::spawn(self.clone()) {
@@ -190,7 +205,7 @@ impl Hold {
                 state.last_error = Some(error.clone());
                 drop(state);
                 log::warn!(
-                    target: "leasehold::heartbeat", key:? = self.granted.key, left_ms = left.as_millis() as u64;
+                    target: "leasehold::heartbeat", key:? = self.grant.lock.key, left_ms = left.as_millis() as u64;
                     "a heartbeat failed and is repeated: {error}"
                 );
                 Some(at)
@@ -200,13 +215,13 @@ impl Hold {
 
     /// What was granted; key, token, lock id and mode never change.
     pub fn granted(&self) -> &Lock {
-        &self.granted
+        &self.grant.lock
     }
 
     /// A copy of the lock as it is now.
     pub fn info(&self) -> Lock {
         // In a forked child another thread of the parent may have held the mutex for ever.
-        if self.is_own_process() { self.state.lock().lock.clone() } else { self.granted.clone() }
+        if self.is_own_process() { self.state.lock().lock.clone() } else { self.grant.lock.clone() }
     }
 
     pub fn backend(&self) -> &Arc<dyn Backend> {
@@ -267,7 +282,7 @@ impl Hold {
     /// Asks the heartbeat to send at once, as after a suspend.
     pub fn beat_soon(&self) {
         // A full channel holds such a wish already.
-        let _ = self.beat_now.try_send(());
+        let _ = self.beats.now.try_send(());
     }
 
     /// One renewal, by the heartbeat or by a caller who needs more time.
@@ -278,7 +293,7 @@ impl Hold {
             return Beat::Over;
         }
         // A third of what is left, so that two repeats fit.
-        let by = Deadline::after((left / 3).min(self.setup.request_timeout)).or_cancel(&self.stop);
+        let by = Deadline::after((left / 3).min(self.setup.request_timeout)).or_cancel(&self.beats.stop);
         let answer = self.ask(&by);
         self.answered(answer)
     }
@@ -297,7 +312,7 @@ impl Hold {
     fn ask(&self, by: &Deadline) -> Result<Answer> {
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
-        let Some(mut attempt) = self.attempt.try_lock_until(by.instant()) else {
+        let Some(mut attempt) = self.requests.attempt.try_lock_until(by.instant()) else {
             return Err(Error::new(ErrorKind::Store, "an earlier heartbeat is still under way").retryable());
         };
         let backend = &self.setup.backend;
@@ -350,7 +365,7 @@ impl Hold {
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
         }
-        self.setup.observing.tell(&Event::Renewed { key: &self.granted.key, left });
+        self.setup.observing.tell(&Event::Renewed { key: &self.grant.lock.key, left });
         Beat::Renewed
     }
 
@@ -376,7 +391,7 @@ impl Hold {
         }
         // The logger is the user's: it may be slow, and may ask the guard.
         log::warn!(
-            target: "leasehold::heartbeat", key:? = self.granted.key, left_ms = self.remaining().as_millis() as u64;
+            target: "leasehold::heartbeat", key:? = self.grant.lock.key, left_ms = self.remaining().as_millis() as u64;
             "a heartbeat failed and is repeated: {error}"
         );
         // A warning may have been due already.
@@ -398,7 +413,7 @@ impl Hold {
     /// When the watcher has to look at it first.
     pub fn first_look(&self) -> BootTime {
         let state = self.state.lock();
-        let max_hold = state.callbacks.max_hold.map(|d| self.granted_at + d);
+        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
         let warning = state.callbacks.warn_before.map(|before| self.held_until() - before);
         [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
     }
@@ -413,7 +428,7 @@ impl Hold {
             self.show(&mut state);
         }
         let held_until = self.held_until();
-        let max_hold = state.callbacks.max_hold.map(|d| self.granted_at + d);
+        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
         if now >= held_until {
             drop(state);
             self.expire();
@@ -439,59 +454,13 @@ impl Hold {
     }
 
     fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
-        let key = &self.granted.key;
+        let key = &self.grant.lock.key;
         if let Some(on_warning) = on_warning {
             self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
         }
         log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
             "heartbeats fail; the lock will be lost soon");
         self.setup.observing.tell(&Event::RenewalLate { key, left });
-    }
-
-    fn expire(&self) {
-        let last_error = self.state.lock().last_error.clone();
-        self.lose(LossReason::Expired { last_error });
-    }
-
-    /// Declares the loss, once, and tells everyone. No mutex is held while code of the user's is told.
-    pub fn lose(&self, reason: LossReason) {
-        let by_clock = matches!(reason, LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied);
-        let loss = Loss {
-            reason,
-            key: crate::model::key::shown(&self.granted.key).into_owned(),
-            fencing_token: self.granted.token,
-            held_for: self.setup.clock.now().since(self.granted_at),
-        };
-        let on_loss = {
-            let mut state = self.state.lock();
-            if state.phase != Phase::Held {
-                return;
-            }
-            state.phase = Phase::Lost(by_clock);
-            self.hold_no_longer();
-            // A release that comes next shall find it, and not end the watch without it.
-            self.loss.settle(Some(loss.clone()));
-            state.callbacks.on_loss.take()
-        };
-        self.stop.cancel();
-        if let Some(on_loss) = on_loss {
-            let loss = loss.clone();
-            self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
-        }
-        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
-        self.setup.observing.tell(&Event::Lost { loss: &loss });
-    }
-
-    /// How the lock was lost, from what stands in its place.
-    pub(super) fn reason(&self, seen: &Seen) -> LossReason {
-        if !seen.record.exists() {
-            return LossReason::Gone;
-        }
-        let rival = seen.live().find(|(mode, _)| *mode == Mode::Exclusive || self.granted.mode == Mode::Exclusive);
-        let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
-        // Others may share with a shared holder that an operator has released.
-        let granted_since = self.granted.mode == Mode::Exclusive && seen.record.token > self.granted.token;
-        if by.is_some() || granted_since { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther }
     }
 }
 

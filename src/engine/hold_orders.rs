@@ -2,8 +2,8 @@
 //! mutex, or is one request; a heartbeat may hang between its request and its answer for as long as it likes.
 
 use super::*;
-use crate::engine::orders::{self, LEASE, all_orders, wanted};
-use crate::engine::queue::{May, Ticket};
+use crate::engine::orders::{self, LEASE, all_orders, spec};
+use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
 use crate::store::memory::Memory;
 use crate::store::{Acquired, Released};
@@ -76,12 +76,12 @@ impl World {
         let clock = Clock::system();
         let store = Arc::new(Memory::open("", clock.clone()));
         let told = Arc::<Told>::default();
-        let mut attempt = wanted().attempt(store.info().grant_form.fresh(), LEASE, None);
+        let mut attempt = spec().attempt(store.info().grant_form.fresh(), LEASE);
         let sent = clock.now();
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
             panic!("it is free")
         };
-        let held_until = wanted().terms.held_until(sent, holder.until, now);
+        let held_until = spec().terms.held_until(sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         let setup = Setup {
             backend: store.clone(),
@@ -90,13 +90,13 @@ impl World {
             queues: Arc::default(),
             undo: Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK)),
             observing: Observing(Some(told.clone())),
-            terms: wanted().terms,
+            terms: spec().terms,
             request_timeout: SLACK,
             drop_timeout: SLACK,
-            outlived_by_grant: false,
+            at_end: AtEnd::Release,
         };
         let waits = actors.iter().any(|actor| matches!(actor, Actor::Waits));
-        let ticket = waits.then(|| setup.queues.enter(wanted()));
+        let ticket = waits.then(|| setup.queues.enter(spec()));
         let hold = Hold::new(granted, setup, Callbacks::default());
         let none = || actors.iter().map(|_| None).collect();
         World {
@@ -116,7 +116,7 @@ impl World {
     }
 
     fn ask(&self) -> Option<Attempt> {
-        let mut attempt = wanted().attempt(self.store.info().grant_form.fresh(), LEASE, None);
+        let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
         let answer = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
         matches!(answer, Acquired::Granted { .. }).then_some(attempt)
     }
@@ -131,7 +131,7 @@ impl World {
         assert!(self.was_held || !is_held, "it is held again");
         self.was_held = is_held;
         let seen = self.seen();
-        let stands = seen.live().any(|(_, holder)| holder.grant == self.hold.spare.lock().ask.grant);
+        let stands = seen.live().any(|(_, holder)| holder.grant == self.hold.requests.spare.lock().ask.grant);
         assert!(!is_held || stands || self.is_ordered, "it counts itself as held, and the store does not");
         assert!(!is_held || self.hold.loss.get().is_none(), "it is held and lost");
         if let Some(rival) = &self.rival {
@@ -153,7 +153,7 @@ impl orders::World for World {
         self.actors[at] = match self.actors[at].clone() {
             Actor::Beats(0) => Actor::Done,
             // As its thread would: it ends when it is told to.
-            Actor::Beats(_) if self.hold.stop.is_cancelled() => Actor::Done,
+            Actor::Beats(_) if self.hold.beats.stop.is_cancelled() => Actor::Done,
             Actor::Beats(left) => {
                 self.answers[at] = Some(self.hold.ask(&Deadline::at(by)));
                 Actor::Answered(left - 1)
@@ -171,7 +171,7 @@ impl orders::World for World {
             Actor::Releases => match self.hold.begin_release() {
                 Phase::Over => Actor::Done,
                 before => {
-                    self.hold.stop.cancel();
+                    self.hold.beats.stop.cancel();
                     Actor::Sends(before)
                 }
             },
@@ -199,12 +199,13 @@ impl orders::World for World {
                     May::Take(granted) => Some(granted.attempt),
                     May::Wait => panic!("a hand-over is one step"),
                 };
-                assert!(ticket.leave(got.is_some()).is_none(), "it was granted twice");
+                let leaves = if got.is_some() { Leaves::WithLock } else { Leaves::Without };
+                assert!(ticket.leave(leaves).is_none(), "it was granted twice");
                 self.rival = got.or(self.rival.take());
                 Actor::Done
             }
             Actor::Operator => {
-                let mut attempt = self.hold.spare.lock().without_native();
+                let mut attempt = self.hold.requests.spare.lock().without_native();
                 let ended = self.store.release(&mut attempt, false, &Deadline::at(by)).expect("an answer");
                 self.is_ordered |= matches!(ended, Released::Done);
                 Actor::Done
@@ -215,7 +216,7 @@ impl orders::World for World {
     }
 
     fn check_end(&self) {
-        let grant = self.hold.spare.lock().ask.grant.clone();
+        let grant = self.hold.requests.spare.lock().ask.grant.clone();
         let (lost, released) = (*self.told.lost.lock(), *self.told.released.lock());
         assert!(!self.hold.is_held());
         assert!(self.seen().record.standing(&grant).is_none(), "its grant is left in the store");

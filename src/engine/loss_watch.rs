@@ -1,7 +1,8 @@
 //! The ways to hear that a lock was lost.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -24,10 +25,23 @@ struct Cell {
 }
 
 enum Outcome {
-    Pending(Vec<Sender<Loss>>),
+    Pending(Vec<Subscription>),
     Lost(Loss),
     /// Released or handed over: it can't be lost any more.
     Ended,
+}
+
+/// Whoever is to get the loss.
+struct Subscription {
+    sender: Sender<Loss>,
+    /// A sender can't tell whether its receiver is gone; this can. `None`: it stays.
+    receiver: Option<Weak<()>>,
+}
+
+impl Subscription {
+    fn is_over(&self) -> bool {
+        self.receiver.as_ref().is_some_and(|receiver| receiver.strong_count() == 0)
+    }
 }
 
 impl Default for Outcome {
@@ -90,20 +104,32 @@ impl LossWatch {
 
     /// A channel of its own that gets the loss, at once if it came before. It is disconnected
     /// without a message when the lock is released or handed over.
-    ///
-    /// Take it once and keep it: what a call makes stays for as long as the lock is held, also when the receiver is
-    /// gone. [`get`](LossWatch::get) and [`wait_timeout`](LossWatch::wait_timeout) leave nothing.
-    pub fn receiver(&self) -> Receiver<Loss> {
-        let (sender, receiver) = crossbeam_channel::bounded(1);
+    pub fn receiver(&self) -> LossReceiver {
+        let subscribed = Arc::new(());
+        LossReceiver { channel: self.subscribe(Some(Arc::downgrade(&subscribed))), _subscribed: subscribed }
+    }
+
+    /// The same for one that is kept for as long as the lock is held: so long its place stays.
+    pub(crate) fn channel(&self) -> Receiver<Loss> {
+        self.subscribe(None)
+    }
+
+    fn subscribe(&self, receiver: Option<Weak<()>>) -> Receiver<Loss> {
+        let (sender, channel) = crossbeam_channel::bounded(1);
         if !self.is_own_process() {
-            return receiver;
+            return channel;
         }
         match &mut *self.0.outcome.lock() {
             Outcome::Lost(loss) => drop(sender.try_send(loss.clone())),
             Outcome::Ended => {}
-            Outcome::Pending(senders) => senders.push(sender),
+            Outcome::Pending(subscriptions) => {
+                if subscriptions.len() == subscriptions.capacity() {
+                    subscriptions.retain(|subscription| !subscription.is_over());
+                }
+                subscriptions.push(Subscription { sender, receiver });
+            }
         }
-        receiver
+        channel
     }
 
     /// The loss, or that none can come any more.
@@ -113,10 +139,10 @@ impl LossWatch {
             return;
         }
         let settled = loss.map_or(Outcome::Ended, Outcome::Lost);
-        if let Outcome::Pending(senders) = std::mem::replace(&mut *outcome, settled)
+        if let Outcome::Pending(subscriptions) = std::mem::replace(&mut *outcome, settled)
             && let Outcome::Lost(loss) = &*outcome
         {
-            senders.iter().for_each(|sender| drop(sender.try_send(loss.clone())));
+            subscriptions.iter().for_each(|subscription| drop(subscription.sender.try_send(loss.clone())));
         }
         self.0.settled.notify_all();
     }
@@ -125,5 +151,24 @@ impl LossWatch {
 impl fmt::Debug for LossWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("LossWatch").field(&self.get()).finish()
+    }
+}
+
+/// Gets the loss of one lock, made by [`LossWatch::receiver`]: a crossbeam channel, to be used like a reference to one,
+/// also in `select!`. Clones share its one message.
+///
+/// The channel belongs to this value: a crossbeam `Receiver` that is cloned out of it may be disconnected without a
+/// message once this value and its clones are gone.
+#[derive(Clone, Debug)]
+pub struct LossReceiver {
+    channel: Receiver<Loss>,
+    _subscribed: Arc<()>,
+}
+
+impl Deref for LossReceiver {
+    type Target = Receiver<Loss>;
+
+    fn deref(&self) -> &Receiver<Loss> {
+        &self.channel
     }
 }

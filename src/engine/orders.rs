@@ -3,23 +3,17 @@
 use std::time::Duration;
 
 use crate::engine::options::Terms;
-use crate::engine::spec::Wanted;
-use crate::lease::{Labels, Lease, Mode};
+use crate::engine::spec::LockSpec;
+use crate::lease::{Labels, Lease};
 
 /// Longer than any test runs.
 pub const LEASE: Duration = Duration::from_secs(3600);
 
-/// An exclusive lock that the actors want.
-pub fn wanted() -> Wanted {
-    Wanted {
-        key: "k".to_owned(),
-        mode: Mode::Exclusive,
-        lock_id: None,
-        labels: Labels { owner: "o".to_owned(), host: None, comment: None },
-        max_holders: None,
-        replace_same_owner: false,
-        terms: Terms { lease: Lease::For(LEASE), heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None },
-    }
+/// An exclusive lock that the actors ask for.
+pub fn spec() -> LockSpec {
+    let labels = Labels { owner: "o".to_owned(), host: None, comment: None };
+    let terms = Terms { lease: Lease::For(LEASE), heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None };
+    LockSpec::exclusive("k", labels, terms)
 }
 
 /// Actors and what they share.

@@ -35,9 +35,9 @@ impl Wait<'_> {
     pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
         // What was just refused is not asked for again at once, however free it looks.
         let mut looked_free = true;
-        self.is_told = false;
+        self.line.is_told = false;
         loop {
-            let Some(ticket) = &self.ticket else { return true };
+            let Some(ticket) = &self.line.ticket else { return true };
             if ticket.place() > 0 || ticket.is_handed() {
                 return true;
             }
@@ -45,15 +45,15 @@ impl Wait<'_> {
             if begun != Begin::Look {
                 self.tell();
                 // Nor is what was seen before the store was in trouble taken for what is now.
-                let known = self.free_in().filter(|_| self.last_error.is_none());
+                let known = self.free_in().filter(|_| self.known.last_error.is_none());
                 let free_in = known.filter(|free| !(looked_free && free.is_zero()));
                 looked_free = false;
-                let is_new = begun == Begin::Refused && !known.is_some_and(|free| free.is_zero());
-                let delay = self.look_after(is_new, free_in);
+                let is_free = known.is_some_and(|free| free.is_zero());
+                let delay = self.look_after(if is_free { Begin::Wait } else { begun }, free_in);
                 if !self.sleep(overall, delay) {
                     return false;
                 }
-                if self.ticket.as_ref().is_some_and(Ticket::is_handed) {
+                if self.line.ticket.as_ref().is_some_and(Ticket::is_handed) {
                     return true;
                 }
             }
@@ -64,43 +64,44 @@ impl Wait<'_> {
     }
 
     /// When to look next if nothing is told.
-    ///
-    /// `is_new`: what was seen last was seen before the place in the line was taken.
-    pub(super) fn look_after(&self, is_new: bool, free_in: Option<Duration>) -> Duration {
+    pub(super) fn look_after(&self, begin: Begin, free_in: Option<Duration>) -> Duration {
         let poll = &self.family.options.poll;
-        match self.family.hub.tells(&self.want.wanted.key) {
-            true if is_new => Duration::ZERO,
+        match self.family.wakeups.tells(&self.spec.lock.key) {
+            true if begin == Begin::Refused => Duration::ZERO,
             // What could not be asked for is not told again.
-            true if self.is_told && self.last_error.is_none() => backoff::told_delay(poll, free_in, fastrand::f64()),
-            _ => backoff::poll_delay(poll, self.started.elapsed(), free_in, fastrand::f64()),
+            true if self.line.is_told && self.known.last_error.is_none() => {
+                backoff::told_delay(poll, free_in, fastrand::f64())
+            }
+            _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, fastrand::f64()),
         }
     }
 
     /// When to look next at one of several keys, if its turn has come. The time stays until it is looked at: what is
     /// told of the other keys must not put it off.
-    pub(super) fn next_look(&mut self, now: Instant, is_new: bool) -> Option<Instant> {
-        let ticket = self.ticket.as_ref().filter(|ticket| ticket.place() == 0)?;
+    pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
+        let ticket = self.line.ticket.as_ref().filter(|ticket| ticket.place() == 0)?;
         let others_turn = ticket.stands_back();
-        let at = self.look_at.unwrap_or_else(|| {
-            let free_in = self.free_in().filter(|_| self.last_error.is_none());
+        let at = self.line.look_at.unwrap_or_else(|| {
+            let free_in = self.free_in().filter(|_| self.known.last_error.is_none());
             let is_free = free_in.is_some_and(|free| free.is_zero());
-            let delay = self.look_after(is_new && self.refusal.is_some() && !is_free, free_in.filter(|_| !is_free));
+            let begin = if self.known.refusal.is_none() || is_free { Begin::Wait } else { begin };
+            let delay = self.look_after(begin, free_in.filter(|_| !is_free));
             others_turn.map_or(far_from(now, delay), |until| until.min(far_from(now, delay)))
         });
-        self.look_at = Some(at);
-        self.look_at
+        self.line.look_at = Some(at);
+        self.line.look_at
     }
 
     /// Whether something was told; takes it.
     pub(super) fn take_nudge(&self) -> bool {
-        self.ticket.as_ref().is_some_and(|ticket| ticket.nudged().try_recv().is_ok())
+        self.line.ticket.as_ref().is_some_and(|ticket| ticket.nudged().try_recv().is_ok())
     }
 
     /// Whoever wants to hear of the wait does so after this time, however seldom it looks; the log when a warning is
     /// due.
     pub(super) fn tell_after(&self) -> Duration {
-        let warning = self.warn_after.saturating_sub(self.started.elapsed());
-        if self.want.on_wait.is_some() { warning.min(*self.family.options.poll.end()) } else { warning }
+        let warning = self.effort.warn_after.saturating_sub(self.effort.started.elapsed());
+        if self.spec.on_wait.is_some() { warning.min(*self.family.options.poll.end()) } else { warning }
     }
 
     /// Waits for so long or until it is worth looking; false when the call's time is over.
@@ -108,7 +109,7 @@ impl Wait<'_> {
         let until = far_from(Instant::now(), delay);
         loop {
             let tell_after = self.tell_after();
-            let Some(ticket) = &self.ticket else { return true };
+            let Some(ticket) = &self.line.ticket else { return true };
             let left = until.saturating_duration_since(Instant::now());
             let waited = overall.wait_for_event(left.min(tell_after), ticket.nudged());
             match waited {
@@ -118,7 +119,7 @@ impl Wait<'_> {
             }
         }
         // Others have their turn, and this one a look after it.
-        while let Some(ticket) = self.ticket.as_ref().filter(|ticket| !ticket.is_handed())
+        while let Some(ticket) = self.line.ticket.as_ref().filter(|ticket| !ticket.is_handed())
             && let Some(until) = ticket.stands_back()
         {
             let left = until.saturating_duration_since(Instant::now());
@@ -131,21 +132,21 @@ impl Wait<'_> {
 
     /// Reads the lock; whether it is worth asking for.
     pub(super) fn look(&mut self, overall: &Deadline) -> bool {
-        let tells = self.family.hub.tells(&self.want.wanted.key);
+        let tells = self.family.wakeups.tells(&self.spec.lock.key);
         let is_free = self.read(overall);
-        self.is_told = tells && self.last_error.is_none();
+        self.line.is_told = tells && self.known.last_error.is_none();
         is_free
     }
 
     fn read(&mut self, overall: &Deadline) -> bool {
-        self.attempts += 1;
+        self.effort.attempts += 1;
         let by = overall.clone().within(self.family.options.request_timeout);
-        let which = Which::Key(self.want.wanted.key.clone());
+        let which = Which::Key(self.spec.lock.key.clone());
         let asked = Instant::now();
         match self.family.backend.read(&which, None, false, &by) {
             Ok(mut page) => {
                 self.answered();
-                self.refusal = page.records.pop().or(self.refusal.take());
+                self.known.refusal = page.records.pop().or(self.known.refusal.take());
                 self.free_in() == Some(Duration::ZERO)
             }
             // The attempt that follows tells what is wrong.
@@ -159,27 +160,27 @@ impl Wait<'_> {
 
     /// In what time the lock can be free if nobody releases it.
     pub(super) fn free_in(&self) -> Option<Duration> {
-        let seen = self.refusal.as_ref()?;
-        transition::free_in(&seen.record, self.want.wanted.mode, self.want.wanted.max_holders, seen.cut)
+        let seen = self.known.refusal.as_ref()?;
+        transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.cut)
     }
 
     /// Tells everyone who wants to know that the wait goes on.
     pub(super) fn tell(&mut self) {
-        let waited = self.started.elapsed();
-        let key = &self.want.wanted.key;
+        let waited = self.effort.started.elapsed();
+        let key = &self.spec.lock.key;
         self.family.options.observing.tell(&Event::Waited { key, waited });
-        let warn = waited >= self.warn_after;
-        if !warn && self.want.on_wait.is_none() {
+        let warn = waited >= self.effort.warn_after;
+        if !warn && self.spec.on_wait.is_none() {
             return;
         }
-        let holders = self.refusal.as_ref().map(LockStatus::live).unwrap_or_default();
+        let holders = self.known.refusal.as_ref().map(LockStatus::live).unwrap_or_default();
         if warn {
-            self.warn_after = waited + NEXT_WARNING;
+            self.effort.warn_after = waited + NEXT_WARNING;
             let holder = holders.first().map(ToString::to_string).unwrap_or_default();
-            let last_error = self.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
+            let last_error = self.known.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
             log::warn!(
                 target: "leasehold::client",
-                key:?, waited_s = waited.as_secs(), attempts = self.attempts, holder:%, last_error:%;
+                key:?, waited_s = waited.as_secs(), attempts = self.effort.attempts, holder:%, last_error:%;
                 "still waiting for the lock"
             );
         }
@@ -193,11 +194,11 @@ impl Wait<'_> {
                 Patience::Until(at) => Some(at),
                 _ => None,
             },
-            attempts: self.attempts,
-            place: self.ticket.as_ref().map_or(0, Ticket::place),
-            last_error: self.last_error.clone(),
+            attempts: self.effort.attempts,
+            place: self.line.ticket.as_ref().map_or(0, Ticket::place),
+            last_error: self.known.last_error.clone(),
         };
-        if let Some(on_wait) = &mut self.want.on_wait {
+        if let Some(on_wait) = &mut self.spec.on_wait {
             contained("wait callback", || on_wait(&waiting));
         }
     }

@@ -9,8 +9,9 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
-use crate::engine::spec::{Granted, Wanted};
+use crate::engine::spec::{Granted, LockSpec};
 use crate::lease::Mode;
+use crate::model::error::Error;
 
 /// The lines of one client family, by key.
 pub struct Queues {
@@ -28,7 +29,7 @@ impl Default for Queues {
 
 /// One waiter's place in a line.
 struct Place {
-    wanted: Wanted,
+    spec: LockSpec,
     turn: Mutex<Turn>,
     nudge: Sender<()>,
     nudged: Receiver<()>,
@@ -36,6 +37,10 @@ struct Place {
     is_held: AtomicBool,
     /// Until then other processes have their turn.
     stands_back: Mutex<Option<Instant>>,
+    /// It was refused, or stands behind another: it is worth telling when the lock may be free.
+    waits: AtomicBool,
+    /// The store is in trouble, as its last requests found.
+    trouble: Mutex<Option<Error>>,
 }
 
 /// Who may act for the waiter at the head.
@@ -64,27 +69,29 @@ impl Queues {
         self.lines.lock().get(key).map_or(0, VecDeque::len)
     }
 
-    /// A place at the end of the line for what is wanted.
-    pub fn enter(self: &Arc<Self>, wanted: Wanted) -> Ticket {
+    /// A place at the end of the line for what is asked for.
+    pub fn enter(self: &Arc<Self>, spec: LockSpec) -> Ticket {
         let (nudge, nudged) = crossbeam_channel::bounded(1);
         let place = Arc::new(Place {
-            wanted,
+            spec,
             turn: Mutex::new(Turn::Waiting),
             nudge,
             nudged,
             is_held: AtomicBool::new(false),
             stands_back: Mutex::default(),
+            waits: AtomicBool::new(false),
+            trouble: Mutex::default(),
         });
-        let key = place.wanted.key.clone();
+        let key = place.spec.key.clone();
         self.lines.lock().entry(key).or_default().push_back(place.clone());
         Ticket { queues: self.clone(), place }
     }
 
     /// Reserves the head of the line for a hand-over, if it waits and `fits`.
-    pub fn reserve(&self, key: &str, fits: impl FnOnce(&Wanted) -> bool) -> Option<Reservation> {
+    pub fn reserve(&self, key: &str, fits: impl FnOnce(&LockSpec) -> bool) -> Option<Reservation> {
         let head = self.head(key)?;
         let mut turn = head.turn.lock();
-        if !matches!(*turn, Turn::Waiting) || !fits(&head.wanted) {
+        if !matches!(*turn, Turn::Waiting) || !fits(&head.spec) {
             return None;
         }
         *turn = Turn::Reserved;
@@ -108,9 +115,16 @@ impl Queues {
         }
     }
 
+    /// The trouble with the store that the head of the line is in; nobody behind it asks.
+    pub fn trouble(&self, key: &str) -> Option<Error> {
+        self.head(key)?.trouble.lock().clone()
+    }
+
     /// The keys that somebody waits for.
     pub fn keys(&self) -> BTreeSet<String> {
-        self.lines.lock().keys().cloned().collect()
+        let lines = self.lines.lock();
+        let waits = |line: &VecDeque<Arc<Place>>| line.iter().any(|place| place.waits.load(Ordering::SeqCst));
+        lines.iter().filter(|(_, line)| waits(line)).map(|(key, _)| key.clone()).collect()
     }
 
     /// Becomes ready when a line has ended.
@@ -134,9 +148,9 @@ impl Place {
 pub struct Reservation(Arc<Place>);
 
 impl Reservation {
-    /// What the waiter wants.
-    pub fn wanted(&self) -> &Wanted {
-        &self.0.wanted
+    /// What the waiter asks for.
+    pub fn spec(&self) -> &LockSpec {
+        &self.0.spec
     }
 
     /// Hands the lock over; gives it back when the waiter went away meanwhile.
@@ -162,6 +176,13 @@ impl Drop for Reservation {
     }
 }
 
+/// How a waiter goes: with the lock, so that the next one has to wait for it, or without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    WithLock,
+    Without,
+}
+
 /// What a waiter at the head may do.
 pub enum May {
     /// Ask the store.
@@ -176,13 +197,23 @@ impl Ticket {
     /// How many stand before this one; zero: it is its turn.
     pub fn place(&self) -> usize {
         let lines = self.queues.lines.lock();
-        let line = lines.get(&self.place.wanted.key);
+        let line = lines.get(&self.place.spec.key);
         line.and_then(|line| line.iter().position(|place| Arc::ptr_eq(place, &self.place))).unwrap_or(0)
     }
 
     /// Becomes ready when it is worth looking: the turn came, the lock may be free, or was handed over.
     pub fn nudged(&self) -> &Receiver<()> {
         &self.place.nudged
+    }
+
+    /// It goes on to wait.
+    pub fn waits(&self) {
+        self.place.waits.store(true, Ordering::SeqCst);
+    }
+
+    /// What those behind it are told of the store.
+    pub fn is_in_trouble(&self, trouble: Option<Error>) {
+        *self.place.trouble.lock() = trouble;
     }
 
     /// Whether the waiter may ask now; while it does, nobody hands over to it.
@@ -221,13 +252,13 @@ impl Ticket {
         self.place.stands_back.lock().filter(|until| *until > Instant::now())
     }
 
-    /// Leaves the line, with the lock or without; what was handed over meanwhile comes along.
-    pub fn leave(self, with_lock: bool) -> Option<Box<Granted>> {
-        self.go(with_lock)
+    /// Leaves the line; what was handed over meanwhile comes along.
+    pub fn leave(self, leaves: Leaves) -> Option<Box<Granted>> {
+        self.go(leaves)
     }
 
-    fn go(&self, with_lock: bool) -> Option<Box<Granted>> {
-        let key = &self.place.wanted.key;
+    fn go(&self, leaves: Leaves) -> Option<Box<Granted>> {
+        let key = &self.place.spec.key;
         let before = std::mem::replace(&mut *self.place.turn.lock(), Turn::Gone);
         if matches!(before, Turn::Gone) {
             return None;
@@ -238,14 +269,16 @@ impl Ticket {
                 line.retain(|place| !Arc::ptr_eq(place, &self.place));
                 if line.is_empty() {
                     lines.remove(key);
-                    // A full channel holds one already.
-                    let _ = self.queues.ended.try_send(());
+                    if self.place.waits.load(Ordering::SeqCst) {
+                        // A full channel holds one already.
+                        let _ = self.queues.ended.try_send(());
+                    }
                 }
             }
         }
         if let Some(head) = self.queues.head(key) {
-            let share = [&head.wanted, &self.place.wanted].iter().all(|wanted| wanted.mode == Mode::Shared);
-            let has_lock = with_lock || matches!(before, Turn::Given(_));
+            let share = [&head.spec, &self.place.spec].iter().all(|spec| spec.mode == Mode::Shared);
+            let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             head.nudge();
         }
@@ -259,7 +292,7 @@ impl Ticket {
 impl Drop for Ticket {
     /// Whoever leaves without asking for what was given has left before.
     fn drop(&mut self) {
-        self.go(false);
+        self.go(Leaves::Without);
     }
 }
 

@@ -2,7 +2,7 @@
 //! waiter takes one only when it was nudged, so that a word that is lost is a standstill.
 
 use super::*;
-use crate::engine::orders::{World as _, all_orders, wanted};
+use crate::engine::orders::{World as _, all_orders, spec};
 use crate::engine::spec::Chain;
 use crate::lease::{End, GrantId, Holder, StoreTime};
 use crate::store::Attempt;
@@ -10,7 +10,7 @@ use crate::sys::clock::BootTime;
 use std::time::Duration;
 
 fn granted(number: u64) -> Granted {
-    let attempt: Attempt = wanted().attempt(GrantId::from_text(number.to_string()), Duration::from_secs(1), None);
+    let attempt: Attempt = spec().attempt(GrantId::from_text(number.to_string()), Duration::from_secs(1));
     let holder = Holder {
         grant: attempt.ask.grant.clone(),
         lock_id: attempt.ask.lock_id.clone(),
@@ -63,13 +63,13 @@ impl World {
     }
 
     /// Gets the lock, or gives back what was handed over in vain.
-    fn leave(&mut self, ticket: Ticket, with_lock: bool) -> State {
-        match ticket.leave(with_lock) {
-            None if with_lock => State::Holds,
+    fn leave(&mut self, ticket: Ticket, leaves: Leaves) -> State {
+        match ticket.leave(leaves) {
+            None if leaves == Leaves::WithLock => State::Holds,
             None => State::Done,
             Some(handed) => {
                 assert_eq!(self.stands, Some(handed.holder.token), "what was handed over does not stand");
-                assert!(!with_lock, "granted twice");
+                assert_eq!(leaves, Leaves::Without, "granted twice");
                 self.stands = None;
                 State::Released
             }
@@ -104,12 +104,12 @@ impl crate::engine::orders::World for World {
         let state = std::mem::replace(&mut self.states[at], State::Done);
         self.states[at] = match state {
             State::Outside => {
-                let ticket = self.queues.enter(wanted());
-                // As after a refusal: a look that the hub or the first poll brings.
+                let ticket = self.queues.enter(spec());
+                // As after a refusal: a look that the wakeups or the first poll brings.
                 let _ = ticket.place.nudge.try_send(());
                 State::Waits(ticket)
             }
-            State::Waits(ticket) if goes => self.leave(ticket, false),
+            State::Waits(ticket) if goes => self.leave(ticket, Leaves::Without),
             State::Waits(ticket) => {
                 let _ = ticket.nudged().try_recv();
                 match ticket.place() {
@@ -118,7 +118,7 @@ impl crate::engine::orders::World for World {
                         May::Wait => State::Waits(ticket),
                         May::Take(granted) => {
                             assert_eq!(self.stands, Some(granted.holder.token));
-                            self.leave(ticket, true)
+                            self.leave(ticket, Leaves::WithLock)
                         }
                     },
                     _ => State::Waits(ticket),
@@ -126,7 +126,7 @@ impl crate::engine::orders::World for World {
             }
             State::Asks(ticket) if self.stands.is_none() => {
                 self.stands = Some(self.next_grant());
-                self.leave(ticket, true)
+                self.leave(ticket, Leaves::WithLock)
             }
             State::Asks(ticket) => State::Refused(ticket),
             State::Refused(ticket) => {
@@ -171,7 +171,7 @@ impl crate::engine::orders::World for World {
 #[test]
 fn only_a_head_that_waits_and_fits_is_reserved() {
     let queues = Arc::<Queues>::default();
-    let (ticket, second) = (queues.enter(wanted()), queues.enter(wanted()));
+    let (ticket, second) = (queues.enter(spec()), queues.enter(spec()));
     assert!(queues.reserve("k", |_| false).is_none());
     assert!(matches!(ticket.may(), May::Ask));
     assert!(queues.reserve("k", |_| true).is_none(), "it may be granted by itself");
@@ -184,7 +184,7 @@ fn only_a_head_that_waits_and_fits_is_reserved() {
 #[test]
 fn the_head_stands_back_until_it_is_time() {
     let queues = Arc::<Queues>::default();
-    let ticket = queues.enter(wanted());
+    let ticket = queues.enter(spec());
     assert_eq!(ticket.stands_back(), None);
     let later = Instant::now() + Duration::from_secs(3600);
     queues.stand_back("k", later);

@@ -1,16 +1,16 @@
-//! The end of a hold: release and hand-over.
+//! The end of a hold: release, hand-over and loss.
 
 use std::time::{Duration, Instant};
 
 use super::handover::PassedOn;
-use super::hold::{Hold, Phase};
+use super::hold::{AtEnd, Hold, LostBy, Phase};
 use super::undo::ends_hold;
-use crate::lease::backoff;
+use crate::lease::{Mode, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::{Lock, LockStatus};
-use crate::model::loss::LossReason;
-use crate::store::{Attempt, Released};
+use crate::model::loss::{Loss, LossReason};
+use crate::store::{Attempt, Released, Seen};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::observing::later;
@@ -18,12 +18,26 @@ use crate::sys::observing::later;
 /// How long the first in line stands back for other processes, which are told at the same time as it is.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
 
+/// How often a release is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tries {
+    One,
+    UntilAnswered,
+}
+
+/// Whether a request before may have ended the hold already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Earlier {
+    Nothing,
+    Unanswered,
+}
+
 impl Hold {
     /// Stops the heartbeat, then releases in the store, all within `bound`.
     ///
     /// An error of kind `Lost` is final; after any other one it can be called again.
     pub fn release(&self, bound: Duration) -> Result<()> {
-        if self.setup.outlived_by_grant {
+        if self.setup.at_end == AtEnd::Keep {
             self.hand_over(bound);
             return Ok(());
         }
@@ -42,25 +56,26 @@ impl Hold {
         let mut worth_a_look = true;
         let answer = match before {
             // Somebody else has it: there is nothing to release.
-            Phase::Lost(false) => Ok(()),
-            // One request, since the store may still have the grant; more where it has it for long.
-            Phase::Lost(true) => self.send_release(by, self.is_expired(), false),
+            Phase::Lost(LostBy::Store) => Ok(()),
+            // More than one request only where the store may have it for long.
+            Phase::Lost(LostBy::Clock) if self.is_expired() => self.send_release(by, Tries::One, Earlier::Nothing),
+            Phase::Lost(LostBy::Clock) => self.send_release(by, Tries::UntilAnswered, Earlier::Nothing),
             // What was tried before may have been done in part: only a plain release is sure.
-            Phase::Releasing | Phase::Over => self.send_release(by, false, true),
+            Phase::Releasing | Phase::Over => self.send_release(by, Tries::UntilAnswered, Earlier::Unanswered),
             Phase::Held => match self.pass_on(by) {
                 PassedOn::Yes(answer) => {
                     worth_a_look = false;
                     answer
                 }
-                PassedOn::No { may_be_done } => self.send_release(by, false, may_be_done),
+                PassedOn::No(earlier) => self.send_release(by, Tries::UntilAnswered, earlier),
                 PassedOn::OthersTurn => {
                     worth_a_look = false;
                     let stand_back = || {
                         let until = Instant::now() + OTHERS_TURN;
-                        self.setup.queues.stand_back(&self.granted.key, until);
+                        self.setup.queues.stand_back(&self.grant.lock.key, until);
                     };
                     stand_back();
-                    let answer = self.send_release(by, false, false);
+                    let answer = self.send_release(by, Tries::UntilAnswered, Earlier::Nothing);
                     // From when the others could know.
                     stand_back();
                     answer
@@ -69,7 +84,7 @@ impl Hold {
         };
         if worth_a_look {
             // Whoever waits in this process need not wait for its next look.
-            self.setup.queues.nudge(&self.granted.key);
+            self.setup.queues.nudge(&self.grant.lock.key);
         }
         answer
     }
@@ -77,14 +92,14 @@ impl Hold {
     pub(super) fn ended(&self, before: Phase, answer: Result<()>) -> Result<()> {
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
-                log::debug!(target: "leasehold::guard", key:? = self.granted.key; "releasing a lost lock: {error}");
+                log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
             }
             self.finish();
             return Err(self.lost());
         }
         if answer.as_ref().is_ok_and(|()| self.finish()) {
-            let held_for = self.setup.clock.now().since(self.granted_at);
-            self.setup.observing.tell(&Event::Released { key: &self.granted.key, held_for });
+            let held_for = self.setup.clock.now().since(self.grant.at);
+            self.setup.observing.tell(&Event::Released { key: &self.grant.lock.key, held_for });
         }
         answer.inspect_err(|error| {
             if error.kind() == ErrorKind::Lost {
@@ -125,12 +140,12 @@ impl Hold {
 
     /// Cancels the heartbeat's request and waits for its thread; one that hangs is left behind.
     fn stop_heartbeat(&self, bound: Duration) {
-        self.stop.cancel();
+        self.beats.stop.cancel();
         let heartbeat = self.state.lock().heartbeat.take();
         if let Some(heartbeat) = heartbeat
             && !heartbeat.join_by(far_from(Instant::now(), bound))
         {
-            log::warn!(target: "leasehold::guard", key:? = self.granted.key; "a heartbeat that hangs is left behind");
+            log::warn!(target: "leasehold::guard", key:? = self.grant.lock.key; "a heartbeat that hangs is left behind");
         }
     }
 
@@ -143,28 +158,28 @@ impl Hold {
     fn finish(&self) -> bool {
         let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
         // Nobody else knows of it any more.
-        let handed = self.handed.lock().take();
+        let handed = self.requests.handed.lock().take();
         handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));
         self.loss.settle(None);
         before != Phase::Over
     }
 
-    fn send_release(&self, by: Instant, once: bool, may_be_done: bool) -> Result<()> {
+    fn send_release(&self, by: Instant, tries: Tries, earlier: Earlier) -> Result<()> {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
         // What may have been granted to a waiter that does not know comes first: it would stand for a lease.
         let given_up = self.give_up_hand_over(&Deadline::at(half()));
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
         // A heartbeat that hangs keeps the attempt: then a copy has to do.
-        let released = match self.attempt.try_lock_until(half()) {
-            Some(mut attempt) => self.repeat_release(&mut attempt, by, once, may_be_done),
-            None => self.repeat_release(&mut self.spare.lock(), by, once, may_be_done),
+        let released = match self.requests.attempt.try_lock_until(half()) {
+            Some(mut attempt) => self.repeat_release(&mut attempt, by, tries, earlier),
+            None => self.repeat_release(&mut self.requests.spare.lock(), by, tries, earlier),
         };
         released.and(given_up)
     }
 
     /// Repeats the release until it is answered.
-    fn repeat_release(&self, attempt: &mut Attempt, by: Instant, once: bool, mut may_be_done: bool) -> Result<()> {
+    fn repeat_release(&self, attempt: &mut Attempt, by: Instant, tries: Tries, mut earlier: Earlier) -> Result<()> {
         let mut failures = 0;
         loop {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
@@ -173,7 +188,9 @@ impl Hold {
             let error = match ends_hold(|| backend.release(attempt, give_up, &deadline), Released::Unknown) {
                 Ok(Released::Done) => return Ok(()),
                 // An unanswered release of ours may have done it.
-                Ok(Released::Free | Released::HeldByOther(_)) if may_be_done || self.is_released_again() => {
+                Ok(Released::Free | Released::HeldByOther(_))
+                    if earlier == Earlier::Unanswered || self.is_released_again() =>
+                {
                     return Ok(());
                 }
                 Ok(Released::Free) => return Err(self.error(ErrorKind::Lost, "it was released by another")),
@@ -181,18 +198,68 @@ impl Hold {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
                 }
                 Ok(Released::Unknown(error)) => {
-                    may_be_done = true;
+                    earlier = Earlier::Unanswered;
                     error
                 }
-                Err(error) if !error.is_retryable() && !may_be_done => return Err(error),
+                Err(error) if !error.is_retryable() && earlier == Earlier::Nothing => return Err(error),
                 Err(error) => error,
             };
             failures += 1;
             let left = by.saturating_duration_since(Instant::now());
-            if once || !Deadline::at(by).wait_for(backoff::retry_delay(failures, left, fastrand::f64())) {
+            if tries == Tries::One || !Deadline::at(by).wait_for(backoff::retry_delay(failures, left, fastrand::f64()))
+            {
                 return Err(error);
             }
         }
+    }
+
+    pub(super) fn expire(&self) {
+        let last_error = self.state.lock().last_error.clone();
+        self.lose(LossReason::Expired { last_error });
+    }
+
+    /// Declares the loss, once, and tells everyone. No mutex is held while code of the user's is told.
+    pub fn lose(&self, reason: LossReason) {
+        let by = match reason {
+            LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied => LostBy::Clock,
+            LossReason::TakenOver { .. } | LossReason::ReleasedByOther | LossReason::Gone => LostBy::Store,
+        };
+        let loss = Loss {
+            reason,
+            key: crate::model::key::shown(&self.grant.lock.key).into_owned(),
+            fencing_token: self.grant.lock.token,
+            held_for: self.setup.clock.now().since(self.grant.at),
+        };
+        let on_loss = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held {
+                return;
+            }
+            state.phase = Phase::Lost(by);
+            self.hold_no_longer();
+            // A release that comes next shall find it, and not end the watch without it.
+            self.loss.settle(Some(loss.clone()));
+            state.callbacks.on_loss.take()
+        };
+        self.beats.stop.cancel();
+        if let Some(on_loss) = on_loss {
+            let loss = loss.clone();
+            self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
+        }
+        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
+        self.setup.observing.tell(&Event::Lost { loss: &loss });
+    }
+
+    /// How the lock was lost, from what stands in its place.
+    pub(super) fn reason(&self, seen: &Seen) -> LossReason {
+        if !seen.record.exists() {
+            return LossReason::Gone;
+        }
+        let rival = seen.live().find(|(mode, _)| *mode == Mode::Exclusive || self.grant.lock.mode == Mode::Exclusive);
+        let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
+        // Others may share with a shared holder that an operator has released.
+        let granted_since = self.grant.lock.mode == Mode::Exclusive && seen.record.token > self.grant.lock.token;
+        if by.is_some() || granted_since { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther }
     }
 
     /// The error that tells how the lock was lost.
@@ -204,6 +271,6 @@ impl Hold {
     }
 
     pub(super) fn error(&self, kind: ErrorKind, message: &str) -> Error {
-        Error::new(kind, message).with_key(&self.granted.key).with_store(&self.setup.backend.info().label)
+        Error::new(kind, message).with_key(&self.grant.lock.key).with_store(&self.setup.backend.info().label)
     }
 }

@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::engine::options::Terms;
 use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime};
+use crate::model::error::Result;
+use crate::model::lock::Lock;
+use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::store::{Attempt, Seen};
 use crate::sys::cancel::CancelToken;
@@ -23,6 +26,13 @@ pub struct Granted {
     pub chain: Chain,
 }
 
+impl Granted {
+    /// The lock as data.
+    pub fn into_lock(self) -> Lock {
+        Lock::granted(&self.attempt, &self.holder, self.now)
+    }
+}
+
 /// How often in a row, and since when, a lock was handed over without being free for others.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
@@ -33,41 +43,67 @@ pub struct Chain {
 /// Runs on the caller's thread whenever a wait goes on.
 pub type OnWait = Box<dyn FnMut(&Waiting) + Send>;
 
-/// The lock that a caller wants.
+/// Runs when the lock is lost.
+pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
+/// Runs when heartbeats fail and the deadline is near; gets what is left.
+pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
+
+/// What the user wants to be told of one hold.
+#[derive(Default)]
+pub struct Callbacks {
+    pub max_hold: Option<Duration>,
+    pub warn_before: Option<Duration>,
+    pub on_warning: Option<OnWarning>,
+    pub on_loss: Option<OnLoss>,
+}
+
+/// The lock that a caller asks for.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct LockSpec {
     pub key: String,
     pub mode: Mode,
+    pub max_holders: Option<u32>,
     pub lock_id: Option<String>,
     pub labels: Labels,
-    pub max_holders: Option<u32>,
     pub replace_same_owner: bool,
+    /// A transfer from this grant.
+    pub instead_of: Option<(GrantId, u64)>,
     pub terms: Terms,
 }
 
-impl Wanted {
+impl LockSpec {
+    /// The plain case: alone, and in nobody's place.
+    pub fn exclusive(key: &str, labels: Labels, terms: Terms) -> Self {
+        LockSpec {
+            key: key.to_owned(),
+            mode: Mode::Exclusive,
+            max_holders: None,
+            lock_id: None,
+            labels,
+            replace_same_owner: false,
+            instead_of: None,
+            terms,
+        }
+    }
+
     /// An acquisition of it that was not sent yet.
-    pub fn attempt(&self, grant: GrantId, lease: Duration, instead_of: Option<(GrantId, u64)>) -> Attempt {
+    pub fn attempt(&self, grant: GrantId, lease: Duration) -> Attempt {
+        // A group of its own where the user names none.
+        let lock_id = self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let ask = Ask {
-            // A group of its own where the user names none.
-            lock_id: self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
-            grant,
             mode: self.mode,
-            labels: self.labels.clone(),
-            lease,
             max_holders: self.max_holders,
             replace_same_owner: self.replace_same_owner,
-            instead_of,
+            instead_of: self.instead_of.clone(),
+            ..Ask::exclusive(grant, lock_id, self.labels.clone(), lease)
         };
         Attempt::new(&self.key, ask)
     }
 }
 
-/// What a caller wants, and what ends and tells its wait.
-pub struct Want {
-    pub wanted: Wanted,
-    /// A transfer from this grant.
-    pub instead_of: Option<(GrantId, u64)>,
+/// The lock that a caller asks for, and what ends and tells its wait.
+pub struct WaitSpec {
+    pub lock: LockSpec,
     /// Asks nothing while others of this process wait for the lock.
     pub stands_back: bool,
     pub cancel: Option<CancelToken>,
@@ -85,11 +121,29 @@ pub enum Patience {
     Endless,
 }
 
-/// How a wait ended without an error.
-pub enum Obtained {
+/// How a call for a lock, or for one of several, ended without an error.
+pub enum Obtained<T = Granted> {
     /// The lock is granted.
-    Granted(Granted),
-    /// Others hold it, or wait for it in this process, and the patience is over. Who was seen to
-    /// hold it, if it came to a look.
-    Refused(Option<Seen>),
+    Granted(T),
+    /// Others hold it, or wait for it in this process, and the patience is over. Who was seen to hold each of the locks
+    /// that it came to look at.
+    Refused(Vec<Seen>),
+}
+
+impl<T> Obtained<T> {
+    /// What became of the grant.
+    pub fn try_map<U>(self, map: impl FnOnce(T) -> Result<U>) -> Result<Obtained<U>> {
+        match self {
+            Obtained::Granted(granted) => map(granted).map(Obtained::Granted),
+            Obtained::Refused(seen) => Ok(Obtained::Refused(seen)),
+        }
+    }
+
+    /// `None` when it was refused.
+    pub fn granted(self) -> Option<T> {
+        match self {
+            Obtained::Granted(granted) => Some(granted),
+            Obtained::Refused(_) => None,
+        }
+    }
 }

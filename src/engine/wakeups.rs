@@ -37,7 +37,7 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 const SHARE: u32 = 10;
 
 /// See the module.
-pub struct Hub {
+pub struct Wakeups {
     backend: Arc<dyn Backend>,
     queues: Arc<Queues>,
     clock: Arc<Clock>,
@@ -91,7 +91,7 @@ impl State {
     }
 }
 
-impl Hub {
+impl Wakeups {
     pub fn new(
         backend: Arc<dyn Backend>,
         queues: Arc<Queues>,
@@ -100,7 +100,7 @@ impl Hub {
         request_timeout: Duration,
     ) -> Self {
         let (more, mores) = crossbeam_channel::bounded(1);
-        Hub { backend, queues, clock, closing, request_timeout, state: Mutex::default(), more, mores }
+        Wakeups { backend, queues, clock, closing, request_timeout, state: Mutex::default(), more, mores }
     }
 
     /// Whether the store tells `key` now. If not, that is seen to, and the head of the key's line is nudged once
@@ -114,8 +114,8 @@ impl Hub {
             return false;
         }
         if state.thread.as_ref().is_none_or(Thread::is_over) {
-            let hub = self.clone();
-            match Thread::spawn("leasehold-wake", move || hub.run()) {
+            let wakeups = self.clone();
+            match Thread::spawn("leasehold-wake", move || wakeups.run()) {
                 Ok(thread) => state.thread = Some(thread),
                 Err(error) => {
                     let end = End::Broken(error.to_string());

@@ -36,6 +36,22 @@ pub struct Ask {
     pub instead_of: Option<(GrantId, u64)>,
 }
 
+impl Ask {
+    /// The plain case: alone, and in nobody's place.
+    pub fn exclusive(grant: GrantId, lock_id: String, labels: Labels, lease: Duration) -> Self {
+        Ask {
+            grant,
+            mode: Mode::Exclusive,
+            lock_id,
+            labels,
+            lease,
+            max_holders: None,
+            replace_same_owner: false,
+            instead_of: None,
+        }
+    }
+}
+
 /// What a transition answers, and the record to write; `None` writes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step<A> {

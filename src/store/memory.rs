@@ -16,7 +16,7 @@ use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
 use crate::lease::record::FORMAT_MAJOR;
-use crate::lease::{Ask, End, Labels, LockRecord, Mode, Step, StoreTime, Times, transition};
+use crate::lease::{Ask, End, Labels, LockRecord, Step, StoreTime, Times, transition};
 use crate::model::error::Result;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
@@ -117,16 +117,9 @@ impl Memory {
         let mut records = self.records.lock();
         let mut record = records.get(key);
         (record.exclusive, record.shared) = (None, Vec::new());
-        let ask = Ask {
-            grant: self.info.grant_form.fresh(),
-            mode: Mode::Exclusive,
-            lock_id: "rival".to_owned(),
-            labels: Labels { owner: "rival".to_owned(), host: None, comment: None },
-            lease: Duration::from_secs(60),
-            max_holders: None,
-            replace_same_owner: false,
-            instead_of: None,
-        };
+        let (grant, labels) =
+            (self.info.grant_form.fresh(), Labels { owner: "rival".to_owned(), host: None, comment: None });
+        let ask = Ask::exclusive(grant, "rival".to_owned(), labels, Duration::from_secs(60));
         let taken = transition::acquire(&record, &ask, &self.times()).record;
         records.put(key, Some(taken.unwrap_or(record)));
     }

@@ -6,14 +6,43 @@ use std::time::{Duration, Instant};
 use super::deadline::far_from;
 
 thread_local! {
-    /// Until when the drop may take that is under way on this thread.
-    static BY: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// The drop that is under way on this thread.
+    static BY: Cell<Option<DropBy>> = const { Cell::new(None) };
 }
 
-/// Until when a drop may take that begins now: no longer than the one that it is a part of.
-pub fn drop_by(bound: Duration) -> Instant {
-    let by = far_from(Instant::now(), bound);
-    BY.get().map_or(by, |outer| outer.min(by))
+/// Whose drop it is: what belongs to another client has a bound of its own, for nobody else would release it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(usize);
+
+impl Owner {
+    /// By its address, which nothing else has while it lives.
+    pub fn of<T>(owner: &T) -> Self {
+        Owner(std::ptr::from_ref(owner).addr())
+    }
+}
+
+/// Until when a drop may take.
+#[derive(Clone, Copy, Debug)]
+pub struct DropBy {
+    owner: Owner,
+    at: Instant,
+}
+
+impl DropBy {
+    /// Of a drop that begins now: no longer than the one of the same owner that it is a part of.
+    pub fn new(owner: Owner, bound: Duration) -> Self {
+        let at = far_from(Instant::now(), bound);
+        let outer = BY.get().filter(|outer| outer.owner == owner);
+        DropBy { owner, at: outer.map_or(at, |outer| outer.at.min(at)) }
+    }
+
+    pub fn instant(self) -> Instant {
+        self.at
+    }
+
+    pub fn remaining(self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
 }
 
 /// What is dropped on this thread from its beginning until this value goes is part of one drop. As a field it comes
@@ -21,12 +50,12 @@ pub fn drop_by(bound: Duration) -> Instant {
 #[derive(Default)]
 pub struct DropBound {
     /// What held before it began.
-    before: Option<Option<Instant>>,
+    before: Option<Option<DropBy>>,
 }
 
 impl DropBound {
     /// Begins, on the thread that will drop it.
-    pub fn begin(&mut self, by: Instant) {
+    pub fn begin(&mut self, by: DropBy) {
         self.before.get_or_insert(BY.get());
         BY.set(Some(by));
     }
@@ -37,5 +66,49 @@ impl Drop for DropBound {
         if let Some(before) = self.before {
             BY.set(before);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn began(by: DropBy) -> DropBound {
+        let mut bound = DropBound::default();
+        bound.begin(by);
+        bound
+    }
+
+    #[test]
+    fn a_drop_inside_another_has_what_is_left_of_its_own_client_only() {
+        let (own, other) = (Owner::of(&1), Owner::of(&2));
+        let outer = DropBy::new(own, Duration::ZERO);
+        let bound = began(outer);
+        assert_eq!(DropBy::new(own, LONG).instant(), outer.instant());
+        let inner = DropBy::new(other, LONG);
+        assert!(inner.remaining() > LONG / 2);
+        drop(began(inner));
+        assert_eq!(DropBy::new(own, LONG).instant(), outer.instant(), "the inner one has ended the outer one");
+        drop(bound);
+        assert!(DropBy::new(own, LONG).remaining() > LONG / 2, "it goes on behind its end");
+    }
+
+    #[test]
+    fn a_shorter_bound_inside_a_longer_one_stays_short() {
+        let own = Owner::of(&1);
+        let _bound = began(DropBy::new(own, LONG));
+        assert!(DropBy::new(own, Duration::ZERO).remaining().is_zero());
+    }
+
+    /// A release that fails gives the guard back, whose drop begins once more.
+    #[test]
+    fn what_begins_twice_ends_with_what_was_before_the_first() {
+        let own = Owner::of(&1);
+        let mut bound = began(DropBy::new(own, Duration::ZERO));
+        bound.begin(DropBy::new(own, Duration::ZERO));
+        drop(bound);
+        assert!(DropBy::new(own, LONG).remaining() > LONG / 2);
     }
 }

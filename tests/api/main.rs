@@ -63,6 +63,7 @@ fn everything_can_be_shared_between_threads() {
     shared::<leasehold::ClientBuilder>();
     shared::<leasehold::Lock>();
     shared::<leasehold::LossWatch>();
+    shared::<leasehold::LossReceiver>();
     shared::<leasehold::CancelToken>();
     shared::<leasehold::Error>();
     shared::<leasehold::ReleaseError>();

@@ -392,6 +392,34 @@ fn an_adopt_that_is_given_up_unanswered_is_not_called_lost() {
 }
 
 #[test]
+fn an_adopt_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed() {
+    let bench = Bench::new();
+    let (client, rival) = (bench.hasty(), bench.rival());
+    let lock = rival.request("k").acquire().unwrap();
+    bench.faults.next(Call::Acquire, Fault::LostBefore);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    let error = client.adopt(lock).unwrap_err();
+    assert!(bench.faults.count(Call::Acquire) > 1);
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{error}");
+}
+
+/// Whoever held it before has released it by then, and would be named as the reason.
+#[test]
+fn a_wait_whose_lock_was_granted_and_could_not_be_had_in_full_ends_with_the_trouble() {
+    let bench = Bench::new();
+    let held = bench.rival().lock("k").unwrap();
+    // So long a lease is set by a renewal.
+    let client = bench.builder().lease(2 * MINUTE).connect().unwrap();
+    bench.faults.always(Call::Renew, Fault::FailBefore);
+    let waiter = std::thread::spawn(move || client.request("k").wait(Duration::from_secs(2)).lock());
+    bench.wait_for_call(Call::Read, 0);
+    drop(held);
+    let error = waiter.join().unwrap().unwrap_err();
+    assert!(bench.faults.count(Call::Renew) > 0, "it was never granted");
+    assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Store, 0), "{error}");
+}
+
+#[test]
 fn an_adopt_that_comes_too_late_to_be_held_is_not_called_lost() {
     let bench = Bench::new();
     let (client, rival) = (bench.hasty(), bench.rival());

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::client::LockClient;
 use crate::engine::options::default_labels;
-use crate::lease::{Ask, Lease, Mode};
+use crate::lease::{Ask, Lease};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key;
 use crate::store::{Acquired, Attempt, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
@@ -142,19 +142,9 @@ impl LockClient {
     fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
         let backend = &self.family.backend;
         let lease = LEASE.max(backend.info().min_lease);
-        let mut attempt = Attempt::new(
-            row,
-            Ask {
-                grant: backend.info().grant_form.fresh(),
-                mode: Mode::Exclusive,
-                lock_id: uuid::Uuid::new_v4().to_string(),
-                labels: default_labels(std::process::id()),
-                lease,
-                max_holders: None,
-                replace_same_owner: false,
-                instead_of: None,
-            },
-        );
+        let (grant, lock_id) = (backend.info().grant_form.fresh(), uuid::Uuid::new_v4().to_string());
+        let ask = Ask::exclusive(grant, lock_id, default_labels(std::process::id()), lease);
+        let mut attempt = Attempt::new(row, ask);
         attempt.first_sent = Some(self.family.clock.now());
         attempt.sends = 1;
         let read = self.row(row, all).map(drop);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::error::{ErrorKind, Result};
 use crate::sys::deadline::far_from;
-use crate::sys::drop_bound::{DropBound, drop_by};
+use crate::sys::drop_bound::{DropBound, DropBy};
 use crate::sys::log;
 
 pub use builder::ElectionBuilder;
@@ -214,13 +214,13 @@ impl Election {
 
 impl Election {
     /// Until when a drop may take.
-    pub(crate) fn drop_by(&self) -> Instant {
-        drop_by(self.shared.bound())
+    pub(crate) fn drop_by(&self) -> DropBy {
+        self.shared.client.family.drop_by()
     }
 
     /// What a drop does, while others still have it.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.shared.stop(self.drop_by(), false)
+        if let Err(error) = self.shared.stop(self.drop_by().instant(), false)
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::election", name:? = self.shared.name;

@@ -187,7 +187,7 @@ impl Shared {
         let request = self.request().cancel(stop).on_wait(move |waiting| shared.waits(waiting));
         let guard = request.lock()?;
         self.rounds.fetch_add(1, Ordering::SeqCst);
-        let (token, loss, leader) = (guard.fencing_token(), guard.loss().receiver(), Leader::by(&guard.info()));
+        let (token, loss, leader) = (guard.fencing_token(), guard.loss().channel(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
         {
             // Whoever stops a campaign cancels it first, and then finds the term, which was told by then.

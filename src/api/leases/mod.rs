@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::api::client::{LockClient, attempt_of};
 use crate::api::update::Found;
-use crate::engine::hold::Callbacks;
 use crate::engine::options::{Terms, check_duration};
-use crate::engine::spec::{Chain, Granted};
+use crate::engine::spec::{Callbacks, Chain, Granted};
 use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
 use crate::lease::{Holder, Kind, LockRecord, Mode, Step, Times, backoff, transition};
 use crate::model::error::{Error, ErrorKind, Result};
