@@ -323,3 +323,13 @@ fn trouble_with_one_key_keeps_it_from_looking_at_no_other() {
     bench.faults.heal();
     assert_eq!(any.join().unwrap().unwrap().key(), "b");
 }
+
+#[test]
+fn asking_once_goes_on_after_a_grant_that_came_too_late_to_be_held() {
+    let bench = Bench::new();
+    let client = bench.hasty();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_secs(1)));
+    let guard = client.try_lock_any(["a"]).unwrap().expect("nobody holds it");
+    assert!(guard.is_held());
+    assert_eq!(bench.faults.count(Call::Acquire), 2);
+}

@@ -229,7 +229,7 @@ impl LockClient {
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;
         let min_lease = self.family.backend.info().min_lease;
-        let in_context = |error: Error| error.with_key(&lock.key).with_store(&self.family.backend.info().label);
+        let in_context = |error: Error| self.family.in_context(error.with_key(&lock.key));
         let terms = self.family.options.terms(Some(Lease::For(lease)), None, min_lease).map_err(in_context)?;
         let renewal = Renewal { lease: terms.lease, may_end_endless: true };
         let mut attempt = attempt_of(lock);
@@ -284,7 +284,7 @@ impl LockClient {
     /// `InvalidInput` for a key out of bounds; else what the store says.
     pub fn get(&self, key: &str) -> Result<Option<KeyStatus>> {
         self.family.check_open()?;
-        check_key(key).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        check_key(key).map_err(|error| self.family.in_context(error))?;
         let which = Which::Key(key.to_owned());
         let page = self.repeated(|by| self.family.backend.read(&which, None, true, by))?;
         Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))
@@ -357,7 +357,7 @@ impl LockClient {
     }
 
     pub(crate) fn error(&self, kind: ErrorKind, key: &str, message: &str) -> Error {
-        Error::new(kind, message).with_key(key).with_store(&self.family.backend.info().label)
+        self.family.in_context(Error::new(kind, message).with_key(key))
     }
 }
 

@@ -99,7 +99,7 @@ impl LockClient {
     /// ```
     pub fn unlock(&self, lock_id: &str) -> Result<Vec<LockStatus>> {
         self.family.check_open()?;
-        check_text("lock_id", lock_id).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        check_text("lock_id", lock_id).map_err(|error| self.family.in_context(error))?;
         let mut group = self.group(lock_id)?;
         let newest = |found: &Found| members(&found.seen.record, lock_id).map(|(_, h)| h.token).max();
         group.sort_by_key(|found| Reverse(newest(found)));

@@ -53,7 +53,7 @@ impl LockClient {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn unlock_key(&self, key: &str, lock_id: &str) -> Result<Vec<LockStatus>> {
-        check_text("lock_id", lock_id).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        check_text("lock_id", lock_id).map_err(|error| self.family.in_context(error))?;
         let found = self.found(key)?;
         let others = LockStatus::live(&found.seen);
         let freed = self.freed(found, |record| release_group(record, lock_id), group_arrived(lock_id))?;
@@ -65,7 +65,7 @@ impl LockClient {
 
     fn found(&self, key: &str) -> Result<Found> {
         self.family.check_open()?;
-        check_key(key).map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        check_key(key).map_err(|error| self.family.in_context(error))?;
         self.look(key, &self.family.request_deadline())
     }
 

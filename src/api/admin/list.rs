@@ -40,7 +40,7 @@ impl LockClient {
     /// ```
     pub fn list(&self, filter: &Filter) -> Result<Vec<LockStatus>> {
         self.family.check_open()?;
-        filter.check().map_err(|error| error.with_store(&self.family.backend.info().label))?;
+        filter.check().map_err(|error| self.family.in_context(error))?;
         let mut found = Vec::new();
         self.read_all(&filter.which(), |seen, _| {
             let record = &seen.record;

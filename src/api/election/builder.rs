@@ -142,7 +142,7 @@ impl ElectionBuilder {
         let family = self.client.family.clone();
         family.check_open()?;
         let lease = self.lease.unwrap_or(family.options.lease);
-        let in_context = |error: Error| error.with_store(&family.backend.info().label);
+        let in_context = |error: Error| family.in_context(error);
         if lease < MIN_LEASE {
             let error = Error::invalid("lease", lease, &format!("at least {MIN_LEASE:?} in an election"));
             return Err(in_context(error.with_key(&self.name)));

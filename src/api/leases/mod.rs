@@ -270,7 +270,7 @@ impl Leases {
     }
 
     fn check<T>(&self, checked: Result<T>) -> Result<T> {
-        checked.map_err(|error| error.with_store(&self.client.family.backend.info().label))
+        checked.map_err(|error| self.client.family.in_context(error))
     }
 
     fn check_holder(&self, key: &str, holder: &str) -> Result<()> {
