@@ -218,11 +218,17 @@ impl Handles {
         asks: impl Future<Output = T>,
         heard: impl FnOnce(&T) -> Heard,
     ) -> Option<T> {
-        let since = self.silent_since.get().unwrap_or_else(Instant::now);
-        self.silent_since.set(Some(since));
+        let asked = Instant::now();
+        self.silent_since.set(self.silent_since.get().or(Some(asked)));
         let answer = tokio::time::timeout(limit, asks).await.ok();
         match answer.as_ref().map_or(Heard::Nothing, heard) {
-            Heard::Answer => self.silent_since.set(None),
+            Heard::Answer => {
+                self.silent_since.set(None);
+                // The service is not slow any more: a silence from now on is the connection's.
+                if asked.elapsed() < SILENCE {
+                    self.pause.set((Instant::now(), SILENCE));
+                }
+            }
             Heard::NoSession => self.renew(),
             Heard::Nothing if self.is_silent() && Instant::now() >= self.pause.get().0 => self.renew(),
             Heard::Nothing => {}
@@ -236,9 +242,7 @@ impl Handles {
 
     /// A new connection does not help where the service is slow: the next one is made after twice the time.
     fn put_off(&self) {
-        let (until, last) = self.pause.get();
-        let next = if until.elapsed() >= LONGEST_PAUSE { SILENCE } else { last };
-        let next = (next * 2).min(LONGEST_PAUSE);
+        let next = (self.pause.get().1 * 2).min(LONGEST_PAUSE);
         self.pause.set((Instant::now() + next, next));
     }
 
