@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use google_cloud_gax::error::rpc::{Code, Status};
 use google_cloud_gax::retry_policy::RetryPolicy;
 use google_cloud_gax::retry_state::RetryState;
 use google_cloud_gax::throttle_result::ThrottleResult;
@@ -294,14 +295,17 @@ pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
     }
 }
 
-/// Whether the emulator ended the transaction for a newer one of the same session.
+/// Whether the emulator ended the transaction for a newer one of the same session. The service aborts those that were
+/// idle for too long with some of the same words; it needs no turns.
 fn is_superseded(error: &SdkError) -> bool {
     let of_emulator = [
         "Invalid transaction ID. Transaction ID must be",
         "Transaction not found",
         "after it has been committed or rolled",
     ];
-    error.status().is_some_and(|status| of_emulator.iter().any(|part| status.message.contains(part)))
+    let is_one =
+        |status: &Status| status.code != Code::Aborted && of_emulator.iter().any(|part| status.message.contains(part));
+    error.status().is_some_and(is_one)
 }
 
 impl Write {
@@ -346,5 +350,18 @@ impl Transactional for Spanner {
             Err((Fate::Unknown, error)) => Ok(Transacted::Unknown(error.into())),
             Err((Fate::NotDone, error)) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The service says so of a transaction that was idle for too long, and would have each wait for all others then.
+    #[test]
+    fn what_the_service_aborts_is_not_taken_for_the_emulators_limit() {
+        let of = |code| SdkError::service(Status::default().set_code(code).set_message("Transaction not found"));
+        assert!(is_superseded(&of(Code::NotFound)));
+        assert!(!is_superseded(&of(Code::Aborted)));
     }
 }
