@@ -35,11 +35,11 @@ use crate::model::error::{Error, Result};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 
-#[cfg(feature = "_async")]
-mod cause;
 pub(crate) mod connect;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "_async")]
+mod failure;
 pub mod fault;
 // Only stores that can be part of a user's transaction are asked.
 #[cfg_attr(

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use super::send::Place;
 use crate::lease::record::FORMAT_MAJOR;
 use crate::model::error::{Error, ErrorKind};
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
 
 /// What became of a request that was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

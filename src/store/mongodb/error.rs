@@ -4,7 +4,7 @@ use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, WriteFailure
 
 use crate::lease::record::FORMAT_MAJOR;
 use crate::model::error::{Error, ErrorKind};
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
 
 /// What became of a request that was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,18 +27,18 @@ use crate::model::error::{Error, Result};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
-mod document;
+mod acquire;
 mod error;
 pub mod fence;
 mod open;
 mod pipeline;
 mod read;
+mod row;
 mod schema;
 mod send;
 mod session;
-mod steps;
 mod swap;
-mod wake;
+mod wakeup;
 
 use error::MongodbError;
 use open::Place;
@@ -116,8 +116,8 @@ struct Found {
 impl Found {
     fn new(key: &str, row: Document) -> Result<Found, MongodbError> {
         let now = row.get_datetime("now").map_err(|_| MongodbError::Config("the server says no time".to_owned()))?;
-        let record = document::decode(key, &row).map_err(MongodbError::Damaged)?;
-        Ok(Found { record, now: document::time(*now), row: Some(row) })
+        let record = row::decode(key, &row).map_err(MongodbError::Damaged)?;
+        Ok(Found { record, now: row::time(*now), row: Some(row) })
     }
 
     fn missing(key: &str, now: StoreTime) -> Found {

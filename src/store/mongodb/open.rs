@@ -8,11 +8,11 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria};
 use mongodb::{Client, Collection};
 
-use super::document::time;
 use super::error::MongodbError;
+use super::row::time;
 use super::send::{Owned, counting_handler, majority, turns};
 use super::session::{Register, Sessions};
-use super::wake::Waking;
+use super::wakeup::Waking;
 use crate::lease::StoreTime;
 use crate::model::error::Result;
 use crate::sys::log;

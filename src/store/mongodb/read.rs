@@ -6,7 +6,7 @@ use mongodb::options::ReadConcern;
 use super::error::MongodbError;
 use super::pipeline::projection;
 use super::send::limit;
-use super::{Found, Mongodb, Place, document};
+use super::{Found, Mongodb, Place};
 use crate::lease::StoreTime;
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
@@ -51,7 +51,7 @@ impl Mongodb {
                 is_past = true;
                 break;
             }
-            let is_lock = document::is_lock(&row);
+            let is_lock = super::row::is_lock(&row);
             match Found::new(&key, row) {
                 Ok(found) if is_lock && which.matches(&found.record) => records.push(found.seen()),
                 Ok(_) => {}

@@ -28,7 +28,7 @@ pub(super) struct Owned {
     pub client: Client,
     pub locks: Collection<Document>,
     pub sessions: Sessions,
-    pub waking: super::wake::Waking,
+    pub waking: super::wakeup::Waking,
     /// For those who want a lock: there may be a thousand, and heartbeats, releases and the stream that tells waiters
     /// must not queue for a connection behind them.
     pub turns: Semaphore,

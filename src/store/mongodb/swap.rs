@@ -3,8 +3,8 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::document::encode;
 use super::error::{Fate, MongodbError};
+use super::row::encode;
 use super::send::{Wrote, limit, majority, settle};
 use super::{Found, Mongodb};
 use crate::lease::{LockRecord, StoreTime};

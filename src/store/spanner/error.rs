@@ -4,7 +4,7 @@ use google_cloud_spanner::Error as SdkError;
 
 use crate::lease::record::FORMAT_MAJOR;
 use crate::model::error::{Error, ErrorKind};
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
 
 use super::open::ADMIN_ENDPOINT;
 

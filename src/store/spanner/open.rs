@@ -12,7 +12,7 @@ use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
 use super::error::{SpannerError, Stage};
 use crate::model::error::Result;
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
 use crate::sys::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.

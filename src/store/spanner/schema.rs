@@ -12,7 +12,7 @@ use super::open::Handles;
 use super::transact::heard;
 use super::{Place, Spanner};
 use crate::store::Schema;
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 

@@ -24,7 +24,7 @@ use super::{Place, Spanner};
 use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{LockRecord, Step, Times};
 use crate::model::error::Result;
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
 use crate::store::transactional::{Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Stopped;

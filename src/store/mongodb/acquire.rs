@@ -3,9 +3,9 @@
 
 use mongodb::bson::oid::ObjectId;
 
-use super::document::{object_id, token};
 use super::error::MongodbError;
 use super::pipeline::{self, Grant};
+use super::row::{object_id, token};
 use super::send::{Update, Wrote, has_time};
 use super::{Found, Mongodb};
 use crate::lease::GrantId;
