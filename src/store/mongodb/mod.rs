@@ -41,7 +41,7 @@ mod swap;
 mod wakeup;
 
 use error::MongodbError;
-use open::Place;
+use open::Topology;
 pub use open::{MongodbOptions, Settings};
 
 /// See the module.
@@ -49,7 +49,7 @@ pub struct Mongodb {
     info: StoreInfo,
     database: String,
     collection: String,
-    place: Place,
+    topology: Topology,
     /// The collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
     /// It was said that waiters are not told.
@@ -60,7 +60,7 @@ pub struct Mongodb {
 
 impl fmt::Debug for Mongodb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mongodb").field("info", &self.info).field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Mongodb").field("info", &self.info).field("topology", &self.topology).finish_non_exhaustive()
     }
 }
 
@@ -91,11 +91,11 @@ impl Mongodb {
         let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
         let patience = by.remaining();
         let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
-        let (is_unique, said_deaf, place) = (AtomicBool::new(false), AtomicBool::new(false), Place::Replicated);
-        let mut store = Mongodb { info, database, collection, place, is_unique, said_deaf, register, driver };
+        let (is_unique, said_deaf, topology) = (AtomicBool::new(false), AtomicBool::new(false), Topology::Replicated);
+        let mut store = Mongodb { info, database, collection, topology, is_unique, said_deaf, register, driver };
         let (hello, build) =
             store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
-        store.place = open::place(&hosts, &hello, &build)?;
+        store.topology = open::topology(&hosts, &hello, &build)?;
         store.warn_if_alone();
         Ok(store)
     }

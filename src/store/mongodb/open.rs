@@ -162,7 +162,7 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
 
 /// What kind of server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Topology {
     /// A member of a replica set.
     Replicated,
     /// In front of several replica sets.
@@ -184,7 +184,11 @@ pub(super) fn local_time(hello: &Document) -> Option<StoreTime> {
 }
 
 /// What kind of server says this of itself, or why it can't be used.
-pub(super) fn place(hosts: &[String], hello: &Document, build: &Document) -> std::result::Result<Place, MongodbError> {
+pub(super) fn topology(
+    hosts: &[String],
+    hello: &Document,
+    build: &Document,
+) -> std::result::Result<Topology, MongodbError> {
     if let Some(name) = look_alike(hosts, hello, build) {
         let message = format!(
             "the server is {name}, which speaks MongoDB's protocol but does not promise what locks need \
@@ -198,11 +202,11 @@ pub(super) fn place(hosts: &[String], hello: &Document, build: &Document) -> std
         return Err(MongodbError::Config(format!("the server is MongoDB {version}, but must be 4.4 or newer")));
     }
     Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
-        Place::Router
+        Topology::Router
     } else if hello.contains_key("setName") {
-        Place::Replicated
+        Topology::Replicated
     } else {
-        Place::Standalone
+        Topology::Standalone
     })
 }
 
@@ -242,11 +246,11 @@ mod tests {
             doc! { "version": "6.0.5", "gitVersion": "c9a99c120371d4d4c52cbb15dac34a36ce8d3b1d", "modules": [] };
         let of = |hosts: &[&str], build: &Document| {
             let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-            place(&hosts, &hello, build).map_err(|error| error.to_string())
+            topology(&hosts, &hello, build).map_err(|error| error.to_string())
         };
-        assert_eq!(of(&["127.0.0.1:27017"], &mongo), Ok(Place::Replicated));
+        assert_eq!(of(&["127.0.0.1:27017"], &mongo), Ok(Topology::Replicated));
         let router = doc! { "maxWireVersion": 17, "msg": "isdbgrid" };
-        assert_eq!(place(&[], &router, &mongo).unwrap(), Place::Router);
+        assert_eq!(topology(&[], &router, &mongo).unwrap(), Topology::Router);
         let ferret = doc! { "version": "7.0.42", "ferretdbVersion": "v1.24.0" };
         let cases = [
             (&["a.cluster-x.eu-central-1.docdb.amazonaws.com:27017"][..], &mongo, "Amazon DocumentDB"),
@@ -257,7 +261,7 @@ mod tests {
         for (hosts, build, name) in cases {
             assert!(of(hosts, build).is_err_and(|error| error.contains(name)), "{name}");
         }
-        let old = place(&[], &doc! { "maxWireVersion": 8 }, &doc! { "version": "4.2.1" }).unwrap_err();
+        let old = topology(&[], &doc! { "maxWireVersion": 8 }, &doc! { "version": "4.2.1" }).unwrap_err();
         assert!(old.to_string().contains("4.2.1"), "{old}");
     }
 

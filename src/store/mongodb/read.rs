@@ -6,7 +6,7 @@ use mongodb::options::ReadConcern;
 use super::error::MongodbError;
 use super::pipeline::projection;
 use super::send::limit;
-use super::{Found, Mongodb, Place};
+use super::{Found, Mongodb, Topology};
 use crate::lease::StoreTime;
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
@@ -73,7 +73,7 @@ impl Mongodb {
         by: &Deadline,
     ) -> Result<Vec<Document>, MongodbError> {
         // A server alone has no majority, and refuses to be asked for it.
-        let is_alone = self.place == Place::Standalone;
+        let is_alone = self.topology == Topology::Standalone;
         let concern = if strong && !is_alone { ReadConcern::majority() } else { ReadConcern::local() };
         let limit = limit(by);
         self.ask(by, move |owned| async move {

@@ -13,7 +13,7 @@ use mongodb::options::IndexOptions;
 use super::error::{Fate, MongodbError};
 use super::open::hello;
 use super::send::{Answer, Wrote, limit, majority, settle, uncounted};
-use super::{Mongodb, Place};
+use super::{Mongodb, Topology};
 use crate::store::Schema;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -234,7 +234,7 @@ impl Mongodb {
 
     /// Said once, at connect.
     pub(super) fn warn_if_alone(&self) {
-        if self.place == Place::Standalone {
+        if self.topology == Topology::Standalone {
             log::warn!(
                 target: "leasehold::mongodb", store:? = self.info.label;
                 "the server belongs to no replica set: an acquire that was given up and arrives late is not stopped, \

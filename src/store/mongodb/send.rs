@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use super::error::{Fate, MongodbError};
 use super::pipeline::projection;
 use super::session::Sessions;
-use super::{Mongodb, Place};
+use super::{Mongodb, Topology};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Stopped;
 
@@ -160,7 +160,7 @@ impl Mongodb {
         Fut: Future<Output = DriverResult<T>> + 'static,
     {
         let answer = self.request(by, operation, Sends::count);
-        if self.place == Place::Router { answer.map_err(MongodbError::of_router) } else { answer }
+        if self.topology == Topology::Router { answer.map_err(MongodbError::of_router) } else { answer }
     }
 
     fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> u32) -> Answer<T>

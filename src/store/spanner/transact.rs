@@ -20,7 +20,7 @@ use super::error::{Fate, NO_SESSION, SpannerError, Stage};
 use super::open::{Handles, Heard};
 use super::read::{Read, of_key};
 use super::row::{Row, time};
-use super::{Place, Spanner};
+use super::{Spanner, Target};
 use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{LockRecord, Step, Times};
 use crate::model::error::Result;
@@ -150,10 +150,10 @@ impl Spanner {
         A: Send + 'static,
         F: FnMut(&Read) -> std::result::Result<(A, Option<Write>), SpannerError> + Send + 'static,
     {
-        let (flight, place, key) = (Flight::default(), self.place.clone(), key.to_owned());
+        let (flight, target, key) = (Flight::default(), self.target.clone(), key.to_owned());
         let theirs = flight.clone();
         let limit = by.remaining().mul_f64(FOR_THE_SDK);
-        let stopped = match self.driver.run(by, move |handles| run(handles, place, theirs, key, limit, decide)) {
+        let stopped = match self.driver.run(by, move |handles| run(handles, target, theirs, key, limit, decide)) {
             Ok(answer) => return answer,
             Err(stopped) => stopped,
         };
@@ -170,7 +170,7 @@ impl Spanner {
 
 async fn run<A, F>(
     handles: Rc<Handles>,
-    place: Arc<Place>,
+    target: Arc<Target>,
     flight: Flight,
     key: String,
     limit: Duration,
@@ -189,8 +189,8 @@ where
             kept = None;
             may_be_own |= doubtful || flight.stage() == Stage::Repeating;
             flight.read(doubtful)?;
-            let rows = transaction.execute_query(place.query_key(&key)).await?;
-            let read = match of_key(&place, &key, rows).await? {
+            let rows = transaction.execute_query(target.query_key(&key)).await?;
+            let read = match of_key(&target, &key, rows).await? {
                 Ok(read) => read,
                 Err(error) => {
                     kept = Some(Err(error));
@@ -199,7 +199,7 @@ where
             };
             match decide(&read) {
                 Ok((answer, Some(write))) => {
-                    transaction.buffer([write.mutation(&place, &key, read.row.as_ref())])?;
+                    transaction.buffer([write.mutation(&target, &key, read.row.as_ref())])?;
                     flight.commit()?;
                     Ok((answer, write, read))
                 }
@@ -240,7 +240,7 @@ where
                     let cause = Some(Cause::of(&error));
                     return Err((Fate::Unknown, SpannerError::Unanswered { cause }));
                 }
-                return Err(SpannerError::classify(&error, flight.stage(), &place.database, &place.table));
+                return Err(SpannerError::classify(&error, flight.stage(), &target.database, &target.table));
             }
             None if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
             None => return Err((Fate::NotDone, SpannerError::NotSent)),
@@ -252,7 +252,7 @@ where
         Write::Put(row) => Some(row.committed(at)),
         Write::Delete => None,
     };
-    read.record = place.record(&key, read.row.as_ref()).map_err(|error| (Fate::Unknown, error))?;
+    read.record = target.record(&key, read.row.as_ref()).map_err(|error| (Fate::Unknown, error))?;
     Ok(Done { answer, read, may_be_own })
 }
 
@@ -309,12 +309,13 @@ fn is_superseded(error: &SdkError) -> bool {
 }
 
 impl Write {
-    fn mutation(&self, place: &Place, key: &str, old: Option<&Row>) -> Mutation {
+    fn mutation(&self, target: &Target, key: &str, old: Option<&Row>) -> Mutation {
         match self {
-            Write::Put(row) => row.mutation(&place.table, key, old),
-            Write::Delete => {
-                Mutation::delete(&place.table, google_cloud_spanner::key::KeySet::from(google_cloud_spanner::key![key]))
-            }
+            Write::Put(row) => row.mutation(&target.table, key, old),
+            Write::Delete => Mutation::delete(
+                &target.table,
+                google_cloud_spanner::key::KeySet::from(google_cloud_spanner::key![key]),
+            ),
         }
     }
 }
