@@ -3,7 +3,7 @@
 
 use mongodb::bson::oid::ObjectId;
 
-use super::error::MongodbError;
+use super::error::{MongodbError, invalid};
 use super::pipeline::{self, Grant};
 use super::row::{object_id, token};
 use super::send::{Update, Wrote, has_time};
@@ -18,7 +18,7 @@ impl Mongodb {
         let id = ours(&ask.grant)?;
         let old = match &ask.instead_of {
             // A grant of another store stands nowhere here.
-            Some((grant, of)) => Some((ours(grant)?, token(*of).map_err(MongodbError::Invalid)?)),
+            Some((grant, of)) => Some((ours(grant)?, token(*of).map_err(invalid)?)),
             None => None,
         };
         self.must_be_unique(by)?;
@@ -39,7 +39,7 @@ impl Mongodb {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
-        found.check_format()?;
+        found.record.check_format()?;
         let now = found.now;
         match found.record.standing(attempt.grant()) {
             Some((_, holder)) if holder.until.is_after(now) => {
@@ -68,7 +68,7 @@ impl Mongodb {
             Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
-        found.check_format()?;
+        found.record.check_format()?;
         match found.record.standing(attempt.grant()) {
             Some((_, holder)) => Ok(Renewed::Until { until: holder.until, now: found.now }),
             None => Ok(Renewed::Lost(found.seen())),
@@ -94,7 +94,7 @@ impl Mongodb {
             Wrote::Answered(row) => row,
         };
         let found = self.found(&attempt.key, row, by)?;
-        found.check_format()?;
+        found.record.check_format()?;
         Ok(if found.record.standing(attempt.grant()).is_some() {
             Released::Done
         } else if found.record.live(found.now).next().is_some() {
@@ -120,6 +120,6 @@ impl Mongodb {
 }
 
 fn ours(grant: &GrantId) -> Result<ObjectId, MongodbError> {
-    let wrong = || MongodbError::Invalid("the lock was granted by another kind of store".to_owned());
+    let wrong = || invalid("the lock was granted by another kind of store".to_owned());
     object_id(grant).ok_or_else(wrong)
 }

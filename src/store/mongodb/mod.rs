@@ -21,7 +21,6 @@ use mongodb::bson::{Bson, Document};
 use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
-use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{LockRecord, StoreTime};
 use crate::model::error::{Error, Result};
 use crate::sys::deadline::Deadline;
@@ -122,12 +121,6 @@ impl Found {
 
     fn missing(key: &str, now: StoreTime) -> Found {
         Found { record: LockRecord::missing(key), row: None, now }
-    }
-
-    /// Documents of a newer major version stay as they are.
-    fn check_format(&self) -> Result<(), MongodbError> {
-        let found = self.record.format;
-        if found.0 > FORMAT_MAJOR { Err(MongodbError::NewerFormat { found }) } else { Ok(()) }
     }
 
     /// Which copy of its acquire put this grant here.

@@ -16,12 +16,12 @@ use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 use mongodb::{Client, Collection};
 use tokio::sync::Semaphore;
 
-use super::error::{Fate, MongodbError};
+use super::error::MongodbError;
 use super::pipeline::projection;
 use super::session::Sessions;
 use super::{Mongodb, Topology};
+use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
-use crate::sys::driver::Stopped;
 
 /// What lives on the driver's thread.
 pub(super) struct Owned {
@@ -184,15 +184,8 @@ impl Mongodb {
         };
         // Until its future is dropped it may still leave.
         let is_gone = gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
-        let left = sends.count() > 0 || !is_gone;
-        let fate = if left { Fate::Unknown } else { Fate::NotDone };
-        Err(match stopped {
-            Stopped::Over if left => (fate, MongodbError::overdue(started.elapsed())),
-            Stopped::Over => (fate, MongodbError::NotSent),
-            Stopped::Panicked | Stopped::Ended if left => (fate, MongodbError::Panicked),
-            Stopped::Panicked => (fate, MongodbError::NotSent),
-            Stopped::Ended => (Fate::Refused, MongodbError::Ended),
-        })
+        let may_have_left = sends.count() > 0 || !is_gone;
+        Err(MongodbError::stopped(stopped, may_have_left, started.elapsed()))
     }
 
     /// Does one `findAndModify`.

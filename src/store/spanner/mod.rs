@@ -34,7 +34,7 @@ mod schema;
 mod swap;
 mod transact;
 
-use error::SpannerError;
+use error::{Own, SpannerError};
 pub use open::{Settings, SpannerOptions};
 
 /// See the module.
@@ -84,7 +84,7 @@ impl Spanner {
             table: options.table.clone(),
             foreign_lease: options.spindle_duration.saturating_add(Duration::from_secs(1)),
         });
-        let over = |_| SpannerError::NotConnected.into();
+        let over = |_| SpannerError::Own(Own::NotConnected, None).into();
         let driver = Driver::start(by, move || open::handles(options), over)?;
         let store = Spanner { info, target, driver };
         store.check_dialect(by)?;

@@ -10,7 +10,7 @@ use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
-use super::error::{SpannerError, Stage};
+use super::error::{Own, SpannerError, Stage};
 use crate::model::error::Result;
 use crate::store::failure::Cause;
 use crate::sys::log;
@@ -189,7 +189,7 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
     let made = builder.build().await.map_err(|error| {
         let cause = Cause::of(&error);
         if error.is_default_credentials() {
-            SpannerError::NoCredentials { cause }
+            SpannerError::Own(Own::NoCredentials, Some(cause))
         } else {
             SpannerError::Config(format!("no client of Spanner can be made: {cause}"))
         }

@@ -3,7 +3,7 @@
 use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::{SpannerError, Stage};
+use super::error::{Own, SpannerError, Stage};
 use super::open::Heard;
 use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
 use super::{Spanner, Target};
@@ -139,7 +139,7 @@ impl Spanner {
                 Ok(Page { records: page, next: last.filter(|_| seen == PAGE) })
             };
             let heard = |read: &Result<Page, SpannerError>| match read {
-                Err(SpannerError::NoSession { .. }) => Heard::NoSession,
+                Err(SpannerError::Own(Own::NoSession, _)) => Heard::NoSession,
                 Err(SpannerError::Unreachable { .. }) => Heard::Nothing,
                 _ => Heard::Answer,
             };

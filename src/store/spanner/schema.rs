@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use google_cloud_spanner::result::Row as Answer;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::{SpannerError, Stage};
+use super::error::{Own, SpannerError, Stage};
 use super::open::Handles;
 use super::transact::heard;
 use super::{Spanner, Target};
@@ -85,7 +85,7 @@ impl Spanner {
                 let found = self.found(by)?;
                 self.target.check(&found)?;
                 match self.target.lacks(&found) {
-                    Some(missing @ SpannerError::NoTable { .. }) if what.needs_table() => Err(missing),
+                    Some(missing @ SpannerError::Own(Own::NoTable { .. }, _)) if what.needs_table() => Err(missing),
                     // Every use that needs it is an error.
                     Some(lacks) if matches!(what, Schema::Connect { .. }) => {
                         log::warn!(target: "leasehold::spanner", table:? = self.target.table; "{lacks}");
@@ -183,7 +183,7 @@ async fn make(
     let admin = builder.build().await.map_err(|error| SpannerError::Unreachable { cause: Cause::of(&error) })?;
     let silent = |cause| {
         let endpoint = handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
-        Err(SpannerError::NoAdmin { endpoint, cause })
+        Err(SpannerError::Own(Own::NoAdmin { endpoint }, cause))
     };
     let request = admin.update_database_ddl().set_database(&target.database).set_statements(statements);
     let mut operation = match tokio::time::timeout(each, request.send()).await {
@@ -198,7 +198,7 @@ async fn make(
     loop {
         if let Some(status) = operation.error() {
             let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
-            let failed = SpannerError::Table(format!("the table can't be made: {}", status.message));
+            let failed = SpannerError::Schema(format!("the table can't be made: {}", status.message));
             return if is_there { Ok(false) } else { Err(failed) };
         }
         if operation.done {
@@ -238,7 +238,9 @@ impl Target {
             return Ok(false);
         }
         Err(match self.told(error) {
-            SpannerError::Denied { database, cause } => SpannerError::MayNotMake { database, cause },
+            SpannerError::Own(Own::Denied { database }, cause) => {
+                SpannerError::Own(Own::MayNotMake { database }, cause)
+            }
             // The emulator's REST says it in its own way.
             _ if error.status().is_none() && error.http_status_code().is_some() => SpannerError::Other { cause },
             told => told,
@@ -283,7 +285,7 @@ impl Target {
     fn lacks(&self, found: &Found) -> Option<SpannerError> {
         if found.columns.is_empty() {
             let (database, table) = (self.database.clone(), self.table.clone());
-            return Some(SpannerError::NoTable { database, table, cause: None });
+            return Some(SpannerError::Own(Own::NoTable { database, table }, None));
         }
         let missing = self.missing(found).join(", ");
         let short = short(found).map(|(name, column)| format!("{name} is {}", column.kind)).collect::<Vec<_>>();
@@ -302,7 +304,7 @@ impl Target {
             wrong.push(format!("has no index {}; create_schema() adds it", self.index()));
         }
         let table = &self.table;
-        (!wrong.is_empty()).then(|| SpannerError::Table(format!("the table {table:?} {}", wrong.join("; it "))))
+        (!wrong.is_empty()).then(|| SpannerError::Schema(format!("the table {table:?} {}", wrong.join("; it "))))
     }
 
     /// Refuses a table that can't be made right by adding to it.
@@ -331,7 +333,7 @@ impl Target {
             return Ok(());
         }
         let (table, wrong) = (&self.table, wrong.join("; "));
-        Err(SpannerError::Table(format!("the table {table:?} is another one: {wrong}; use another table")))
+        Err(SpannerError::Schema(format!("the table {table:?} is another one: {wrong}; use another table")))
     }
 }
 
@@ -358,5 +360,5 @@ fn is_kind(kind: &str, right: &str) -> bool {
 }
 
 fn unread(error: google_cloud_spanner::Error) -> SpannerError {
-    SpannerError::Table(format!("what the table is made of can't be read: {error}"))
+    SpannerError::Schema(format!("what the table is made of can't be read: {error}"))
 }

@@ -16,15 +16,14 @@ use google_cloud_spanner::mutation::Mutation;
 use google_cloud_spanner::retry_policy::SpannerRetryPolicy;
 use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, TransactionRetryPolicy, TransactionRunner};
 
-use super::error::{Fate, NO_SESSION, SpannerError, Stage};
+use super::error::{NO_SESSION, SpannerError, Stage};
 use super::open::{Handles, Heard};
 use super::read::{Read, of_key};
 use super::row::{Row, time};
 use super::{Spanner, Target};
-use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{LockRecord, Step, Times};
 use crate::model::error::Result;
-use crate::store::failure::Cause;
+use crate::store::failure::{Cause, Fate};
 use crate::store::transactional::{Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Stopped;
@@ -126,7 +125,7 @@ pub(super) struct Done<A> {
 type Answer<T> = std::result::Result<T, (Fate, SpannerError)>;
 
 impl Spanner {
-    /// Does `operation` on the driver's thread. `Stopped`: the deadline came first, or worse.
+    /// Does `operation`, which writes no row, on the driver's thread.
     pub(super) fn ask<T, F, Fut>(&self, by: &Deadline, operation: F) -> std::result::Result<T, SpannerError>
     where
         T: Send + 'static,
@@ -134,12 +133,9 @@ impl Spanner {
         Fut: Future<Output = std::result::Result<T, SpannerError>> + 'static,
     {
         let limit = by.remaining().mul_f64(FOR_THE_SDK);
-        self.driver.run(by, move |handles| operation(handles, limit)).unwrap_or_else(|stopped| {
-            Err(match stopped {
-                Stopped::Over => SpannerError::NotSent,
-                Stopped::Panicked => SpannerError::Panicked,
-                Stopped::Ended => SpannerError::Ended,
-            })
+        let asked = self.driver.run(by, move |handles| operation(handles, limit));
+        asked.unwrap_or_else(|stopped| {
+            Err(SpannerError::stopped(stopped, stopped == Stopped::Panicked, limit).1.of_read())
         })
     }
 
@@ -157,14 +153,7 @@ impl Spanner {
             Ok(answer) => return answer,
             Err(stopped) => stopped,
         };
-        let left = flight.call_off();
-        Err(match stopped {
-            Stopped::Over if left => (Fate::Unknown, SpannerError::Unanswered { cause: None }),
-            Stopped::Over => (Fate::NotDone, SpannerError::NotSent),
-            Stopped::Panicked | Stopped::Ended if left => (Fate::Unknown, SpannerError::Panicked),
-            Stopped::Panicked => (Fate::NotDone, SpannerError::NotSent),
-            Stopped::Ended => (Fate::NotDone, SpannerError::Ended),
-        })
+        Err(SpannerError::stopped(stopped, flight.call_off(), limit))
     }
 }
 
@@ -321,12 +310,6 @@ impl Write {
 }
 
 impl Read {
-    /// Rows of a newer major version stay as they are.
-    pub fn check_format(&self) -> std::result::Result<(), SpannerError> {
-        let found = self.record.format;
-        if found.0 > FORMAT_MAJOR { Err(SpannerError::NewerFormat { found }) } else { Ok(()) }
-    }
-
     fn times(&self) -> Times {
         Times { now: self.now, cut: self.now, stamp: self.stamp() }
     }
@@ -341,7 +324,7 @@ impl Transactional for Spanner {
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
         let done = self.transaction(key, by, move |read| {
-            read.check_format()?;
+            read.record.check_format()?;
             let step = transition(&read.record, &read.times());
             let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, true);
             Ok((step.answer, step.record.map(|new| Write::Put(next(new)))))
@@ -349,7 +332,7 @@ impl Transactional for Spanner {
         match done {
             Ok(done) => Ok(Transacted::Done(done.answer, done.read.seen())),
             Err((Fate::Unknown, error)) => Ok(Transacted::Unknown(error.into())),
-            Err((Fate::NotDone, error)) => Err(error.into()),
+            Err((_, error)) => Err(error.into()),
         }
     }
 }
