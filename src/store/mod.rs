@@ -57,6 +57,7 @@ pub mod spanner;
 pub mod sqlite;
 mod status;
 pub mod transactional;
+mod url;
 
 /// The lease of a client that sets none, on a store that needs no other.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(20);

@@ -32,6 +32,8 @@ pub mod fence;
 mod open;
 mod pipeline;
 mod read;
+mod release;
+mod renew;
 mod row;
 mod schema;
 mod send;

@@ -15,6 +15,7 @@ use super::session::{Register, Sessions};
 use super::wakeup::Waking;
 use crate::lease::StoreTime;
 use crate::model::error::Result;
+use crate::store::url;
 use crate::sys::log;
 
 /// How long the driver looks for a primary before it says why there is none.
@@ -57,6 +58,37 @@ impl fmt::Debug for MongodbOptions {
 }
 
 impl MongodbOptions {
+    /// From a URL of MongoDB's own form, which the driver reads, but for the option that is ours.
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let (rest, query) = url.split_once('?').unwrap_or((url, ""));
+        let (mut collection, mut theirs) = (None, Vec::new());
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=').unwrap_or((pair, "")) {
+                ("collection", _) if collection.is_some() => {
+                    return Err(url::config("the option \"collection\" of mongodb: is given twice"));
+                }
+                ("collection", value) => collection = Some(url::decode(value)?.into_owned()),
+                (name, _) if url::distance(name, "collection") <= 2 => {
+                    return Err(url::config(&format!(
+                        "mongodb: has no option {name:?} (did you mean \"collection\"?)"
+                    )));
+                }
+                _ => theirs.push(pair),
+            }
+        }
+        let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
+        let parsed = ConnectionString::parse(&url).map_err(|error| {
+            // The driver's words, unless they quote what may be a part of a password.
+            let told = error.kind.to_string();
+            let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
+            let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
+            let quotes = parts.any(|part| !part.is_empty() && told.contains(part));
+            let told = if quotes { "the driver cannot read it".to_owned() } else { told };
+            url::config(&format!("the mongodb: URL is wrong: {told}"))
+        })?;
+        MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)
+    }
+
     /// The locks in this database and collection, or in what the settings name.
     pub fn new(
         settings: Settings,

@@ -100,6 +100,14 @@ impl Mongodb {
         })
     }
 
+    /// What an answer shows. One that shows no document has no time either: that is asked for.
+    pub(super) fn found(&self, key: &str, row: Option<Document>, by: &Deadline) -> Result<Found, MongodbError> {
+        match row {
+            Some(row) => Found::new(key, row),
+            None => Ok(Found::missing(key, self.server_time(by)?)),
+        }
+    }
+
     /// The server's time, where no document says it.
     pub(super) fn server_time(&self, by: &Deadline) -> Result<StoreTime, MongodbError> {
         let hello = self.ask(by, |owned| async move { super::open::hello(&owned).await })?;

@@ -13,6 +13,7 @@ use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 use super::error::{Own, SpannerError, Stage};
 use crate::model::error::Result;
 use crate::store::failure::Cause;
+use crate::store::url::{self, StoreUrl};
 use crate::sys::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
@@ -63,6 +64,21 @@ impl fmt::Debug for SpannerOptions {
 }
 
 impl SpannerOptions {
+    /// From a URL like `spanner:projects/P/instances/I/databases/D?table=locks`.
+    pub(in crate::store) fn from_url(url: StoreUrl) -> Result<Self> {
+        url.only(&["table", "spindle_duration", "admin_endpoint"])?;
+        let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
+            let right = "spanner:projects/P/instances/I/databases/D?table=locks";
+            return Err(url::config(&format!("spanner: needs the name of a table, like {right}")));
+        };
+        let mut options = SpannerOptions::new(url.path.as_ref(), table, Settings::Environment);
+        options.admin_endpoint = url.option("admin_endpoint").map(str::to_owned);
+        if let Some(duration_of_spindle) = url.option("spindle_duration") {
+            options.spindle_duration = url::duration("spindle_duration", duration_of_spindle)?;
+        }
+        Ok(options)
+    }
+
     /// The options of this table, the rest by default.
     pub fn new(database: impl Into<String>, table: impl Into<String>, settings: Settings) -> Self {
         SpannerOptions {
