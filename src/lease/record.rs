@@ -9,6 +9,24 @@ pub const FORMAT_MAJOR: u32 = 1;
 /// See [`FORMAT_MAJOR`].
 pub const FORMAT_MINOR: u32 = 0;
 
+/// The major and minor format of a row that a newer major version wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewerFormat(pub u32, pub u32);
+
+impl fmt::Display for NewerFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NewerFormat(major, minor) = self;
+        write!(f, "format {major}.{minor}; this version of leasehold reads up to {FORMAT_MAJOR}.x")
+    }
+}
+
+/// The format that a row says it has, the first one where it says none. An error says what is wrong.
+pub fn parse_format(text: Option<&str>) -> Result<(u32, u32), String> {
+    let Some(text) = text else { return Ok((FORMAT_MAJOR, FORMAT_MINOR)) };
+    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    parts.ok_or_else(|| format!("its format is {text:?}"))
+}
+
 /// A point in the store's own time, in nanoseconds since an origin that only the store knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreTime(i64);
@@ -148,6 +166,25 @@ pub enum Kind {
     Lease,
 }
 
+impl Kind {
+    /// As rows say it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Lock => "lock",
+            Kind::Lease => "lease",
+        }
+    }
+
+    /// The kind that a row says it has, a lock where it says none. An error says what is wrong.
+    pub fn parse(text: Option<&str>) -> Result<Kind, String> {
+        match text {
+            None | Some("lock") => Ok(Kind::Lock),
+            Some("lease") => Ok(Kind::Lease),
+            Some(other) => Err(format!("its kind is {other:?}")),
+        }
+    }
+}
+
 /// What people are told about a holder. Proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -223,6 +260,12 @@ impl LockRecord {
     /// Whether the store has a row for this key.
     pub fn exists(&self) -> bool {
         self.version > 0
+    }
+
+    /// Refuses a record of a newer major format: it must stay as it is. One of a newer minor format is used.
+    pub fn check_format(&self) -> Result<(), NewerFormat> {
+        let (major, minor) = self.format;
+        if major > FORMAT_MAJOR { Err(NewerFormat(major, minor)) } else { Ok(()) }
     }
 
     /// Every holder, expired or not, with the way it holds.

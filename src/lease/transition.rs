@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::record::{End, FORMAT_MAJOR, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, StoreTime};
+use super::record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, StoreTime};
 
 /// The times that a transition decides by, all of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ pub enum ReleaseAnswer {
 ///
 /// Expired holders are dropped in the same write, so correctness never needs a purge.
 pub fn acquire(record: &LockRecord, ask: &Ask, times: &Times) -> Step<AcquireAnswer> {
-    if record.format.0 > FORMAT_MAJOR {
+    if record.check_format().is_err() {
         return Step::keep(AcquireAnswer::Refused(Refusal::NewerFormat));
     }
     if record.given_up.contains(&ask.grant) {

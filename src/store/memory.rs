@@ -15,7 +15,6 @@ use super::transactional::{self, Transacted, Transactional};
 use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
-use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{Ask, End, Labels, LockRecord, Step, StoreTime, Times, transition};
 use crate::model::error::Result;
 use crate::sys::clock::Clock;
@@ -147,7 +146,7 @@ impl Transactional for Memory {
 
 /// Rows of a newer major version stay as they are.
 fn check_format(record: &LockRecord) -> Result<()> {
-    if record.format.0 > FORMAT_MAJOR { Err(transactional::newer_format(record)) } else { Ok(()) }
+    record.check_format().map_err(transactional::newer_format)
 }
 
 fn seen(record: LockRecord, times: &Times) -> Seen {

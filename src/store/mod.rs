@@ -35,11 +35,11 @@ use crate::model::error::{Error, Result};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 
-#[cfg(feature = "_async")]
-mod cause;
 pub(crate) mod connect;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "_async")]
+mod failure;
 pub mod fault;
 // Only stores that can be part of a user's transaction are asked.
 #[cfg_attr(
@@ -57,6 +57,7 @@ pub mod spanner;
 pub mod sqlite;
 mod status;
 pub mod transactional;
+mod url;
 
 /// The lease of a client that sets none, on a store that needs no other.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(20);

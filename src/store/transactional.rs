@@ -1,8 +1,8 @@
 //! Acquire, renew and release for stores that apply the pure transitions inside a serializable transaction.
 
 use super::{Acquired, Attempt, Released, Renewal, Renewed, Seen};
-use crate::lease::record::FORMAT_MAJOR;
-use crate::lease::{AcquireAnswer, LockRecord, Refusal, ReleaseAnswer, RenewAnswer, Step, Times, transition};
+use crate::lease::record::NewerFormat;
+use crate::lease::{AcquireAnswer, LockRecord, ReleaseAnswer, RenewAnswer, Step, Times, transition};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::Deadline;
 
@@ -44,8 +44,10 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
             let holder = seen.record.standing(attempt.grant()).map_or(holder, |(_, stands)| stands.clone());
             Ok(Acquired::Granted { holder, repeated, now: seen.now })
         }
-        AcquireAnswer::Refused(Refusal::NewerFormat) => Err(newer_format(&seen.record)),
-        AcquireAnswer::Refused(_) => Ok(Acquired::Refused(seen)),
+        AcquireAnswer::Refused(_) => {
+            seen.record.check_format().map_err(newer_format)?;
+            Ok(Acquired::Refused(seen))
+        }
     }
 }
 
@@ -80,9 +82,6 @@ pub fn release(store: &impl Transactional, attempt: &Attempt, give_up: bool, by:
 }
 
 /// The error for a row that a newer major version wrote.
-pub fn newer_format(record: &LockRecord) -> Error {
-    let (major, minor) = record.format;
-    let message =
-        format!("its record has format {major}.{minor}; this version of leasehold reads up to {FORMAT_MAJOR}.x");
-    Error::new(ErrorKind::Schema, message)
+pub fn newer_format(found: NewerFormat) -> Error {
+    Error::new(ErrorKind::Schema, format!("its record has {found}"))
 }

@@ -288,6 +288,15 @@ fn an_acquire_that_was_given_up_is_never_granted_however_late_it_comes() {
     });
 }
 
+impl Behind {
+    /// One more read that is not answered, and how often the store has connected since the calls were restarted.
+    fn unheard(&self) -> usize {
+        let by = Deadline::after(Duration::from_millis(400));
+        self.store.read(&Which::Key("k".to_owned()), None, true, &by).unwrap_err();
+        self.grpc.methods().iter().filter(|method| *method == "CreateSession").count()
+    }
+}
+
 #[test]
 fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
     needs_server!();
@@ -295,12 +304,26 @@ fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
     at.grpc.restart();
     (0..100).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
     // As long as until three more would be made at once.
-    for _ in 0..24 {
-        let by = Deadline::after(Duration::from_millis(400));
-        at.store.read(&Which::Key("k".to_owned()), None, true, &by).unwrap_err();
-    }
+    let made = (0..24).map(|_| at.unheard()).last().unwrap();
     at.grpc.clear();
-    let made = at.grpc.methods().iter().filter(|method| *method == "CreateSession").count();
     assert!((1..3).contains(&made), "{made}");
+    get(&at.store, "k");
+}
+
+#[test]
+fn a_connection_that_is_forgotten_after_a_slow_spell_is_noticed_as_soon_as_any() {
+    needs_server!();
+    let at = behind();
+    at.grpc.restart();
+    (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
+    // The spell: the next connection would now be made after eight seconds.
+    assert!((0..100).any(|_| at.unheard() == 2), "{:?}", at.grpc.methods());
+    at.grpc.clear();
+    get(&at.store, "k");
+    at.grpc.restart();
+    (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
+    // About four seconds, of which two are needed.
+    assert!((0..12).any(|_| at.unheard() == 1), "{:?}", at.grpc.methods());
+    at.grpc.clear();
     get(&at.store, "k");
 }

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use super::error::DynamodbError;
+use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
 use super::item;
 use super::send::Wrote;
 use super::undo::Unanswered;
 use super::{Dynamodb, Found, MANY_GIVEN_UP};
-use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Refusal, Times, transition};
+use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
@@ -80,7 +80,7 @@ impl Dynamodb {
             next = match self.decide(attempt, found, &moment)? {
                 Ok(next) => next,
                 Err(Acquired::Granted { .. }) if Dynamodb::was_early(attempt, &moment) => {
-                    return Ok(Acquired::Unknown(DynamodbError::Jumped.into()));
+                    return Ok(Acquired::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
                 }
                 Err(Acquired::Granted { holder, repeated, .. }) => {
                     attempt.native = None;
@@ -98,7 +98,7 @@ impl Dynamodb {
         found: Found,
         moment: &Moment,
     ) -> Result<Result<Next, Acquired>, DynamodbError> {
-        found.check_format()?;
+        found.record.check_format()?;
         let (ask, times) = (&attempt.ask, found.times(moment));
         let step = transition::acquire(&found.record, ask, &times);
         Ok(match (step.answer, step.record) {
@@ -118,10 +118,10 @@ impl Dynamodb {
             (AcquireAnswer::Granted { holder, .. }, _) => {
                 Err(Acquired::Granted { holder, repeated: true, now: moment.late() })
             }
-            (AcquireAnswer::Refused(Refusal::NewerFormat), _) => {
-                return Err(DynamodbError::NewerFormat { found: found.record.format });
+            (AcquireAnswer::Refused(_), _) => {
+                found.record.check_format()?;
+                Err(Acquired::Refused(found.seen(moment)))
             }
-            (AcquireAnswer::Refused(_), _) => Err(Acquired::Refused(found.seen(moment))),
         })
     }
 }

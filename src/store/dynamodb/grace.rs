@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::error::DynamodbError;
+use super::error::{DynamodbError, Own};
 use super::expr::{Expr, Item, number};
 use super::item;
 use super::send::Wrote;
@@ -49,7 +49,7 @@ impl Dynamodb {
     pub(super) fn read_time(&self, by: &Deadline) -> Result<(), DynamodbError> {
         match self.get_item(NOBODYS, true, by) {
             Ok(row) => self.noted.set(row.as_ref(), self.clock.now()),
-            Err(DynamodbError::NoTable { .. }) => {}
+            Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -72,8 +72,8 @@ impl Dynamodb {
         let expr = Expr::new(NOBODYS, condition, "SET #graceMicros = :grace").value(":grace", number(ours));
         match self.update(expr, by) {
             Ok(Wrote::Done(row) | Wrote::Failed(row)) => self.noted.set(row.as_ref(), self.clock.now()),
-            Err(DynamodbError::Denied { .. }) => self.noted.micros.store(ours, Ordering::Relaxed),
-            Err(DynamodbError::NoTable { .. }) => {}
+            Err(DynamodbError::Own(Own::Denied { .. }, _)) => self.noted.micros.store(ours, Ordering::Relaxed),
+            Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
             Ok(Wrote::Unknown(error)) => return Err(error.of_read()),
             Err(error) => return Err(error),
         }

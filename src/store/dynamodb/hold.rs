@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::acquire::stopping;
-use super::error::DynamodbError;
+use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
 use super::expr::{Expr, number, text};
 use super::item;
@@ -34,14 +34,14 @@ impl Dynamodb {
             let found = match self.update(expr, by)? {
                 Wrote::Done(_) => {
                     if self.moment()?.contradicts(&moment) {
-                        return Ok(Renewed::Unknown(DynamodbError::Jumped.into()));
+                        return Ok(Renewed::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
                     }
                     return Ok(Renewed::Until { until, now: moment.late() });
                 }
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
-            found.check_format()?;
+            found.record.check_format()?;
             moment = self.moment()?;
             let step = transition::renew(&found.record, attempt.grant(), lease, may_end_endless, &moment.times());
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
@@ -99,7 +99,7 @@ impl Dynamodb {
                 Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
-            found.check_format()?;
+            found.record.check_format()?;
             moment = if give_up { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
             next = match found.record.standing(attempt.grant()) {
                 None if give_up => Ending::GiveUp,

@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use jiff::Timestamp;
 
 use super::expr::{Item, number, text};
-use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
 /// The end of what was released.
@@ -66,11 +66,7 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         None if is_foreign(item)? => Some(holder(GrantId::from_text(""), item, 0)?),
         None => None,
     };
-    let kind = match get_text(item, "kind")? {
-        None | Some("lock") => Kind::Lock,
-        Some("lease") => Kind::Lease,
-        Some(other) => return Err(format!("its kind is {other:?}")),
-    };
+    let kind = Kind::parse(get_text(item, "kind")?)?;
     // A row of dynamodb-lock-go has none.
     let version = get_number(item, "version")?;
     // What only remembers who gave up began with that; earlier versions did not note when.
@@ -86,7 +82,7 @@ pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         given_up: strings(item, "givenUp")?.map(GrantId::from_text).collect(),
         gave_up_at: gave_up_at.unwrap_or(0),
         version: version.unwrap_or(1).max(1),
-        format: get_text(item, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
+        format: parse_format(get_text(item, "format")?)?,
     })
 }
 
@@ -193,9 +189,4 @@ fn strings<'a>(item: &'a Item, name: &str) -> Result<impl Iterator<Item = &'a st
     let set = item.get(name).map(AttributeValue::as_ss).transpose().map_err(|_| format!("its {name} is no set"))?;
     let set: BTreeSet<&str> = set.into_iter().flatten().map(String::as_str).collect();
     Ok(set.into_iter())
-}
-
-fn parse_format(text: &str) -> Result<(u32, u32), String> {
-    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    parts.ok_or_else(|| format!("its format is {text:?}"))
 }

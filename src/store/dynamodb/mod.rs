@@ -20,7 +20,6 @@ use crossbeam_channel::Sender;
 use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
-use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{End, GrantId, LockRecord, Times};
 use crate::model::error::{Error, Result};
 use crate::sys::clock::Clock;
@@ -175,12 +174,6 @@ impl Found {
             None => LockRecord::missing(key),
         };
         Ok(Found { record, row })
-    }
-
-    /// Rows of a newer major version stay as they are.
-    fn check_format(&self) -> Result<(), DynamodbError> {
-        let found = self.record.format;
-        if found.0 > FORMAT_MAJOR { Err(DynamodbError::NewerFormat { found }) } else { Ok(()) }
     }
 
     fn seen(self, moment: &Moment) -> Seen {

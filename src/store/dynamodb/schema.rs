@@ -9,9 +9,10 @@ use aws_sdk_dynamodb::types::{
 };
 
 use super::Dynamodb;
-use super::error::{DynamodbError, Fate};
+use super::error::{DynamodbError, Own};
 use super::send::Answer;
 use crate::store::Schema;
+use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -91,7 +92,7 @@ impl Dynamodb {
                 }
                 Table::Hidden => {
                     let text = "dynamodb:DescribeTable is denied, which making the table needs";
-                    return Err(DynamodbError::Table(text.to_owned()));
+                    return Err(DynamodbError::Schema(text.to_owned()));
                 }
                 Table::Missing(_) if made => {}
                 Table::Missing(_) => {
@@ -124,7 +125,7 @@ impl Dynamodb {
             .collect();
         let right = format!("HASH {key} (S)");
         if keys != [right.clone()] {
-            return Err(DynamodbError::Table(format!(
+            return Err(DynamodbError::Schema(format!(
                 "the table {name:?} has the key {}, but must have {right} and no sort key; \
                  say partition_key=.. if that is only the name, or use another table",
                 keys.join(", ")
@@ -132,7 +133,7 @@ impl Dynamodb {
         }
         let is_strong = table.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);
         if !table.replicas().is_empty() && !is_strong {
-            return Err(DynamodbError::Table(format!(
+            return Err(DynamodbError::Schema(format!(
                 "the table {name:?} has replicas in other regions without strong consistency, where two could hold \
                  one lock; use a table of one region, or multi-region strong consistency"
             )));
@@ -148,8 +149,8 @@ impl Dynamodb {
         });
         match answer {
             Ok(Some(table)) => Ok(Table::There(Box::new(table))),
-            Ok(None) | Err((_, DynamodbError::Denied { .. })) => Ok(Table::Hidden),
-            Err((_, error @ DynamodbError::NoTable { .. })) => Ok(Table::Missing(error)),
+            Ok(None) | Err((_, DynamodbError::Own(Own::Denied { .. }, _))) => Ok(Table::Hidden),
+            Err((_, error @ DynamodbError::Own(Own::NoTable { .. }, _))) => Ok(Table::Missing(error)),
             Err((_, error)) => Err(error.of_read()),
         }
     }
@@ -228,7 +229,7 @@ impl Dynamodb {
 /// Says which right is missing.
 fn may_not(right: &'static str) -> impl Fn((Fate, DynamodbError)) -> DynamodbError {
     move |(_, error)| match error {
-        DynamodbError::Denied { table, cause } => DynamodbError::MayNotMake { table, right, cause },
+        DynamodbError::Own(Own::Denied { table }, cause) => DynamodbError::Own(Own::MayNotMake { table, right }, cause),
         error => error,
     }
 }

@@ -17,12 +17,12 @@ use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
 use jiff::fmt::rfc2822::DateTimeParser;
 
 use super::Dynamodb;
-use super::error::{DynamodbError, Fate};
+use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::expr::{Expr, Item};
+use crate::store::failure::Fate;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
-use crate::sys::driver::Stopped;
 
 const WAITING: u8 = 0;
 const SENT: u8 = 1;
@@ -155,15 +155,7 @@ impl Dynamodb {
             Ok(answer) => return answer,
             Err(stopped) => stopped,
         };
-        let left = stamp.call_off();
-        let fate = if left { Fate::Unknown } else { Fate::NotDone };
-        Err(match stopped {
-            Stopped::Over if left => (fate, DynamodbError::overdue(started.elapsed())),
-            Stopped::Over => (fate, DynamodbError::NotSent),
-            Stopped::Panicked | Stopped::Ended if left => (fate, DynamodbError::Panicked),
-            Stopped::Panicked => (fate, DynamodbError::NotSent),
-            Stopped::Ended => (Fate::Refused, DynamodbError::Ended),
-        })
+        Err(DynamodbError::stopped(stopped, stamp.call_off(), started.elapsed()))
     }
 
     /// Does one `UpdateItem`.
@@ -234,6 +226,6 @@ impl Dynamodb {
 fn settle(answer: Answer<Wrote>) -> Result<Wrote, DynamodbError> {
     answer.or_else(|(fate, error)| match fate {
         Fate::Unknown => Ok(Wrote::Unknown(error)),
-        Fate::NotDone | Fate::Refused => Err(error),
+        _ => Err(error),
     })
 }

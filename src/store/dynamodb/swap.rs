@@ -24,7 +24,7 @@ impl Dynamodb {
         let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Row>());
         let Some(Row { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
         let found = Found { record: seen.record.clone(), row: row.clone() };
-        found.check_format()?;
+        found.record.check_format()?;
         let moment = self.moment()?;
         let wrote = match new {
             Some(new) => {
@@ -45,7 +45,7 @@ impl Dynamodb {
             Wrote::Done(_) => Swapped::Done,
             Wrote::Unknown(error) => Swapped::Unknown(error.into()),
             Wrote::Failed(row) => {
-                Found::new(&seen.record.key, row)?.check_format()?;
+                Found::new(&seen.record.key, row)?.record.check_format()?;
                 Swapped::Changed
             }
         })
@@ -63,7 +63,7 @@ impl Dynamodb {
         };
         let (major, minor) = new.format;
         put("format", Some(text(format!("{major}.{minor}"))));
-        put("kind", Some(text(kind(new.kind))));
+        put("kind", Some(text(new.kind.as_str())));
         put("leasedUntil", Some(text(item::row_end(new))));
         put("grantId", new.exclusive.as_ref().map(|holder| text(holder.grant.as_str())));
         let of_holder = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
@@ -133,11 +133,4 @@ fn comparing(found: &Found, update: String) -> Expr {
     }
     let expr = Expr::new(&found.record.key, terms.join(" AND "), update);
     values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value))
-}
-
-fn kind(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Lock => "lock",
-        Kind::Lease => "lease",
-    }
 }

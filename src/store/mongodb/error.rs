@@ -2,87 +2,61 @@
 
 use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, WriteFailure};
 
-use crate::lease::record::FORMAT_MAJOR;
-use crate::model::error::{Error, ErrorKind};
-use crate::store::cause::Cause;
+use crate::model::error::ErrorKind;
+use crate::store::failure::{self, Cause, Failure, Fate, Words};
 
-/// What became of a request that was not done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// Nothing was written, and a repeat may succeed: no primary, in conflict, or it never got there.
-    NotDone,
-    /// It may or may not have happened: no answer, or one that does not settle it.
-    Unknown,
-    /// Nothing was written, and a repeat is of no use.
-    Refused,
-    /// The document or index is there already: somebody was faster.
-    Duplicate,
-}
+/// What went wrong with the collection.
+pub(super) type MongodbError = Failure<Own>;
 
+/// What only MongoDB says.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(super) enum MongodbError {
+pub(super) enum Own {
     #[error(
         "access is denied; the user needs find, insert, update and remove on the collection (the role readWrite), and \
          createIndex to make it; the database's administrator can grant them"
     )]
-    Denied { cause: Cause },
-
-    #[error("the server does not accept the credentials; correct user, password and authSource")]
-    Credentials { cause: Cause },
-
-    #[error("no request could be sent in the time that this call had; check the hosts and the network")]
-    NotSent,
+    Denied,
 
     #[error(
         "the server's TLS certificate is not trusted; name the authority that vouches for it by tlsCAFile, and the \
          server as its certificate does"
     )]
-    Certificate { cause: Cause },
-
-    #[error("no server could be reached that may be written; check the hosts, the network, TLS and the replica set")]
-    Unreachable { cause: Cause },
+    Certificate,
 
     #[error("the server was in conflict or not the primary; nothing was written, and the call may be repeated")]
-    Conflict { cause: Cause },
-
-    #[error("the request was sent, but no answer settled whether it happened")]
-    Unanswered { cause: Cause },
-
-    #[error("no answer came; check the hosts and the network, or repeat the call")]
-    Unread { cause: Cause },
+    Conflict,
 
     #[error("the server has no change streams")]
-    NoStreams { cause: Cause },
+    NoStreams,
 
     #[error("an earlier copy of this request was given up, and this one came too late")]
-    GivenUp { cause: Cause },
-
-    #[error("the server refused the request")]
-    Other { cause: Cause },
-
-    #[error("the driver panicked, or its thread ended, during a request")]
-    Panicked,
-
-    #[error("the thread that talks to the server has ended; connect again")]
-    Ended,
-
-    #[error("{0}")]
-    Collection(String),
-
-    #[error("the document is damaged ({0}); it is left as it is: correct or delete it once nobody holds it")]
-    Damaged(String),
-
-    #[error("its document has format {found:?}; this version of leasehold reads up to {FORMAT_MAJOR}.x")]
-    NewerFormat { found: (u32, u32) },
-
-    #[error("the record to swap was not read from this store")]
-    NotRead,
+    GivenUp,
 
     #[error("{0}")]
     Invalid(String),
+}
 
-    #[error("{0}")]
-    Config(String),
+impl failure::Own for Own {
+    const WORDS: Words = Words {
+        server: "server",
+        sdk: "the driver",
+        row: "document",
+        write: "request",
+        not_sent: "no request could be sent in the time that this call had; check the hosts and the network",
+        unreachable: "no server could be reached that may be written; check the hosts, the network, TLS and the replica set",
+        check: "check the hosts and the network",
+        credentials: "the server does not accept the credentials; correct user, password and authSource",
+    };
+
+    fn kind(&self) -> (ErrorKind, bool) {
+        match self {
+            Own::Denied => (ErrorKind::Permission, false),
+            Own::Certificate => (ErrorKind::Config, false),
+            Own::Conflict | Own::GivenUp => (ErrorKind::Store, true),
+            Own::NoStreams => (ErrorKind::Store, false),
+            Own::Invalid(_) => (ErrorKind::InvalidInput, false),
+        }
+    }
 }
 
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
@@ -104,18 +78,13 @@ const NO_STREAMS: i32 = 40573;
 const NO_COLLECTION: &str = "the collection does not exist; create_schema() makes it";
 
 impl MongodbError {
-    /// The error of a call that took longer than it had.
-    pub fn overdue(took: std::time::Duration) -> Self {
-        MongodbError::Unanswered { cause: Cause::from(format!("no answer in {} ms", took.as_millis())) }
-    }
-
     /// What an error of the driver means. `sends`: how often it may have left this host. The driver repeats a write
     /// once, with its number, which the server does once at most; then only an answer settles what became of it.
     pub fn classify(error: &DriverError, sends: u32) -> (Fate, Self) {
         let (fate, told) = one(error);
         match fate {
             Fate::Duplicate | Fate::Unknown => (fate, told),
-            _ if sends > 1 => (Fate::Unknown, MongodbError::Unanswered { cause: cause(error) }),
+            _ if sends > 1 => unanswered(cause(error)),
             _ => (fate, told),
         }
     }
@@ -124,7 +93,7 @@ impl MongodbError {
     /// try: that one may have come to a server that was not the primary, after the first was written.
     pub fn of_router((fate, told): (Fate, Self)) -> (Fate, Self) {
         match told {
-            MongodbError::Conflict { cause } if fate == Fate::NotDone => {
+            MongodbError::Own(Own::Conflict, cause) if fate == Fate::NotDone => {
                 (Fate::Unknown, MongodbError::Unanswered { cause })
             }
             told => (fate, told),
@@ -133,75 +102,28 @@ impl MongodbError {
 
     /// Whether it says that there is no such collection.
     pub fn is_no_collection(&self) -> bool {
-        matches!(self, MongodbError::Collection(text) if text == NO_COLLECTION)
+        matches!(self, MongodbError::Schema(text) if text == NO_COLLECTION)
     }
 
     /// Whether it says that there are no change streams, or none for this user.
     pub fn is_deaf(&self) -> bool {
-        matches!(self, MongodbError::Denied { .. } | MongodbError::NoStreams { .. })
-    }
-
-    /// A read that was not answered is no more than that.
-    pub fn of_read(self) -> Self {
-        match self {
-            MongodbError::Unanswered { cause } => MongodbError::Unread { cause },
-            other => other,
-        }
+        matches!(self, MongodbError::Own(Own::Denied | Own::NoStreams, _))
     }
 
     /// Of a write of which an earlier copy was done.
     pub fn of_write(self) -> Self {
         let cause = Cause::from(self.to_string());
-        MongodbError::Unanswered { cause: self.cause().cloned().unwrap_or(cause) }
-    }
-
-    fn kind(&self) -> (ErrorKind, bool) {
-        match self {
-            MongodbError::Denied { .. } | MongodbError::Credentials { .. } => (ErrorKind::Permission, false),
-            MongodbError::Collection(_) | MongodbError::Damaged(_) | MongodbError::NewerFormat { .. } => {
-                (ErrorKind::Schema, false)
-            }
-            MongodbError::NotSent
-            | MongodbError::Unreachable { .. }
-            | MongodbError::Unread { .. }
-            | MongodbError::GivenUp { .. }
-            | MongodbError::Conflict { .. } => (ErrorKind::Store, true),
-            MongodbError::Unanswered { .. } | MongodbError::Panicked => (ErrorKind::Ambiguous, true),
-            MongodbError::Other { .. } | MongodbError::NoStreams { .. } | MongodbError::Ended => {
-                (ErrorKind::Store, false)
-            }
-            MongodbError::NotRead | MongodbError::Invalid(_) => (ErrorKind::InvalidInput, false),
-            MongodbError::Certificate { .. } | MongodbError::Config(_) => (ErrorKind::Config, false),
-        }
-    }
-
-    fn cause(&self) -> Option<&Cause> {
-        match self {
-            MongodbError::Denied { cause }
-            | MongodbError::Credentials { cause }
-            | MongodbError::Certificate { cause }
-            | MongodbError::Unreachable { cause }
-            | MongodbError::Conflict { cause }
-            | MongodbError::Unanswered { cause }
-            | MongodbError::Unread { cause }
-            | MongodbError::GivenUp { cause }
-            | MongodbError::NoStreams { cause }
-            | MongodbError::Other { cause } => Some(cause),
-            _ => None,
-        }
+        MongodbError::Unanswered { cause: Some(self.cause().cloned().unwrap_or(cause)) }
     }
 }
 
-impl From<MongodbError> for Error {
-    fn from(error: MongodbError) -> Error {
-        let (kind, retryable) = error.kind();
-        let told = Error::new(kind, error.to_string());
-        let told = if retryable { told.retryable() } else { told };
-        match error.cause() {
-            Some(cause) => told.caused_by(cause.clone()),
-            None => told,
-        }
-    }
+/// What the caller gave can't be stored here.
+pub(super) fn invalid(what: String) -> MongodbError {
+    MongodbError::Own(Own::Invalid(what), None)
+}
+
+fn unanswered(cause: Cause) -> (Fate, MongodbError) {
+    (Fate::Unknown, MongodbError::Unanswered { cause: Some(cause) })
 }
 
 /// What one answer means.
@@ -211,15 +133,13 @@ fn one(error: &DriverError) -> (Fate, MongodbError) {
         DriverKind::Command(command) => by_code(command.code, cause),
         DriverKind::Write(WriteFailure::WriteError(write)) => by_code(write.code, cause),
         // Also of a write that did nothing, which waits for the majority as well.
-        DriverKind::Write(_) | DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => {
-            (Fate::Unknown, MongodbError::Unanswered { cause })
-        }
+        DriverKind::Write(_) | DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => unanswered(cause),
         DriverKind::Authentication { .. } => (Fate::Refused, MongodbError::Credentials { cause }),
         DriverKind::ServerSelection { message, .. } if is_authentication(message) => {
             (Fate::Refused, MongodbError::Credentials { cause })
         }
         DriverKind::ServerSelection { message, .. } if is_certificate(message) => {
-            (Fate::Refused, MongodbError::Certificate { cause })
+            (Fate::Refused, MongodbError::Own(Own::Certificate, Some(cause)))
         }
         DriverKind::ServerSelection { .. }
         | DriverKind::DnsResolve { .. }
@@ -230,7 +150,7 @@ fn one(error: &DriverError) -> (Fate, MongodbError) {
         DriverKind::SessionsNotSupported => (Fate::NotDone, MongodbError::Unreachable { cause }),
         DriverKind::Shutdown => (Fate::Refused, MongodbError::Ended),
         // Of the network, or an answer that is none.
-        _ => (Fate::Unknown, MongodbError::Unanswered { cause }),
+        _ => unanswered(cause),
     }
 }
 
@@ -246,17 +166,15 @@ fn is_certificate(message: &str) -> bool {
 
 fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
     match code {
-        TOO_OLD => (Fate::NotDone, MongodbError::GivenUp { cause }),
-        NO_STREAMS => (Fate::Refused, MongodbError::NoStreams { cause }),
-        NO_NAMESPACE => (Fate::Refused, MongodbError::Collection(NO_COLLECTION.to_owned())),
-        _ if INTERRUPTED.contains(&code) || CUT_OFF.contains(&code) => {
-            (Fate::Unknown, MongodbError::Unanswered { cause })
-        }
-        _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Conflict { cause }),
+        TOO_OLD => (Fate::NotDone, MongodbError::Own(Own::GivenUp, Some(cause))),
+        NO_STREAMS => (Fate::Refused, MongodbError::Own(Own::NoStreams, Some(cause))),
+        NO_NAMESPACE => (Fate::Refused, MongodbError::Schema(NO_COLLECTION.to_owned())),
+        _ if INTERRUPTED.contains(&code) || CUT_OFF.contains(&code) => unanswered(cause),
+        _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Own(Own::Conflict, Some(cause))),
         _ if NOT_DONE.contains(&code) || NOT_DONE_EITHER.contains(&code) => {
-            (Fate::NotDone, MongodbError::Conflict { cause })
+            (Fate::NotDone, MongodbError::Own(Own::Conflict, Some(cause)))
         }
-        _ if DENIED.contains(&code) => (Fate::Refused, MongodbError::Denied { cause }),
+        _ if DENIED.contains(&code) => (Fate::Refused, MongodbError::Own(Own::Denied, Some(cause))),
         _ if CREDENTIALS.contains(&code) => (Fate::Refused, MongodbError::Credentials { cause }),
         _ => (Fate::Refused, MongodbError::Other { cause }),
     }

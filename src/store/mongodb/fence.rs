@@ -5,7 +5,7 @@ use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TR
 use mongodb::{Client, Collection};
 
 use super::Mongodb;
-use super::document::{object_id, token};
+use super::row::{object_id, token};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::fence::Standing;

@@ -21,27 +21,28 @@ use mongodb::bson::{Bson, Document};
 use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
-use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{LockRecord, StoreTime};
 use crate::model::error::{Error, Result};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
-mod document;
+mod acquire;
 mod error;
 pub mod fence;
 mod open;
 mod pipeline;
 mod read;
+mod release;
+mod renew;
+mod row;
 mod schema;
 mod send;
 mod session;
-mod steps;
 mod swap;
-mod wake;
+mod wakeup;
 
 use error::MongodbError;
-use open::Place;
+use open::Topology;
 pub use open::{MongodbOptions, Settings};
 
 /// See the module.
@@ -49,7 +50,7 @@ pub struct Mongodb {
     info: StoreInfo,
     database: String,
     collection: String,
-    place: Place,
+    topology: Topology,
     /// The collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
     /// It was said that waiters are not told.
@@ -60,7 +61,7 @@ pub struct Mongodb {
 
 impl fmt::Debug for Mongodb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mongodb").field("info", &self.info).field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Mongodb").field("info", &self.info).field("topology", &self.topology).finish_non_exhaustive()
     }
 }
 
@@ -91,11 +92,11 @@ impl Mongodb {
         let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
         let patience = by.remaining();
         let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
-        let (is_unique, said_deaf, place) = (AtomicBool::new(false), AtomicBool::new(false), Place::Replicated);
-        let mut store = Mongodb { info, database, collection, place, is_unique, said_deaf, register, driver };
+        let (is_unique, said_deaf, topology) = (AtomicBool::new(false), AtomicBool::new(false), Topology::Replicated);
+        let mut store = Mongodb { info, database, collection, topology, is_unique, said_deaf, register, driver };
         let (hello, build) =
             store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
-        store.place = open::place(&hosts, &hello, &build)?;
+        store.topology = open::topology(&hosts, &hello, &build)?;
         store.warn_if_alone();
         Ok(store)
     }
@@ -116,18 +117,12 @@ struct Found {
 impl Found {
     fn new(key: &str, row: Document) -> Result<Found, MongodbError> {
         let now = row.get_datetime("now").map_err(|_| MongodbError::Config("the server says no time".to_owned()))?;
-        let record = document::decode(key, &row).map_err(MongodbError::Damaged)?;
-        Ok(Found { record, now: document::time(*now), row: Some(row) })
+        let record = row::decode(key, &row).map_err(MongodbError::Damaged)?;
+        Ok(Found { record, now: row::time(*now), row: Some(row) })
     }
 
     fn missing(key: &str, now: StoreTime) -> Found {
         Found { record: LockRecord::missing(key), row: None, now }
-    }
-
-    /// Documents of a newer major version stay as they are.
-    fn check_format(&self) -> Result<(), MongodbError> {
-        let found = self.record.format;
-        if found.0 > FORMAT_MAJOR { Err(MongodbError::NewerFormat { found }) } else { Ok(()) }
     }
 
     /// Which copy of its acquire put this grant here.

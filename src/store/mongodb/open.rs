@@ -8,13 +8,14 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria};
 use mongodb::{Client, Collection};
 
-use super::document::time;
 use super::error::MongodbError;
+use super::row::time;
 use super::send::{Owned, counting_handler, majority, turns};
 use super::session::{Register, Sessions};
-use super::wake::Waking;
+use super::wakeup::Waking;
 use crate::lease::StoreTime;
 use crate::model::error::Result;
+use crate::store::url;
 use crate::sys::log;
 
 /// How long the driver looks for a primary before it says why there is none.
@@ -57,6 +58,37 @@ impl fmt::Debug for MongodbOptions {
 }
 
 impl MongodbOptions {
+    /// From a URL of MongoDB's own form, which the driver reads, but for the option that is ours.
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let (rest, query) = url.split_once('?').unwrap_or((url, ""));
+        let (mut collection, mut theirs) = (None, Vec::new());
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=').unwrap_or((pair, "")) {
+                ("collection", _) if collection.is_some() => {
+                    return Err(url::config("the option \"collection\" of mongodb: is given twice"));
+                }
+                ("collection", value) => collection = Some(url::decode(value)?.into_owned()),
+                (name, _) if url::distance(name, "collection") <= 2 => {
+                    return Err(url::config(&format!(
+                        "mongodb: has no option {name:?} (did you mean \"collection\"?)"
+                    )));
+                }
+                _ => theirs.push(pair),
+            }
+        }
+        let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
+        let parsed = ConnectionString::parse(&url).map_err(|error| {
+            // The driver's words, unless they quote what may be a part of a password.
+            let told = error.kind.to_string();
+            let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
+            let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
+            let quotes = parts.any(|part| !part.is_empty() && told.contains(part));
+            let told = if quotes { "the driver cannot read it".to_owned() } else { told };
+            url::config(&format!("the mongodb: URL is wrong: {told}"))
+        })?;
+        MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)
+    }
+
     /// The locks in this database and collection, or in what the settings name.
     pub fn new(
         settings: Settings,
@@ -162,7 +194,7 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
 
 /// What kind of server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Topology {
     /// A member of a replica set.
     Replicated,
     /// In front of several replica sets.
@@ -184,7 +216,11 @@ pub(super) fn local_time(hello: &Document) -> Option<StoreTime> {
 }
 
 /// What kind of server says this of itself, or why it can't be used.
-pub(super) fn place(hosts: &[String], hello: &Document, build: &Document) -> std::result::Result<Place, MongodbError> {
+pub(super) fn topology(
+    hosts: &[String],
+    hello: &Document,
+    build: &Document,
+) -> std::result::Result<Topology, MongodbError> {
     if let Some(name) = look_alike(hosts, hello, build) {
         let message = format!(
             "the server is {name}, which speaks MongoDB's protocol but does not promise what locks need \
@@ -198,11 +234,11 @@ pub(super) fn place(hosts: &[String], hello: &Document, build: &Document) -> std
         return Err(MongodbError::Config(format!("the server is MongoDB {version}, but must be 4.4 or newer")));
     }
     Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
-        Place::Router
+        Topology::Router
     } else if hello.contains_key("setName") {
-        Place::Replicated
+        Topology::Replicated
     } else {
-        Place::Standalone
+        Topology::Standalone
     })
 }
 
@@ -242,11 +278,11 @@ mod tests {
             doc! { "version": "6.0.5", "gitVersion": "c9a99c120371d4d4c52cbb15dac34a36ce8d3b1d", "modules": [] };
         let of = |hosts: &[&str], build: &Document| {
             let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-            place(&hosts, &hello, build).map_err(|error| error.to_string())
+            topology(&hosts, &hello, build).map_err(|error| error.to_string())
         };
-        assert_eq!(of(&["127.0.0.1:27017"], &mongo), Ok(Place::Replicated));
+        assert_eq!(of(&["127.0.0.1:27017"], &mongo), Ok(Topology::Replicated));
         let router = doc! { "maxWireVersion": 17, "msg": "isdbgrid" };
-        assert_eq!(place(&[], &router, &mongo).unwrap(), Place::Router);
+        assert_eq!(topology(&[], &router, &mongo).unwrap(), Topology::Router);
         let ferret = doc! { "version": "7.0.42", "ferretdbVersion": "v1.24.0" };
         let cases = [
             (&["a.cluster-x.eu-central-1.docdb.amazonaws.com:27017"][..], &mongo, "Amazon DocumentDB"),
@@ -257,7 +293,7 @@ mod tests {
         for (hosts, build, name) in cases {
             assert!(of(hosts, build).is_err_and(|error| error.contains(name)), "{name}");
         }
-        let old = place(&[], &doc! { "maxWireVersion": 8 }, &doc! { "version": "4.2.1" }).unwrap_err();
+        let old = topology(&[], &doc! { "maxWireVersion": 8 }, &doc! { "version": "4.2.1" }).unwrap_err();
         assert!(old.to_string().contains("4.2.1"), "{old}");
     }
 

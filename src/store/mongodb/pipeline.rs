@@ -8,7 +8,7 @@
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::document::{FORMAT, nobody};
+use super::row::{FORMAT, nobody};
 use crate::lease::{Ask, Lease, Mode};
 
 const NOW: &str = "$$NOW";

@@ -6,7 +6,7 @@ use mongodb::options::ReadConcern;
 use super::error::MongodbError;
 use super::pipeline::projection;
 use super::send::limit;
-use super::{Found, Mongodb, Place, document};
+use super::{Found, Mongodb, Topology};
 use crate::lease::StoreTime;
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
@@ -51,7 +51,7 @@ impl Mongodb {
                 is_past = true;
                 break;
             }
-            let is_lock = document::is_lock(&row);
+            let is_lock = super::row::is_lock(&row);
             match Found::new(&key, row) {
                 Ok(found) if is_lock && which.matches(&found.record) => records.push(found.seen()),
                 Ok(_) => {}
@@ -73,7 +73,7 @@ impl Mongodb {
         by: &Deadline,
     ) -> Result<Vec<Document>, MongodbError> {
         // A server alone has no majority, and refuses to be asked for it.
-        let is_alone = self.place == Place::Standalone;
+        let is_alone = self.topology == Topology::Standalone;
         let concern = if strong && !is_alone { ReadConcern::majority() } else { ReadConcern::local() };
         let limit = limit(by);
         self.ask(by, move |owned| async move {
@@ -98,6 +98,14 @@ impl Mongodb {
             }
             Ok(rows)
         })
+    }
+
+    /// What an answer shows. One that shows no document has no time either: that is asked for.
+    pub(super) fn found(&self, key: &str, row: Option<Document>, by: &Deadline) -> Result<Found, MongodbError> {
+        match row {
+            Some(row) => Found::new(key, row),
+            None => Ok(Found::missing(key, self.server_time(by)?)),
+        }
     }
 
     /// The server's time, where no document says it.

@@ -10,11 +10,12 @@ use mongodb::IndexModel;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::IndexOptions;
 
-use super::error::{Fate, MongodbError};
+use super::error::{MongodbError, Own};
 use super::open::hello;
 use super::send::{Answer, Wrote, limit, majority, settle, uncounted};
-use super::{Mongodb, Place};
+use super::{Mongodb, Topology};
 use crate::store::Schema;
+use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -74,7 +75,7 @@ impl Mongodb {
                     "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
                 ))),
             },
-            Known::Missing if must_exist => Err(MongodbError::Collection(self.no_collection())),
+            Known::Missing if must_exist => Err(MongodbError::Schema(self.no_collection())),
             Known::Missing => Ok(self.warn(self.no_collection())),
             Known::Hidden => {
                 self.is_unique.store(true, Ordering::Relaxed);
@@ -104,7 +105,7 @@ impl Mongodb {
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
-        Err(MongodbError::Collection(format!("{found}: without a unique index two could hold one lock")))
+        Err(MongodbError::Schema(format!("{found}: without a unique index two could hold one lock")))
     }
 
     /// An error where something else has the `_id` that the document of this key would get: they would collide for
@@ -114,7 +115,7 @@ impl Mongodb {
         if others.is_empty() {
             return Ok(());
         }
-        Err(MongodbError::Collection(format!(
+        Err(MongodbError::Schema(format!(
             "the collection {:?} has a document that is no lock's with the key as its _id; delete it, or keep the \
              locks in a collection of their own",
             self.collection
@@ -124,7 +125,7 @@ impl Mongodb {
     fn check_kind(&self, collection: &Document) -> Result<(), MongodbError> {
         let name = &self.collection;
         let wrong = |what: &str| {
-            Err(MongodbError::Collection(format!("{name:?} is {what}; name an ordinary collection by collection=..")))
+            Err(MongodbError::Schema(format!("{name:?} is {what}; name an ordinary collection by collection=..")))
         };
         match collection.get_str("type") {
             Ok("view") => return wrong("a view, which cannot be written"),
@@ -164,14 +165,14 @@ impl Mongodb {
         if !missing.is_empty() {
             match self.build(missing, by) {
                 Err((Fate::Duplicate, _)) => {
-                    return Err(MongodbError::Collection(format!(
+                    return Err(MongodbError::Schema(format!(
                         "the collection {:?} has two documents with the same \"resource\"; delete one of them once \
                          nobody holds it, and repeat",
                         self.collection
                     )));
                 }
                 Err((Fate::Refused, MongodbError::Other { cause })) => {
-                    return Err(MongodbError::Collection(format!(
+                    return Err(MongodbError::Schema(format!(
                         "the indexes of the collection {:?} can't be built ({cause}); drop one that is in the way, and repeat",
                         self.collection
                     )));
@@ -234,7 +235,7 @@ impl Mongodb {
 
     /// Said once, at connect.
     pub(super) fn warn_if_alone(&self) {
-        if self.place == Place::Standalone {
+        if self.topology == Topology::Standalone {
             log::warn!(
                 target: "leasehold::mongodb", store:? = self.info.label;
                 "the server belongs to no replica set: an acquire that was given up and arrives late is not stopped, \
@@ -253,7 +254,7 @@ fn first_batch(answer: Result<Document, MongodbError>) -> Result<Known<Vec<Docum
             let documents = batch.into_iter().flatten().filter_map(Bson::as_document).cloned();
             Ok(Known::There(documents.collect()))
         }
-        Err(MongodbError::Denied { .. }) => Ok(Known::Hidden),
+        Err(MongodbError::Own(Own::Denied, _)) => Ok(Known::Hidden),
         Err(error) if error.is_no_collection() => Ok(Known::Missing),
         Err(error) => Err(error),
     }
@@ -275,7 +276,7 @@ fn uniqueness(collection: &str, indexes: &[Document]) -> Result<Unique, MongodbE
         return Ok(if is_building { Unique::Building } else { Unique::Missing });
     }
     let names: Vec<&str> = on.iter().filter_map(|index| index.get_str("name").ok()).collect();
-    Err(MongodbError::Collection(format!(
+    Err(MongodbError::Schema(format!(
         "the collection {collection:?} has the index {}, which must be unique, for all documents and without a \
          collation; drop it, and create_schema() makes it right",
         names.join(", ")

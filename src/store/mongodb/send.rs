@@ -16,19 +16,19 @@ use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 use mongodb::{Client, Collection};
 use tokio::sync::Semaphore;
 
-use super::error::{Fate, MongodbError};
+use super::error::MongodbError;
 use super::pipeline::projection;
 use super::session::Sessions;
-use super::{Mongodb, Place};
+use super::{Mongodb, Topology};
+use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
-use crate::sys::driver::Stopped;
 
 /// What lives on the driver's thread.
 pub(super) struct Owned {
     pub client: Client,
     pub locks: Collection<Document>,
     pub sessions: Sessions,
-    pub waking: super::wake::Waking,
+    pub waking: super::wakeup::Waking,
     /// For those who want a lock: there may be a thousand, and heartbeats, releases and the stream that tells waiters
     /// must not queue for a connection behind them.
     pub turns: Semaphore,
@@ -160,7 +160,7 @@ impl Mongodb {
         Fut: Future<Output = DriverResult<T>> + 'static,
     {
         let answer = self.request(by, operation, Sends::count);
-        if self.place == Place::Router { answer.map_err(MongodbError::of_router) } else { answer }
+        if self.topology == Topology::Router { answer.map_err(MongodbError::of_router) } else { answer }
     }
 
     fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> u32) -> Answer<T>
@@ -184,15 +184,8 @@ impl Mongodb {
         };
         // Until its future is dropped it may still leave.
         let is_gone = gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
-        let left = sends.count() > 0 || !is_gone;
-        let fate = if left { Fate::Unknown } else { Fate::NotDone };
-        Err(match stopped {
-            Stopped::Over if left => (fate, MongodbError::overdue(started.elapsed())),
-            Stopped::Over => (fate, MongodbError::NotSent),
-            Stopped::Panicked | Stopped::Ended if left => (fate, MongodbError::Panicked),
-            Stopped::Panicked => (fate, MongodbError::NotSent),
-            Stopped::Ended => (Fate::Refused, MongodbError::Ended),
-        })
+        let may_have_left = sends.count() > 0 || !is_gone;
+        Err(MongodbError::stopped(stopped, may_have_left, started.elapsed()))
     }
 
     /// Does one `findAndModify`.

@@ -3,11 +3,12 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::document::encode;
-use super::error::{Fate, MongodbError};
+use super::Mongodb;
+use super::error::{MongodbError, invalid};
+use super::row::encode;
 use super::send::{Wrote, limit, majority, settle};
-use super::{Found, Mongodb};
-use crate::lease::{LockRecord, StoreTime};
+use crate::lease::LockRecord;
+use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 
@@ -28,7 +29,7 @@ impl Mongodb {
         let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Row>());
         let Some(Row(row)) = native else { return Err(MongodbError::NotRead) };
         let key = seen.record.key.clone();
-        Found { record: seen.record.clone(), row: row.clone(), now: StoreTime::from_nanos(0) }.check_format()?;
+        seen.record.check_format()?;
         self.must_be_unique(by)?;
         let limit = limit(by);
         let concern = majority(Some(limit));
@@ -40,7 +41,7 @@ impl Mongodb {
                 return Ok(if stands { Swapped::Changed } else { Swapped::Done });
             }
             (None, Some(new)) => {
-                let (mut set, _) = encode(new, None).map_err(MongodbError::Invalid)?;
+                let (mut set, _) = encode(new, None).map_err(invalid)?;
                 set.insert("_id", &key);
                 set.insert("resource", key);
                 set.insert("version", 1_i64);
@@ -49,7 +50,7 @@ impl Mongodb {
                 })
             }
             (Some(row), Some(new)) => {
-                let (set, unset) = encode(new, Some(row)).map_err(MongodbError::Invalid)?;
+                let (set, unset) = encode(new, Some(row)).map_err(invalid)?;
                 let filter = unchanged(&key, row);
                 let mut update = doc! { "$set": set, "$inc": { "version": 1_i64 } };
                 if !unset.is_empty() {

@@ -25,7 +25,7 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
              WHERE JSON_VALUE(holder, '$.grant_id') = @grant)"
         }
     };
-    let table = &store.place.table;
+    let table = &store.target.table;
     let sql = format!(
         "SELECT IF((SELECT COUNT(*) FROM `{table}` WHERE name = @name AND {condition}) = 1, 1, ERROR('{LOST}')) AS held"
     );

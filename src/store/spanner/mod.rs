@@ -34,19 +34,19 @@ mod schema;
 mod swap;
 mod transact;
 
-use error::SpannerError;
+use error::{Own, SpannerError};
 pub use open::{Settings, SpannerOptions};
 
 /// See the module.
 pub struct Spanner {
     info: StoreInfo,
-    place: Arc<Place>,
+    target: Arc<Target>,
     driver: Driver<open::Handles>,
 }
 
 /// Whose table, and how its rows are read.
 #[derive(Debug)]
-struct Place {
+struct Target {
     database: String,
     table: String,
     /// For how long after its heartbeat a row of spindle is respected.
@@ -79,14 +79,14 @@ impl Spanner {
             grant_form: GrantForm::Uuid,
             most_shared: None,
         };
-        let place = Arc::new(Place {
+        let target = Arc::new(Target {
             database: options.database.clone(),
             table: options.table.clone(),
             foreign_lease: options.spindle_duration.saturating_add(Duration::from_secs(1)),
         });
-        let over = |_| SpannerError::NotConnected.into();
+        let over = |_| SpannerError::Own(Own::NotConnected, None).into();
         let driver = Driver::start(by, move || open::handles(options), over)?;
-        let store = Spanner { info, place, driver };
+        let store = Spanner { info, target, driver };
         store.check_dialect(by)?;
         Ok(store)
     }

@@ -10,9 +10,10 @@ use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
-use super::error::{SpannerError, Stage};
+use super::error::{Own, SpannerError, Stage};
 use crate::model::error::Result;
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
+use crate::store::url::{self, StoreUrl};
 use crate::sys::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
@@ -63,6 +64,21 @@ impl fmt::Debug for SpannerOptions {
 }
 
 impl SpannerOptions {
+    /// From a URL like `spanner:projects/P/instances/I/databases/D?table=locks`.
+    pub(in crate::store) fn from_url(url: StoreUrl) -> Result<Self> {
+        url.only(&["table", "spindle_duration", "admin_endpoint"])?;
+        let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
+            let right = "spanner:projects/P/instances/I/databases/D?table=locks";
+            return Err(url::config(&format!("spanner: needs the name of a table, like {right}")));
+        };
+        let mut options = SpannerOptions::new(url.path.as_ref(), table, Settings::Environment);
+        options.admin_endpoint = url.option("admin_endpoint").map(str::to_owned);
+        if let Some(duration_of_spindle) = url.option("spindle_duration") {
+            options.spindle_duration = url::duration("spindle_duration", duration_of_spindle)?;
+        }
+        Ok(options)
+    }
+
     /// The options of this table, the rest by default.
     pub fn new(database: impl Into<String>, table: impl Into<String>, settings: Settings) -> Self {
         SpannerOptions {
@@ -189,7 +205,7 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
     let made = builder.build().await.map_err(|error| {
         let cause = Cause::of(&error);
         if error.is_default_credentials() {
-            SpannerError::NoCredentials { cause }
+            SpannerError::Own(Own::NoCredentials, Some(cause))
         } else {
             SpannerError::Config(format!("no client of Spanner can be made: {cause}"))
         }
@@ -218,11 +234,17 @@ impl Handles {
         asks: impl Future<Output = T>,
         heard: impl FnOnce(&T) -> Heard,
     ) -> Option<T> {
-        let since = self.silent_since.get().unwrap_or_else(Instant::now);
-        self.silent_since.set(Some(since));
+        let asked = Instant::now();
+        self.silent_since.set(self.silent_since.get().or(Some(asked)));
         let answer = tokio::time::timeout(limit, asks).await.ok();
         match answer.as_ref().map_or(Heard::Nothing, heard) {
-            Heard::Answer => self.silent_since.set(None),
+            Heard::Answer => {
+                self.silent_since.set(None);
+                // The service is not slow any more: a silence from now on is the connection's.
+                if asked.elapsed() < SILENCE {
+                    self.pause.set((Instant::now(), SILENCE));
+                }
+            }
             Heard::NoSession => self.renew(),
             Heard::Nothing if self.is_silent() && Instant::now() >= self.pause.get().0 => self.renew(),
             Heard::Nothing => {}
@@ -236,9 +258,7 @@ impl Handles {
 
     /// A new connection does not help where the service is slow: the next one is made after twice the time.
     fn put_off(&self) {
-        let (until, last) = self.pause.get();
-        let next = if until.elapsed() >= LONGEST_PAUSE { SILENCE } else { last };
-        let next = (next * 2).min(LONGEST_PAUSE);
+        let next = (self.pause.get().1 * 2).min(LONGEST_PAUSE);
         self.pause.set((Instant::now() + next, next));
     }
 

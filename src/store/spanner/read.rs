@@ -3,10 +3,10 @@
 use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::{SpannerError, Stage};
+use super::error::{Own, SpannerError, Stage};
 use super::open::Heard;
 use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
-use super::{Place, Spanner};
+use super::{Spanner, Target};
 use crate::lease::{LockRecord, StoreTime};
 use crate::store::{Page, Seen, Which};
 use crate::sys::deadline::Deadline;
@@ -38,7 +38,7 @@ impl Read {
     }
 }
 
-impl Place {
+impl Target {
     pub fn record(&self, key: &str, row: Option<&Row>) -> Result<LockRecord, SpannerError> {
         match row {
             Some(row) => row.decode(key, self.foreign_lease).map_err(SpannerError::Damaged),
@@ -87,9 +87,9 @@ fn columns() -> String {
     COLUMNS.map(|column| format!("t.{column}")).join(", ")
 }
 
-/// The one row of `Place::query_key`. Two kinds of errors: of the request, and of what it read.
+/// The one row of `Target::query_key`. Two kinds of errors: of the request, and of what it read.
 pub(super) async fn of_key(
-    place: &Place,
+    target: &Target,
     key: &str,
     mut rows: ResultSet,
 ) -> google_cloud_spanner::Result<Result<Read, SpannerError>> {
@@ -102,30 +102,30 @@ pub(super) async fn of_key(
         Some(Err(wrong)) => Err(SpannerError::Damaged(wrong)),
         Some(Ok((now, row))) => {
             let row = row.map(|(_, row)| row);
-            place.record(key, row.as_ref()).map(|record| Read { now, row, record })
+            target.record(key, row.as_ref()).map(|record| Read { now, row, record })
         }
     })
 }
 
 impl Spanner {
     pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page, SpannerError> {
-        let (place, which) = (self.place.clone(), which.clone());
+        let (target, which) = (self.target.clone(), which.clone());
         self.ask(by, move |handles, limit| async move {
-            let told = |error| SpannerError::classify(&error, Stage::Reading, &place.database, &place.table).1;
+            let told = |error| SpannerError::classify(&error, Stage::Reading, &target.database, &target.table).1;
             let read = async {
                 let single = handles.live().database.single_use().build();
                 if let Which::Key(key) = &which {
-                    let rows = single.execute_query(place.query_key(key)).await.map_err(told)?;
-                    let read = of_key(&place, key, rows).await.map_err(told)??;
+                    let rows = single.execute_query(target.query_key(key)).await.map_err(told)?;
+                    let read = of_key(&target, key, rows).await.map_err(told)??;
                     return Ok(Page { records: vec![read.seen()], next: None });
                 }
-                let statement = place.query(&which, from.as_deref().unwrap_or_default());
+                let statement = target.query(&which, from.as_deref().unwrap_or_default());
                 let mut rows = single.execute_query(statement).await.map_err(told)?;
                 let (mut page, mut seen, mut last) = (Vec::new(), 0, None);
                 while let Some(row) = rows.next().await {
                     let (now, found) = Row::read(&row.map_err(told)?).map_err(SpannerError::Damaged)?;
                     let Some((name, row)) = found else { continue };
-                    match place.record(&name, Some(&row)) {
+                    match target.record(&name, Some(&row)) {
                         Ok(record) if row.is_lock() && which.matches(&record) => {
                             page.push(Read { now, row: Some(row), record }.seen());
                         }
@@ -139,7 +139,7 @@ impl Spanner {
                 Ok(Page { records: page, next: last.filter(|_| seen == PAGE) })
             };
             let heard = |read: &Result<Page, SpannerError>| match read {
-                Err(SpannerError::NoSession { .. }) => Heard::NoSession,
+                Err(SpannerError::Own(Own::NoSession, _)) => Heard::NoSession,
                 Err(SpannerError::Unreachable { .. }) => Heard::Nothing,
                 _ => Heard::Answer,
             };

@@ -9,7 +9,7 @@ use google_cloud_spanner::result::Row as Answer;
 use google_cloud_spanner::value::{FromValue, Timestamp, Value};
 use serde_json::{Map, Value as Json, json};
 
-use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
 /// The columns beside the key, in the order in which they are read.
@@ -133,11 +133,7 @@ impl Row {
         }
         Ok(LockRecord {
             key: key.to_owned(),
-            kind: match self.kind.as_deref() {
-                None | Some("lock") => Kind::Lock,
-                Some("lease") => Kind::Lease,
-                Some(other) => return Err(format!("its kind is {other:?}")),
-            },
+            kind: Kind::parse(self.kind.as_deref())?,
             token: self.token.map_or(0, |at| micros(at.time())),
             exclusive,
             shared,
@@ -145,7 +141,7 @@ impl Row {
             given_up: BTreeSet::new(),
             gave_up_at: 0,
             version: self.version(),
-            format: self.format.as_deref().map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
+            format: parse_format(self.format.as_deref())?,
         })
     }
 
@@ -196,7 +192,7 @@ impl Row {
     pub fn next(&self, old: &LockRecord, new: &LockRecord, stamped: bool) -> Row {
         let mut row = self.clone();
         let stamp = |at: StoreTime| Some(if stamped { At::Commit } else { At::Time(at) });
-        row.kind = Some(kind(new.kind).to_owned());
+        row.kind = Some(new.kind.as_str().to_owned());
         row.format = Some(format!("{}.{}", new.format.0, new.format.1));
         row.pins = (!new.pins.is_empty()).then(|| new.pins.iter().cloned().collect());
         // Only a grant raises it.
@@ -380,16 +376,4 @@ fn shared_holder(entry: &Json) -> Option<Holder> {
         renewed: time("renewed")?,
         until: time("until")?.map_or(End::Never, End::At),
     })
-}
-
-fn kind(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Lock => "lock",
-        Kind::Lease => "lease",
-    }
-}
-
-fn parse_format(text: &str) -> Result<(u32, u32), String> {
-    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    parts.ok_or_else(|| format!("its format is {text:?}"))
 }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use google_cloud_spanner::result::Row as Answer;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::{SpannerError, Stage};
+use super::error::{Own, SpannerError, Stage};
 use super::open::Handles;
 use super::transact::heard;
-use super::{Place, Spanner};
+use super::{Spanner, Target};
 use crate::store::Schema;
-use crate::store::cause::Cause;
+use crate::store::failure::Cause;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -71,24 +71,24 @@ impl Spanner {
         match dialect.as_deref() {
             Some("POSTGRESQL") => Err(SpannerError::Config(format!(
                 "the database {:?} has the dialect PostgreSQL; leasehold needs one of GoogleSQL",
-                self.place.database
+                self.target.database
             ))),
             _ => Ok(()),
         }
     }
 
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, SpannerError> {
-        let ready = format!("{}: the table is there, with all its columns and its index", self.place.table);
+        let ready = format!("{}: the table is there, with all its columns and its index", self.target.table);
         match what {
-            Schema::Describe => Ok(self.place.statements(&Found::default()).join(";\n") + ";"),
+            Schema::Describe => Ok(self.target.statements(&Found::default()).join(";\n") + ";"),
             Schema::Check | Schema::Connect { .. } => {
                 let found = self.found(by)?;
-                self.place.check(&found)?;
-                match self.place.lacks(&found) {
-                    Some(missing @ SpannerError::NoTable { .. }) if what.needs_table() => Err(missing),
+                self.target.check(&found)?;
+                match self.target.lacks(&found) {
+                    Some(missing @ SpannerError::Own(Own::NoTable { .. }, _)) if what.needs_table() => Err(missing),
                     // Every use that needs it is an error.
                     Some(lacks) if matches!(what, Schema::Connect { .. }) => {
-                        log::warn!(target: "leasehold::spanner", table:? = self.place.table; "{lacks}");
+                        log::warn!(target: "leasehold::spanner", table:? = self.target.table; "{lacks}");
                         Ok(lacks.to_string())
                     }
                     Some(lacks) => Err(lacks),
@@ -102,8 +102,8 @@ impl Spanner {
     fn create(&self, by: &Deadline) -> Result<(), SpannerError> {
         loop {
             let found = self.found(&by.of_request())?;
-            self.place.check(&found)?;
-            let statements = self.place.statements(&found);
+            self.target.check(&found)?;
+            let statements = self.target.statements(&found);
             if statements.is_empty() {
                 return Ok(());
             }
@@ -126,7 +126,7 @@ impl Spanner {
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
                    ORDER BY name, place";
         let mut found = Found::default();
-        for row in self.rows(Statement::builder(sql).add_param("table", &self.place.table).build(), by)? {
+        for row in self.rows(Statement::builder(sql).add_param("table", &self.target.table).build(), by)? {
             let at: i64 = row.get(0).map_err(unread)?;
             let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
             if at > 0 {
@@ -142,7 +142,7 @@ impl Spanner {
     }
 
     fn rows(&self, statement: Statement, by: &Deadline) -> Result<Vec<Answer>, SpannerError> {
-        let place = self.place.clone();
+        let target = self.target.clone();
         self.ask(by, move |handles, limit| async move {
             let read = async {
                 let mut rows = handles.live().database.single_use().build().execute_query(statement).await?;
@@ -153,7 +153,7 @@ impl Spanner {
                 Ok(found)
             };
             match handles.within(limit, read, heard).await {
-                Some(read) => read.map_err(|error| place.told(&error)),
+                Some(read) => read.map_err(|error| target.told(&error)),
                 None => Err(SpannerError::NotSent),
             }
         })
@@ -161,9 +161,9 @@ impl Spanner {
 
     /// Tells whether it is done; not, if something else is being done to the schema.
     fn make(&self, statements: Vec<String>, by: &Deadline) -> Result<bool, SpannerError> {
-        let (place, each) = (self.place.clone(), by.of_request().remaining());
+        let (target, each) = (self.target.clone(), by.of_request().remaining());
         self.ask(by, move |handles, limit| async move {
-            let making = make(handles, place, statements, each.min(limit));
+            let making = make(handles, target, statements, each.min(limit));
             tokio::time::timeout(limit, making).await.unwrap_or(Err(SpannerError::NotReady))
         })
     }
@@ -172,7 +172,7 @@ impl Spanner {
 /// `each`: how long one request may take.
 async fn make(
     handles: Rc<Handles>,
-    place: std::sync::Arc<Place>,
+    target: std::sync::Arc<Target>,
     statements: Vec<String>,
     each: Duration,
 ) -> Result<bool, SpannerError> {
@@ -183,22 +183,22 @@ async fn make(
     let admin = builder.build().await.map_err(|error| SpannerError::Unreachable { cause: Cause::of(&error) })?;
     let silent = |cause| {
         let endpoint = handles.admin_endpoint.clone().unwrap_or_else(|| GOOGLES.to_owned());
-        Err(SpannerError::NoAdmin { endpoint, cause })
+        Err(SpannerError::Own(Own::NoAdmin { endpoint }, cause))
     };
-    let request = admin.update_database_ddl().set_database(&place.database).set_statements(statements);
+    let request = admin.update_database_ddl().set_database(&target.database).set_statements(statements);
     let mut operation = match tokio::time::timeout(each, request.send()).await {
         Ok(Ok(operation)) => operation,
         Ok(Err(error)) if error.status().is_none() && error.http_status_code().is_none() => {
             return silent(Some(Cause::of(&error)));
         }
-        Ok(Err(error)) => return place.may_repeat(&error),
+        Ok(Err(error)) => return target.may_repeat(&error),
         Err(_) => return silent(None),
     };
     let (started, mut told, mut answered) = (Instant::now(), Instant::now(), Instant::now());
     loop {
         if let Some(status) = operation.error() {
             let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
-            let failed = SpannerError::Table(format!("the table can't be made: {}", status.message));
+            let failed = SpannerError::Schema(format!("the table can't be made: {}", status.message));
             return if is_there { Ok(false) } else { Err(failed) };
         }
         if operation.done {
@@ -206,7 +206,7 @@ async fn make(
         }
         if told.elapsed() >= PROGRESS {
             told = Instant::now();
-            log::info!(target: "leasehold::spanner", table:? = place.table;
+            log::info!(target: "leasehold::spanner", table:? = target.table;
                 "the service is still making the table, after {} s", started.elapsed().as_secs());
         }
         tokio::time::sleep(LOOK).await;
@@ -214,7 +214,7 @@ async fn make(
         operation = match tokio::time::timeout(each, look).await {
             Ok(Ok(operation)) => operation,
             Ok(Err(error)) if error.status().is_some() || error.http_status_code().is_some() => {
-                return place.may_repeat(&error);
+                return target.may_repeat(&error);
             }
             failed if answered.elapsed() >= each => {
                 return silent(failed.ok().and_then(Result::err).map(|error| Cause::of(&error)));
@@ -226,7 +226,7 @@ async fn make(
     }
 }
 
-impl Place {
+impl Target {
     fn told(&self, error: &google_cloud_spanner::Error) -> SpannerError {
         SpannerError::classify(error, Stage::Reading, &self.database, &self.table).1
     }
@@ -238,7 +238,9 @@ impl Place {
             return Ok(false);
         }
         Err(match self.told(error) {
-            SpannerError::Denied { database, cause } => SpannerError::MayNotMake { database, cause },
+            SpannerError::Own(Own::Denied { database }, cause) => {
+                SpannerError::Own(Own::MayNotMake { database }, cause)
+            }
             // The emulator's REST says it in its own way.
             _ if error.status().is_none() && error.http_status_code().is_some() => SpannerError::Other { cause },
             told => told,
@@ -283,7 +285,7 @@ impl Place {
     fn lacks(&self, found: &Found) -> Option<SpannerError> {
         if found.columns.is_empty() {
             let (database, table) = (self.database.clone(), self.table.clone());
-            return Some(SpannerError::NoTable { database, table, cause: None });
+            return Some(SpannerError::Own(Own::NoTable { database, table }, None));
         }
         let missing = self.missing(found).join(", ");
         let short = short(found).map(|(name, column)| format!("{name} is {}", column.kind)).collect::<Vec<_>>();
@@ -302,7 +304,7 @@ impl Place {
             wrong.push(format!("has no index {}; create_schema() adds it", self.index()));
         }
         let table = &self.table;
-        (!wrong.is_empty()).then(|| SpannerError::Table(format!("the table {table:?} {}", wrong.join("; it "))))
+        (!wrong.is_empty()).then(|| SpannerError::Schema(format!("the table {table:?} {}", wrong.join("; it "))))
     }
 
     /// Refuses a table that can't be made right by adding to it.
@@ -331,7 +333,7 @@ impl Place {
             return Ok(());
         }
         let (table, wrong) = (&self.table, wrong.join("; "));
-        Err(SpannerError::Table(format!("the table {table:?} is another one: {wrong}; use another table")))
+        Err(SpannerError::Schema(format!("the table {table:?} is another one: {wrong}; use another table")))
     }
 }
 
@@ -358,5 +360,5 @@ fn is_kind(kind: &str, right: &str) -> bool {
 }
 
 fn unread(error: google_cloud_spanner::Error) -> SpannerError {
-    SpannerError::Table(format!("what the table is made of can't be read: {error}"))
+    SpannerError::Schema(format!("what the table is made of can't be read: {error}"))
 }

@@ -1,10 +1,11 @@
 //! To write a whole record, if nothing changed since it was read.
 
 use super::Spanner;
-use super::error::{Fate, SpannerError};
+use super::error::SpannerError;
 use super::read::Native;
 use super::transact::Write;
 use crate::lease::LockRecord;
+use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
 
@@ -19,7 +20,7 @@ impl Spanner {
         let Some(Native(row)) = native else { return Err(SpannerError::NotRead) };
         let (row, old, new) = (row.clone(), seen.record.clone(), new.cloned());
         let done = self.transaction(&seen.record.key, by, move |read| {
-            read.check_format()?;
+            read.record.check_format()?;
             if read.row != row {
                 return Ok((false, None));
             }
@@ -37,7 +38,7 @@ impl Spanner {
             Ok(done) if done.may_be_own => Ok(Swapped::Unknown(SpannerError::Unanswered { cause: None }.into())),
             Ok(_) => Ok(Swapped::Changed),
             Err((Fate::Unknown, error)) => Ok(Swapped::Unknown(error.into())),
-            Err((Fate::NotDone, error)) => Err(error),
+            Err((_, error)) => Err(error),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use google_cloud_gax::error::rpc::{Code, Status};
 use google_cloud_gax::retry_policy::RetryPolicy;
 use google_cloud_gax::retry_state::RetryState;
 use google_cloud_gax::throttle_result::ThrottleResult;
@@ -15,15 +16,14 @@ use google_cloud_spanner::mutation::Mutation;
 use google_cloud_spanner::retry_policy::SpannerRetryPolicy;
 use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, TransactionRetryPolicy, TransactionRunner};
 
-use super::error::{Fate, NO_SESSION, SpannerError, Stage};
+use super::error::{NO_SESSION, SpannerError, Stage};
 use super::open::{Handles, Heard};
 use super::read::{Read, of_key};
 use super::row::{Row, time};
-use super::{Place, Spanner};
-use crate::lease::record::FORMAT_MAJOR;
+use super::{Spanner, Target};
 use crate::lease::{LockRecord, Step, Times};
 use crate::model::error::Result;
-use crate::store::cause::Cause;
+use crate::store::failure::{Cause, Fate};
 use crate::store::transactional::{Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Stopped;
@@ -125,7 +125,7 @@ pub(super) struct Done<A> {
 type Answer<T> = std::result::Result<T, (Fate, SpannerError)>;
 
 impl Spanner {
-    /// Does `operation` on the driver's thread. `Stopped`: the deadline came first, or worse.
+    /// Does `operation`, which writes no row, on the driver's thread.
     pub(super) fn ask<T, F, Fut>(&self, by: &Deadline, operation: F) -> std::result::Result<T, SpannerError>
     where
         T: Send + 'static,
@@ -133,12 +133,9 @@ impl Spanner {
         Fut: Future<Output = std::result::Result<T, SpannerError>> + 'static,
     {
         let limit = by.remaining().mul_f64(FOR_THE_SDK);
-        self.driver.run(by, move |handles| operation(handles, limit)).unwrap_or_else(|stopped| {
-            Err(match stopped {
-                Stopped::Over => SpannerError::NotSent,
-                Stopped::Panicked => SpannerError::Panicked,
-                Stopped::Ended => SpannerError::Ended,
-            })
+        let asked = self.driver.run(by, move |handles| operation(handles, limit));
+        asked.unwrap_or_else(|stopped| {
+            Err(SpannerError::stopped(stopped, stopped == Stopped::Panicked, limit).1.of_read())
         })
     }
 
@@ -149,27 +146,20 @@ impl Spanner {
         A: Send + 'static,
         F: FnMut(&Read) -> std::result::Result<(A, Option<Write>), SpannerError> + Send + 'static,
     {
-        let (flight, place, key) = (Flight::default(), self.place.clone(), key.to_owned());
+        let (flight, target, key) = (Flight::default(), self.target.clone(), key.to_owned());
         let theirs = flight.clone();
         let limit = by.remaining().mul_f64(FOR_THE_SDK);
-        let stopped = match self.driver.run(by, move |handles| run(handles, place, theirs, key, limit, decide)) {
+        let stopped = match self.driver.run(by, move |handles| run(handles, target, theirs, key, limit, decide)) {
             Ok(answer) => return answer,
             Err(stopped) => stopped,
         };
-        let left = flight.call_off();
-        Err(match stopped {
-            Stopped::Over if left => (Fate::Unknown, SpannerError::Unanswered { cause: None }),
-            Stopped::Over => (Fate::NotDone, SpannerError::NotSent),
-            Stopped::Panicked | Stopped::Ended if left => (Fate::Unknown, SpannerError::Panicked),
-            Stopped::Panicked => (Fate::NotDone, SpannerError::NotSent),
-            Stopped::Ended => (Fate::NotDone, SpannerError::Ended),
-        })
+        Err(SpannerError::stopped(stopped, flight.call_off(), limit))
     }
 }
 
 async fn run<A, F>(
     handles: Rc<Handles>,
-    place: Arc<Place>,
+    target: Arc<Target>,
     flight: Flight,
     key: String,
     limit: Duration,
@@ -188,8 +178,8 @@ where
             kept = None;
             may_be_own |= doubtful || flight.stage() == Stage::Repeating;
             flight.read(doubtful)?;
-            let rows = transaction.execute_query(place.query_key(&key)).await?;
-            let read = match of_key(&place, &key, rows).await? {
+            let rows = transaction.execute_query(target.query_key(&key)).await?;
+            let read = match of_key(&target, &key, rows).await? {
                 Ok(read) => read,
                 Err(error) => {
                     kept = Some(Err(error));
@@ -198,7 +188,7 @@ where
             };
             match decide(&read) {
                 Ok((answer, Some(write))) => {
-                    transaction.buffer([write.mutation(&place, &key, read.row.as_ref())])?;
+                    transaction.buffer([write.mutation(&target, &key, read.row.as_ref())])?;
                     flight.commit()?;
                     Ok((answer, write, read))
                 }
@@ -239,7 +229,7 @@ where
                     let cause = Some(Cause::of(&error));
                     return Err((Fate::Unknown, SpannerError::Unanswered { cause }));
                 }
-                return Err(SpannerError::classify(&error, flight.stage(), &place.database, &place.table));
+                return Err(SpannerError::classify(&error, flight.stage(), &target.database, &target.table));
             }
             None if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
             None => return Err((Fate::NotDone, SpannerError::NotSent)),
@@ -251,7 +241,7 @@ where
         Write::Put(row) => Some(row.committed(at)),
         Write::Delete => None,
     };
-    read.record = place.record(&key, read.row.as_ref()).map_err(|error| (Fate::Unknown, error))?;
+    read.record = target.record(&key, read.row.as_ref()).map_err(|error| (Fate::Unknown, error))?;
     Ok(Done { answer, read, may_be_own })
 }
 
@@ -294,34 +284,32 @@ pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
     }
 }
 
-/// Whether the emulator ended the transaction for a newer one of the same session.
+/// Whether the emulator ended the transaction for a newer one of the same session. The service aborts those that were
+/// idle for too long with some of the same words; it needs no turns.
 fn is_superseded(error: &SdkError) -> bool {
     let of_emulator = [
         "Invalid transaction ID. Transaction ID must be",
         "Transaction not found",
         "after it has been committed or rolled",
     ];
-    error.status().is_some_and(|status| of_emulator.iter().any(|part| status.message.contains(part)))
+    let is_one =
+        |status: &Status| status.code != Code::Aborted && of_emulator.iter().any(|part| status.message.contains(part));
+    error.status().is_some_and(is_one)
 }
 
 impl Write {
-    fn mutation(&self, place: &Place, key: &str, old: Option<&Row>) -> Mutation {
+    fn mutation(&self, target: &Target, key: &str, old: Option<&Row>) -> Mutation {
         match self {
-            Write::Put(row) => row.mutation(&place.table, key, old),
-            Write::Delete => {
-                Mutation::delete(&place.table, google_cloud_spanner::key::KeySet::from(google_cloud_spanner::key![key]))
-            }
+            Write::Put(row) => row.mutation(&target.table, key, old),
+            Write::Delete => Mutation::delete(
+                &target.table,
+                google_cloud_spanner::key::KeySet::from(google_cloud_spanner::key![key]),
+            ),
         }
     }
 }
 
 impl Read {
-    /// Rows of a newer major version stay as they are.
-    pub fn check_format(&self) -> std::result::Result<(), SpannerError> {
-        let found = self.record.format;
-        if found.0 > FORMAT_MAJOR { Err(SpannerError::NewerFormat { found }) } else { Ok(()) }
-    }
-
     fn times(&self) -> Times {
         Times { now: self.now, cut: self.now, stamp: self.stamp() }
     }
@@ -336,7 +324,7 @@ impl Transactional for Spanner {
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
         let done = self.transaction(key, by, move |read| {
-            read.check_format()?;
+            read.record.check_format()?;
             let step = transition(&read.record, &read.times());
             let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, true);
             Ok((step.answer, step.record.map(|new| Write::Put(next(new)))))
@@ -344,7 +332,20 @@ impl Transactional for Spanner {
         match done {
             Ok(done) => Ok(Transacted::Done(done.answer, done.read.seen())),
             Err((Fate::Unknown, error)) => Ok(Transacted::Unknown(error.into())),
-            Err((Fate::NotDone, error)) => Err(error.into()),
+            Err((_, error)) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The service says so of a transaction that was idle for too long, and would have each wait for all others then.
+    #[test]
+    fn what_the_service_aborts_is_not_taken_for_the_emulators_limit() {
+        let of = |code| SdkError::service(Status::default().set_code(code).set_message("Transaction not found"));
+        assert!(is_superseded(&of(Code::NotFound)));
+        assert!(!is_superseded(&of(Code::Aborted)));
     }
 }

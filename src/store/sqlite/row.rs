@@ -188,10 +188,6 @@ impl Row {
             Some(holder) if holder.token != self.token => Some(number(holder.token, "the holder's token")?),
             _ => None,
         };
-        let kind = match self.kind {
-            Kind::Lock => "lock",
-            Kind::Lease => "lease",
-        };
         let end = holder.and_then(|holder| match holder.until {
             End::At(at) => Some(at.as_nanos()),
             End::Never => None,
@@ -199,7 +195,7 @@ impl Row {
         let write = || -> rusqlite::Result<usize> {
             conn.prepare_cached(WRITE)?.execute(params![
                 self.key.as_bytes(),
-                kind,
+                self.kind.as_str(),
                 token,
                 version,
                 held.map_or(clock, |entry| &entry.clock),
@@ -264,11 +260,7 @@ pub(super) fn decode_key(columns: &Columns<'_>, path: &Path) -> Result<String, S
 }
 
 fn decode(columns: &Columns<'_>, key: &str) -> Result<Row, String> {
-    let kind = match column::<String>(columns, "kind", 1)?.as_str() {
-        "lock" => Kind::Lock,
-        "lease" => Kind::Lease,
-        other => return Err(format!("its kind is {other:?}")),
-    };
+    let kind = Kind::parse(Some(&column::<String>(columns, "kind", 1)?))?;
     let token = unsigned(column(columns, "token", 2)?, "token")?;
     let version = unsigned(column(columns, "version", 3)?, "version")?;
     if version == 0 {

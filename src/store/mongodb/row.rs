@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
 /// What a document says that this version makes.
@@ -60,11 +60,7 @@ pub(super) fn decode(key: &str, row: &Document) -> Result<LockRecord, String> {
             shared.push(holder(entry)?);
         }
     }
-    let kind = match text(row, "kind")? {
-        None | Some("lock") => Kind::Lock,
-        Some("lease") => Kind::Lease,
-        Some(other) => return Err(format!("its kind is {other:?}")),
-    };
+    let kind = Kind::parse(text(row, "kind")?)?;
     let pins = array(row, "pins")?.unwrap_or_default().iter().filter_map(Bson::as_str).map(str::to_owned);
     let pins: BTreeSet<String> = pins.collect();
     Ok(LockRecord {
@@ -78,7 +74,7 @@ pub(super) fn decode(key: &str, row: &Document) -> Result<LockRecord, String> {
         gave_up_at: 0,
         // Other writes than swaps do not raise it: what they change is compared itself.
         version: number(row, "version")?.unwrap_or(0).saturating_add(1),
-        format: text(row, "format")?.map_or(Ok((FORMAT_MAJOR, FORMAT_MINOR)), parse_format)?,
+        format: parse_format(text(row, "format")?)?,
     })
 }
 
@@ -124,13 +120,9 @@ pub(super) fn encode(new: &LockRecord, row: Option<&Document>) -> Result<(Docume
         locks.push(Bson::Document(entry(holder, entries)?));
     }
     let (major, minor) = new.format;
-    let kind = match new.kind {
-        Kind::Lock => "lock",
-        Kind::Lease => "lease",
-    };
     let count = i64::try_from(locks.len()).unwrap_or(i64::MAX);
     let mut set = doc! {
-        "kind": kind,
+        "kind": new.kind.as_str(),
         "format": format!("{major}.{minor}"),
         "exclusive": exclusive,
         "shared": { "count": count, "locks": locks },
@@ -220,9 +212,4 @@ fn number(of: &Document, name: &str) -> Result<Option<u64>, String> {
         Some(_) => None,
     };
     number.map(Some).ok_or_else(|| format!("its {name} is no whole number"))
-}
-
-fn parse_format(text: &str) -> Result<(u32, u32), String> {
-    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    parts.ok_or_else(|| format!("its format is {text:?}"))
 }

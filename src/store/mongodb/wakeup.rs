@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 
 use super::error::MongodbError;
 use super::send::{Owned, limit};
-use super::{Mongodb, Place};
+use super::{Mongodb, Topology};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -55,7 +55,7 @@ impl Drop for Waking {
 
 impl Mongodb {
     pub(super) fn tell(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, MongodbError> {
-        if self.place == Place::Standalone {
+        if self.topology == Topology::Standalone {
             self.say_deaf("the server belongs to no replica set");
             return Ok(false);
         }

@@ -1,0 +1,64 @@
+//! To be granted a key: one `findAndModify`, whose answer is the document as it stands afterwards and the server's time.
+//! What it says is read, not concluded.
+
+use mongodb::bson::oid::ObjectId;
+
+use super::Mongodb;
+use super::error::{MongodbError, invalid};
+use super::pipeline::{self, Grant};
+use super::row::{object_id, token};
+use super::send::{Update, Wrote};
+use crate::lease::GrantId;
+use crate::store::{Acquired, Attempt, Which};
+use crate::sys::deadline::Deadline;
+
+impl Mongodb {
+    pub(super) fn acquire_key(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired, MongodbError> {
+        let ask = &attempt.ask;
+        let id = ours(&ask.grant)?;
+        let old = match &ask.instead_of {
+            // A grant of another store stands nowhere here.
+            Some((grant, of)) => Some((ours(grant)?, token(*of).map_err(invalid)?)),
+            None => None,
+        };
+        self.must_be_unique(by)?;
+        let copy = fastrand::i32(..);
+        let update = Update {
+            key: attempt.key.clone(),
+            pipeline: pipeline::acquire(&Grant { ask, id, old, copy }),
+            upsert: old.is_none(),
+            after: true,
+            session: self.register.of(&mut attempt.native),
+        };
+        let answer = self.update(update, by).map_err(|error| match error {
+            // The rules fail on some damages; which one it is shows in the document.
+            MongodbError::Other { .. } => self.damage(&attempt.key, by).unwrap_or(error),
+            error => error,
+        });
+        let found = match answer? {
+            Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+            Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
+        };
+        found.record.check_format()?;
+        let now = found.now;
+        match found.record.standing(attempt.grant()) {
+            Some((_, holder)) if holder.until.is_after(now) => {
+                let repeated = found.copy_of(&id) != Some(copy);
+                Ok(Acquired::Granted { holder: holder.clone(), repeated, now })
+            }
+            _ => Ok(Acquired::Refused(found.seen())),
+        }
+    }
+
+    /// What is wrong with the document of a key, if it is damaged.
+    fn damage(&self, key: &str, by: &Deadline) -> Option<MongodbError> {
+        let read = self.read_page(&Which::Key(key.to_owned()), None, true, by);
+        read.err().filter(|error| matches!(error, MongodbError::Damaged(_)))
+    }
+}
+
+/// The grant id as the server has it.
+pub(super) fn ours(grant: &GrantId) -> Result<ObjectId, MongodbError> {
+    let wrong = || invalid("the lock was granted by another kind of store".to_owned());
+    object_id(grant).ok_or_else(wrong)
+}

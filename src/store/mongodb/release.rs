@@ -1,0 +1,39 @@
+//! To remove a holder: one `findAndModify`, whose answer is the document as it stood before.
+
+use super::acquire::ours;
+use super::error::MongodbError;
+use super::send::{Update, Wrote, has_time};
+use super::{Mongodb, pipeline};
+use crate::store::{Attempt, Released};
+use crate::sys::deadline::Deadline;
+
+impl Mongodb {
+    /// Whether it is given up or not: it goes in the attempt's session, which stops what it overtakes.
+    pub(super) fn release_grant(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Released, MongodbError> {
+        let id = ours(attempt.grant())?;
+        let update = Update {
+            key: attempt.key.clone(),
+            pipeline: pipeline::release(attempt.ask.mode, id),
+            upsert: false,
+            after: false,
+            session: self.register.of(&mut attempt.native),
+        };
+        let row = match self.update(update, by)? {
+            Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
+            // No document: nobody holds it.
+            Wrote::Answered(None) => return Ok(Released::Free),
+            // What is told again was written: it stood.
+            Wrote::Answered(Some(row)) if !has_time(&row) => return Ok(Released::Done),
+            Wrote::Answered(row) => row,
+        };
+        let found = self.found(&attempt.key, row, by)?;
+        found.record.check_format()?;
+        Ok(if found.record.standing(attempt.grant()).is_some() {
+            Released::Done
+        } else if found.record.live(found.now).next().is_some() {
+            Released::HeldByOther(found.seen())
+        } else {
+            Released::Free
+        })
+    }
+}

@@ -1,0 +1,35 @@
+//! To extend a lease while its grant stands: one `findAndModify`, whose answer is the document as it stands afterwards.
+
+use super::acquire::ours;
+use super::error::MongodbError;
+use super::send::{Update, Wrote};
+use super::{Mongodb, pipeline};
+use crate::store::{Attempt, Renewal, Renewed};
+use crate::sys::deadline::Deadline;
+
+impl Mongodb {
+    pub(super) fn renew_grant(
+        &self,
+        attempt: &mut Attempt,
+        renewal: Renewal,
+        by: &Deadline,
+    ) -> Result<Renewed, MongodbError> {
+        let id = ours(attempt.grant())?;
+        let update = Update {
+            key: attempt.key.clone(),
+            pipeline: pipeline::renew(attempt.ask.mode, id, renewal.lease, renewal.may_end_endless),
+            upsert: false,
+            after: true,
+            session: self.register.of(&mut attempt.native),
+        };
+        let found = match self.update(update, by)? {
+            Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
+            Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
+        };
+        found.record.check_format()?;
+        match found.record.standing(attempt.grant()) {
+            Some((_, holder)) => Ok(Renewed::Until { until: holder.until, now: found.now }),
+            None => Ok(Renewed::Lost(found.seen())),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The parts of a store URL, which each store reads in its own way.
+
+use std::borrow::Cow;
+#[cfg(any(feature = "dynamodb", feature = "spanner"))]
+use std::time::Duration;
+
+use crate::model::error::{Error, ErrorKind, Result};
+
+/// What stands behind the scheme, decoded.
+pub(super) struct StoreUrl<'a> {
+    scheme: &'static str,
+    pub path: Cow<'a, str>,
+    options: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+}
+
+impl<'a> StoreUrl<'a> {
+    pub fn parse(scheme: &'static str, rest: &'a str) -> Result<Self> {
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut options: Vec<(Cow<str>, Cow<str>)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (name, value) = (decode(name)?, decode(value)?);
+            if options.iter().any(|(seen, _)| *seen == name) {
+                return Err(config(&format!("the option {name:?} of {scheme}: is given twice")));
+            }
+            options.push((name, value));
+        }
+        Ok(StoreUrl { scheme, path: decode(path)?, options })
+    }
+
+    /// Refuses options that are not among these.
+    pub fn only(&self, known: &[&str]) -> Result<()> {
+        match self.options.iter().find(|(name, _)| !known.contains(&name.as_ref())) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let hint = near(name, known);
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                let scheme = self.scheme;
+                Err(config(&format!("{scheme}: has no option {name:?}{hint}; its options: {known}")))
+            }
+        }
+    }
+
+    #[cfg(any(feature = "sqlite", feature = "dynamodb", feature = "spanner"))]
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.options.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_ref())
+    }
+}
+
+/// `%` and two hex digits are a byte; any other `%` stands for itself.
+pub(super) fn decode(text: &str) -> Result<Cow<'_, str>> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let digits = part.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let (byte, rest) = match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => (byte, &part[2..]),
+            None => (b'%', part),
+        };
+        bytes.push(byte);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    let decoded = String::from_utf8(bytes).map(Cow::Owned);
+    decoded.map_err(|_| config("the store URL is not UTF-8 after its %-escapes are decoded"))
+}
+
+/// `, did you mean ..?` with the known names that are close.
+pub(super) fn near(name: &str, known: &[&str]) -> String {
+    let close: Vec<String> =
+        known.iter().filter(|known| distance(name, known) <= 2).map(|known| format!("{known:?}")).collect();
+    if close.is_empty() { String::new() } else { format!(" (did you mean {}?)", close.join(" or ")) }
+}
+
+/// How many letters must be put in, left out or replaced (Levenshtein).
+pub(super) fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(any(feature = "dynamodb", feature = "spanner"))]
+pub(super) fn duration(name: &str, text: &str) -> Result<Duration> {
+    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());
+    let wrong = || config(&format!("the option {name} is {text:?}, but must be a duration like 1s or 500ms"));
+    parsed.ok_or_else(wrong)
+}
+
+#[cfg(any(feature = "sqlite", feature = "dynamodb"))]
+pub(super) fn flag(name: &str, text: &str) -> Result<bool> {
+    match text {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(config(&format!("the option {name} is {text:?}, but must be 0 or 1"))),
+    }
+}
+
+pub(super) fn config(message: &str) -> Error {
+    Error::new(ErrorKind::Config, message)
+}
