@@ -178,6 +178,29 @@ fn a_client_beside_a_users_connection_that_lost_the_index_writes_nothing() {
     renewed(&store, &mut mine, heartbeat(seconds(20)));
 }
 
+/// Nor does it note there that a holder of an earlier boot was seen, as any look does.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_look_beside_a_users_connection_that_lost_the_index_writes_nothing() {
+    if is_the_other() {
+        return;
+    }
+    let (test, folder) = ("a_look_beside_a_users_connection_that_lost_the_index_writes_nothing", Folder::new());
+    let (earlier, _) = open_at(&folder.file(), "boot-1");
+    granted(&earlier, &mut attempt("l", "a"));
+    let own = raw(&folder.file());
+    let is_sighted = || -> bool {
+        own.query_row("SELECT sightings IS NOT NULL FROM locks WHERE key = x'6c'", [], |row| row.get(0)).unwrap()
+    };
+    assert!(!is_sighted());
+    drop(earlier);
+    fs::remove_file(beside(&folder, "-shm")).unwrap();
+    assert!(is_granted_to_another_process(test, &folder, "k"));
+    let (store, _) = open_at(&folder.file(), "boot-2");
+    assert!(look(&store, "l").record.exists());
+    assert!(!is_sighted(), "it was written where others do not see it");
+}
+
 fn uuid() -> String {
     leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
 }
