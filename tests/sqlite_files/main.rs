@@ -2,6 +2,8 @@
 
 mod boots;
 mod busy;
+#[cfg(target_os = "linux")]
+mod descriptors;
 #[cfg(unix)]
 mod forks;
 mod full;

@@ -201,17 +201,6 @@ fn a_look_beside_a_users_connection_that_lost_the_index_writes_nothing() {
     assert!(!is_sighted(), "it was written where others do not see it");
 }
 
-fn uuid() -> String {
-    leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
-}
-
-/// Descriptors of the lock file that this process has.
-#[cfg(target_os = "linux")]
-fn descriptors(folder: &Folder) -> usize {
-    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
-    links.filter(|link| link.starts_with(folder.path())).count()
-}
-
 /// A user's own connection keeps its locks when our last client goes, and one descriptor stays for good.
 #[cfg(target_os = "linux")]
 #[test]
@@ -236,28 +225,4 @@ fn a_connection_of_the_users_keeps_its_log_when_the_last_client_has_gone() {
         drop(open(&folder.file()));
     }
     assert_eq!(descriptors(&folder), 1);
-}
-
-/// What stays open of files that were locked once has an end.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_process_that_opens_many_files_keeps_few_descriptors() {
-    // In a process of its own: others here have files open, too.
-    if std::env::var_os(FILE).is_none() {
-        let output = rerun("neighbours::a_process_that_opens_many_files_keeps_few_descriptors", |exe| {
-            let mut command = Command::new(exe);
-            command.env(FILE, "many");
-            command
-        });
-        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-    let folder = Folder::new();
-    for name in 0..100 {
-        drop(open(&folder.path().join(format!("{name}.db"))));
-    }
-    assert_eq!(descriptors(&folder), 64);
-    fs::remove_dir_all(folder.path()).unwrap();
-    let other = Folder::new();
-    drop(open(&other.file()));
-    assert_eq!(descriptors(&folder) + descriptors(&other), 1);
 }

@@ -133,6 +133,18 @@ pub fn left(seen: &Seen) -> Duration {
     end.and_then(|end: End| end.left(seen.now)).unwrap()
 }
 
+/// Descriptors of files in the folder that this process has.
+#[cfg(target_os = "linux")]
+pub fn descriptors(folder: &Folder) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = links.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    links.filter(|link| link.starts_with(folder.path())).count()
+}
+
+pub fn uuid() -> String {
+    GrantForm::Uuid.fresh().as_str().to_owned()
+}
+
 /// A connection of somebody else's program.
 pub fn raw(path: &Path) -> rusqlite::Connection {
     rusqlite::Connection::open(path).unwrap()

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-use super::label;
+use super::{file, label};
 use crate::lease::record::FORMAT_MAJOR;
 use crate::model::error::{Error, ErrorKind};
 
@@ -233,6 +233,7 @@ fn io_kind(error: &io::Error) -> (ErrorKind, bool) {
 
 fn io_advice(error: &io::Error) -> &'static str {
     match error.kind() {
+        _ if file::is_exhausted(error) => "too many open files: raise the limit (ulimit -n)",
         io::ErrorKind::PermissionDenied => "no permission; the file and its folder must be writable for this user",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only; use another one, or mount it for writing",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full; make room on it",

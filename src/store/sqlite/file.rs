@@ -17,6 +17,11 @@ impl FileId {
         use std::os::unix::fs::MetadataExt;
         FileId(meta.dev(), meta.ino())
     }
+
+    #[cfg(target_os = "linux")]
+    pub(super) fn device(self) -> u64 {
+        self.0
+    }
 }
 
 /// The path of a file that SQLite keeps beside the one at `path`.
@@ -76,6 +81,21 @@ pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
 
 pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// Whether this process, or the whole system, may open no more files for now.
+pub(super) fn is_exhausted(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    let numbers = [nix::errno::Errno::EMFILE, nix::errno::Errno::ENFILE].map(|errno| errno as i32);
+    #[cfg(not(unix))]
+    let numbers: [i32; 0] = [];
+    error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+}
+
+/// That no more files may be opened, for an error of SQLite that does not say it.
+pub(super) fn exhausted() -> Option<io::Error> {
+    let opened = if cfg!(unix) { fs::File::open("/dev/null").map(drop) } else { Ok(()) };
+    opened.err().filter(is_exhausted)
 }
 
 /// Checks where the file lies and makes an empty one with exactly this mode, if one is given, where there is none.
@@ -200,8 +220,8 @@ pub(super) fn is_writable(path: &Path) -> bool {
 }
 
 #[cfg(not(unix))]
-pub(super) fn is_writable(_path: &Path) -> bool {
-    true
+pub(super) fn is_writable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| !meta.permissions().readonly())
 }
 
 #[cfg(not(unix))]

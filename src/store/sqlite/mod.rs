@@ -100,7 +100,7 @@ impl Place {
     fn explained(&self, error: SqliteError) -> SqliteError {
         match self.check() {
             Err(moved @ SqliteError::Moved { .. }) => moved,
-            _ => explained(error, &self.path),
+            _ => conn::explained(error, &self.path),
         }
     }
 
@@ -155,11 +155,9 @@ impl Sqlite {
                 return Err(denied);
             }
             let mut writer = Writer::open(&path, before, by)?;
-            if must_exist {
-                schema::require(&writer, &path, by)?;
-            } else {
-                schema::create(&writer, &path, by)?;
-            }
+            let ready = if must_exist { schema::require } else { schema::create };
+            // While it is open, which takes descriptors, too.
+            ready(&writer, &path, by).map_err(|error| conn::explained(error, &path))?;
             if !must_exist
                 && writer.is_readonly("main").unwrap_or(false)
                 && let Some(denied) = file::denied(&path)
@@ -173,7 +171,7 @@ impl Sqlite {
                 _ => Err(SqliteError::Moved { path: path.clone() }),
             }
         };
-        let (writer, reader, log) = open().map_err(|error| explained(error, &path))?;
+        let (writer, reader, log) = open()?;
         // Both opened the file that is there before and after.
         if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });
@@ -186,7 +184,9 @@ impl Sqlite {
             grant_form: GrantForm::Uuid,
             most_shared: None,
         };
-        let clock_identity = options.clock_identity.unwrap_or_else(boot::clock_identity);
+        let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
+        let doing = "ask for the identity of this boot";
+        let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
         let place = Place { path, file: before, log, clock, clock_identity };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Sqlite { info, place, writer, reader, watch: Watch::default() })
@@ -296,19 +296,6 @@ fn raised(record: &LockRecord) -> LockRecord {
 
 fn identity(path: &Path) -> Result<Option<FileId>, SqliteError> {
     file::identity(path).map_err(|source| SqliteError::looking(path, source))
-}
-
-/// Says what is denied where SQLite only says that it could not.
-fn explained(error: SqliteError, path: &Path) -> SqliteError {
-    use rusqlite::ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
-    match &error {
-        SqliteError::Engine { source, .. }
-            if matches!(source.sqlite_error_code(), Some(CannotOpen | PermissionDenied | ReadOnly)) =>
-        {
-            file::denied(path).unwrap_or(error)
-        }
-        _ => error,
-    }
 }
 
 /// The store for one grant, see [`Sqlite::transition`].

@@ -51,7 +51,11 @@ mod linux {
 
     impl OwnLocks {
         /// `None` while somebody else has the files for itself.
+        /// An error of kind `Unsupported` where the system has no such locks.
         pub fn take(path: &Path, database: FileId, idle: &mut Idle) -> io::Result<Option<OwnLocks>> {
+            if idle.are_refused_beside(database) {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
             let shm = file::beside(path, "-shm");
             let database = idle.open(path, Some(database))?;
             let shm = match idle.open(&shm, None) {
@@ -68,7 +72,11 @@ mod linux {
                 Ok(()) => Ok(Some(locks)),
                 Err(error) => {
                     locks.give_up(idle);
-                    if [Errno::EAGAIN, Errno::EACCES].contains(&error) { Ok(None) } else { Err(error.into()) }
+                    match error {
+                        Errno::EAGAIN | Errno::EACCES => Ok(None),
+                        error if is_refusal(error) => Err(io::Error::new(io::ErrorKind::Unsupported, error)),
+                        error => Err(error.into()),
+                    }
                 }
             }
         }
@@ -111,6 +119,13 @@ mod linux {
             Idle(Vec::new())
         }
 
+        /// Whether one of these shows that the file system of `file` refuses locks of descriptions. It is not closed, so
+        /// that no other file system gets its number; and no further one is opened there, which could not be either.
+        fn are_refused_beside(&self, file: FileId) -> bool {
+            let on_it = |idle: &&File| idle.metadata().is_ok_and(|meta| FileId::of(&meta).device() == file.device());
+            self.0.iter().filter(on_it).any(|idle| is_locked(idle).is_err_and(is_refusal))
+        }
+
         /// Another one of the file at `path`, or the one that is here. An error of kind `NotFound` if that is not
         /// the file that is `wanted`.
         fn open(&mut self, path: &Path, wanted: Option<FileId>) -> io::Result<File> {
@@ -136,7 +151,7 @@ mod linux {
             for file in self.0.drain(..) {
                 // As of `-shm` after a last close.
                 let is_found = !file.metadata().is_ok_and(|meta| meta.nlink() == 0);
-                if is_locked(&file) || (is_found && kept.len() < KEPT) {
+                if is_locked(&file).unwrap_or(true) || (is_found && kept.len() < KEPT) {
                     kept.push(file);
                     continue;
                 }
@@ -169,9 +184,15 @@ mod linux {
     }
 
     /// Whether anybody has a lock, this process included.
-    fn is_locked(file: &File) -> bool {
+    fn is_locked(file: &File) -> nix::Result<bool> {
         let mut found = flock(libc::F_WRLCK, ALL);
-        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found)).is_err() || found.l_type != libc::F_UNLCK as c_short
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
+        Ok(found.l_type != libc::F_UNLCK as c_short)
+    }
+
+    /// Whether the system or the file system does not know such locks.
+    fn is_refusal(error: Errno) -> bool {
+        matches!(error, Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP)
     }
 }
 

@@ -209,7 +209,7 @@ impl Opened {
                 Ok(None) => drop(files),
                 Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
-                    let is_unknown = matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput);
+                    let is_unknown = source.kind() == io::ErrorKind::Unsupported;
                     let error = SqliteError::File { path: path.to_owned(), doing, source };
                     if !is_unknown {
                         return Err(error);
