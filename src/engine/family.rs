@@ -20,7 +20,7 @@ use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
-use crate::sys::drop_bound::drop_by;
+use crate::sys::drop_bound::{DropBound, drop_by};
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
@@ -46,6 +46,7 @@ pub struct Family {
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    drop_bound: DropBound,
 }
 
 /// What works with a lock, and has to end before `close` releases it.
@@ -87,6 +88,7 @@ impl Family {
             obtaining: Mutex::default(),
             obtained: Condvar::new(),
             ends_first: Mutex::default(),
+            drop_bound: DropBound::default(),
         })
     }
 
@@ -295,6 +297,7 @@ impl Drop for Family {
         }
         self.closing.cancel();
         let by = drop_by(self.options.drop_timeout);
+        self.drop_bound.begin(by);
         // What is asked to end needs a moment to do so.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);

@@ -22,12 +22,14 @@ use super::file::{self, FileId, Log};
 use super::own_locks::{Idle, OwnLocks};
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
+use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
 use crate::sys::process::ProcessId;
 
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How long the end of a connection waits for its turn, which takes microseconds.
+/// How long the end of a connection waits for its turn, which takes microseconds, unless the drop that it is a part of
+/// has less.
 const END: Duration = Duration::from_secs(1);
 
 /// The number of the process whose thread has its turn at [`FILES`]; 0 for none. In a child that finds its parent here
@@ -235,7 +237,7 @@ impl Opened {
     /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
     pub(super) fn closing(&mut self) {
         if self.closing.is_none() {
-            self.closing_by(Deadline::after(END));
+            self.closing_by(Deadline::at(drop_by(END)));
         }
     }
 
@@ -287,5 +289,21 @@ mod tests {
         opened.closing.as_mut().unwrap().by = soon();
         drop(opened);
         assert!(Turn::take(&path, &soon()).unwrap().at(file).is_none());
+    }
+
+    /// Each of its connections would wait for as long as one may.
+    #[test]
+    fn the_drop_of_a_client_keeps_its_bound_while_the_register_is_taken() {
+        let (folder, store) = crate::store::sqlite::tests::store();
+        let over = crate::ClientBuilder::over(Arc::new(store), crate::sys::clock::Clock::system());
+        let bound = Duration::from_millis(100);
+        let client = over.drop_timeout(bound).connect().unwrap();
+        let turn = Turn::take(&folder, &soon()).unwrap();
+        let started = std::time::Instant::now();
+        drop(client);
+        let took = started.elapsed();
+        drop(turn);
+        assert!(took >= bound / 2 && took < bound * 5, "{took:?}");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

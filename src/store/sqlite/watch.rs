@@ -22,7 +22,8 @@ use super::row::Row;
 use super::{Place, Sqlite, Which};
 use crate::lease::{LockRecord, transition};
 use crate::model::error::{Error, Result};
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::Deadline;
+use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
@@ -249,7 +250,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.end(far_from(Instant::now(), END));
+        self.end(drop_by(END));
     }
 }
 
