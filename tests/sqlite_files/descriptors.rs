@@ -47,7 +47,7 @@ fn a_process_that_opens_many_files_keeps_few_descriptors() {
 /// The kernel refuses this thread a call from now on, with this error, where its argument at this place, cut to the
 /// bits of the mask, is one of these.
 #[allow(unsafe_code)]
-fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32) {
+pub fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32) {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
     let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
     let is = |value, jt, jf| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, value);

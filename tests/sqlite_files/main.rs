@@ -13,3 +13,5 @@ mod neighbours;
 mod opening;
 mod rows;
 mod support;
+#[cfg(target_os = "linux")]
+mod wakeups;

@@ -12,6 +12,7 @@ use rusqlite::{Connection, OpenFlags, TransactionState};
 
 use super::error::SqliteError;
 use super::file::{self, FileId, Log};
+use super::own_locks::Header;
 use super::register::Opened;
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
@@ -56,6 +57,11 @@ impl Conn {
         };
         self.log = Some(log.clone());
         Ok(log)
+    }
+
+    /// [`Opened::header`]
+    pub(super) fn header(&self) -> Option<Header> {
+        self.opened.header()
     }
 
     /// Whether its log, and the index by which it reads that, are those that others use now.

@@ -16,18 +16,22 @@ pub(super) use linux::{Idle, OwnLocks};
 #[cfg(not(target_os = "linux"))]
 pub(super) use other::{Idle, OwnLocks};
 
+/// As SQLite has it at the beginning of `-shm`: versions, counters, sizes and checksums of the log.
+pub(super) type Header = [u8; 48];
+
 #[cfg(target_os = "linux")]
 mod linux {
     use std::fs::File;
     use std::io;
     use std::os::fd::AsRawFd;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::Path;
 
     use nix::errno::Errno;
     use nix::fcntl::{FcntlArg, fcntl};
     use nix::libc::{self, c_short, off_t};
 
+    use super::Header;
     use crate::store::sqlite::file::{self, FileId};
 
     /// First byte and length.
@@ -94,6 +98,13 @@ mod linux {
             let is_told = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
             let is_ours = u32::try_from(found.l_pid) == Ok(std::process::id());
             !is_told || (found.l_type != libc::F_UNLCK as c_short && is_ours)
+        }
+
+        /// What stands at the beginning of `-shm`: which state of the file a reader sees. None can be seen that is not
+        /// written there first, and to read it takes no lock.
+        pub fn header(&self) -> Option<Header> {
+            let mut header = [0; 48];
+            self.shm.read_exact_at(&mut header, 0).ok().map(|()| header)
         }
 
         /// Said of the description: a forked child that has it, too, does not keep them.
@@ -202,6 +213,7 @@ mod other {
     use std::io;
     use std::path::Path;
 
+    use super::Header;
     use crate::store::sqlite::file::FileId;
 
     #[derive(Debug)]
@@ -218,6 +230,10 @@ mod other {
 
         pub fn see_the_writer(&self) -> bool {
             true
+        }
+
+        pub fn header(&self) -> Option<Header> {
+            None
         }
 
         pub fn unlock(&self) {}

@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::error::SqliteError;
 use super::file::{self, FileId, Log};
-use super::own_locks::{Idle, OwnLocks};
+use super::own_locks::{Header, Idle, OwnLocks};
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
@@ -232,6 +232,11 @@ impl Opened {
     /// Whether others see that this process writes, while SQLite says that it may.
     pub(super) fn is_seen_writing(&self) -> bool {
         self.locks.as_ref().is_none_or(|locks| locks.see_the_writer())
+    }
+
+    /// [`OwnLocks::header`]
+    pub(super) fn header(&self) -> Option<Header> {
+        self.locks.as_ref()?.header()
     }
 
     /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
