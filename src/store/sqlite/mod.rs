@@ -10,7 +10,7 @@
 //! noticed; and who puts another file in its place has to remove the `-wal` and `-shm` files beside it, or SQLite
 //! applies the old log to the new file, and takes its index for its own.
 //!
-//! Reads have a connection of their own and wait for no writer. `watch` tells waiters that a row has changed.
+//! Reads have a connection of their own and wait for no writer. `wakeup` tells waiters that a row has changed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,6 @@ mod error;
 pub mod fence;
 mod file;
 mod holders;
-mod notice;
 mod own_locks;
 mod read;
 mod register;
@@ -42,14 +41,14 @@ mod row;
 mod schema;
 #[cfg(test)]
 mod tests;
-mod watch;
+mod wakeup;
 
 use boot::Here;
 use conn::{Begin, Conn, Durability, Tx, Writer};
 use error::SqliteError;
 use file::{FileId, Log};
 use row::Row;
-use watch::Watch;
+use wakeup::Watch;
 
 /// What [`Sqlite::open`] needs to know.
 #[derive(Clone, Debug)]

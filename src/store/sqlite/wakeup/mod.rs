@@ -17,7 +17,6 @@ use rusqlite::Connection;
 
 use super::conn::{self, Conn, Durability};
 use super::error::SqliteError;
-use super::notice::{Bell, LULL, Notice};
 use super::own_locks::Header;
 use super::row::Row;
 use super::{Place, Sqlite, Which};
@@ -27,6 +26,10 @@ use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
 use crate::sys::thread::Thread;
+
+mod notice;
+
+use notice::{Bell, LULL, Notice};
 
 /// The time between two looks where writes come without a pause. Where they are not noticed it is doubled with each look
 /// that shows nothing new, up to [`LULL`].
