@@ -19,7 +19,7 @@ use super::conn::{self, Conn, Durability};
 use super::error::SqliteError;
 use super::own_locks::Header;
 use super::row::Row;
-use super::{Place, Sqlite, Which};
+use super::{Sqlite, Target, Which};
 use crate::lease::{LockRecord, transition};
 use crate::model::error::{Error, Result};
 use crate::sys::deadline::Deadline;
@@ -78,7 +78,7 @@ struct Watched {
 struct Eye {
     /// An earlier eye that was not waited for must end and not go on with what is watched now.
     number: u64,
-    place: Place,
+    target: Target,
     conn: Conn,
     /// As it was seen last. While the header is the same, nobody has committed.
     version: i64,
@@ -106,7 +106,7 @@ impl Sqlite {
         // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
         let eye = match known {
             Some(_) => None,
-            None => Some(self.eye(by).map_err(|error| self.place.explained(error))?),
+            None => Some(self.eye(by).map_err(|error| self.target.explained(error))?),
         };
         let known = known.unwrap_or_default();
         let mut fresh = HashMap::new();
@@ -129,24 +129,24 @@ impl Sqlite {
                 *thread = Some(Thread::spawn("leasehold-file", move || eye.run())?);
                 *watched = Some(Watched { rows: fresh, to, bell, eye: number });
             }
-            (None, None) => return Err(SqliteError::Moved { path: self.place.path.clone() }.into()),
+            (None, None) => return Err(SqliteError::Moved { path: self.target.path.clone() }.into()),
         }
         Ok(true)
     }
 
     fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
-        self.place.check()?;
-        let mut conn = conn::open(&self.place.path, self.place.file, Durability::Process, by)?;
-        conn.protect(&self.place.path, by)?;
+        self.target.check()?;
+        let mut conn = conn::open(&self.target.path, self.target.file, Durability::Process, by)?;
+        conn.protect(&self.target.path, by)?;
         // The one that was opened.
-        self.place.check()?;
-        let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
+        self.target.check()?;
+        let version = conn::busy_retried(&self.target.path, by, LOOK, || version(&conn, &self.target.path))?;
         let doing = "watch the file";
-        let path = &self.place.path;
+        let path = &self.target.path;
         let notice = Notice::new(path).map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
         let number = self.watch.eyes.fetch_add(1, Ordering::SeqCst);
-        let (place, shared) = (self.place.clone(), self.watch.shared.clone());
-        Ok(Eye { number, place, conn, version, header: None, notice, shared })
+        let (target, shared) = (self.target.clone(), self.watch.shared.clone());
+        Ok(Eye { number, target, conn, version, header: None, notice, shared })
     }
 }
 
@@ -197,13 +197,13 @@ impl Eye {
     /// Whether the file has changed since the last look; tells whose row did.
     fn look(&mut self, also_place: bool) -> Result<bool, SqliteError> {
         if also_place {
-            self.place.check()?;
+            self.target.check()?;
         }
         let header = self.conn.header();
         if header.is_some() && header == self.header {
             return Ok(false);
         }
-        let version = version(&self.conn, &self.place.path)?;
+        let version = version(&self.conn, &self.target.path)?;
         if version == self.version {
             self.header = header;
             return Ok(false);
@@ -215,8 +215,8 @@ impl Eye {
         // Without the mutex, for which the store's end would wait.
         let mut read = Vec::with_capacity(keys.len());
         for key in keys {
-            let now = match Row::read(&self.conn, &self.place.path, &key) {
-                Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
+            let now = match Row::read(&self.conn, &self.target.path, &key) {
+                Ok((format, row)) => row.view(format, self.target.here(&self.target.times())).record,
                 // Who waits for it sees it for itself.
                 Err(SqliteError::Damaged { .. }) => LockRecord::missing(&key),
                 Err(error) => return Err(error),
