@@ -98,8 +98,15 @@ pub(super) fn exhausted() -> Option<io::Error> {
     opened.err().filter(is_exhausted)
 }
 
+/// How many kernels may share the file system, whose locks hold on one of them only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernels {
+    One,
+    Any,
+}
+
 /// Checks where the file lies and makes an empty one with exactly this mode, if one is given, where there is none.
-pub(super) fn prepare(path: &Path, mode: Option<u32>, unsafe_fs: bool) -> Result<(), SqliteError> {
+pub(super) fn prepare(path: &Path, mode: Option<u32>, kernels: Kernels) -> Result<(), SqliteError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => {
             return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a folder" });
@@ -108,7 +115,7 @@ pub(super) fn prepare(path: &Path, mode: Option<u32>, unsafe_fs: bool) -> Result
         Ok(meta) if !meta.is_file() => {
             return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a device, pipe or socket" });
         }
-        Ok(_) => return check_file_system(path, path, unsafe_fs),
+        Ok(_) => return check_file_system(path, path, kernels),
         Err(error) if is_missing(&error) => {}
         Err(source) => return Err(failed(path, "look at the file", source)),
     }
@@ -118,7 +125,7 @@ pub(super) fn prepare(path: &Path, mode: Option<u32>, unsafe_fs: bool) -> Result
         path: path.to_owned(),
         folder: target.parent().unwrap_or(&target).to_owned(),
     })?;
-    check_file_system(path, folder, unsafe_fs)?;
+    check_file_system(path, folder, kernels)?;
     match create(&target, folder, mode) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(source) => Err(failed(path, "create the file", source)),
@@ -230,8 +237,8 @@ pub(super) fn denied(_path: &Path) -> Option<SqliteError> {
 }
 
 #[cfg(target_os = "linux")]
-fn check_file_system(path: &Path, at: &Path, unsafe_fs: bool) -> Result<(), SqliteError> {
-    if unsafe_fs {
+fn check_file_system(path: &Path, at: &Path, kernels: Kernels) -> Result<(), SqliteError> {
+    if kernels == Kernels::Any {
         return Ok(());
     }
     let stat = nix::sys::statfs::statfs(at)
@@ -245,7 +252,7 @@ fn check_file_system(path: &Path, at: &Path, unsafe_fs: bool) -> Result<(), Sqli
 }
 
 #[cfg(not(target_os = "linux"))]
-fn check_file_system(_path: &Path, _at: &Path, _unsafe_fs: bool) -> Result<(), SqliteError> {
+fn check_file_system(_path: &Path, _at: &Path, _kernels: Kernels) -> Result<(), SqliteError> {
     Ok(())
 }
 

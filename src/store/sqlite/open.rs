@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::conn::{self, Durability, Writer};
 use super::error::SqliteError;
-use super::file::{self, Log};
+use super::file::{self, Kernels, Log};
 use super::wakeup::Watch;
 use super::{Sqlite, Target, boot, identity, label, register, schema};
 use crate::model::error::Result;
@@ -63,7 +63,7 @@ impl Sqlite {
         // What is refused is not made.
         register::check(&path, by)?;
         let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsMade);
-        file::prepare(&path, mode, options.unsafe_fs)?;
+        file::prepare(&path, mode, if options.unsafe_fs { Kernels::Any } else { Kernels::One })?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {
             // Who may only read would make the log and leave it behind, as a file of its own that others can't write.

@@ -177,7 +177,8 @@ impl Eye {
             if also_place {
                 place_at = started + IDLE;
             }
-            match self.look(also_place) {
+            let is_there = if also_place { self.target.check() } else { Ok(()) };
+            match is_there.and_then(|()| self.look()) {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
                     log::debug!(target: "leasehold::sqlite", "waiters are not told any more: {}", Error::from(error));
@@ -195,10 +196,7 @@ impl Eye {
     }
 
     /// Whether the file has changed since the last look; tells whose row did.
-    fn look(&mut self, also_place: bool) -> Result<bool, SqliteError> {
-        if also_place {
-            self.target.check()?;
-        }
+    fn look(&mut self) -> Result<bool, SqliteError> {
         let header = self.conn.header();
         if header.is_some() && header == self.header {
             return Ok(false);
