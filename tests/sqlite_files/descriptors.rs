@@ -44,35 +44,6 @@ fn a_process_that_opens_many_files_keeps_few_descriptors() {
     assert_eq!(descriptors(&folder) + descriptors(&other), 1);
 }
 
-/// The kernel refuses this thread a call from now on, with this error, where its argument at this place, cut to the
-/// bits of the mask, is one of these.
-#[allow(unsafe_code)]
-pub fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32) {
-    let step = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
-    let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
-    let is = |value, jt, jf| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, value);
-    let answer = |value| step(libc::BPF_RET | libc::BPF_K, 0, 0, value);
-    // The number of the call comes first; an argument has eight bytes, of which the low half is looked at.
-    let argument = 16 + 8 * place + if cfg!(target_endian = "little") { 0 } else { 4 };
-    let mut program = [
-        load(0),
-        is(u32::try_from(call).unwrap(), 0, 5),
-        load(argument),
-        step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask.cast_unsigned()),
-        is(values[0].cast_unsigned(), 1, 0),
-        is(values[1].cast_unsigned(), 0, 1),
-        answer(libc::SECCOMP_RET_ERRNO | error.cast_unsigned()),
-        answer(libc::SECCOMP_RET_ALLOW),
-    ];
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the program is there until the kernel has copied it, and has as many steps as said.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
-    };
-    assert!(set, "{}", std::io::Error::last_os_error());
-}
-
 /// As some file systems do.
 #[test]
 fn where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file() {
@@ -115,8 +86,10 @@ fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
             match opened {
                 Ok(store) => {
                     granted(&store, &mut attempt(&uuid(), "a"));
-                    let clock: String = raw(&path).query_row("SELECT clock FROM locks", [], |row| row.get(0)).unwrap();
-                    assert!(!clock.contains("process"), "it took itself for a host without a clock of its own");
+                    assert!(
+                        !clock_of_the_row(&path).contains("process"),
+                        "it took itself for a host without a clock of its own"
+                    );
                     break;
                 }
                 Err(error) => {

@@ -8,7 +8,6 @@ use leasehold::internals::store::Backend;
 use leasehold::internals::store::sqlite::Sqlite;
 use nix::libc;
 
-use crate::descriptors::refuse;
 use crate::support::*;
 
 const ALONE: &str = "LEASEHOLD_WAKEUPS";
