@@ -226,3 +226,41 @@ fn a_connection_of_the_users_keeps_its_log_when_the_last_client_has_gone() {
     }
     assert_eq!(descriptors(&folder), 1);
 }
+
+/// By each of its names SQLite keeps another log of the same file: neither process sees what the other writes. A file
+/// that is mounted alone into a container is the same.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_another_process_has_open_by_another_name_is_refused() {
+    let test = "a_file_that_another_process_has_open_by_another_name_is_refused";
+    if std::env::var_os("LEASEHOLD_REFUSED").is_some() {
+        let error = refused(Path::new(&std::env::var_os(FILE).unwrap()));
+        println!("{:?} {error}", error.kind());
+        return;
+    }
+    if is_the_other() {
+        return;
+    }
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    let store = open(&folder.file());
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    let names = [folder.path().join("hard.db"), elsewhere.file()];
+    for name in &names {
+        fs::hard_link(folder.file(), name).unwrap();
+        let output = rerun(&format!("neighbours::{test}"), |exe| {
+            let mut command = Command::new(exe);
+            command.env(FILE, name).env("LEASEHOLD_REFUSED", "1");
+            command
+        });
+        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "two hold it: {told}");
+        assert!(told.contains("Config ") && told.contains("open by another path"), "{told}");
+    }
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+    drop(store);
+    // Whoever comes first has it by this name.
+    let store = open(&names[1]);
+    drop(store);
+    assert!(!is_granted_to_another_process(test, &folder, "k"));
+}

@@ -58,6 +58,12 @@ pub(super) enum SqliteError {
     Moved { path: PathBuf },
 
     #[error(
+        "another process has this file open by another path (a hard link, or a mount of the file alone), and keeps its \
+         log there, so neither would see what the other one writes; use one path, and mount the folder"
+    )]
+    OtherPath { path: PathBuf },
+
+    #[error(
         "this process was forked from one that had an SQLite file open, this one or another, and neither SQLite's locks \
          nor its mutexes outlive that; fork before you connect, or exec in the child"
     )]
@@ -118,6 +124,7 @@ impl SqliteError {
             | SqliteError::ForbiddenFileSystem { path, .. }
             | SqliteError::NoWriteAheadLog { path, .. }
             | SqliteError::Moved { path }
+            | SqliteError::OtherPath { path }
             | SqliteError::OpenInParent { path }
             | SqliteError::NewerFormat { path, .. }
             | SqliteError::ForeignVersion { path, .. }
@@ -138,6 +145,7 @@ impl SqliteError {
             | SqliteError::NoFolder { .. }
             | SqliteError::NotAFile { .. }
             | SqliteError::NoWriteAheadLog { .. }
+            | SqliteError::OtherPath { .. }
             | SqliteError::OpenInParent { .. }
             | SqliteError::ForbiddenFileSystem { .. } => (ErrorKind::Config, false),
             SqliteError::Moved { .. } => (ErrorKind::Store, false),

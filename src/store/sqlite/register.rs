@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::error::SqliteError;
 use super::file::{self, FileId, Log};
-use super::own_locks::{Header, Idle, OwnLocks};
+use super::own_locks::{Header, Idle, OwnLocks, Taken};
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
@@ -179,6 +179,9 @@ impl Opened {
         for locks in others.filter_map(|open| open.locks.as_ref()).filter(|locks| locks.stand_beside(path)) {
             locks.unlock();
         }
+        if files.at(file).is_none() && files.idle.is_elsewhere(path, file) {
+            return Err(SqliteError::OtherPath { path: path.to_owned() });
+        }
         match files.at(file) {
             Some(open) => open.using += 1,
             None => files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None }),
@@ -203,12 +206,13 @@ impl Opened {
                 return Ok(there);
             }
             match OwnLocks::take(path, self.file, idle) {
-                Ok(Some(locks)) => {
+                Ok(Taken::Locks(locks)) => {
                     self.locks = open.locks.insert(Arc::new(locks)).clone().into();
                     return Ok(there);
                 }
                 // Somebody is closing the file just now, or opening it as the first.
-                Ok(None) => drop(files),
+                Ok(Taken::Busy) => drop(files),
+                Ok(Taken::Elsewhere) => return Err(SqliteError::OtherPath { path: path.to_owned() }),
                 Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
                     let is_unknown = source.kind() == io::ErrorKind::Unsupported;
