@@ -92,7 +92,13 @@ mod tests {
             assert!(has_password(with), "{with}");
         }
         let spanner = "spanner:projects/p/instances/i/databases/d?table=t";
-        for without in ["sqlite:/a@b/c.db", "mongodb://h/d?collection=c", "dynamodb://t?region=r", spanner] {
+        for without in [
+            "sqlite:/a@b/c.db",
+            "sqlite:/mongodb/a@b.db",
+            "mongodb://h/d?collection=c",
+            "dynamodb://t?region=r",
+            spanner,
+        ] {
             assert!(!has_password(without), "{without}");
         }
     }

@@ -101,12 +101,16 @@ pub fn wait(request: LockRequest, signals: &Receiver<Signal>, shows: Shows) -> O
     let (told, waits) = unbounded();
     // The channel stays open when the request is over: a closed one is always ready.
     let _open = told.clone();
-    let request = request.cancel(&cancel).on_wait(move |waiting| drop(told.send((Instant::now(), waiting.clone()))));
+    let outer = std::env::var("LEASEHOLD_LOCK_ID").ok().filter(|_| shows.words);
+    let mut request = request.cancel(&cancel);
+    // Each word of the wait wakes two threads.
+    if shows.line || outer.is_some() {
+        request = request.on_wait(move |waiting| drop(told.send((Instant::now(), waiting.clone()))));
+    }
     let (done, outcome) = bounded(1);
     on_thread("leasehold-wait", move || drop(done.send(request.lock())))?;
-    let outer = std::env::var("LEASEHOLD_LOCK_ID").ok().filter(|_| shows.words);
     let mut display = Display { draws: shows.line, outer, seen: None };
-    let seconds = tick(Duration::from_secs(1));
+    let seconds = if shows.line { tick(Duration::from_secs(1)) } else { never() };
     let mut ended_by = None;
     let outcome: Result<LockGuard> = loop {
         select! {

@@ -20,7 +20,7 @@ use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
-use crate::sys::drop_bound::{DropBy, Owner};
+use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
@@ -52,6 +52,8 @@ struct Closing {
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    /// Last, so that what the store ends is part of the client's own drop.
+    drop_bound: DropBound,
 }
 
 /// What works with a lock, and has to end before `close` releases it.
@@ -314,7 +316,9 @@ impl Drop for Family {
             return;
         }
         self.closing.token.cancel();
-        let by = self.drop_by().instant();
+        let by = self.drop_by();
+        self.closing.drop_bound.begin(by);
+        let by = by.instant();
         // What is asked to end needs a moment to do so.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);

@@ -45,6 +45,12 @@ impl DropBy {
     }
 }
 
+/// Until when what a client owns may take to end, from now: no longer than the client's drop that is under way here.
+pub fn drop_by(bound: Duration) -> Instant {
+    let at = far_from(Instant::now(), bound);
+    BY.get().map_or(at, |outer| outer.at.min(at))
+}
+
 /// What is dropped on this thread from its beginning until this value goes is part of one drop. As a field it comes
 /// last, so that the other ones are, too.
 #[derive(Default)]

@@ -418,6 +418,11 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
             let body = std::panic::AssertUnwindSafe(|| {
                 let seen = held(&open(&file), &mut attempt("k", "b"));
                 assert!(left(&seen) > seconds(20) - SLACK, "{:?}", left(&seen));
+                // What the system tells from now on is the clock of its children.
+                nix::sched::unshare(new_time).unwrap();
+                let own = Folder::new();
+                granted(&open(&own.file()), &mut attempt("k", "b"));
+                assert!(clock_of_the_row(&own.file()).starts_with("process:"));
             });
             std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
         }
@@ -454,4 +459,24 @@ fn a_lease_of_an_earlier_boot_is_expired_after_its_duration_and_can_be_extended(
     clock.advance(SLACK);
     now.expire("app").unwrap();
     assert!(now.claim("app", "unit/1", seconds(30)).unwrap().fencing_token() > claimed.fencing_token());
+}
+
+/// A kernel without time namespaces has no link to them; without `/proc` there is none at all.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_kernel_without_time_namespaces_has_moved_no_clock() {
+    const OLD: &str = "LEASEHOLD_OLD_KERNEL";
+    if std::env::var_os(OLD).is_none() {
+        let output = rerun("boots::a_kernel_without_time_namespaces_has_moved_no_clock", |exe| {
+            let mut command = std::process::Command::new(exe);
+            command.env(OLD, "1");
+            command
+        });
+        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    refuse_links(nix::libc::ENOENT);
+    let folder = Folder::new();
+    granted(&open(&folder.file()), &mut attempt("k", "a"));
+    let clock = clock_of_the_row(&folder.file());
+    assert!(clock.len() == 40 && clock.ends_with(":0.0"), "{clock}");
 }

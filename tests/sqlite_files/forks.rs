@@ -199,3 +199,22 @@ fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
         stop.store(true, Ordering::SeqCst);
     });
 }
+
+/// Neither what the parent drew nor its own offset says whose clock a child has.
+#[cfg(target_os = "linux")]
+#[test]
+fn where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each() {
+    if !is_alone("where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each") {
+        return;
+    }
+    refuse_links(nix::libc::EACCES);
+    let drawn = || {
+        let folder = Folder::new();
+        granted(&open(&folder.file()), &mut attempt("k", "a"));
+        clock_of_the_row(&folder.file())
+    };
+    let ours = drawn();
+    assert_eq!(ours.strip_prefix("process:").map(str::len), Some(36), "{ours}");
+    assert_eq!(drawn(), ours);
+    in_a_child(|| assert!(drawn().starts_with("process:") && drawn() != ours));
+}

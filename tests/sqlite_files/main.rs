@@ -2,6 +2,8 @@
 
 mod boots;
 mod busy;
+#[cfg(target_os = "linux")]
+mod descriptors;
 #[cfg(unix)]
 mod forks;
 mod full;
@@ -11,3 +13,5 @@ mod neighbours;
 mod opening;
 mod rows;
 mod support;
+#[cfg(target_os = "linux")]
+mod wakeups;

@@ -178,15 +178,27 @@ fn a_client_beside_a_users_connection_that_lost_the_index_writes_nothing() {
     renewed(&store, &mut mine, heartbeat(seconds(20)));
 }
 
-fn uuid() -> String {
-    leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
-}
-
-/// Descriptors of the lock file that this process has.
+/// Nor does it note there that a holder of an earlier boot was seen, as any look does.
 #[cfg(target_os = "linux")]
-fn descriptors(folder: &Folder) -> usize {
-    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
-    links.filter(|link| link.starts_with(folder.path())).count()
+#[test]
+fn a_look_beside_a_users_connection_that_lost_the_index_writes_nothing() {
+    if is_the_other() {
+        return;
+    }
+    let (test, folder) = ("a_look_beside_a_users_connection_that_lost_the_index_writes_nothing", Folder::new());
+    let (earlier, _) = open_at(&folder.file(), "boot-1");
+    granted(&earlier, &mut attempt("l", "a"));
+    let own = raw(&folder.file());
+    let is_sighted = || -> bool {
+        own.query_row("SELECT sightings IS NOT NULL FROM locks WHERE key = x'6c'", [], |row| row.get(0)).unwrap()
+    };
+    assert!(!is_sighted());
+    drop(earlier);
+    fs::remove_file(beside(&folder, "-shm")).unwrap();
+    assert!(is_granted_to_another_process(test, &folder, "k"));
+    let (store, _) = open_at(&folder.file(), "boot-2");
+    assert!(look(&store, "l").record.exists());
+    assert!(!is_sighted(), "it was written where others do not see it");
 }
 
 /// A user's own connection keeps its locks when our last client goes, and one descriptor stays for good.
@@ -215,26 +227,40 @@ fn a_connection_of_the_users_keeps_its_log_when_the_last_client_has_gone() {
     assert_eq!(descriptors(&folder), 1);
 }
 
-/// What stays open of files that were locked once has an end.
+/// By each of its names SQLite keeps another log of the same file: neither process sees what the other writes. A file
+/// that is mounted alone into a container is the same.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_process_that_opens_many_files_keeps_few_descriptors() {
-    // In a process of its own: others here have files open, too.
-    if std::env::var_os(FILE).is_none() {
-        let output = rerun("neighbours::a_process_that_opens_many_files_keeps_few_descriptors", |exe| {
+fn a_file_that_another_process_has_open_by_another_name_is_refused() {
+    let test = "a_file_that_another_process_has_open_by_another_name_is_refused";
+    if std::env::var_os("LEASEHOLD_REFUSED").is_some() {
+        let error = refused(Path::new(&std::env::var_os(FILE).unwrap()));
+        println!("{:?} {error}", error.kind());
+        return;
+    }
+    if is_the_other() {
+        return;
+    }
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    let store = open(&folder.file());
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    let names = [folder.path().join("hard.db"), elsewhere.file()];
+    for name in &names {
+        fs::hard_link(folder.file(), name).unwrap();
+        let output = rerun(&format!("neighbours::{test}"), |exe| {
             let mut command = Command::new(exe);
-            command.env(FILE, "many");
+            command.env(FILE, name).env("LEASEHOLD_REFUSED", "1");
             command
         });
-        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "two hold it: {told}");
+        assert!(told.contains("Config ") && told.contains("open by another path"), "{told}");
     }
-    let folder = Folder::new();
-    for name in 0..100 {
-        drop(open(&folder.path().join(format!("{name}.db"))));
-    }
-    assert_eq!(descriptors(&folder), 64);
-    fs::remove_dir_all(folder.path()).unwrap();
-    let other = Folder::new();
-    drop(open(&other.file()));
-    assert_eq!(descriptors(&folder) + descriptors(&other), 1);
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+    drop(store);
+    // Whoever comes first has it by this name.
+    let store = open(&names[1]);
+    drop(store);
+    assert!(!is_granted_to_another_process(test, &folder, "k"));
 }

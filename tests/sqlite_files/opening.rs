@@ -249,3 +249,58 @@ fn a_read_only_folder_is_told() {
         }
     });
 }
+
+/// A log that a reader made would have the reader's name and the mode of the file, and nobody else could write to it.
+#[test]
+fn who_may_only_read_leaves_no_log_behind() {
+    as_nobody("opening::who_may_only_read_leaves_no_log_behind", |folder| {
+        for (of_file, of_folder) in [(0o444, 0o700), (0o444, 0o500), (0o600, 0o500)] {
+            drop(open(&folder.file()));
+            fs::set_permissions(folder.file(), fs::Permissions::from_mode(of_file)).unwrap();
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(of_folder)).unwrap();
+            let looked = Sqlite::open_existing(options(&folder.file()), Clock::system(), &soon());
+            let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+            fs::set_permissions(folder.file(), fs::Permissions::from_mode(0o600)).unwrap();
+            assert_eq!(looked.expect_err("opened").kind(), ErrorKind::Permission);
+            assert_eq!(left, ["locks.db"], "{of_file:o} {of_folder:o}");
+            let mut mine = attempt("after", "owner");
+            let owner = open(&folder.file());
+            granted(&owner, &mut mine);
+            owner.release(&mut mine, false, &soon()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_log_that_only_others_may_write_is_told() {
+    as_nobody("opening::a_log_that_only_others_may_write_is_told", |folder| {
+        for ending in ["-wal", "-shm"] {
+            let other = raw(&folder.file());
+            other.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE IF NOT EXISTS own (x)").unwrap();
+            let log = folder.path().join(format!("locks.db{ending}"));
+            fs::set_permissions(&log, fs::Permissions::from_mode(0o400)).unwrap();
+            let output = rerun("opening::open_the_file_of_the_environment", |exe| {
+                let mut command = Command::new(exe);
+                command.env(FILE, folder.file());
+                command
+            });
+            let told = String::from_utf8_lossy(&output.stdout);
+            let why = "no permission to read and write the log beside the file";
+            assert!(told.contains("Permission: ") && told.contains(why), "{ending}: {told}");
+        }
+    });
+}
+
+const FILE: &str = "LEASEHOLD_OPENING";
+
+/// The other process of a test.
+#[test]
+fn open_the_file_of_the_environment() {
+    if let Some(path) = std::env::var_os(FILE) {
+        println!(
+            "{}",
+            try_open(Path::new(&path)).map_or_else(|e| format!("{:?}: {e}", e.kind()), |_| "opened".to_owned())
+        );
+    }
+}

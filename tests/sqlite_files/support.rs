@@ -11,6 +11,8 @@ use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
 use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Page, Renewal, Renewed, Seen, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
+#[cfg(target_os = "linux")]
+use nix::libc;
 
 /// A fresh folder.
 pub struct Folder(PathBuf);
@@ -133,6 +135,18 @@ pub fn left(seen: &Seen) -> Duration {
     end.and_then(|end: End| end.left(seen.now)).unwrap()
 }
 
+/// Descriptors of files in the folder that this process has.
+#[cfg(target_os = "linux")]
+pub fn descriptors(folder: &Folder) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = links.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    links.filter(|link| link.starts_with(folder.path())).count()
+}
+
+pub fn uuid() -> String {
+    GrantForm::Uuid.fresh().as_str().to_owned()
+}
+
 /// A connection of somebody else's program.
 pub fn raw(path: &Path) -> rusqlite::Connection {
     rusqlite::Connection::open(path).unwrap()
@@ -148,4 +162,49 @@ pub fn rerun(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Output {
 pub fn skipped(why: &str) {
     eprintln!("SKIPPED: {why}");
     assert!(std::env::var_os("LEASEHOLD_TEST_REQUIRE").is_none(), "SKIPPED: {why}");
+}
+
+/// The kernel refuses this thread a call from now on, with this error, where its argument at this place, cut to the
+/// bits of the mask, is one of these.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32) {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
+    let is = |value, jt, jf| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, value);
+    let answer = |value| step(libc::BPF_RET | libc::BPF_K, 0, 0, value);
+    // The number of the call comes first; an argument has eight bytes, of which the low half is looked at.
+    let argument = 16 + 8 * place + if cfg!(target_endian = "little") { 0 } else { 4 };
+    let mut program = [
+        load(0),
+        is(u32::try_from(call).unwrap(), 0, 5),
+        load(argument),
+        step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask.cast_unsigned()),
+        is(values[0].cast_unsigned(), 1, 0),
+        is(values[1].cast_unsigned(), 0, 1),
+        answer(libc::SECCOMP_RET_ERRNO | error.cast_unsigned()),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program is there until the kernel has copied it, and has as many steps as said.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+    };
+    assert!(set, "{}", std::io::Error::last_os_error());
+}
+
+/// The same for every link that is read, as those are that tell about a process's clock.
+#[cfg(target_os = "linux")]
+pub fn refuse_links(error: i32) {
+    #[cfg(target_arch = "x86_64")]
+    let call = libc::SYS_readlink;
+    #[cfg(not(target_arch = "x86_64"))]
+    let call = libc::SYS_readlinkat;
+    refuse(call, (0, 0), [0; 2], error);
+}
+
+/// Whose clock the first row's times are.
+pub fn clock_of_the_row(path: &Path) -> String {
+    raw(path).query_row("SELECT clock FROM locks", [], |row| row.get(0)).unwrap()
 }

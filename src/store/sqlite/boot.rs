@@ -15,10 +15,12 @@
 //! safe by the same rule, only slower: another process takes over a lease's length after it first saw
 //! the holder, not at the lease's end.
 
+use std::io;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::file;
 use crate::lease::{End, Holder, StoreTime};
 use crate::sys::process::ProcessId;
 
@@ -26,31 +28,34 @@ use crate::sys::process::ProcessId;
 const SURELY_OVER: Duration = Duration::from_secs(60);
 
 /// The identity of this process's boot-time clock, asked for anew each time: a child of a fork can be in another time
-/// namespace.
-pub(super) fn clock_identity() -> String {
-    of_this_boot().unwrap_or_else(drawn)
+/// namespace. An error where no more files may be opened for now: a drawn one would make others wait for longer.
+pub(super) fn clock_identity() -> io::Result<String> {
+    match of_this_boot() {
+        Err(error) if file::is_exhausted(&error) => Err(error),
+        asked => Ok(asked.ok().flatten().unwrap_or_else(drawn)),
+    }
 }
 
 /// The boot's id and the clock's offset in its time namespace. Not the number of the namespace: the next one gets it
 /// again, with another offset.
 #[cfg(target_os = "linux")]
-fn of_this_boot() -> Option<String> {
+fn of_this_boot() -> io::Result<Option<String>> {
     use std::fs;
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let offset = match fs::read_link("/proc/self/ns/time") {
-        Ok(own) if own.as_os_str() == INITIAL => UNMOVED.to_owned(),
+        Ok(own) if own.as_os_str() == INITIAL => Some(UNMOVED.to_owned()),
         // The offsets are those of the children's namespace.
-        Ok(own) if fs::read_link("/proc/self/ns/time_for_children").ok()? == own => {
-            offset(&fs::read_to_string("/proc/self/timens_offsets").ok()?)?
+        Ok(own) if fs::read_link("/proc/self/ns/time_for_children")? == own => {
+            offset(&fs::read_to_string("/proc/self/timens_offsets")?)
         }
         // A kernel before 5.6 has no time namespaces, only the other ones.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            fs::symlink_metadata("/proc/self/ns/uts").ok()?;
-            UNMOVED.to_owned()
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::symlink_metadata("/proc/self/ns/uts")?;
+            Some(UNMOVED.to_owned())
         }
-        _ => return None,
+        _ => None,
     };
-    Some(format!("{}:{offset}", boot.trim()))
+    Ok(offset.map(|offset| format!("{}:{offset}", boot.trim())))
 }
 
 /// The time namespace of the host, whose number is fixed.
@@ -71,8 +76,8 @@ fn offset(offsets: &str) -> Option<String> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn of_this_boot() -> Option<String> {
-    None
+fn of_this_boot() -> io::Result<Option<String>> {
+    Ok(None)
 }
 
 /// An identity of this process's own.
@@ -222,11 +227,11 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn the_identity_names_boot_and_offset() {
-        let identity = clock_identity();
+        let identity = clock_identity().unwrap();
         let (boot, moved) = identity.split_once(':').unwrap();
         assert_eq!(boot.len(), 36);
         assert!(moved.split_once('.').unwrap().0.parse::<i64>().is_ok(), "{identity}");
-        assert_eq!(identity, clock_identity());
+        assert_eq!(identity, clock_identity().unwrap());
         let offsets = "monotonic           1         2\nboottime         -30   5000000\n";
         assert_eq!(offset(offsets).as_deref(), Some("-30.5000000"));
         assert_eq!(offset("boottime\n"), None);

@@ -1,6 +1,7 @@
 //! Connections, and waiting for others: every wait ends with the call's deadline or its cancellation.
 
 use std::cell::Cell;
+use std::io;
 use std::ops::Deref;
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, TransactionState};
 
 use super::error::SqliteError;
-use super::file::{FileId, Log};
+use super::file::{self, FileId, Log};
+use super::own_locks::Header;
 use super::register::Opened;
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
@@ -57,6 +59,11 @@ impl Conn {
         Ok(log)
     }
 
+    /// [`Opened::header`]
+    pub(super) fn header(&self) -> Option<Header> {
+        self.opened.header()
+    }
+
     /// Whether its log, and the index by which it reads that, are those that others use now.
     fn has_the_log(&self) -> bool {
         let is_seen = || {
@@ -97,12 +104,33 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
     let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
     // One thread at a time uses a connection: it stands behind a mutex of ours.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Conn { conn: Connection::open_with_flags(path, flags).map_err(failed)?, log: None, opened };
+    let conn = Conn {
+        conn: Connection::open_with_flags(path, flags).map_err(|source| explained(failed(source), path))?,
+        log: None,
+        opened,
+    };
+    // SQLite then opens it to read it: for want of a descriptor at the first try, since this user may write.
+    if conn.is_readonly("main").map_err(failed)? && file::is_writable(path) {
+        let source = file::exhausted().unwrap_or_else(|| io::ErrorKind::Interrupted.into());
+        return Err(SqliteError::File { path: path.to_owned(), doing: "open the database to write to it", source });
+    }
     // We wait by ourselves: SQLite's waiting knows neither deadline nor cancellation.
     conn.busy_timeout(Duration::ZERO).map_err(failed)?;
     // The first statement reads the file.
-    promise(&conn, durability, path, doing, by)?;
+    promise(&conn, durability, path, doing, by).map_err(|error| explained(error, path))?;
     Ok(conn)
+}
+
+/// Says what is denied, or used up, where SQLite only says that it could not.
+pub(super) fn explained(error: SqliteError, path: &Path) -> SqliteError {
+    use rusqlite::ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
+    let SqliteError::Engine { doing, source, .. } = &error else { return error };
+    let exhausted = || file::exhausted().map(|source| SqliteError::File { path: path.to_owned(), doing, source });
+    match source.sqlite_error_code() {
+        Some(CannotOpen) => file::denied(path).or_else(exhausted).unwrap_or(error),
+        Some(PermissionDenied | ReadOnly) => file::denied(path).unwrap_or(error),
+        _ => error,
+    }
 }
 
 /// What the commits that follow promise.

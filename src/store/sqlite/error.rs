@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-use super::label;
+use super::{file, label};
 use crate::lease::record::FORMAT_MAJOR;
 use crate::model::error::{Error, ErrorKind};
 
@@ -56,6 +56,12 @@ pub(super) enum SqliteError {
          what is written to it; drop this process's clients and connections on it, and connect again"
     )]
     Moved { path: PathBuf },
+
+    #[error(
+        "another process has this file open by another path (a hard link, or a mount of the file alone), and keeps its \
+         log there, so neither would see what the other one writes; use one path, and mount the folder"
+    )]
+    OtherPath { path: PathBuf },
 
     #[error(
         "this process was forked from one that had an SQLite file open, this one or another, and neither SQLite's locks \
@@ -118,6 +124,7 @@ impl SqliteError {
             | SqliteError::ForbiddenFileSystem { path, .. }
             | SqliteError::NoWriteAheadLog { path, .. }
             | SqliteError::Moved { path }
+            | SqliteError::OtherPath { path }
             | SqliteError::OpenInParent { path }
             | SqliteError::NewerFormat { path, .. }
             | SqliteError::ForeignVersion { path, .. }
@@ -138,6 +145,7 @@ impl SqliteError {
             | SqliteError::NoFolder { .. }
             | SqliteError::NotAFile { .. }
             | SqliteError::NoWriteAheadLog { .. }
+            | SqliteError::OtherPath { .. }
             | SqliteError::OpenInParent { .. }
             | SqliteError::ForbiddenFileSystem { .. } => (ErrorKind::Config, false),
             SqliteError::Moved { .. } => (ErrorKind::Store, false),
@@ -233,6 +241,7 @@ fn io_kind(error: &io::Error) -> (ErrorKind, bool) {
 
 fn io_advice(error: &io::Error) -> &'static str {
     match error.kind() {
+        _ if file::is_exhausted(error) => "too many open files: raise the limit (ulimit -n)",
         io::ErrorKind::PermissionDenied => "no permission; the file and its folder must be writable for this user",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only; use another one, or mount it for writing",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full; make room on it",

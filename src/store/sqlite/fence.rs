@@ -20,7 +20,7 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     let failed = |error: SqliteError| Error::from(error).with_key(&lock.key);
     let path = Path::new(conn.path().unwrap_or_default());
     // One file may have several paths.
-    let is_here = |store: &&Sqlite| identity(path).is_ok_and(|file| file == Some(store.place.file));
+    let is_here = |store: &&Sqlite| identity(path).is_ok_and(|file| file == Some(store.target.file));
     let Some(store) = standing.store().filter(is_here) else {
         let message = format!("the transaction is one of {}, where this lock is not", label(path));
         return Err(standing.error(ErrorKind::InvalidInput, message));
@@ -35,7 +35,7 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
         });
     }
     // In another log nobody would see that a rival was granted it.
-    store.place.check().map_err(failed)?;
+    store.target.check().map_err(failed)?;
     let (_, row) = Row::read(conn, path, &lock.key).map_err(failed)?;
     if row.token_of(&lock.grant) == Some(lock.token) {
         return Ok(());

@@ -17,6 +17,23 @@ impl FileId {
         use std::os::unix::fs::MetadataExt;
         FileId(meta.dev(), meta.ino())
     }
+
+    #[cfg(target_os = "linux")]
+    pub(super) fn device(self) -> u64 {
+        self.0
+    }
+}
+
+/// Where a file is, whatever path leads there: a number for its folder and its name in that, not 0.
+#[cfg(target_os = "linux")]
+pub(super) fn place(path: &Path) -> io::Result<u32> {
+    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let FileId(device, folder) = FileId::of(&fs::metadata(real.parent().unwrap_or(&real))?);
+    let name = real.file_name().unwrap_or_default().as_encoded_bytes();
+    // FNV, the same in every process and version. Two places with one number would only not be told apart.
+    let bytes = device.to_le_bytes().into_iter().chain(folder.to_le_bytes()).chain(name.iter().copied());
+    let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    Ok(hash.max(1))
 }
 
 /// The path of a file that SQLite keeps beside the one at `path`.
@@ -78,8 +95,30 @@ pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
+/// Whether this process, or the whole system, may open no more files for now.
+pub(super) fn is_exhausted(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    let numbers = [nix::errno::Errno::EMFILE, nix::errno::Errno::ENFILE].map(|errno| errno as i32);
+    #[cfg(not(unix))]
+    let numbers: [i32; 0] = [];
+    error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+}
+
+/// That no more files may be opened, for an error of SQLite that does not say it.
+pub(super) fn exhausted() -> Option<io::Error> {
+    let opened = if cfg!(unix) { fs::File::open("/dev/null").map(drop) } else { Ok(()) };
+    opened.err().filter(is_exhausted)
+}
+
+/// How many kernels may share the file system, whose locks hold on one of them only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernels {
+    One,
+    Any,
+}
+
 /// Checks where the file lies and makes an empty one with exactly this mode, if one is given, where there is none.
-pub(super) fn prepare(path: &Path, mode: Option<u32>, unsafe_fs: bool) -> Result<(), SqliteError> {
+pub(super) fn prepare(path: &Path, mode: Option<u32>, kernels: Kernels) -> Result<(), SqliteError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => {
             return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a folder" });
@@ -88,7 +127,7 @@ pub(super) fn prepare(path: &Path, mode: Option<u32>, unsafe_fs: bool) -> Result
         Ok(meta) if !meta.is_file() => {
             return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a device, pipe or socket" });
         }
-        Ok(_) => return check_file_system(path, path, unsafe_fs),
+        Ok(_) => return check_file_system(path, path, kernels),
         Err(error) if is_missing(&error) => {}
         Err(source) => return Err(failed(path, "look at the file", source)),
     }
@@ -98,7 +137,7 @@ pub(super) fn prepare(path: &Path, mode: Option<u32>, unsafe_fs: bool) -> Result
         path: path.to_owned(),
         folder: target.parent().unwrap_or(&target).to_owned(),
     })?;
-    check_file_system(path, folder, unsafe_fs)?;
+    check_file_system(path, folder, kernels)?;
     match create(&target, folder, mode) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(source) => Err(failed(path, "create the file", source)),
@@ -200,8 +239,8 @@ pub(super) fn is_writable(path: &Path) -> bool {
 }
 
 #[cfg(not(unix))]
-pub(super) fn is_writable(_path: &Path) -> bool {
-    true
+pub(super) fn is_writable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| !meta.permissions().readonly())
 }
 
 #[cfg(not(unix))]
@@ -210,8 +249,8 @@ pub(super) fn denied(_path: &Path) -> Option<SqliteError> {
 }
 
 #[cfg(target_os = "linux")]
-fn check_file_system(path: &Path, at: &Path, unsafe_fs: bool) -> Result<(), SqliteError> {
-    if unsafe_fs {
+fn check_file_system(path: &Path, at: &Path, kernels: Kernels) -> Result<(), SqliteError> {
+    if kernels == Kernels::Any {
         return Ok(());
     }
     let stat = nix::sys::statfs::statfs(at)
@@ -225,7 +264,7 @@ fn check_file_system(path: &Path, at: &Path, unsafe_fs: bool) -> Result<(), Sqli
 }
 
 #[cfg(not(target_os = "linux"))]
-fn check_file_system(_path: &Path, _at: &Path, _unsafe_fs: bool) -> Result<(), SqliteError> {
+fn check_file_system(_path: &Path, _at: &Path, _kernels: Kernels) -> Result<(), SqliteError> {
     Ok(())
 }
 

@@ -11,23 +11,41 @@
 //! forked in that moment keeps for as long as it lives. So one of a file that others can still find is closed only
 //! where there are many.
 
+//! A third one tells where the file is: SQLite keeps the log beside the name that it opened, so that two processes with
+//! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.
+//! It is shared by all who have the file in the same folder by the same name; whoever finds another one is refused.
+
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Idle, OwnLocks};
 #[cfg(not(target_os = "linux"))]
 pub(super) use other::{Idle, OwnLocks};
+
+/// What became of an attempt to take the locks.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Locks(OwnLocks),
+    /// Somebody else has the files for itself.
+    Busy,
+    /// Somebody has the file open by another path.
+    Elsewhere,
+}
+
+/// As SQLite has it at the beginning of `-shm`: versions, counters, sizes and checksums of the log.
+pub(super) type Header = [u8; 48];
 
 #[cfg(target_os = "linux")]
 mod linux {
     use std::fs::File;
     use std::io;
     use std::os::fd::AsRawFd;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::Path;
 
     use nix::errno::Errno;
     use nix::fcntl::{FcntlArg, fcntl};
     use nix::libc::{self, c_short, off_t};
 
+    use super::{Header, Taken};
     use crate::store::sqlite::file::{self, FileId};
 
     /// First byte and length.
@@ -38,6 +56,8 @@ mod linux {
     const DEAD_MAN: Bytes = (128, 1);
     /// Where the one connection that writes has a lock on `-shm` for itself.
     const WRITE: Bytes = (120, 1);
+    /// The first of the bytes of which each stands for one place of the database; far behind SQLite's own.
+    const PLACES: off_t = 1 << 61;
     /// So many descriptors without locks may stay open: one for each file, and for each `-shm` that others still use.
     const KEPT: usize = 64;
     /// To the end, however far.
@@ -50,9 +70,12 @@ mod linux {
     }
 
     impl OwnLocks {
-        /// `None` while somebody else has the files for itself.
-        pub fn take(path: &Path, database: FileId, idle: &mut Idle) -> io::Result<Option<OwnLocks>> {
-            let shm = file::beside(path, "-shm");
+        /// An error of kind `Unsupported` where the system has no such locks.
+        pub fn take(path: &Path, database: FileId, idle: &mut Idle) -> io::Result<Taken> {
+            if idle.are_refused_beside(database) {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            let (shm, place) = (file::beside(path, "-shm"), PLACES + off_t::from(file::place(path)?));
             let database = idle.open(path, Some(database))?;
             let shm = match idle.open(&shm, None) {
                 Ok(shm) => shm,
@@ -62,13 +85,25 @@ mod linux {
                 }
             };
             let locks = OwnLocks { database, shm };
-            let taken =
-                lock(&locks.database, libc::F_RDLCK, SHARED).and_then(|()| lock(&locks.shm, libc::F_RDLCK, DEAD_MAN));
-            match taken {
-                Ok(()) => Ok(Some(locks)),
+            let take = || {
+                lock(&locks.database, libc::F_RDLCK, SHARED)?;
+                lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
+                lock(&locks.database, libc::F_RDLCK, (place, 1))?;
+                is_elsewhere(&locks.database, place)
+            };
+            match take() {
+                Ok(false) => Ok(Taken::Locks(locks)),
+                Ok(true) => {
+                    locks.give_up(idle);
+                    Ok(Taken::Elsewhere)
+                }
                 Err(error) => {
                     locks.give_up(idle);
-                    if [Errno::EAGAIN, Errno::EACCES].contains(&error) { Ok(None) } else { Err(error.into()) }
+                    match error {
+                        Errno::EAGAIN | Errno::EACCES => Ok(Taken::Busy),
+                        error if is_refusal(error) => Err(io::Error::new(io::ErrorKind::Unsupported, error)),
+                        error => Err(error.into()),
+                    }
                 }
             }
         }
@@ -86,6 +121,13 @@ mod linux {
             let is_told = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
             let is_ours = u32::try_from(found.l_pid) == Ok(std::process::id());
             !is_told || (found.l_type != libc::F_UNLCK as c_short && is_ours)
+        }
+
+        /// What stands at the beginning of `-shm`: which state of the file a reader sees. None can be seen that is not
+        /// written there first, and to read it takes no lock.
+        pub fn header(&self) -> Option<Header> {
+            let mut header = [0; 48];
+            self.shm.read_exact_at(&mut header, 0).ok().map(|()| header)
         }
 
         /// Said of the description: a forked child that has it, too, does not keep them.
@@ -109,6 +151,25 @@ mod linux {
     impl Idle {
         pub const fn new() -> Idle {
             Idle(Vec::new())
+        }
+
+        /// Whether somebody has the file open by another path: asked before SQLite opens it, which may begin a log. What
+        /// goes wrong here does so again when the locks are taken.
+        pub fn is_elsewhere(&mut self, path: &Path, file: FileId) -> bool {
+            if self.are_refused_beside(file) {
+                return false;
+            }
+            let Ok(database) = self.open(path, Some(file)) else { return false };
+            let found = file::place(path).map(|place| is_elsewhere(&database, PLACES + off_t::from(place)));
+            self.0.push(database);
+            matches!(found, Ok(Ok(true)))
+        }
+
+        /// Whether one of these shows that the file system of `file` refuses locks of descriptions. It is not closed, so
+        /// that no other file system gets its number; and no further one is opened there, which could not be either.
+        fn are_refused_beside(&self, file: FileId) -> bool {
+            let on_it = |idle: &&File| idle.metadata().is_ok_and(|meta| FileId::of(&meta).device() == file.device());
+            self.0.iter().filter(on_it).any(|idle| is_locked(idle, ALL).is_err_and(is_refusal))
         }
 
         /// Another one of the file at `path`, or the one that is here. An error of kind `NotFound` if that is not
@@ -136,7 +197,7 @@ mod linux {
             for file in self.0.drain(..) {
                 // As of `-shm` after a last close.
                 let is_found = !file.metadata().is_ok_and(|meta| meta.nlink() == 0);
-                if is_locked(&file) || (is_found && kept.len() < KEPT) {
+                if is_locked(&file, ALL).unwrap_or(true) || (is_found && kept.len() < KEPT) {
                     kept.push(file);
                     continue;
                 }
@@ -168,10 +229,21 @@ mod linux {
         fcntl(file, FcntlArg::F_OFD_SETLK(&flock(kind, bytes))).map(drop)
     }
 
-    /// Whether anybody has a lock, this process included.
-    fn is_locked(file: &File) -> bool {
-        let mut found = flock(libc::F_WRLCK, ALL);
-        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found)).is_err() || found.l_type != libc::F_UNLCK as c_short
+    /// Whether anybody has a lock there, this process by another description included.
+    fn is_locked(file: &File, bytes: Bytes) -> nix::Result<bool> {
+        let mut found = flock(libc::F_WRLCK, bytes);
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
+        Ok(found.l_type != libc::F_UNLCK as c_short)
+    }
+
+    /// Whether somebody has the lock of another place.
+    fn is_elsewhere(database: &File, place: off_t) -> nix::Result<bool> {
+        Ok(is_locked(database, (PLACES, place - PLACES))? || is_locked(database, (place + 1, 0))?)
+    }
+
+    /// Whether the system or the file system does not know such locks.
+    fn is_refusal(error: Errno) -> bool {
+        matches!(error, Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP)
     }
 }
 
@@ -181,14 +253,15 @@ mod other {
     use std::io;
     use std::path::Path;
 
+    use super::{Header, Taken};
     use crate::store::sqlite::file::FileId;
 
     #[derive(Debug)]
     pub struct OwnLocks;
 
     impl OwnLocks {
-        pub fn take(_path: &Path, _database: FileId, _idle: &mut Idle) -> io::Result<Option<OwnLocks>> {
-            Ok(Some(OwnLocks))
+        pub fn take(_path: &Path, _database: FileId, _idle: &mut Idle) -> io::Result<Taken> {
+            Ok(Taken::Locks(OwnLocks))
         }
 
         pub fn stand_beside(&self, _path: &Path) -> bool {
@@ -197,6 +270,10 @@ mod other {
 
         pub fn see_the_writer(&self) -> bool {
             true
+        }
+
+        pub fn header(&self) -> Option<Header> {
+            None
         }
 
         pub fn unlock(&self) {}
@@ -210,6 +287,10 @@ mod other {
     impl Idle {
         pub const fn new() -> Idle {
             Idle
+        }
+
+        pub fn is_elsewhere(&mut self, _path: &Path, _file: FileId) -> bool {
+            false
         }
 
         pub fn close(&mut self) {}

@@ -28,21 +28,21 @@ impl Sqlite {
             Which::Prefix(prefix) => self.prefix(prefix, from.as_deref(), by),
             Which::LockId(id) => self.lock_id(id, from.as_deref(), by),
         };
-        Ok(run().map_err(|error| self.place.explained(error))?)
+        Ok(run().map_err(|error| self.target.explained(error))?)
     }
 
     /// A file that is gone has no row for a key; listing keys says instead that it is gone.
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
-        match self.place.check() {
+        match self.target.check() {
             Err(SqliteError::Moved { .. }) => {
                 let record = LockRecord::missing(key);
-                return Ok(Page { records: vec![self.seen(record, &self.place.times())], next: None });
+                return Ok(Page { records: vec![self.seen(record, &self.target.times())], next: None });
             }
             checked => checked?,
         }
         let (format, row) = {
-            let conn = conn::lock(&self.reader, &self.place.path, by)?;
-            conn::busy_retried(&self.place.path, by, "read the row", || Row::read(&conn, &self.place.path, key))?
+            let conn = conn::lock(&self.reader, &self.target.path, by)?;
+            conn::busy_retried(&self.target.path, by, "read the row", || Row::read(&conn, &self.target.path, key))?
         };
         Ok(self.page(format, vec![row], None))
     }
@@ -81,20 +81,20 @@ impl Sqlite {
         mut take: impl FnMut(&rusqlite::Row<'_>, &Path) -> Result<Option<Row>, SqliteError>,
     ) -> Result<Scanned, SqliteError> {
         let doing = "read the rows";
-        let failed = |source| SqliteError::Engine { path: self.place.path.clone(), doing, source };
-        self.place.check()?;
-        let conn = conn::lock(&self.reader, &self.place.path, by)?;
+        let failed = |source| SqliteError::Engine { path: self.target.path.clone(), doing, source };
+        self.target.check()?;
+        let conn = conn::lock(&self.reader, &self.target.path, by)?;
         let (sql, bounds) = range(prefix, from);
-        conn::busy_retried(&self.place.path, by, doing, || {
-            let format = schema::format(&conn, &self.place.path)?;
+        conn::busy_retried(&self.target.path, by, doing, || {
+            let format = schema::format(&conn, &self.target.path)?;
             let (mut found, mut looked_at) = (Vec::new(), 0);
             let mut statement = conn.prepare_cached(&sql).map_err(failed)?;
             let mut rows = statement.query(params_from_iter(&bounds)).map_err(failed)?;
             while let Some(columns) = rows.next().map_err(failed)? {
-                found.extend(take(columns, &self.place.path)?);
+                found.extend(take(columns, &self.target.path)?);
                 looked_at += 1;
                 if (looked_at >= limit || (looked_at % 64 == 0 && by.is_over()))
-                    && let Ok(key) = decode_key(columns, &self.place.path)
+                    && let Ok(key) = decode_key(columns, &self.target.path)
                 {
                     return Ok((format, found, Some(key)));
                 }
@@ -111,8 +111,8 @@ impl Sqlite {
             rows.truncate(PAGE);
             next = rows.last().map(|row| row.key().to_owned());
         }
-        let times = self.place.times();
-        let views: Vec<View> = rows.iter().map(|row| row.view(format, self.place.here(&times))).collect();
+        let times = self.target.times();
+        let views: Vec<View> = rows.iter().map(|row| row.view(format, self.target.here(&times))).collect();
         if views.iter().any(|view| view.sightings.is_some())
             && let Err(error) = self.sight(rows.iter().zip(&views))
         {
@@ -125,17 +125,17 @@ impl Sqlite {
 
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
-        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.place.path.clone() })?;
+        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.target.path.clone() })?;
         let now = Deadline::at(Instant::now());
-        writer.promise(Durability::Process, &self.place.path, &now)?;
-        let tx = Tx::begin(&writer, Begin::Write, &self.place.path, &now)?;
+        writer.promise(Durability::Process, &self.target.path, &now)?;
+        let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
-                row.write_sightings(&tx, &self.place.path, sightings)?;
+                row.write_sightings(&tx, &self.target.path, sightings)?;
             }
         }
-        self.place.check()?;
-        writer.check_seen(&self.place.path)?;
+        self.target.check()?;
+        writer.check_seen(&self.target.path)?;
         tx.commit(&now)?.map_or(Ok(()), Err)
     }
 }

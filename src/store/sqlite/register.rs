@@ -19,15 +19,17 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::error::SqliteError;
 use super::file::{self, FileId, Log};
-use super::own_locks::{Idle, OwnLocks};
+use super::own_locks::{Header, Idle, OwnLocks, Taken};
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
+use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
 use crate::sys::process::ProcessId;
 
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How long the end of a connection waits for its turn, which takes microseconds.
+/// How long the end of a connection waits for its turn, which takes microseconds, unless the drop that it is a part of
+/// has less.
 const END: Duration = Duration::from_secs(1);
 
 /// The number of the process whose thread has its turn at [`FILES`]; 0 for none. In a child that finds its parent here
@@ -177,6 +179,9 @@ impl Opened {
         for locks in others.filter_map(|open| open.locks.as_ref()).filter(|locks| locks.stand_beside(path)) {
             locks.unlock();
         }
+        if files.at(file).is_none() && files.idle.is_elsewhere(path, file) {
+            return Err(SqliteError::OtherPath { path: path.to_owned() });
+        }
         match files.at(file) {
             Some(open) => open.using += 1,
             None => files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None }),
@@ -201,15 +206,16 @@ impl Opened {
                 return Ok(there);
             }
             match OwnLocks::take(path, self.file, idle) {
-                Ok(Some(locks)) => {
+                Ok(Taken::Locks(locks)) => {
                     self.locks = open.locks.insert(Arc::new(locks)).clone().into();
                     return Ok(there);
                 }
                 // Somebody is closing the file just now, or opening it as the first.
-                Ok(None) => drop(files),
+                Ok(Taken::Busy) => drop(files),
+                Ok(Taken::Elsewhere) => return Err(SqliteError::OtherPath { path: path.to_owned() }),
                 Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
-                    let is_unknown = matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput);
+                    let is_unknown = source.kind() == io::ErrorKind::Unsupported;
                     let error = SqliteError::File { path: path.to_owned(), doing, source };
                     if !is_unknown {
                         return Err(error);
@@ -232,10 +238,15 @@ impl Opened {
         self.locks.as_ref().is_none_or(|locks| locks.see_the_writer())
     }
 
+    /// [`OwnLocks::header`]
+    pub(super) fn header(&self) -> Option<Header> {
+        self.locks.as_ref()?.header()
+    }
+
     /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
     pub(super) fn closing(&mut self) {
         if self.closing.is_none() {
-            self.closing_by(Deadline::after(END));
+            self.closing_by(Deadline::at(drop_by(END)));
         }
     }
 
@@ -287,5 +298,21 @@ mod tests {
         opened.closing.as_mut().unwrap().by = soon();
         drop(opened);
         assert!(Turn::take(&path, &soon()).unwrap().at(file).is_none());
+    }
+
+    /// Each of its connections would wait for as long as one may.
+    #[test]
+    fn the_drop_of_a_client_keeps_its_bound_while_the_register_is_taken() {
+        let (folder, store) = crate::store::sqlite::tests::store();
+        let over = crate::ClientBuilder::over(Arc::new(store), crate::sys::clock::Clock::system());
+        let bound = Duration::from_millis(100);
+        let client = over.drop_timeout(bound).connect().unwrap();
+        let turn = Turn::take(&folder, &soon()).unwrap();
+        let started = std::time::Instant::now();
+        drop(client);
+        let took = started.elapsed();
+        drop(turn);
+        assert!(took >= bound / 2 && took < bound * 5, "{took:?}");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

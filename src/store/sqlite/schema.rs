@@ -4,9 +4,12 @@ use std::path::Path;
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::conn::{Begin, Tx, busy_retried};
+use super::Sqlite;
+use super::conn::{self, Begin, Durability, Tx, busy_retried};
 use super::error::SqliteError;
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
+use crate::model::error::Result;
+use crate::store::Schema;
 use crate::sys::deadline::Deadline;
 
 /// The table. The key is a BLOB so that it is compared byte by byte.
@@ -83,6 +86,33 @@ fn user_version(conn: &Connection) -> rusqlite::Result<i64> {
 
 fn failed(path: &Path, doing: &'static str, source: rusqlite::Error) -> SqliteError {
     SqliteError::Engine { path: path.to_owned(), doing, source }
+}
+
+impl Sqlite {
+    /// [`Backend::schema`](crate::store::Backend::schema)
+    pub(super) fn run_schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        if what == Schema::Describe {
+            return Ok(format!("PRAGMA journal_mode = WAL;\n{TABLE};\nPRAGMA user_version = {USER_VERSION};"));
+        }
+        let run = || {
+            self.target.check()?;
+            if what == Schema::Create {
+                let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
+                writer.promise(Durability::PowerCut, &self.target.path, by)?;
+                create(&writer, &self.target.path, by)?;
+            }
+            let conn = conn::lock(&self.reader, &self.target.path, by)?;
+            busy_retried(&self.target.path, by, "read the database", || {
+                let format = format(&conn, &self.target.path)?;
+                match check_table(&conn, &self.target.path)? {
+                    true => Ok(format),
+                    false => Err(SqliteError::NoTable { path: self.target.path.clone() }),
+                }
+            })
+        };
+        let (major, minor) = run().map_err(|error| self.target.explained(error))?;
+        Ok(format!("{}: the table `locks` is there, format {major}.{minor}", self.target.path.display()))
+    }
 }
 
 /// Whether the table is there; an error if it is another one.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::lease::{Ask, Labels, Lease, Mode};
+use crate::store::GrantForm;
 
 /// What `PRAGMA synchronous` answers.
 const NORMAL: i64 = 1;

@@ -17,23 +17,30 @@ use rusqlite::Connection;
 
 use super::conn::{self, Conn, Durability};
 use super::error::SqliteError;
-use super::notice::{Bell, Notice};
+use super::own_locks::Header;
 use super::row::Row;
-use super::{Place, Sqlite, Which};
+use super::{Sqlite, Target, Which};
 use crate::lease::{LockRecord, transition};
 use crate::model::error::{Error, Result};
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::Deadline;
+use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
-/// The time between two looks, where writes are not noticed, or come without a pause.
+mod notice;
+
+use notice::{Bell, LULL, Notice};
+
+/// The time between two looks where writes come without a pause. Where they are not noticed it is doubled with each look
+/// that shows nothing new, up to [`LULL`].
 const PAUSE: Duration = Duration::from_millis(5);
 /// At most this part of the time goes into looking, however many rows are watched,
 const SHARE: u32 = 20;
 /// unless looks take long, or the process was stopped in one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The time between two looks where writes are noticed and none comes; also for the file's place.
-const IDLE: Duration = Duration::from_millis(100);
+/// The time between two looks where writes are noticed and none comes; also for the file's place, of which most is
+/// noticed, too.
+const IDLE: Duration = Duration::from_secs(1);
 /// From the write of a commit that needs no sync until it is to be seen.
 const COMMIT: Duration = Duration::from_millis(1);
 /// Looks go on for so long after a write: there may be another commit beside the one that was seen.
@@ -71,10 +78,11 @@ struct Watched {
 struct Eye {
     /// An earlier eye that was not waited for must end and not go on with what is watched now.
     number: u64,
-    place: Place,
+    target: Target,
     conn: Conn,
-    /// As it was seen last.
+    /// As it was seen last. While the header is the same, nobody has committed.
     version: i64,
+    header: Option<Header>,
     notice: Notice,
     shared: Arc<Mutex<Option<Watched>>>,
 }
@@ -98,7 +106,7 @@ impl Sqlite {
         // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
         let eye = match known {
             Some(_) => None,
-            None => Some(self.eye(by).map_err(|error| self.place.explained(error))?),
+            None => Some(self.eye(by).map_err(|error| self.target.explained(error))?),
         };
         let known = known.unwrap_or_default();
         let mut fresh = HashMap::new();
@@ -121,41 +129,44 @@ impl Sqlite {
                 *thread = Some(Thread::spawn("leasehold-file", move || eye.run())?);
                 *watched = Some(Watched { rows: fresh, to, bell, eye: number });
             }
-            (None, None) => return Err(SqliteError::Moved { path: self.place.path.clone() }.into()),
+            (None, None) => return Err(SqliteError::Moved { path: self.target.path.clone() }.into()),
         }
         Ok(true)
     }
 
     fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
-        self.place.check()?;
-        let mut conn = conn::open(&self.place.path, self.place.file, Durability::Process, by)?;
-        conn.protect(&self.place.path, by)?;
+        self.target.check()?;
+        let mut conn = conn::open(&self.target.path, self.target.file, Durability::Process, by)?;
+        conn.protect(&self.target.path, by)?;
         // The one that was opened.
-        self.place.check()?;
-        let version = conn::busy_retried(&self.place.path, by, LOOK, || version(&conn, &self.place.path))?;
+        self.target.check()?;
+        let version = conn::busy_retried(&self.target.path, by, LOOK, || version(&conn, &self.target.path))?;
         let doing = "watch the file";
-        let path = &self.place.path;
+        let path = &self.target.path;
         let notice = Notice::new(path).map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
         let number = self.watch.eyes.fetch_add(1, Ordering::SeqCst);
-        Ok(Eye { number, place: self.place.clone(), conn, version, notice, shared: self.watch.shared.clone() })
+        let (target, shared) = (self.target.clone(), self.watch.shared.clone());
+        Ok(Eye { number, target, conn, version, header: None, notice, shared })
     }
 }
 
 impl Eye {
     fn run(mut self) {
-        let mut spent = Duration::ZERO;
+        let (mut spent, mut lull) = (Duration::ZERO, PAUSE);
         let mut place_at = Instant::now() + IDLE;
         // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
         let mut written: Option<(Instant, bool)> = None;
         loop {
             if written.is_some() || !self.notice.is_told() {
-                self.notice.wait(pause(spent));
+                self.notice.wait(pause(spent, if written.is_some() { PAUSE } else { lull }));
                 // A commit makes several writes; the last ones may be noticed after it was seen.
                 if self.notice.take_writes() {
                     written = written.map(|(_, seen)| (Instant::now(), seen));
                 }
             } else if self.notice.wait_for_write(IDLE) {
                 written = Some((Instant::now(), false));
+                // It may also be that a file was removed.
+                place_at = Instant::now();
                 self.notice.wait(COMMIT);
             }
             if self.shared.lock().as_ref().is_none_or(|watched| watched.eye != self.number) {
@@ -166,7 +177,8 @@ impl Eye {
             if also_place {
                 place_at = started + IDLE;
             }
-            match self.look(also_place) {
+            let is_there = if also_place { self.target.check() } else { Ok(()) };
+            match is_there.and_then(|()| self.look()) {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
                     log::debug!(target: "leasehold::sqlite", "waiters are not told any more: {}", Error::from(error));
@@ -174,6 +186,7 @@ impl Eye {
                     return;
                 }
                 Ok(is_changed) => {
+                    lull = if is_changed { PAUSE } else { (lull * 2).min(LULL) };
                     let seen = written.map(|(at, seen)| (at, seen || is_changed));
                     written = seen.filter(|(at, seen)| at.elapsed() < if *seen { CLOSE } else { SYNC });
                 }
@@ -183,12 +196,14 @@ impl Eye {
     }
 
     /// Whether the file has changed since the last look; tells whose row did.
-    fn look(&mut self, also_place: bool) -> Result<bool, SqliteError> {
-        if also_place {
-            self.place.check()?;
+    fn look(&mut self) -> Result<bool, SqliteError> {
+        let header = self.conn.header();
+        if header.is_some() && header == self.header {
+            return Ok(false);
         }
-        let version = version(&self.conn, &self.place.path)?;
+        let version = version(&self.conn, &self.target.path)?;
         if version == self.version {
+            self.header = header;
             return Ok(false);
         }
         let keys: Vec<String> = match &*self.shared.lock() {
@@ -198,8 +213,8 @@ impl Eye {
         // Without the mutex, for which the store's end would wait.
         let mut read = Vec::with_capacity(keys.len());
         for key in keys {
-            let now = match Row::read(&self.conn, &self.place.path, &key) {
-                Ok((format, row)) => row.view(format, self.place.here(&self.place.times())).record,
+            let now = match Row::read(&self.conn, &self.target.path, &key) {
+                Ok((format, row)) => row.view(format, self.target.here(&self.target.times())).record,
                 // Who waits for it sees it for itself.
                 Err(SqliteError::Damaged { .. }) => LockRecord::missing(&key),
                 Err(error) => return Err(error),
@@ -218,14 +233,14 @@ impl Eye {
             *seen = now;
         }
         // Not before: what is busy now is looked at again.
-        self.version = version;
+        (self.version, self.header) = (version, header);
         Ok(true)
     }
 }
 
-/// The time between a look that took so long and the next one.
-fn pause(spent: Duration) -> Duration {
-    spent.saturating_mul(SHARE).clamp(PAUSE, LONGEST_PAUSE)
+/// The time between a look that took so long and the next one, at least so much.
+fn pause(spent: Duration, least: Duration) -> Duration {
+    spent.saturating_mul(SHARE).clamp(least, LONGEST_PAUSE)
 }
 
 /// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see.
@@ -249,7 +264,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.end(far_from(Instant::now(), END));
+        self.end(drop_by(END));
     }
 }
 
@@ -261,6 +276,7 @@ mod tests {
     #[test]
     fn a_share_of_the_time_is_looked_and_a_frozen_look_is_not_slept_for() {
         let ms = Duration::from_millis;
+        let pause = |spent| pause(spent, PAUSE);
         assert_eq!([ms(0), ms(1), ms(10)].map(pause), [PAUSE, ms(20), ms(200)]);
         assert_eq!([ms(600_000), Duration::MAX].map(pause), [LONGEST_PAUSE; 2]);
     }

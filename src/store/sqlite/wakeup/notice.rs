@@ -1,12 +1,12 @@
 //! Being told by the system that the file is written to.
 //!
 //! Every commit begins with a write to the log beside the file, which Linux tells (inotify). The commit is to be seen
-//! a moment later, after its sync where it has one.
+//! a moment later, after its sync where it has one. It also tells when one of the files is removed or moved.
 
 use std::path::Path;
 use std::time::Duration;
 
-pub(super) use system::{Bell, Notice};
+pub(super) use system::{Bell, LULL, Notice};
 
 #[cfg(target_os = "linux")]
 mod system {
@@ -20,6 +20,10 @@ mod system {
 
     use super::{Duration, Path};
     use crate::store::sqlite::file::beside;
+
+    /// The longest time between two looks where writes are not noticed. A user has 128 notices, so there is a crowd, of
+    /// whom those that came first are told at once.
+    pub const LULL: Duration = Duration::from_millis(50);
 
     /// Ends every wait of its notice from now on.
     #[derive(Clone, Debug)]
@@ -45,7 +49,10 @@ mod system {
             let bell = Bell(Arc::new(EventFd::from_value_and_flags(0, flags)?));
             let watch = || {
                 let writes = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-                writes.add_watch(&beside(path, "-wal"), AddWatchFlags::IN_MODIFY)?;
+                let gone = AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_MOVE_SELF;
+                for (file, events) in [("-wal", gone | AddWatchFlags::IN_MODIFY), ("-shm", gone), ("", gone)] {
+                    writes.add_watch(&beside(path, file), events)?;
+                }
                 Ok::<_, nix::Error>(writes)
             };
             Ok(Notice { bell, writes: watch().ok() })
@@ -96,6 +103,9 @@ mod system {
     use parking_lot::{Condvar, Mutex};
 
     use super::{Duration, Path};
+
+    /// The longest time between two looks. Nobody is told, and one who waits alone shall not wait for long.
+    pub const LULL: Duration = Duration::from_millis(5);
 
     /// Ends every wait of its notice from now on.
     #[derive(Clone, Debug, Default)]

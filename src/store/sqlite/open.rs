@@ -1,0 +1,116 @@
+//! Opening the file: both connections, and what must be true of it before and after.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::conn::{self, Durability, Writer};
+use super::error::SqliteError;
+use super::file::{self, Kernels, Log};
+use super::wakeup::Watch;
+use super::{Sqlite, Target, boot, identity, label, register, schema};
+use crate::model::error::Result;
+use crate::store::{GrantForm, StoreInfo};
+use crate::sys::clock::Clock;
+use crate::sys::deadline::Deadline;
+
+/// What [`Sqlite::open`] needs to know.
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    /// The file; made if it is missing.
+    pub path: PathBuf,
+    /// The mode of a file that is made. Defaults to 0600.
+    pub mode: Option<u32>,
+    /// Also on file systems that several kernels can share.
+    pub unsafe_fs: bool,
+    /// For tests: the identity of another boot's clock.
+    pub clock_identity: Option<String>,
+}
+
+/// What is done where there is no file or no table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    IsMade,
+    IsRefused,
+}
+
+impl Sqlite {
+    /// Opens the file, and makes the file and the table if they are missing. Several processes may do so at
+    /// the same time.
+    pub fn open(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
+        Ok(Sqlite::connect(options, clock, by, Missing::IsMade)?)
+    }
+
+    /// The same, but a missing file is an error, and one that can only be read is opened for that.
+    pub fn open_existing(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
+        Ok(Sqlite::connect(options, clock, by, Missing::IsRefused)?)
+    }
+
+    fn connect(
+        options: SqliteOptions,
+        clock: Arc<Clock>,
+        by: &Deadline,
+        missing: Missing,
+    ) -> Result<Sqlite, SqliteError> {
+        // Absolute, so that a later change of the working directory does not lead to another file.
+        let path = std::path::absolute(&options.path).map_err(|source| SqliteError::File {
+            path: options.path.clone(),
+            doing: "make the path absolute",
+            source,
+        })?;
+        // What is refused is not made.
+        register::check(&path, by)?;
+        let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsMade);
+        file::prepare(&path, mode, if options.unsafe_fs { Kernels::Any } else { Kernels::One })?;
+        let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
+        let open = || {
+            // Who may only read would make the log and leave it behind, as a file of its own that others can't write.
+            if !file::is_writable(&path)
+                && !matches!(Log::of(&path), Ok(Some(_)))
+                && let Some(denied) = file::denied(&path)
+            {
+                return Err(denied);
+            }
+            let mut writer = Writer::open(&path, before, by)?;
+            let ready = match missing {
+                Missing::IsMade => schema::create,
+                Missing::IsRefused => schema::require,
+            };
+            // While it is open, which takes descriptors, too.
+            ready(&writer, &path, by).map_err(|error| conn::explained(error, &path))?;
+            if missing == Missing::IsMade
+                && writer.is_readonly("main").unwrap_or(false)
+                && let Some(denied) = file::denied(&path)
+            {
+                return Err(denied);
+            }
+            let log = writer.protect(&path, by)?;
+            let mut reader = conn::open(&path, before, Durability::Process, by)?;
+            match reader.protect(&path, by)? {
+                of_reader if of_reader == log => Ok((writer, reader, log)),
+                _ => Err(SqliteError::Moved { path: path.clone() }),
+            }
+        };
+        let (writer, reader, log) = open()?;
+        // Both opened the file that is there before and after.
+        if identity(&path)? != Some(before) {
+            return Err(SqliteError::Moved { path });
+        }
+        let info = StoreInfo {
+            label: label(&path),
+            clock: "this host's boot-time clock",
+            grace: Duration::ZERO,
+            min_lease: Sqlite::MIN_LEASE,
+            grant_form: GrantForm::Uuid,
+            most_shared: None,
+        };
+        let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
+        let doing = "ask for the identity of this boot";
+        let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
+        let target = Target { path, file: before, log, clock, clock_identity };
+        let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
+        Ok(Sqlite { info, target, writer, reader, watch: Watch::default() })
+    }
+}

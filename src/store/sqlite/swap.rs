@@ -1,0 +1,41 @@
+//! Writing a whole row where nothing has changed since it was read.
+
+use super::Sqlite;
+use super::conn::{Begin, Durability};
+use super::row::{self, Row};
+use super::transact::Written;
+use crate::lease::LockRecord;
+use crate::model::error::Result;
+use crate::store::{Seen, Swapped};
+use crate::sys::deadline::Deadline;
+
+impl Sqlite {
+    /// [`Backend::swap`](crate::store::Backend::swap)
+    pub(super) fn swap_row(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        let key = &seen.record.key;
+        let issues_token = new.is_some_and(|new| new.token > seen.record.token);
+        let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
+        let written = self.write(Begin::Write, durability, by, |tx| {
+            let (format, stands) = Row::read(tx, &self.target.path, key)?;
+            if stands.version != seen.record.version || stands.token != seen.record.token {
+                return Ok(Swapped::Changed);
+            }
+            match new {
+                Some(new) => {
+                    let times = self.target.times();
+                    let here = self.target.here(&times);
+                    // Unchanged is what the caller left as it was when it read.
+                    let view = row::View { record: seen.record.clone(), ..stands.view(format, here) };
+                    stands.next(&view, new, None, here.clock).write(tx, &self.target.path, here.clock)?;
+                }
+                None => row::delete(tx, &self.target.path, key)?,
+            }
+            Ok(Swapped::Done)
+        });
+        match written {
+            Ok(Written::Done(swapped)) => Ok(swapped),
+            Ok(Written::Unknown(error)) => Ok(Swapped::Unknown(error.into())),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

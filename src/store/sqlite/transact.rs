@@ -1,0 +1,119 @@
+//! Steps that write: acquire, renew and release, each the pure transition in one transaction.
+
+use super::Sqlite;
+use super::conn::{self, Begin, Durability, Tx};
+use super::error::SqliteError;
+use super::row::Row;
+use crate::lease::{GrantId, LockRecord, Step, Times};
+use crate::model::error::Result;
+use crate::store::transactional::{Transacted, Transactional};
+use crate::sys::deadline::Deadline;
+
+/// The store for one grant, see [`Sqlite::transition`].
+pub(super) struct Claiming<'a>(pub(super) &'a Sqlite, pub(super) &'a GrantId);
+
+impl Transactional for Claiming<'_> {
+    fn transact<A>(
+        &self,
+        key: &str,
+        issues_token: bool,
+        by: &Deadline,
+        transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
+    ) -> Result<Transacted<A>> {
+        let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
+        self.0.transition(key, durability, Some(self.1), by, transition)
+    }
+}
+
+impl Sqlite {
+    /// Runs `work` in a transaction on the file that stands at the path; again if it began as a reader and could
+    /// not write, or if somebody's close has ended SQLite's write lock meanwhile.
+    pub(super) fn write<T>(
+        &self,
+        mut begin: Begin,
+        durability: Durability,
+        by: &Deadline,
+        mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
+    ) -> Result<Written<T>, SqliteError> {
+        let mut run = |begin| {
+            let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
+            writer.promise(durability, &self.target.path, by)?;
+            let tx = Tx::begin(&writer, begin, &self.target.path, by)?;
+            let done = work(&tx)?;
+            // Now, when others wait for the end of what is written.
+            self.target.check()?;
+            writer.check_seen(&self.target.path)?;
+            Ok(match tx.commit(by)? {
+                None => Written::Done(done),
+                Some(error) => Written::Unknown(error),
+            })
+        };
+        let written = loop {
+            match run(begin) {
+                Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
+                    begin = Begin::Write;
+                }
+                Err(SqliteError::Busy { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
+                written => break written,
+            }
+        };
+        written.map_err(|error| self.target.explained(error))
+    }
+
+    /// One transition on one key. A holder that stands with times of another clock and is spoken for by
+    /// `claim` is written anew on ours even if the transition changes nothing: its end on our clock is
+    /// later than on its own, so what its process is told must be what the others read.
+    fn transition<A>(
+        &self,
+        key: &str,
+        durability: Durability,
+        claim: Option<&GrantId>,
+        by: &Deadline,
+        mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
+    ) -> Result<Transacted<A>> {
+        // An acquisition is the one that others refuse.
+        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
+        let written = self.write(begin, durability, by, |tx| {
+            let (format, row) = Row::read(tx, &self.target.path, key)?;
+            let times = self.target.times();
+            let here = self.target.here(&times);
+            let view = row.view(format, here);
+            let step = transition(&view.record, &times);
+            let claimed = claim.filter(|grant| row.is_foreign(grant, here.clock));
+            let next = step.record.or_else(|| claimed.map(|_| raised(&view.record)));
+            let record = match (next, &view.sightings) {
+                (Some(next), _) => {
+                    row.next(&view, &next, claimed, here.clock).write(tx, &self.target.path, here.clock)?;
+                    next
+                }
+                (None, Some(sightings)) => {
+                    row.write_sightings(tx, &self.target.path, sightings)?;
+                    view.record
+                }
+                (None, None) => view.record,
+            };
+            Ok((step.answer, record, times))
+        });
+        match written {
+            Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, self.seen(record, &times))),
+            Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
+            // A file that is gone holds nothing, and nothing can be granted in it.
+            Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
+                let (record, times) = (LockRecord::missing(key), self.target.times());
+                let answer = transition(&record, &times).answer;
+                Ok(Transacted::Done(answer, self.seen(record, &times)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// How a write went.
+pub(super) enum Written<T> {
+    Done(T),
+    Unknown(SqliteError),
+}
+
+fn raised(record: &LockRecord) -> LockRecord {
+    LockRecord { version: record.version + 1, ..record.clone() }
+}
