@@ -70,7 +70,7 @@ impl Dynamodb {
                     return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.late() });
                 }
                 Wrote::Unknown(error) => {
-                    attempt.native.get_or_insert_with(|| Box::new(Unanswered(moment)));
+                    Unanswered::note(attempt, moment);
                     return Ok(Acquired::Unknown(error.into()));
                 }
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
@@ -84,7 +84,9 @@ impl Dynamodb {
                 }
                 Err(Acquired::Granted { holder, repeated, .. }) => {
                     attempt.native = None;
-                    return Ok(Acquired::Granted { holder, repeated, now: asked.late() });
+                    // The time that was asked by may have been behind: the lease would seem to last longer.
+                    let now = if moment.contradicts(&asked) { moment.late() } else { asked.late() };
+                    return Ok(Acquired::Granted { holder, repeated, now });
                 }
                 Err(answer) => return Ok(answer),
             };

@@ -82,6 +82,8 @@ impl fmt::Debug for Dynamodb {
 impl Dynamodb {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_secs(1);
+    /// The smallest margin: with less, what is not known of the service's time could let two hold one lock.
+    pub const MIN_MARGIN: Duration = estimate::SLACK;
     /// The grace where none is set.
     pub const GRACE: Duration = Duration::from_secs(1);
 
@@ -98,6 +100,7 @@ impl Dynamodb {
             clock: "DynamoDB's, by the Date of its answers",
             grace: options.grace,
             min_lease: Dynamodb::MIN_LEASE,
+            min_margin: Dynamodb::MIN_MARGIN,
             grant_form: GrantForm::Uuid,
             most_shared: Some(most_shared),
         };
@@ -136,7 +139,7 @@ impl Dynamodb {
     fn moment(&self) -> Result<Moment, DynamodbError> {
         let text = "the service's answers have no headers Date and x-amzn-RequestId, from which its time is known";
         let missing = || DynamodbError::Config(text.to_owned());
-        self.estimate.moment(self.clock.now(), self.info.grace.max(self.noted.grace())).ok_or_else(missing)
+        self.estimate.moment(self.clock.now(), self.grace_now()).ok_or_else(missing)
     }
 
     /// Now, for a write that needs it known to the grace or to `most`: another answer is asked for first where the last
@@ -229,6 +232,10 @@ impl Found {
 impl Backend for Dynamodb {
     fn info(&self) -> &StoreInfo {
         &self.info
+    }
+
+    fn grace(&self) -> Duration {
+        self.grace_now().own
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {

@@ -108,8 +108,9 @@ impl DynamodbOptions {
         if self.grace > MAX_GRACE {
             return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
-        const TAKEN: [&str; 20] = [
+        const TAKEN: [&str; 21] = [
             "graceMicros",
+            "leastGraceMicros",
             "floor",
             "givenUpAt",
             "owner",

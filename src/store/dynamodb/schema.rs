@@ -33,24 +33,33 @@ impl Dynamodb {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match what {
             Schema::Describe => Ok(self.command()),
-            Schema::Check | Schema::Connect { .. } => match self.describe(by)? {
-                Table::Missing(error) if what.needs_table() => Err(error),
-                Table::There(table) => self.check(&table),
-                Table::Hidden => {
-                    static TOLD: AtomicBool = AtomicBool::new(false);
-                    let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
-                    if !TOLD.swap(true, Ordering::Relaxed) {
-                        log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{text}");
-                    }
-                    Ok(text.to_owned())
-                }
-                // Else nobody could connect to make it. Every use of it is an error.
-                Table::Missing(error) => {
-                    log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{error}");
-                    Ok(error.to_string())
-                }
-            },
+            Schema::Check => {
+                // For the grace that counts by now.
+                self.read_time(by)?;
+                self.look_at_table(what, by)
+            }
+            Schema::Connect { .. } => self.look_at_table(what, by),
             Schema::Create => self.create(&by.long()),
+        }
+    }
+
+    fn look_at_table(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
+        match self.describe(by)? {
+            Table::Missing(error) if what.needs_table() => Err(error),
+            Table::There(table) => self.check(&table),
+            Table::Hidden => {
+                static TOLD: AtomicBool = AtomicBool::new(false);
+                let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
+                if !TOLD.swap(true, Ordering::Relaxed) {
+                    log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{text}");
+                }
+                Ok(text.to_owned())
+            }
+            // Else nobody could connect to make it. Every use of it is an error.
+            Table::Missing(error) => {
+                log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{error}");
+                Ok(error.to_string())
+            }
         }
     }
 
