@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
-use super::item;
+use super::row;
 use super::send::Wrote;
 use super::undo::Unanswered;
 use super::{Dynamodb, Found, MANY_GIVEN_UP};
@@ -164,10 +164,10 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
     let mut record = LockRecord::missing(&attempt.key);
     record.shared.push(holder.clone());
     let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
-        .value(":cut", text(item::time(times.cut)))
+        .value(":cut", text(row::time(times.cut)))
         .value(":z", text("Z"))
         .value(":many", number(MANY_GIVEN_UP as u64))
-        .maybe(":m", item::shared(&record, None))
+        .maybe(":m", row::shared(&record, None))
         .maybe(":old", old.map(|(grant, _)| text(grant.as_str())))
         .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
         .maybe(":f", old.map(|(_, token)| number(*token)))
@@ -198,9 +198,9 @@ fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
         .maybe(":host", holder.labels.host.as_ref().map(text))
         .maybe(":comment", holder.labels.comment.as_ref().map(text))
         .value(":kind", text("lock"))
-        .value(":format", text(item::FORMAT))
-        .value(":now", text(item::time(times.now)))
-        .value(":end", text(item::end(holder.until)))
+        .value(":format", text(row::FORMAT))
+        .value(":now", text(row::time(times.now)))
+        .value(":end", text(row::end(holder.until)))
         .value(":t", number(holder.token))
         .value(":one", number(1))
 }
@@ -234,9 +234,9 @@ fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Tim
         .value(":grant", text(holder.grant.as_str()))
         .value(":leaseKind", text("lease"))
         .value(":f", number(found.record.token))
-        .value(":h", item::entry(holder, None));
+        .value(":h", row::entry(holder, None));
     for (i, gone) in gone.into_iter().enumerate() {
-        let stored = found.shared_end(&gone.grant).unwrap_or_else(|| item::end(gone.until));
+        let stored = found.shared_end(&gone.grant).unwrap_or_else(|| row::end(gone.until));
         expr = expr.name(&format!("#d{i}"), gone.grant.as_str()).value(&format!(":d{i}"), text(stored));
     }
     expr

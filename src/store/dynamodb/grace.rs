@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::error::DynamodbError;
 use super::expr::{Expr, Item, number};
-use super::item;
+use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, NOBODYS};
 use crate::sys::clock::BootTime;
@@ -43,7 +43,7 @@ struct Note {
 
 impl Note {
     fn of(row: Option<&Item>, looked: BootTime) -> Self {
-        let get = |name| row.and_then(|row| item::get_number(row, name).ok().flatten());
+        let get = |name| row.and_then(|row| row::get_number(row, name).ok().flatten());
         let most = get("graceMicros");
         let least = [most, get("leastGraceMicros")].into_iter().flatten().fold(micros(Dynamodb::GRACE), u64::min);
         Note { most, least, looked }

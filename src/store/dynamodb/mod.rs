@@ -34,10 +34,10 @@ mod estimate;
 mod expr;
 pub mod fence;
 mod grace;
-mod hold;
-mod item;
 mod open;
 mod read;
+mod release;
+mod row;
 mod schema;
 mod send;
 mod swap;
@@ -124,7 +124,7 @@ impl Dynamodb {
 
     /// Says once that a row has become large: each step on it costs a unit for each KB.
     fn watch_size(&self, key: &str, row: Option<&Item>) {
-        let size = row.map_or(0, item::size);
+        let size = row.map_or(0, row::size);
         if size > LARGE && !self.warned.swap(true, Ordering::Relaxed) {
             let kb = size.div_ceil(1_024);
             log::warn!(
@@ -174,7 +174,7 @@ struct Found {
 impl Found {
     fn new(key: &str, row: Option<Item>) -> Result<Found, DynamodbError> {
         let record = match &row {
-            Some(row) => item::decode(key, row).map_err(DynamodbError::Damaged)?,
+            Some(row) => row::decode(key, row).map_err(DynamodbError::Damaged)?,
             None => LockRecord::missing(key),
         };
         Ok(Found { record, row })
@@ -194,7 +194,7 @@ impl Found {
 
     /// Every later grant of this key has a token above it.
     fn floor(&self) -> u64 {
-        let floor = self.row.as_ref().and_then(|row| item::get_number(row, "floor").ok()?);
+        let floor = self.row.as_ref().and_then(|row| row::get_number(row, "floor").ok()?);
         floor.unwrap_or(0)
     }
 
@@ -219,7 +219,7 @@ impl Found {
     /// Whether the row's own end is later than this one.
     fn row_ends_after(&self, end: End) -> bool {
         let until = self.row.as_ref().and_then(|row| row.get("leasedUntil")?.as_s().ok());
-        until.is_some_and(|until| *until > item::end(end))
+        until.is_some_and(|until| *until > row::end(end))
     }
 
     /// The end of a shared holder, letter by letter.

@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
-use super::item;
+use super::row;
 use super::{Dynamodb, Found, NOBODYS};
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
@@ -33,7 +33,7 @@ impl Dynamodb {
         let moment = self.moment()?;
         let mut records = Vec::new();
         for row in rows {
-            let key = key_of(&row, &self.place.partition_key).filter(|_| item::is_lock(&row));
+            let key = key_of(&row, &self.place.partition_key).filter(|_| row::is_lock(&row));
             let Some(key) = key else { continue };
             match Found::new(&key, Some(row)) {
                 Ok(found) if key != NOBODYS && which.matches(&found.record) => records.push(found.seen(&moment)),
@@ -75,7 +75,7 @@ impl Dynamodb {
             Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
             Which::LockId(id) => Some((
                 "#leasedUntil > :past AND (#lockId = :lock OR attribute_exists(#shared))",
-                vec![(":past", text(item::PAST)), (":lock", text(id))],
+                vec![(":past", text(row::PAST)), (":lock", text(id))],
             )),
             Which::Key(key) => Some(("#key = :key", vec![(":key", text(key))])),
         };

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, Item, number, set, text};
-use super::item;
+use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, Found, MANY_GIVEN_UP};
 use crate::lease::{GrantId, Kind, LockRecord};
@@ -64,14 +64,14 @@ impl Dynamodb {
         let (major, minor) = new.format;
         put("format", Some(text(format!("{major}.{minor}"))));
         put("kind", Some(text(kind(new.kind))));
-        put("leasedUntil", Some(text(item::row_end(new))));
+        put("leasedUntil", Some(text(row::row_end(new))));
         put("grantId", new.exclusive.as_ref().map(|holder| text(holder.grant.as_str())));
         let of_holder = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
-        let fields = new.exclusive.as_ref().map(item::fields).unwrap_or_default();
+        let fields = new.exclusive.as_ref().map(row::fields).unwrap_or_default();
         for name in of_holder {
             put(name, fields.iter().find(|(field, _)| *field == name).and_then(|(_, value)| value.clone()));
         }
-        put("shared", item::shared(new, found.row.as_ref()));
+        put("shared", row::shared(new, found.row.as_ref()));
         put("pins", (!new.pins.is_empty()).then(|| set(new.pins.iter().map(String::as_str))));
         if new.token > 0 {
             put("fence", Some(number(new.token)));

@@ -6,7 +6,7 @@ use super::acquire::stopping;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, number, text};
-use super::item;
+use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, Found};
 use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
@@ -147,7 +147,7 @@ fn renewing(attempt: &Attempt, until: End, moment: &Moment, is_latest: bool) -> 
             "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #version = #version + :one",
         ),
     };
-    of(attempt, condition, update).value(":end", text(item::end(until))).value(":now", text(item::time(moment.now)))
+    of(attempt, condition, update).value(":end", text(row::end(until))).value(":now", text(row::time(moment.now)))
 }
 
 const EXCLUSIVE: (&str, &str) = (
@@ -168,7 +168,7 @@ fn last(attempt: &Attempt, found: &Found) -> Expr {
     let update = format!("SET #leasedUntil = :rest, #version = #version + :one REMOVE {gone}");
     let condition = "attribute_exists(#shared.#grant) AND #fence = :f AND #version = :ver";
     of(attempt, condition, &update)
-        .value(":rest", text(item::row_end(&rest)))
+        .value(":rest", text(row::row_end(&rest)))
         .value(":f", number(found.record.token))
         .value(":ver", number(found.record.version))
 }
@@ -186,7 +186,7 @@ fn of(attempt: &Attempt, condition: &str, update: &str) -> Expr {
     Expr::new(&attempt.key, condition, update)
         .name("#grant", grant)
         .value(":grant", text(grant))
-        .value(":past", text(item::PAST))
+        .value(":past", text(row::PAST))
         .value(":one", number(1))
 }
 
