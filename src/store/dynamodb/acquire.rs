@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
-use super::row;
+use super::row::{self, Found};
 use super::send::Wrote;
 use super::undo::Unanswered;
-use super::{Dynamodb, Found, MANY_GIVEN_UP};
+use super::{Dynamodb, MANY_GIVEN_UP};
 use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Refusal, Times, transition};
 use crate::model::error::Result;
 use crate::store::{Acquired, Attempt};
@@ -67,7 +67,7 @@ impl Dynamodb {
                         return Ok(self.settle_doubt(attempt, old, by));
                     }
                     attempt.native = None;
-                    return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.late() });
+                    return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.upper_bound() });
                 }
                 Wrote::Unknown(error) => {
                     Unanswered::note(attempt, moment);
@@ -85,7 +85,7 @@ impl Dynamodb {
                 Err(Acquired::Granted { holder, repeated, .. }) => {
                     attempt.native = None;
                     // The time that was asked by may have been behind: the lease would seem to last longer.
-                    let now = if moment.contradicts(&asked) { moment.late() } else { asked.late() };
+                    let now = if moment.contradicts(&asked) { moment.upper_bound() } else { asked.upper_bound() };
                     return Ok(Acquired::Granted { holder, repeated, now });
                 }
                 Err(answer) => return Ok(answer),
@@ -118,7 +118,7 @@ impl Dynamodb {
                 Ok(Next { expr, holder })
             }
             (AcquireAnswer::Granted { holder, .. }, _) => {
-                Err(Acquired::Granted { holder, repeated: true, now: moment.late() })
+                Err(Acquired::Granted { holder, repeated: true, now: moment.upper_bound() })
             }
             (AcquireAnswer::Refused(Refusal::NewerFormat), _) => {
                 return Err(DynamodbError::NewerFormat { found: found.record.format });

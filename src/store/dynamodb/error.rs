@@ -7,7 +7,7 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
-use super::send::Place;
+use super::send::Target;
 use crate::lease::record::FORMAT_MAJOR;
 use crate::model::error::{Error, ErrorKind};
 use crate::store::cause::Cause;
@@ -130,7 +130,7 @@ impl DynamodbError {
     }
 
     /// What an error of the SDK means. `sent`: the request may have left this host.
-    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, place: &Place) -> (Fate, Self)
+    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, place: &Target) -> (Fate, Self)
     where
         E: ProvideErrorMetadata + StdError + 'static,
     {

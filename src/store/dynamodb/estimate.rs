@@ -162,7 +162,7 @@ impl Moment {
     /// its grace g and `SLACK`. What is taken off here and the wait for g leave the takeover at most
     /// `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end without its
     /// margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
-    pub fn late(&self) -> StoreTime {
+    pub fn upper_bound(&self) -> StoreTime {
         let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace.of_all) / 2);
         let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
@@ -213,7 +213,7 @@ impl Moment {
 
     /// So far ahead of every client's stamp.
     pub fn late_stamp(&self, ahead: Duration) -> u64 {
-        micros(self.late().plus(self.grace.own + ahead))
+        micros(self.upper_bound().plus(self.grace.own + ahead))
     }
 }
 
@@ -286,7 +286,7 @@ mod tests {
         estimate.learn(70, boot(490), boot(510));
         assert_eq!(moment(&estimate, 500), (70_500, 1_020));
         let doubted = estimate.moment(boot(500), GRACE).unwrap();
-        assert_eq!(doubted.late().as_nanos(), 100_510_000_000, "a holder trusts neither");
+        assert_eq!(doubted.upper_bound().as_nanos(), 100_510_000_000, "a holder trusts neither");
         // The next one agrees.
         estimate.learn(70, boot(490), boot(510));
         assert!(!estimate.moment(boot(510), GRACE).unwrap().is_old(Duration::ZERO));
@@ -311,11 +311,11 @@ mod tests {
         let wide = estimate.moment(boot(2_000), GRACE).unwrap();
         assert_eq!(wide.width, Duration::from_secs(3));
         assert_eq!(wide.times().cut, ONLY_RELEASED);
-        assert_eq!(wide.late().since(wide.now), SECOND);
+        assert_eq!(wide.upper_bound().since(wide.now), SECOND);
         estimate.learn(102, boot(2_000), boot(2_050));
         let fine = estimate.moment(boot(2_050), GRACE).unwrap();
         assert_eq!(fine.times().cut, fine.now.minus(SECOND));
-        assert!(fine.late().since(fine.now) <= Duration::from_millis(25));
+        assert!(fine.upper_bound().since(fine.now) <= Duration::from_millis(25));
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
         for (holder, now) in &all {
             let end = holder.now.as_nanos() + lease;
             // Counted from this moment, on a clock that runs as the service's.
-            let held_for = end - holder.late().as_nanos();
+            let held_for = end - holder.upper_bound().as_nanos();
             for (rival, rivals_now) in all.iter().filter(|(rival, _)| rival.is_known()) {
                 // How far the rival's cut is behind the service's time.
                 let behind = rivals_now - rival.times().cut.as_nanos();

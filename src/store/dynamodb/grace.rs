@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::error::DynamodbError;
 use super::expr::{Expr, Item, number};
+use super::read::Consistency;
 use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, NOBODYS};
@@ -77,7 +78,7 @@ impl Dynamodb {
 
     /// Reads the row: for the service's time, and for the grace.
     pub(super) fn read_time(&self, by: &Deadline) -> Result<(), DynamodbError> {
-        match self.get_item(NOBODYS, true, by) {
+        match self.get_item(NOBODYS, Consistency::Strong, by) {
             Ok(row) => self.noted.set(row.as_ref(), self.clock.now()),
             Err(DynamodbError::NoTable { .. }) => {}
             Err(error) => return Err(error),

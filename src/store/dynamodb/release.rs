@@ -1,66 +1,32 @@
-//! To renew, to release and to give up what was granted.
+//! To release what was granted, and to give up what may have been.
 
 use std::time::Duration;
 
+use super::Dynamodb;
 use super::acquire::stopping;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, number, text};
-use super::row;
+use super::row::{self, Found};
 use super::send::Wrote;
-use super::{Dynamodb, Found};
-use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
-use crate::store::{Acquired, Attempt, Released, Renewal, Renewed};
+use crate::lease::Mode;
+use crate::store::{Acquired, Attempt, Released};
 use crate::sys::deadline::Deadline;
 
-impl Dynamodb {
-    pub(super) fn renew_grant(
-        &self,
-        attempt: &mut Attempt,
-        renewal: Renewal,
-        by: &Deadline,
-    ) -> Result<Renewed, DynamodbError> {
-        let Renewal { lease, may_end_endless } = renewal;
-        // An end that is off by a part of the lease is of use.
-        let most = match lease {
-            Lease::For(lease) => lease / 10,
-            Lease::Forever => Duration::MAX,
-        };
-        let mut moment = self.sure_moment(most, by)?;
-        let mut until = lease.end(moment.now);
-        // Mostly ours becomes the latest end of the row.
-        let mut expr = renewing(attempt, until, &moment, true);
-        loop {
-            let found = match self.update(expr, by)? {
-                Wrote::Done(_) => {
-                    if self.moment()?.contradicts(&moment) {
-                        return Ok(Renewed::Unknown(DynamodbError::Jumped.into()));
-                    }
-                    return Ok(Renewed::Until { until, now: moment.late() });
-                }
-                Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
-                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
-            };
-            found.check_format()?;
-            moment = self.moment()?;
-            let step = transition::renew(&found.record, attempt.grant(), lease, may_end_endless, &moment.times());
-            let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
-            let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.late() }) };
-            until = end;
-            let shrinks = found.record.standing(attempt.grant()).is_some_and(|(_, holder)| holder.until > end);
-            let is_shared = found.record.exclusive.is_none();
-            expr = if shrinks || is_shared != (attempt.ask.mode == Mode::Shared) {
-                self.whole(&found, &new, &moment)
-            } else {
-                renewing(attempt, end, &moment, !found.row_ends_after(end))
-            };
-        }
-    }
+/// What a release is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To end what its caller knows to be granted.
+    Release,
+    /// To stop also copies of the acquisition that are still on their way.
+    GiveUp,
+}
 
+impl Dynamodb {
     pub(super) fn release_grant(
         &self,
         attempt: &mut Attempt,
-        give_up: bool,
+        purpose: Purpose,
         by: &Deadline,
     ) -> Result<Released, DynamodbError> {
         // Whom a doubted grant replaced gets the key back first: the release alone would leave it free beside them.
@@ -70,20 +36,20 @@ impl Dynamodb {
             return Ok(Released::Unknown(error));
         }
         // A copy of it may be on its way.
-        let stops = give_up || attempt.sends > 1;
+        let stops = purpose == Purpose::GiveUp || attempt.sends > 1;
         let (mut moment, mut seen) = (self.moment()?, None::<Found>);
-        let mut next = match (give_up, attempt.ask.mode) {
-            (true, _) => Ending::GiveUp,
-            (false, Mode::Exclusive) => Ending::Exclusive,
-            (false, Mode::Shared) => Ending::Shared,
+        let mut next = match (purpose, attempt.ask.mode) {
+            (Purpose::GiveUp, _) => Ending::GiveUp,
+            (Purpose::Release, Mode::Exclusive) => Ending::Exclusive,
+            (Purpose::Release, Mode::Shared) => Ending::Shared,
         };
         loop {
             let mut expr = match (&next, &seen) {
                 (Ending::GiveUp, _) => giving_up(attempt, &moment),
-                (Ending::Exclusive, _) => of(attempt, EXCLUSIVE.0, EXCLUSIVE.1),
+                (Ending::Exclusive, _) => Expr::on_grant(attempt, EXCLUSIVE.0, EXCLUSIVE.1),
                 (Ending::Last, Some(found)) => last(attempt, found),
                 (Ending::Lapse, Some(found)) => self.lapsing(attempt, found, &moment),
-                (Ending::Shared | Ending::Last | Ending::Lapse, _) => of(attempt, SHARED.0, SHARED.1),
+                (Ending::Shared | Ending::Last | Ending::Lapse, _) => Expr::on_grant(attempt, SHARED.0, SHARED.1),
             };
             if stops && !matches!(next, Ending::Lapse) {
                 expr = stopping(expr, attempt.grant(), seen.as_ref(), &moment);
@@ -100,9 +66,12 @@ impl Dynamodb {
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
             };
             found.check_format()?;
-            moment = if give_up { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
+            moment = match purpose {
+                Purpose::GiveUp => self.sure_moment(Duration::ZERO, by)?,
+                Purpose::Release => self.moment()?,
+            };
             next = match found.record.standing(attempt.grant()) {
-                None if give_up => Ending::GiveUp,
+                None if purpose == Purpose::GiveUp => Ending::GiveUp,
                 None => return Ok(nobodys(found, &moment)),
                 Some(_) if Dynamodb::was_early(attempt, &moment) => Ending::Lapse,
                 Some((Mode::Exclusive, _)) => Ending::Exclusive,
@@ -131,25 +100,6 @@ enum Ending {
     Lapse,
 }
 
-fn renewing(attempt: &Attempt, until: End, moment: &Moment, is_latest: bool) -> Expr {
-    let (condition, update) = match (attempt.ask.mode, is_latest) {
-        (Mode::Exclusive, _) => (
-            "#grantId = :grant AND #leasedUntil <= :end",
-            "SET #leasedUntil = :end, #renewedAt = :now, #version = #version + :one",
-        ),
-        (Mode::Shared, true) => (
-            "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil <= :end",
-            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #leasedUntil = :end, \
-             #version = #version + :one",
-        ),
-        (Mode::Shared, false) => (
-            "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil > :end",
-            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #version = #version + :one",
-        ),
-    };
-    of(attempt, condition, update).value(":end", text(row::end(until))).value(":now", text(row::time(moment.now)))
-}
-
 const EXCLUSIVE: (&str, &str) = (
     "#grantId = :grant",
     "SET #leasedUntil = :past, #version = #version + :one \
@@ -167,7 +117,7 @@ fn last(attempt: &Attempt, found: &Found) -> Expr {
     let gone = if rest.shared.is_empty() { "#shared" } else { "#shared.#grant" };
     let update = format!("SET #leasedUntil = :rest, #version = #version + :one REMOVE {gone}");
     let condition = "attribute_exists(#shared.#grant) AND #fence = :f AND #version = :ver";
-    of(attempt, condition, &update)
+    Expr::on_grant(attempt, condition, &update)
         .value(":rest", text(row::row_end(&rest)))
         .value(":f", number(found.record.token))
         .value(":ver", number(found.record.version))
@@ -177,17 +127,7 @@ fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
     let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
     let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #givenUpAt = :t, \
                   #version = if_not_exists(#version, :t) + :one";
-    of(attempt, condition, update).value(":t", number(moment.late_stamp(Duration::ZERO)))
-}
-
-/// A write on the condition that the grant of this attempt stands.
-fn of(attempt: &Attempt, condition: &str, update: &str) -> Expr {
-    let grant = attempt.grant().as_str();
-    Expr::new(&attempt.key, condition, update)
-        .name("#grant", grant)
-        .value(":grant", text(grant))
-        .value(":past", text(row::PAST))
-        .value(":one", number(1))
+    Expr::on_grant(attempt, condition, update).value(":t", number(moment.late_stamp(Duration::ZERO)))
 }
 
 /// The answer where the grant does not stand.

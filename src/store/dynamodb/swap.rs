@@ -7,9 +7,9 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, Item, number, set, text};
-use super::row;
+use super::row::{self, Found};
 use super::send::Wrote;
-use super::{Dynamodb, Found, MANY_GIVEN_UP};
+use super::{Dynamodb, MANY_GIVEN_UP};
 use crate::lease::{GrantId, Kind, LockRecord};
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
@@ -21,8 +21,8 @@ impl Dynamodb {
         new: Option<&LockRecord>,
         by: &Deadline,
     ) -> Result<Swapped, DynamodbError> {
-        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Row>());
-        let Some(Row { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
+        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<SeenRow>());
+        let Some(SeenRow { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
         let found = Found { record: seen.record.clone(), row: row.clone() };
         found.check_format()?;
         let moment = self.moment()?;
@@ -101,7 +101,7 @@ impl Dynamodb {
 
 /// The native part of what was read: the row as the service has it.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct SeenRow {
     pub row: Option<Item>,
     /// The time was in doubt when it was read.
     pub is_doubted: bool,

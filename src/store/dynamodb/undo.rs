@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, Item};
+use super::row::Found;
 use super::send::Wrote;
-use super::{Dynamodb, Found};
 use crate::lease::{Ask, End, Holder, Lease, LockRecord, Mode, StoreTime};
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
@@ -92,7 +93,7 @@ impl Dynamodb {
                 found.record.standing(&other.grant).is_none() && !is_replaced(ask, *mode, other)
             });
             let Some(first) = wronged.next() else {
-                return Ok(Acquired::Granted { holder: mine.clone(), repeated: false, now: moment.late() });
+                return Ok(Acquired::Granted { holder: mine.clone(), repeated: false, now: moment.upper_bound() });
             };
             let mut next = found.record.clone();
             next.token = if next.token == mine.token { old.token } else { next.token };
