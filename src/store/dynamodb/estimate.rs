@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::grace::Grace;
 use crate::lease::{StoreTime, Times};
 use crate::sys::clock::BootTime;
 
@@ -129,6 +128,15 @@ impl Estimate {
         known.told = Some((now, known.told.map_or(at, |(_, when)| when.max(at))));
         Some(moment(now))
     }
+}
+
+/// For how long after its end a lease is respected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grace {
+    /// By this client.
+    pub own: Duration,
+    /// By every client of the table: a holder relies on no more.
+    pub of_all: Duration,
 }
 
 fn micros(at: StoreTime) -> u64 {

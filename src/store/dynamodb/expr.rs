@@ -4,9 +4,6 @@ use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use super::row;
-use crate::store::Attempt;
-
 /// A row as the service has it.
 pub(super) type Item = HashMap<String, AttributeValue>;
 
@@ -34,16 +31,6 @@ impl Expr {
         };
         expr.values.insert(":major".to_owned(), text(format!("{}.", crate::lease::record::FORMAT_MAJOR)));
         expr
-    }
-
-    /// A write on the condition that the grant of this attempt stands.
-    pub fn on_grant(attempt: &Attempt, condition: &str, update: &str) -> Self {
-        let grant = attempt.grant().as_str();
-        Expr::new(&attempt.key, condition, update)
-            .name("#grant", grant)
-            .value(":grant", text(grant))
-            .value(":past", text(row::PAST))
-            .value(":one", number(1))
     }
 
     /// What `#name` stands for, where that is not its own text.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::error::DynamodbError;
+use super::estimate::Grace;
 use super::expr::{Expr, Item, number};
 use super::read::Consistency;
 use super::row;
@@ -19,15 +20,6 @@ use crate::sys::deadline::Deadline;
 
 /// Who grants looks again when the last look is older.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
-
-/// For how long after its end a lease is respected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grace {
-    /// By this client.
-    pub own: Duration,
-    /// By every client of the table: a holder relies on no more.
-    pub of_all: Duration,
-}
 
 /// What the row said when this client last looked.
 #[derive(Debug, Default)]

@@ -130,6 +130,18 @@ fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
     Expr::on_grant(attempt, condition, update).value(":t", number(moment.late_stamp(Duration::ZERO)))
 }
 
+impl Expr {
+    /// A write on the condition that the grant of this attempt stands.
+    pub fn on_grant(attempt: &Attempt, condition: &str, update: &str) -> Self {
+        let grant = attempt.grant().as_str();
+        Expr::new(&attempt.key, condition, update)
+            .name("#grant", grant)
+            .value(":grant", text(grant))
+            .value(":past", text(row::PAST))
+            .value(":one", number(1))
+    }
+}
+
 /// The answer where the grant does not stand.
 fn nobodys(found: Found, moment: &Moment) -> Released {
     let cut = moment.times().cut;

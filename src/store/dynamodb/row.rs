@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Item, number, text};
-use super::swap::SeenRow;
 use super::{AHEAD, MANY_GIVEN_UP};
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
@@ -121,6 +120,14 @@ impl Found {
         let shared = self.row.as_ref()?.get("shared")?.as_m().ok()?;
         shared.get(grant.as_str())?.as_m().ok()?.get("leasedUntil")?.as_s().ok().cloned()
     }
+}
+
+/// The native part of what was read: the row as the service has it.
+#[derive(Debug)]
+pub(super) struct SeenRow {
+    pub row: Option<Item>,
+    /// The time was in doubt when it was read.
+    pub is_doubted: bool,
 }
 
 /// The record of a row. An error says what is wrong with it.

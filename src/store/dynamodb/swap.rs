@@ -6,8 +6,8 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
 use super::estimate::Moment;
-use super::expr::{Expr, Item, number, set, text};
-use super::row::{self, Found};
+use super::expr::{Expr, number, set, text};
+use super::row::{self, Found, SeenRow};
 use super::send::Wrote;
 use super::{Dynamodb, MANY_GIVEN_UP};
 use crate::lease::{GrantId, Kind, LockRecord};
@@ -97,14 +97,6 @@ impl Dynamodb {
         let expr = comparing(found, update).value(":seed", number(moment.stamp())).value(":one", number(1));
         values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value))
     }
-}
-
-/// The native part of what was read: the row as the service has it.
-#[derive(Debug)]
-pub(super) struct SeenRow {
-    pub row: Option<Item>,
-    /// The time was in doubt when it was read.
-    pub is_doubted: bool,
 }
 
 /// A write on the condition that the row is as it was found.
