@@ -13,6 +13,8 @@ mod counts;
 mod errors;
 #[path = "dynamodb/faults.rs"]
 mod faults;
+#[path = "dynamodb/grace.rs"]
+mod grace;
 #[path = "dynamodb/growth.rs"]
 mod growth;
 #[path = "dynamodb/processes.rs"]

@@ -45,16 +45,19 @@ impl ClientBuilder {
     pub(crate) fn with_opener(opener: Result<Opener>, clock: Arc<Clock>) -> Self {
         let mut options = ClientOptions::default();
         if let Ok(opener) = &opener {
-            options.lease = opener.default_lease;
+            (options.lease, options.min_margin) = (opener.default_lease, opener.min_margin);
         }
         ClientBuilder { opener, clock, options, must_exist: false }
     }
 
     /// A client of a store that is open already.
     pub(crate) fn over(backend: Arc<dyn Backend>, clock: Arc<Clock>) -> Self {
-        let min_lease = backend.info().min_lease;
+        let (min_lease, min_margin) = (backend.info().min_lease, backend.info().min_margin);
         let open = Box::new(move |_: Arc<Clock>, _: &Deadline, _: bool| Ok(backend));
-        ClientBuilder::with_opener(Ok(Opener { min_lease, default_lease: store::DEFAULT_LEASE, open }), clock)
+        ClientBuilder::with_opener(
+            Ok(Opener { min_lease, min_margin, default_lease: store::DEFAULT_LEASE, open }),
+            clock,
+        )
     }
 
     /// Who holds its locks, for people: 1 to 1,024 bytes. Defaults to `host:pid`.
@@ -79,7 +82,7 @@ impl ClientBuilder {
 
     /// The end of a lease in which the holder counts itself as lost already. It covers clocks that
     /// do not run at the same rate, and the time between asking `is_held` and acting on it.
-    /// Defaults to a tenth of the lease.
+    /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self

@@ -22,6 +22,8 @@ pub(crate) struct ClientOptions {
     pub lease: Duration,
     pub heartbeat: Option<Duration>,
     pub margin: Option<Duration>,
+    /// The smallest margin of the store.
+    pub min_margin: Duration,
     pub poll: RangeInclusive<Duration>,
     pub request_timeout: Duration,
     pub drop_timeout: Duration,
@@ -35,6 +37,7 @@ impl Default for ClientOptions {
             lease: store::DEFAULT_LEASE,
             heartbeat: None,
             margin: None,
+            min_margin: Duration::ZERO,
             poll: Duration::from_millis(150)..=Duration::from_millis(350),
             request_timeout: Duration::from_secs(5),
             drop_timeout: Duration::from_secs(5),
@@ -75,8 +78,12 @@ impl ClientOptions {
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
         let margin = self.margin.unwrap_or(counted / 10);
-        if margin >= counted - heartbeat {
-            let right = format!("below the lease less the heartbeat ({:?})", counted - heartbeat);
+        if margin < self.min_margin || margin >= counted - heartbeat {
+            let least = match self.min_margin.is_zero() {
+                true => String::new(),
+                false => format!("at least {:?} on this store, and ", self.min_margin),
+            };
+            let right = format!("{least}below the lease less the heartbeat ({:?})", counted - heartbeat);
             return Err(Error::invalid("margin", margin, &right));
         }
         Ok(Terms { lease, heartbeat, margin, ends_at })

@@ -27,6 +27,8 @@ use crate::sys::deadline::Deadline;
 pub(crate) struct Opener {
     /// The shortest lease that makes sense there.
     pub min_lease: Duration,
+    /// The smallest margin.
+    pub min_margin: Duration,
     /// The lease of a client that sets none.
     pub default_lease: Duration,
     /// Opens it, creating what it can do without unless it must exist.
@@ -72,6 +74,7 @@ fn memory(url: StoreUrl) -> Result<Opener> {
     let name = url.path.into_owned();
     Ok(Opener {
         min_lease: Memory::MIN_LEASE,
+        min_margin: Duration::ZERO,
         default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, _, _| Ok(Arc::new(Memory::open(&name, clock)))),
     })
@@ -107,6 +110,7 @@ fn sqlite(url: StoreUrl) -> Result<Opener> {
 pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
     Opener {
         min_lease: Sqlite::MIN_LEASE,
+        min_margin: Duration::ZERO,
         default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by, must_exist| {
             let open = if must_exist { Sqlite::open_existing } else { Sqlite::open };
@@ -158,6 +162,7 @@ pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
     options.validate()?;
     Ok(Opener {
         min_lease: Dynamodb::MIN_LEASE,
+        min_margin: Dynamodb::MIN_MARGIN,
         default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by, _| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
     })
@@ -169,6 +174,7 @@ pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Open
     let options = options?;
     Ok(Opener {
         min_lease: Mongodb::MIN_LEASE,
+        min_margin: Duration::ZERO,
         default_lease: Mongodb::DEFAULT_LEASE,
         open: Box::new(move |_, by, _| Ok(Arc::new(Mongodb::open(options, by)?))),
     })
@@ -180,6 +186,7 @@ pub(crate) fn spanner_table(options: SpannerOptions) -> Result<Opener> {
     options.validate()?;
     Ok(Opener {
         min_lease: Spanner::MIN_LEASE,
+        min_margin: Duration::ZERO,
         default_lease: DEFAULT_LEASE,
         open: Box::new(move |clock, by, _| Ok(Arc::new(Spanner::open(options, clock, by)?))),
     })

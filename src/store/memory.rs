@@ -86,6 +86,7 @@ impl Memory {
             clock: "this host's boot-time clock",
             grace: Duration::ZERO,
             min_lease: Memory::MIN_LEASE,
+            min_margin: Duration::ZERO,
             grant_form: GrantForm::Uuid,
             most_shared: None,
         };

@@ -67,6 +67,11 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// What is the same for the whole life of the client. No I/O.
     fn info(&self) -> &StoreInfo;
 
+    /// The grace that counts now: [`StoreInfo::grace`], or more where other clients made it more. No I/O.
+    fn grace(&self) -> Duration {
+        self.info().grace
+    }
+
     /// Checks, describes or creates what the store needs; answers with a text for people. What takes the store
     /// minutes to create is waited for by [`Deadline::long`].
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String>;
@@ -111,6 +116,8 @@ pub struct StoreInfo {
     pub grace: Duration,
     /// The shortest lease that makes sense here.
     pub min_lease: Duration,
+    /// The smallest margin, where what is not known of the store's time could use up less.
+    pub min_margin: Duration,
     /// The form of grant ids.
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.

@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
 use crate::lease::LockRecord;
@@ -62,6 +62,10 @@ pub fn native<B: Backend>(backend: &dyn Backend) -> Option<&B> {
 impl Backend for Observed {
     fn info(&self) -> &StoreInfo {
         self.inner.info()
+    }
+
+    fn grace(&self) -> Duration {
+        self.inner.grace()
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {

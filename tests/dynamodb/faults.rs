@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use leasehold::internals::builder_over;
 use leasehold::internals::lease::End;
 use leasehold::internals::store::dynamodb::Estimate;
 use leasehold::internals::store::{Released, Renewed};
@@ -333,4 +334,40 @@ fn a_dead_network_holds_up_no_call_beyond_its_deadline() {
     // The connections that hang are not used again.
     at.proxy.clear();
     assert!(matches!(at.store.renew(&mut a, renewal(2 * LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+/// An end is a time of the service's, so a copy that arrives after its lease arrives after its end, too: what nobody
+/// could give up is granted to nobody, and holds up nobody.
+#[test]
+fn what_could_not_be_given_up_within_its_lease_is_over_by_then() {
+    needs_server!();
+    let at = Behind::new();
+    let clock = Clock::system();
+    let settings = Settings::Given(Box::new(config_at(&at.proxy.url())));
+    let store = Arc::new(open(DynamodbOptions { settings, ..options(&at.table.0, &clock) }, &clock));
+    let client = builder_over(store, clock).lease(Dynamodb::MIN_LEASE).request_timeout(SHORT).connect().unwrap();
+    let other = leasehold::dynamodb::builder(config(), &at.table.0).connect().unwrap();
+    let arrived = |key: &str| {
+        let of_key = format!("{{\"S\":\"{key}\"}}");
+        at.proxy.wait_until("it arrives", |all| {
+            all.iter().any(|one| one.has(WRITE) && one.has(&of_key) && one.answered > 0)
+        });
+    };
+    // Twice the lease, and half of it for how long the call takes.
+    let late = Network::CutLate(Dynamodb::MIN_LEASE * 5 / 2);
+    for (key, fault) in [("done", Network::CutAfter), ("late", late), ("held", late)] {
+        at.fault(fault);
+        at.proxy.add(Rule::always(Network::CutBefore).on(WRITE));
+        client.request(key).wait(SHORT).lock().unwrap_err();
+        let held = (key == "held").then(|| granted(&at.beside, &mut exclusive(key)));
+        arrived(key);
+        if let Some(held) = held {
+            assert_eq!(at.holders(key), [held]);
+            continue;
+        }
+        let stood = at.holders(key).remove(0);
+        let guard = other.request(key).wait(Duration::from_secs(20)).lock().unwrap();
+        assert!(guard.fencing_token() > stood.token, "{key}");
+        assert_eq!(at.record(key).given_up.len(), 0, "{key}: nobody could give it up");
+    }
 }

@@ -147,3 +147,23 @@ fn what_is_no_lock_is_neither_listed_nor_purged() {
     assert!(error.to_string().contains("it is no lock"), "{error}");
     assert_eq!(raw.get("settings"), other);
 }
+
+#[test]
+fn a_row_of_a_newer_format_is_left_out_of_a_purge_and_nothing_else_is() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, clock)) = (Raw::new(&table), client(&table));
+    for key in ["a", "newer", "z"] {
+        granted(&store, &mut exclusive(key));
+    }
+    let mut newer = raw.get("newer");
+    newer.insert("format".to_owned(), AttributeValue::S("2.0".to_owned()));
+    raw.put(newer.clone());
+    clock.advance(LEASE + Duration::from_secs(10));
+    let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
+    let keys = |purged: &leasehold::Purged| purged.freed.iter().map(|one| one.key().to_owned()).collect::<Vec<_>>();
+    assert_eq!(keys(&client.purge_preview(Duration::ZERO).unwrap()), ["a", "z"]);
+    assert_eq!(client.list(&Filter::new()).unwrap().len(), 3);
+    assert_eq!(keys(&client.purge(Duration::ZERO).unwrap()), ["a", "z"]);
+    assert_eq!(raw.get("newer"), newer);
+}

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use leasehold::internals::builder_over;
 use leasehold::internals::store::dynamodb::Estimate;
-use leasehold::internals::store::{Released, Renewed, Schema};
+use leasehold::internals::store::{Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::common::dynamodb::{Table, options};
@@ -16,7 +16,7 @@ use crate::sdk::error::BoxError;
 use crate::sdk::types::AttributeValue;
 use crate::*;
 
-fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)) -> LockClient {
+pub(super) fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)) -> LockClient {
     let clock = Clock::system();
     let mut all = crate::options(&table.0, &clock);
     options(&mut all);
@@ -73,7 +73,7 @@ fn a_step_of_the_services_clock_is_followed() {
 }
 
 /// What an operator writes by hand.
-fn note(raw: &Raw, micros: u64) {
+pub(super) fn note(raw: &Raw, micros: u64) {
     raw.put(HashMap::from([
         ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
         ("graceMicros".to_owned(), AttributeValue::N(micros.to_string())),
@@ -277,6 +277,56 @@ fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
     }
 }
 
+/// The service tells a wrong time between two sends of one acquisition: the second one, which landed, was wrong.
+#[test]
+fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
+    needs_server!();
+    let at = Behind::new();
+    let idle = idle(&at).0;
+    let (store, mut held) = holding(&at);
+    let mut late = exclusive("k");
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem"));
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    at.proxy.shift_dates(3_600);
+    // Told twice, it is believed.
+    for _ in 0..2 {
+        get(&idle, "other");
+    }
+    at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    at.proxy.shift_dates(0);
+    let answer = idle.acquire(&mut late, &soon()).unwrap();
+    assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
+    assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+    let seen = refused(&at.beside, &mut exclusive("k"));
+    let (_, stands) = seen.record.standing(late.grant()).unwrap();
+    let left = stands.until.left(seen.now).unwrap();
+    assert!(left > Duration::from_secs(3_500), "until what it may have replaced is over by the wrong time: {left:?}");
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+}
+
+/// The service tells a time that is behind, and rivals go by the right one.
+#[test]
+fn who_finds_itself_by_a_wrong_time_counts_its_lease_by_the_right_one() {
+    needs_server!();
+    let at = Behind::new();
+    let idle = idle(&at).0;
+    let behind = 20;
+    at.proxy.shift_dates(-behind);
+    // Told twice, it is believed.
+    for _ in 0..2 {
+        get(&idle, "other");
+    }
+    let mut late = exclusive("k");
+    at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    at.proxy.shift_dates(0);
+    let answer = idle.acquire(&mut late, &soon()).unwrap();
+    let Acquired::Granted { holder, now, repeated: true } = answer else { panic!("{answer:?}") };
+    let left = holder.until.left(now).unwrap();
+    assert!(left < LEASE - Duration::from_secs(behind as u64 - 2), "{left:?}");
+}
+
 #[test]
 fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
     needs_server!();
@@ -390,82 +440,4 @@ fn in_the_grace_a_holder_is_held_for_everybody() {
     assert!(client.get("k").unwrap().unwrap().is_free() && leases.get("name").unwrap().unwrap().is_expired());
     assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
     leases.expire("name").unwrap();
-}
-
-fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
-    let table = leasehold::dynamodb::Table::new(&table.0).grace(Duration::from_millis(grace));
-    leasehold::dynamodb::builder(common::dynamodb::config(), table).connect()
-}
-
-#[test]
-fn who_connects_to_wait_for_less_than_others_is_refused() {
-    needs_server!();
-    let table = Table::fresh();
-    let refused = |grace: u64, right: &str| {
-        let error = with_grace(&table, grace).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert!(error.to_string().contains(right), "{error}");
-    };
-    // It was made with the default.
-    refused(500, "grace=1000ms");
-    // A look is no reason to wait for more.
-    assert!(with_grace(&table, 60_000).unwrap().list(&Filter::new()).unwrap().is_empty());
-    let client = with_grace(&table, 3_000).unwrap();
-    with_grace(&table, 1_000).unwrap();
-    client.request("k").acquire().unwrap();
-    refused(1_000, "grace=3000ms");
-    with_grace(&table, 3_000).unwrap();
-    // The note is nobody's lock.
-    assert_eq!(client.list(&Filter::new()).unwrap().len(), 1);
-    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
-    refused(1_000, "grace=3000ms");
-}
-
-/// A store with this grace, and its clock.
-fn waiting(table: &Table, grace: Duration) -> (Dynamodb, Arc<Clock>) {
-    let clock = Clock::system();
-    (open(DynamodbOptions { grace, ..options(&table.0, &clock) }, &clock), clock)
-}
-
-#[test]
-fn who_runs_already_waits_for_as_long_as_others_do() {
-    needs_server!();
-    // Whose estimate is good for minutes looks too.
-    for own in [1, 5].map(Duration::from_secs) {
-        let table = Table::fresh();
-        let (store, clock) = waiting(&table, own);
-        granted(&store, &mut exclusive("once"));
-        granted(&waiting(&table, Duration::from_secs(30)).0, &mut exclusive("noted"));
-        clock.advance(Duration::from_secs(601));
-        granted(&store, &mut exclusive("k"));
-        clock.advance(LEASE + Duration::from_secs(10));
-        assert_eq!(refused(&store, &mut exclusive("k")).live().count(), 1);
-        clock.advance(Duration::from_secs(25));
-        granted(&store, &mut exclusive("k"));
-    }
-}
-
-#[test]
-fn who_was_there_before_the_table_looks_before_its_first_lock() {
-    needs_server!();
-    let table = Table(crate::common::stores::unique());
-    let (early, clock) = waiting(&table, Duration::from_millis(500));
-    let (other, _) = waiting(&table, Duration::from_secs(30));
-    other.schema(Schema::Create, &soon()).unwrap();
-    granted(&early, &mut exclusive("k"));
-    clock.advance(LEASE + Duration::from_secs(10));
-    assert_eq!(refused(&early, &mut exclusive("k")).live().count(), 1);
-}
-
-#[test]
-fn in_a_table_without_a_note_the_default_counts() {
-    needs_server!();
-    let table = Table::fresh();
-    let raw = Raw::new(&table);
-    let key = AttributeValue::S("\u{1}time".to_owned());
-    raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
-    assert!(with_grace(&table, 500).is_err());
-    with_grace(&table, 1_000).unwrap().request("k").acquire().unwrap();
-    note(&raw, 500_000);
-    with_grace(&table, 500).unwrap();
 }

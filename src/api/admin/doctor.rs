@@ -26,7 +26,8 @@ pub struct Diagnosis {
     pub store: String,
     /// Whose clock decides there, for people.
     pub clock: &'static str,
-    /// How long after its end a lease is still respected, because clocks differ.
+    /// How long after its end a lease is still respected, because clocks differ: on DynamoDB what all clients of the
+    /// table agreed on.
     pub grace: Duration,
     /// Whether the schema is right: what is there, or what is wrong with it.
     pub schema: Result<String>,
@@ -103,7 +104,7 @@ impl LockClient {
         Ok(Diagnosis {
             store: info.label.clone(),
             clock: info.clock,
-            grace: info.grace,
+            grace: self.family.backend.grace(),
             schema,
             round_trip,
             clock_difference_ms,

@@ -1,16 +1,19 @@
 //! What a client does over many keys at a time: list and purge.
 
 use std::cmp::Reverse;
+use std::fmt;
 use std::time::Duration;
 
 use crate::api::client::LockClient;
 use crate::api::filter::Filter;
+use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{Kind, Step, transition};
-use crate::model::error::Result;
+use crate::model::error::{ErrorKind, Result};
 use crate::model::key;
 use crate::model::lock::{LockStatus, Purged};
 use crate::store::{Seen, Swapped, Which};
 use crate::sys::clock::BootTime;
+use crate::sys::log;
 
 /// Rows that nobody had a grant of for so long may be deleted by a purge.
 const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -57,8 +60,8 @@ impl LockClient {
 
     /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
     /// had a grant of for 30 days, also of leases that nobody holds or pins. Only housekeeping: an
-    /// expired lock is granted without it, and tokens go on rising after it. Damaged rows, and those that are no locks,
-    /// stay.
+    /// expired lock is granted without it, and tokens go on rising after it. Damaged rows, those of a newer
+    /// version of this library (the log names them), and those that are no locks, stay.
     ///
     /// # Errors
     /// What the store says. What was freed before stays so.
@@ -67,12 +70,16 @@ impl LockClient {
         let mut purged = Purged::default();
         let all = Which::Prefix(String::new());
         self.read_all(&all, |seen, _| {
-            let step = purge_step(&seen, older_than);
+            let Some(step) = purge_step(&seen, older_than) else { return Ok(()) };
             let Some(next) = &step.record else { return Ok(()) };
             let new = Some(next).filter(|_| !step.answer.delete);
-            // Changed, or perhaps so: somebody uses it, and the next purge looks again.
-            if let Swapped::Done = self.repeated(|by| self.family.backend.swap(&seen, new, by))? {
-                purged.add(&seen, &step.answer);
+            match self.repeated(|by| self.family.backend.swap(&seen, new, by)) {
+                Ok(Swapped::Done) => purged.add(&seen, &step.answer),
+                // Changed, or perhaps so: somebody uses it, and the next purge looks again.
+                Ok(Swapped::Changed | Swapped::Unknown(_)) => {}
+                // Changed by a newer version.
+                Err(error) if error.kind() == ErrorKind::Schema => pass_over(&seen, &error),
+                Err(error) => return Err(error),
             }
             Ok(())
         })?;
@@ -97,7 +104,7 @@ impl LockClient {
         self.family.check_open()?;
         let mut purged = Purged::default();
         self.read_all(&Which::Prefix(String::new()), |seen, _| {
-            purged.add(&seen, &purge_step(&seen, older_than).answer);
+            purge_step(&seen, older_than).iter().for_each(|step| purged.add(&seen, &step.answer));
             Ok(())
         })?;
         Ok(purged.sorted())
@@ -121,9 +128,19 @@ impl LockClient {
     }
 }
 
-fn purge_step(seen: &Seen, older_than: Duration) -> Step<transition::Purge> {
+/// `None`: a newer version's row, which only it may change.
+fn purge_step(seen: &Seen, older_than: Duration) -> Option<Step<transition::Purge>> {
+    let (major, minor) = seen.record.format;
+    if major > FORMAT_MAJOR {
+        pass_over(seen, &format_args!("its format is {major}.{minor}, of a newer version"));
+        return None;
+    }
     let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
-    transition::purge(&seen.record, seen.cut.minus(older_than), seen.stamp.saturating_sub(idle))
+    Some(transition::purge(&seen.record, seen.cut.minus(older_than), seen.stamp.saturating_sub(idle)))
+}
+
+fn pass_over(seen: &Seen, why: &dyn fmt::Display) {
+    log::warn!(target: "leasehold::client", key:? = seen.record.key; "a purge leaves a row as it is: {why}");
 }
 
 impl Purged {

@@ -5,7 +5,8 @@
 //! [`design`](crate::design) says what each step costs.
 //!
 //! The service's clock decides, as the `Date` of its answers tells it: a takeover waits a grace (a second) after
-//! the end of a lease. Reading by prefix or lock id scans the table.
+//! the end of a lease. A holder must count itself as lost at least 100 ms before its end, since that time is known no
+//! better: a smaller [`margin`](crate::ClientBuilder::margin) is refused. Reading by prefix or lock id scans the table.
 //!
 //! # The table
 //! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;

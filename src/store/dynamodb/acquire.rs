@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
-use super::item;
+use super::row::{self, Found};
 use super::send::Wrote;
 use super::undo::Unanswered;
-use super::{Dynamodb, Found, MANY_GIVEN_UP};
+use super::{Dynamodb, MANY_GIVEN_UP};
 use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
 use crate::store::{Acquired, Attempt};
@@ -67,10 +67,10 @@ impl Dynamodb {
                         return Ok(self.settle_doubt(attempt, old, by));
                     }
                     attempt.native = None;
-                    return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.late() });
+                    return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.upper_bound() });
                 }
                 Wrote::Unknown(error) => {
-                    attempt.native.get_or_insert_with(|| Box::new(Unanswered(moment)));
+                    Unanswered::note(attempt, moment);
                     return Ok(Acquired::Unknown(error.into()));
                 }
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
@@ -84,7 +84,9 @@ impl Dynamodb {
                 }
                 Err(Acquired::Granted { holder, repeated, .. }) => {
                     attempt.native = None;
-                    return Ok(Acquired::Granted { holder, repeated, now: asked.late() });
+                    // The time that was asked by may have been behind: the lease would seem to last longer.
+                    let now = if moment.contradicts(&asked) { moment.upper_bound() } else { asked.upper_bound() };
+                    return Ok(Acquired::Granted { holder, repeated, now });
                 }
                 Err(answer) => return Ok(answer),
             };
@@ -116,7 +118,7 @@ impl Dynamodb {
                 Ok(Next { expr, holder })
             }
             (AcquireAnswer::Granted { holder, .. }, _) => {
-                Err(Acquired::Granted { holder, repeated: true, now: moment.late() })
+                Err(Acquired::Granted { holder, repeated: true, now: moment.upper_bound() })
             }
             (AcquireAnswer::Refused(_), _) => {
                 found.record.check_format()?;
@@ -162,10 +164,10 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
     let mut record = LockRecord::missing(&attempt.key);
     record.shared.push(holder.clone());
     let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
-        .value(":cut", text(item::time(times.cut)))
+        .value(":cut", text(row::time(times.cut)))
         .value(":z", text("Z"))
         .value(":many", number(MANY_GIVEN_UP as u64))
-        .maybe(":m", item::shared(&record, None))
+        .maybe(":m", row::shared(&record, None))
         .maybe(":old", old.map(|(grant, _)| text(grant.as_str())))
         .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
         .maybe(":f", old.map(|(_, token)| number(*token)))
@@ -196,9 +198,9 @@ fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
         .maybe(":host", holder.labels.host.as_ref().map(text))
         .maybe(":comment", holder.labels.comment.as_ref().map(text))
         .value(":kind", text("lock"))
-        .value(":format", text(item::FORMAT))
-        .value(":now", text(item::time(times.now)))
-        .value(":end", text(item::end(holder.until)))
+        .value(":format", text(row::FORMAT))
+        .value(":now", text(row::time(times.now)))
+        .value(":end", text(row::end(holder.until)))
         .value(":t", number(holder.token))
         .value(":one", number(1))
 }
@@ -232,9 +234,9 @@ fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Tim
         .value(":grant", text(holder.grant.as_str()))
         .value(":leaseKind", text("lease"))
         .value(":f", number(found.record.token))
-        .value(":h", item::entry(holder, None));
+        .value(":h", row::entry(holder, None));
     for (i, gone) in gone.into_iter().enumerate() {
-        let stored = found.shared_end(&gone.grant).unwrap_or_else(|| item::end(gone.until));
+        let stored = found.shared_end(&gone.grant).unwrap_or_else(|| row::end(gone.until));
         expr = expr.name(&format!("#d{i}"), gone.grant.as_str()).value(&format!(":d{i}"), text(stored));
     }
     expr

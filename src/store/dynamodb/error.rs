@@ -6,7 +6,7 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
-use super::send::Place;
+use super::send::Target;
 use crate::model::error::ErrorKind;
 use crate::store::failure::{self, Cause, Failure, Fate, Words};
 
@@ -94,7 +94,7 @@ impl failure::Own for Own {
 
 impl DynamodbError {
     /// What an error of the SDK means. `sent`: the request may have left this host.
-    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, place: &Place) -> (Fate, Self)
+    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, place: &Target) -> (Fate, Self)
     where
         E: ProvideErrorMetadata + StdError + 'static,
     {

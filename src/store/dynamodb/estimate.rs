@@ -16,7 +16,7 @@ use crate::sys::clock::BootTime;
 /// A `Date` is cut to the second.
 const RESOLUTION: i64 = 1_000_000_000;
 /// What an answer's way may add to the second, for the interval to be good enough.
-const SLACK: Duration = Duration::from_millis(100);
+pub(super) const SLACK: Duration = Duration::from_millis(100);
 /// Only what was never held or was released ended before this: 1970-01-02.
 const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 
@@ -107,7 +107,7 @@ impl Estimate {
     }
 
     /// The service's time at `at`; `None` before the first answer.
-    pub fn moment(&self, at: BootTime, grace: Duration) -> Option<Moment> {
+    pub fn moment(&self, at: BootTime, grace: Grace) -> Option<Moment> {
         let mut known = self.0.lock();
         let learned = known.ahead?;
         let (ahead, age) = (learned.aged(at), at.since(learned.at));
@@ -130,6 +130,15 @@ impl Estimate {
     }
 }
 
+/// For how long after its end a lease is respected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grace {
+    /// By this client.
+    pub own: Duration,
+    /// By every client of the table: a holder relies on no more.
+    pub of_all: Duration,
+}
+
 fn micros(at: StoreTime) -> u64 {
     u64::try_from(at.as_nanos() / 1_000).unwrap_or(0)
 }
@@ -150,33 +159,37 @@ pub struct Moment {
     age: Duration,
     ahead: Ahead,
     before: Option<Ahead>,
-    grace: Duration,
+    grace: Grace,
 }
 
 impl Moment {
-    /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace does not
-    /// cover is taken off its own lease. Of a larger grace than the default not all others may know yet.
-    pub fn late(&self) -> StoreTime {
-        let relied = self.grace.min(super::Dynamodb::GRACE);
-        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(relied) / 2);
+    /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace of all others does
+    /// not cover is taken off its own lease.
+    ///
+    /// The holder may be behind by half its width w, and whoever takes over ahead by half of the widest that decides,
+    /// its grace g and `SLACK`. What is taken off here and the wait for g leave the takeover at most
+    /// `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end without its
+    /// margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
+    pub fn upper_bound(&self) -> StoreTime {
+        let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace.of_all) / 2);
         let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
 
     /// What the rules decide by. While too little is known nobody is taken over.
     pub fn times(&self) -> Times {
-        let cut = if self.is_known() { self.now.minus(self.grace) } else { ONLY_RELEASED };
+        let cut = if self.is_known() { self.now.minus(self.grace.own) } else { ONLY_RELEASED };
         Times { now: self.now, cut, stamp: self.stamp() }
     }
 
     fn is_known(&self) -> bool {
-        self.before.is_none() && self.width <= self.grace + SLACK
+        self.before.is_none() && self.width <= self.grace.own + SLACK
     }
 
     /// Whether a new answer could tell it better, which is worth a request where it may be off by more than the
     /// grace, and than this.
     pub fn is_old(&self, most: Duration) -> bool {
-        let is_wide = self.width > (self.grace + SLACK).max(most);
+        let is_wide = self.width > (self.grace.own + SLACK).max(most);
         self.before.is_some() || is_wide && self.age > FRESH
     }
 
@@ -188,6 +201,12 @@ impl Moment {
     /// Whether `used`, an earlier moment, was wrong and ahead.
     pub fn was_behind(&self, used: &Moment) -> bool {
         self.contradicts(used) && self.ahead.low < used.ahead.aged(self.at).low
+    }
+
+    /// Whether it takes the time to be later than `other` does.
+    pub fn is_ahead_of(&self, other: &Moment) -> bool {
+        let at = self.at.max(other.at);
+        self.ahead.aged(at).low > other.ahead.aged(at).low
     }
 
     /// Whether the last answer contradicts what was known before.
@@ -202,7 +221,7 @@ impl Moment {
 
     /// So far ahead of every client's stamp.
     pub fn late_stamp(&self, ahead: Duration) -> u64 {
-        micros(self.late().plus(self.grace + ahead))
+        micros(self.upper_bound().plus(self.grace.own + ahead))
     }
 }
 
@@ -210,7 +229,8 @@ impl Moment {
 mod tests {
     use super::*;
 
-    const GRACE: Duration = Duration::from_secs(1);
+    const SECOND: Duration = Duration::from_secs(1);
+    const GRACE: Grace = Grace { own: SECOND, of_all: SECOND };
 
     fn boot(ms: u64) -> BootTime {
         BootTime::from_nanos(ms * 1_000_000)
@@ -274,7 +294,7 @@ mod tests {
         estimate.learn(70, boot(490), boot(510));
         assert_eq!(moment(&estimate, 500), (70_500, 1_020));
         let doubted = estimate.moment(boot(500), GRACE).unwrap();
-        assert_eq!(doubted.late().as_nanos(), 100_510_000_000, "a holder trusts neither");
+        assert_eq!(doubted.upper_bound().as_nanos(), 100_510_000_000, "a holder trusts neither");
         // The next one agrees.
         estimate.learn(70, boot(490), boot(510));
         assert!(!estimate.moment(boot(510), GRACE).unwrap().is_old(Duration::ZERO));
@@ -299,10 +319,46 @@ mod tests {
         let wide = estimate.moment(boot(2_000), GRACE).unwrap();
         assert_eq!(wide.width, Duration::from_secs(3));
         assert_eq!(wide.times().cut, ONLY_RELEASED);
-        assert_eq!(wide.late().since(wide.now), GRACE);
+        assert_eq!(wide.upper_bound().since(wide.now), SECOND);
         estimate.learn(102, boot(2_000), boot(2_050));
         let fine = estimate.moment(boot(2_050), GRACE).unwrap();
-        assert_eq!(fine.times().cut, fine.now.minus(GRACE));
-        assert!(fine.late().since(fine.now) <= Duration::from_millis(25));
+        assert_eq!(fine.times().cut, fine.now.minus(SECOND));
+        assert!(fine.upper_bound().since(fine.now) <= Duration::from_millis(25));
+    }
+
+    #[test]
+    fn a_takeover_comes_before_the_holders_end_by_no_more_than_the_least_margin_covers() {
+        let true_now = 120_000_000_000;
+        let lease = 10_000_000_000;
+        let mut worst = i64::MIN;
+        // Where in its second the service is, for the holder and for the rival, and how long the answers took.
+        let seconds = (0..1_000).step_by(37).chain([999]);
+        let told = |phase: i64, way: i64, is_late: bool| {
+            let estimate = Estimate::default();
+            let (sent, received) = (20_000 - way, 20_000);
+            // Said as it was sent, or as it was received.
+            let said_at = if is_late { received } else { sent };
+            let date = (said_at + 100_000 + phase).div_euclid(1_000);
+            estimate.learn(date, boot(sent as u64), boot(received as u64));
+            (estimate.moment(boot(received as u64), GRACE).unwrap(), true_now + phase * 1_000_000)
+        };
+        let all: Vec<(Moment, i64)> = seconds
+            .flat_map(|phase| [0, 20, 100, 400, 3_000].map(|way| (phase, way)))
+            .flat_map(|(phase, way)| [false, true].map(|is_late| told(phase, way, is_late)))
+            .collect();
+        for (holder, now) in &all {
+            let end = holder.now.as_nanos() + lease;
+            // Counted from this moment, on a clock that runs as the service's.
+            let held_for = end - holder.upper_bound().as_nanos();
+            for (rival, rivals_now) in all.iter().filter(|(rival, _)| rival.is_known()) {
+                // How far the rival's cut is behind the service's time.
+                let behind = rivals_now - rival.times().cut.as_nanos();
+                let taken_over_after = end + behind - now;
+                worst = worst.max(held_for - taken_over_after);
+            }
+        }
+        let slack = i64::try_from(SLACK.as_nanos()).unwrap();
+        assert!(worst <= slack / 2, "{worst}");
+        assert!(worst > slack / 2 - 5_000_000, "a margin of nothing leads to two holders: {worst}");
     }
 }

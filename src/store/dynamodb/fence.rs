@@ -3,8 +3,9 @@
 use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure;
 use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
 
+use super::Dynamodb;
 use super::expr::{Expr, number, text};
-use super::{Dynamodb, Found};
+use super::row::Found;
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::LockStatus;
@@ -34,9 +35,9 @@ pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
         .name("#grant", lock.grant.as_str())
         .value(":grant", text(lock.grant.as_str()))
         .value(":token", number(lock.token));
-    let key = &store.place.partition_key;
+    let key = &store.target.partition_key;
     ConditionCheck::builder()
-        .table_name(&store.place.table)
+        .table_name(&store.target.table)
         .key(key, text(&lock.key))
         .set_expression_attribute_names(Some(expr.names(key)))
         .set_expression_attribute_values(Some(expr.values()))

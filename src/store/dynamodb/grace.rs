@@ -2,14 +2,17 @@
 //! more. The row of the key that nobody has says it; a table without that note has the default.
 //!
 //! Who connects with less is refused. Who runs already is not: it waits for as long as was noted when it last looked.
-//! Until it looks nobody is hurt, for no holder counts on more than the default.
+//! Until it looks nobody is hurt, for no holder relies on more than the default, nor on more than was ever noted.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::error::{DynamodbError, Own};
+use super::estimate::Grace;
 use super::expr::{Expr, Item, number};
-use super::item;
+use super::read::Consistency;
+use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, NOBODYS};
 use crate::sys::clock::BootTime;
@@ -18,36 +21,56 @@ use crate::sys::deadline::Deadline;
 /// Who grants looks again when the last look is older.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
-/// The grace of the table, as this client last saw it.
+/// What the row said when this client last looked.
 #[derive(Debug, Default)]
-pub(super) struct Noted {
-    micros: AtomicU64,
-    /// In boot time; zero before the first look.
-    looked: AtomicU64,
+pub(super) struct Noted(Mutex<Option<Note>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    /// The largest of all clients, in microseconds; `None` where nothing is noted.
+    most: Option<u64>,
+    /// The least that a client which runs by now can have begun with.
+    least: u64,
+    looked: BootTime,
+}
+
+impl Note {
+    fn of(row: Option<&Item>, looked: BootTime) -> Self {
+        let get = |name| row.and_then(|row| row::get_number(row, name).ok().flatten());
+        let most = get("graceMicros");
+        let least = [most, get("leastGraceMicros")].into_iter().flatten().fold(micros(Dynamodb::GRACE), u64::min);
+        Note { most, least, looked }
+    }
+
+    fn most(&self) -> u64 {
+        self.most.unwrap_or_else(|| micros(Dynamodb::GRACE))
+    }
 }
 
 impl Noted {
-    /// Zero before the first look.
-    pub fn grace(&self) -> Duration {
-        Duration::from_micros(self.micros.load(Ordering::Relaxed))
+    /// What counts for a client that was made with `own`.
+    pub fn with(&self, own: Duration) -> Grace {
+        let note = *self.0.lock();
+        let most = note.map_or(own, |note| own.max(Duration::from_micros(note.most())));
+        // Without a table nobody holds anything.
+        let least = note.map_or(Duration::ZERO, |note| Duration::from_micros(note.least));
+        Grace { own: most, of_all: least }
     }
 
     fn set(&self, row: Option<&Item>, at: BootTime) {
-        let noted = row.and_then(|row| item::get_number(row, "graceMicros").ok().flatten());
-        self.micros.store(noted.unwrap_or_else(|| micros(Dynamodb::GRACE)), Ordering::Relaxed);
-        self.looked.store(at.as_nanos().max(1), Ordering::Relaxed);
-    }
-
-    fn looked(&self) -> Option<BootTime> {
-        let looked = self.looked.load(Ordering::Relaxed);
-        (looked > 0).then(|| BootTime::from_nanos(looked))
+        *self.0.lock() = Some(Note::of(row, at));
     }
 }
 
 impl Dynamodb {
+    /// The grace that counts now.
+    pub(super) fn grace_now(&self) -> Grace {
+        self.noted.with(self.info.grace)
+    }
+
     /// Reads the row: for the service's time, and for the grace.
     pub(super) fn read_time(&self, by: &Deadline) -> Result<(), DynamodbError> {
-        match self.get_item(NOBODYS, true, by) {
+        match self.get_item(NOBODYS, Consistency::Strong, by) {
             Ok(row) => self.noted.set(row.as_ref(), self.clock.now()),
             Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
             Err(error) => return Err(error),
@@ -58,31 +81,54 @@ impl Dynamodb {
     /// Before a grant: whoever waits for more has the others know it.
     pub(super) fn agree_on_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let now = self.clock.now();
-        if self.noted.looked().is_none_or(|looked| now.since(looked) > LOOK_AGAIN) {
+        let is_old = |note: Note| now.since(note.looked) > LOOK_AGAIN;
+        if self.noted.0.lock().is_none_or(is_old) {
             self.read_time(by)?;
         }
         // Without a table the grant fails, too.
-        if self.noted.looked().is_some() && self.noted.grace() < self.info.grace { self.note_grace(by) } else { Ok(()) }
+        let is_less = |note: Note| note.most() < micros(self.info.grace);
+        if self.noted.0.lock().is_some_and(is_less) { self.note_grace(by) } else { Ok(()) }
     }
 
-    /// Notes the grace, unless a larger one is noted. Who may not write does not take over either.
+    /// Notes the grace, unless a larger one is noted, and beside it the least that others may still wait for. Who may not
+    /// write does not take over either.
     pub(super) fn note_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let ours = micros(self.info.grace);
-        let condition = "(attribute_not_exists(#graceMicros) OR #graceMicros < :grace)";
-        let expr = Expr::new(NOBODYS, condition, "SET #graceMicros = :grace").value(":grace", number(ours));
-        match self.update(expr, by) {
-            Ok(Wrote::Done(row) | Wrote::Failed(row)) => self.noted.set(row.as_ref(), self.clock.now()),
-            Err(DynamodbError::Own(Own::Denied { .. }, _)) => self.noted.micros.store(ours, Ordering::Relaxed),
-            Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
-            Ok(Wrote::Unknown(error)) => return Err(error.of_read()),
-            Err(error) => return Err(error),
+        loop {
+            let seen = *self.noted.0.lock();
+            let most = seen.and_then(|note| note.most);
+            let (condition, update) = match most {
+                Some(_) => ("#graceMicros = :seen", "SET #graceMicros = :grace, #leastGraceMicros = :least"),
+                None => ("attribute_not_exists(#graceMicros)", "SET #graceMicros = :grace"),
+            };
+            let expr = Expr::new(NOBODYS, condition, update)
+                .value(":grace", number(ours))
+                .maybe(":seen", most.map(number))
+                .maybe(":least", seen.map(|note| number(note.least)));
+            match self.update(expr, by) {
+                Ok(Wrote::Done(row)) => self.noted.set(row.as_ref(), self.clock.now()),
+                Ok(Wrote::Failed(row)) => {
+                    let found = Note::of(row.as_ref(), self.clock.now());
+                    *self.noted.0.lock() = Some(found);
+                    // A row of a newer format stays as it is, and nobody relies on what is not noted.
+                    if found.most != most && found.most() < ours {
+                        continue;
+                    }
+                }
+                Err(DynamodbError::Own(Own::Denied { .. }, _)) => {
+                    self.noted.0.lock().iter_mut().for_each(|note| note.most = Some(ours));
+                }
+                Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
+                Ok(Wrote::Unknown(error)) => return Err(error.of_read()),
+                Err(error) => return Err(error),
+            }
+            return Ok(());
         }
-        Ok(())
     }
 
     /// Refuses to be a client that waits for less than others of this table do.
     pub(super) fn check_grace(&self) -> Result<(), DynamodbError> {
-        let (ours, noted) = (self.info.grace, self.noted.grace());
+        let (ours, noted) = (self.info.grace, self.grace_now().own);
         if noted <= ours {
             return Ok(());
         }

@@ -12,7 +12,16 @@ use aws_sdk_dynamodb::config::{Builder, Region, SharedInterceptor, StalledStream
 
 use super::error::DynamodbError;
 use super::estimate::Estimate;
+use super::send::Target;
+use super::{Dynamodb, most_shared};
 use crate::model::error::Result;
+use crate::store::{GrantForm, StoreInfo};
+use crate::sys::clock::Clock;
+use crate::sys::deadline::Deadline;
+use crate::sys::driver::Driver;
+
+/// One answer can tell the time no better than to a second; more than this beside it is worth another.
+const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
 
 const MAX_GRACE: Duration = Duration::from_secs(60);
 
@@ -74,7 +83,7 @@ impl DynamodbOptions {
         DynamodbOptions {
             table: table.into(),
             partition_key: "key".to_owned(),
-            grace: super::Dynamodb::GRACE,
+            grace: Dynamodb::GRACE,
             protection: Protection::default(),
             settings,
             estimate: None,
@@ -108,8 +117,9 @@ impl DynamodbOptions {
         if self.grace > MAX_GRACE {
             return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
-        const TAKEN: [&str; 20] = [
+        const TAKEN: [&str; 21] = [
             "graceMicros",
+            "leastGraceMicros",
             "floor",
             "givenUpAt",
             "owner",
@@ -137,6 +147,43 @@ impl DynamodbOptions {
             )));
         }
         Ok(())
+    }
+}
+
+impl Dynamodb {
+    /// Connects and learns the service's time. The table may be missing.
+    pub fn open(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
+        let label = options.label();
+        Dynamodb::connect(options, clock, by).map_err(|error| error.with_store(&label))
+    }
+
+    fn connect(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
+        options.validate()?;
+        let info = StoreInfo {
+            label: options.label(),
+            clock: "DynamoDB's, by the Date of its answers",
+            grace: options.grace,
+            min_lease: Dynamodb::MIN_LEASE,
+            min_margin: Dynamodb::MIN_MARGIN,
+            grant_form: GrantForm::Uuid,
+            most_shared: Some(most_shared),
+        };
+        let target = Target::new(&options.table, &options.partition_key);
+        let protection = options.protection;
+        let estimate = options.estimate.clone().unwrap_or_default();
+        let over = |_| DynamodbError::NotSent.into();
+        let driver = Driver::start(by, move || client(options), over)?;
+        let (noted, warned) = Default::default();
+        let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, warned };
+        // A second answer where the first took long.
+        for _ in 0..2 {
+            store.read_time(by)?;
+            store.check_grace()?;
+            if store.moment()?.width <= GOOD_ENOUGH {
+                break;
+            }
+        }
+        Ok(store)
     }
 }
 

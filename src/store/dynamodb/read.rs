@@ -6,8 +6,8 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
-use super::item;
-use super::{Dynamodb, Found, NOBODYS};
+use super::row::{self, Found};
+use super::{Dynamodb, NOBODYS};
 use crate::store::{Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -15,25 +15,37 @@ use crate::sys::log;
 /// How many rows a page looks at: a table with little throughput must yield them within one request's timeout.
 const PAGE: i32 = 200;
 
+/// Which rows a read may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Consistency {
+    /// As the last write left them.
+    Strong,
+    /// A state that is a moment old, for half the price.
+    Eventual,
+}
+
 impl Dynamodb {
     pub(super) fn read_page(
         &self,
         which: &Which,
         from: Option<String>,
-        strong: bool,
+        consistency: Consistency,
         by: &Deadline,
     ) -> Result<Page, DynamodbError> {
         if let Which::Key(key) = which {
-            let row = self.get_item(key, strong, by)?;
+            let row = self.get_item(key, consistency, by)?;
             let found = Found::new(key, row)?;
-            let moment = if strong { self.sure_moment(Duration::ZERO, by)? } else { self.moment()? };
+            let moment = match consistency {
+                Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
+                Consistency::Eventual => self.moment()?,
+            };
             return Ok(Page { records: vec![found.seen(&moment)], next: None });
         }
-        let (rows, next) = self.scan(which, from, strong, by)?;
+        let (rows, next) = self.scan(which, from, consistency, by)?;
         let moment = self.moment()?;
         let mut records = Vec::new();
         for row in rows {
-            let key = key_of(&row, &self.place.partition_key).filter(|_| item::is_lock(&row));
+            let key = key_of(&row, &self.target.partition_key).filter(|_| row::is_lock(&row));
             let Some(key) = key else { continue };
             match Found::new(&key, Some(row)) {
                 Ok(found) if key != NOBODYS && which.matches(&found.record) => records.push(found.seen(&moment)),
@@ -48,16 +60,24 @@ impl Dynamodb {
 
     /// The row of a key for a decision.
     pub(super) fn look(&self, key: &str, by: &Deadline) -> Result<Found, DynamodbError> {
-        Found::new(key, self.get_item(key, true, by)?)
+        Found::new(key, self.get_item(key, Consistency::Strong, by)?)
     }
 
-    pub(super) fn get_item(&self, key: &str, strong: bool, by: &Deadline) -> Result<Option<Item>, DynamodbError> {
+    pub(super) fn get_item(
+        &self,
+        key: &str,
+        consistency: Consistency,
+        by: &Deadline,
+    ) -> Result<Option<Item>, DynamodbError> {
         let key = AttributeValue::S(key.to_owned());
-        let answer = self.send(by, move |client, stamp, place| async move {
-            let request =
-                client.get_item().table_name(&place.table).key(&place.partition_key, key).consistent_read(strong);
+        let answer = self.send(by, move |client, stamp, target| async move {
+            let request = client
+                .get_item()
+                .table_name(&target.table)
+                .key(&target.partition_key, key)
+                .consistent_read(consistency == Consistency::Strong);
             let answer = request.customize().interceptor(stamp.clone()).send().await;
-            place.classify(answer, &stamp).map(|answer| answer.item)
+            target.classify(answer, &stamp).map(|answer| answer.item)
         });
         answer.map_err(|(_, error)| error.of_read())
     }
@@ -67,7 +87,7 @@ impl Dynamodb {
         &self,
         which: &Which,
         from: Option<String>,
-        strong: bool,
+        consistency: Consistency,
         by: &Deadline,
     ) -> Result<(Vec<Item>, Option<String>), DynamodbError> {
         let filter = match which {
@@ -75,19 +95,20 @@ impl Dynamodb {
             Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
             Which::LockId(id) => Some((
                 "#leasedUntil > :past AND (#lockId = :lock OR attribute_exists(#shared))",
-                vec![(":past", text(item::PAST)), (":lock", text(id))],
+                vec![(":past", text(row::PAST)), (":lock", text(id))],
             )),
             Which::Key(key) => Some(("#key = :key", vec![(":key", text(key))])),
         };
-        let answer = self.send(by, move |client, stamp, place| async move {
-            let mut request = client.scan().table_name(&place.table).consistent_read(strong).limit(PAGE);
+        let answer = self.send(by, move |client, stamp, target| async move {
+            let mut request =
+                client.scan().table_name(&target.table).consistent_read(consistency == Consistency::Strong).limit(PAGE);
             if let Some(from) = from {
-                request = request.exclusive_start_key(&place.partition_key, AttributeValue::S(from));
+                request = request.exclusive_start_key(&target.partition_key, AttributeValue::S(from));
             }
             if let Some((filter, values)) = filter {
                 request = request.filter_expression(filter);
                 for name in tokens(filter, '#') {
-                    let attribute = if name == "#key" { &place.partition_key } else { name.trim_start_matches('#') };
+                    let attribute = if name == "#key" { &target.partition_key } else { name.trim_start_matches('#') };
                     request = request.expression_attribute_names(name, attribute);
                 }
                 for (name, value) in values {
@@ -95,8 +116,8 @@ impl Dynamodb {
                 }
             }
             let answer = request.customize().interceptor(stamp.clone()).send().await;
-            place.classify(answer, &stamp).map(|page| {
-                let next = page.last_evaluated_key.and_then(|row| key_of(&row, &place.partition_key));
+            target.classify(answer, &stamp).map(|page| {
+                let next = page.last_evaluated_key.and_then(|row| key_of(&row, &target.partition_key));
                 (page.items.unwrap_or_default(), next)
             })
         });

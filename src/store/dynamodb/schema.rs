@@ -34,30 +34,39 @@ impl Dynamodb {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match what {
             Schema::Describe => Ok(self.command()),
-            Schema::Check | Schema::Connect { .. } => match self.describe(by)? {
-                Table::Missing(error) if what.needs_table() => Err(error),
-                Table::There(table) => self.check(&table),
-                Table::Hidden => {
-                    static TOLD: AtomicBool = AtomicBool::new(false);
-                    let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
-                    if !TOLD.swap(true, Ordering::Relaxed) {
-                        log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{text}");
-                    }
-                    Ok(text.to_owned())
-                }
-                // Else nobody could connect to make it. Every use of it is an error.
-                Table::Missing(error) => {
-                    log::warn!(target: "leasehold::dynamodb", table:? = self.place.table; "{error}");
-                    Ok(error.to_string())
-                }
-            },
+            Schema::Check => {
+                // For the grace that counts by now.
+                self.read_time(by)?;
+                self.look_at_table(what, by)
+            }
+            Schema::Connect { .. } => self.look_at_table(what, by),
             Schema::Create => self.create(&by.long()),
+        }
+    }
+
+    fn look_at_table(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
+        match self.describe(by)? {
+            Table::Missing(error) if what.needs_table() => Err(error),
+            Table::There(table) => self.check(&table),
+            Table::Hidden => {
+                static TOLD: AtomicBool = AtomicBool::new(false);
+                let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
+                if !TOLD.swap(true, Ordering::Relaxed) {
+                    log::warn!(target: "leasehold::dynamodb", table:? = self.target.table; "{text}");
+                }
+                Ok(text.to_owned())
+            }
+            // Else nobody could connect to make it. Every use of it is an error.
+            Table::Missing(error) => {
+                log::warn!(target: "leasehold::dynamodb", table:? = self.target.table; "{error}");
+                Ok(error.to_string())
+            }
         }
     }
 
     /// For those who make it another way.
     fn command(&self) -> String {
-        let (table, key) = (&self.place.table, &self.place.partition_key);
+        let (table, key) = (&self.target.table, &self.target.partition_key);
         let mut command = format!(
             "aws dynamodb create-table --table-name {table} --billing-mode PAY_PER_REQUEST \
              --attribute-definitions AttributeName={key},AttributeType=S --key-schema AttributeName={key},KeyType=HASH"
@@ -102,7 +111,7 @@ impl Dynamodb {
             }
             if told.elapsed() >= PROGRESS {
                 told = Instant::now();
-                log::info!(target: "leasehold::dynamodb", table:? = self.place.table;
+                log::info!(target: "leasehold::dynamodb", table:? = self.target.table;
                     "the service is still making the table, after {} s", started.elapsed().as_secs());
             }
             if !by.wait_for(LOOK) {
@@ -112,7 +121,7 @@ impl Dynamodb {
     }
 
     fn check(&self, table: &TableDescription) -> Result<String, DynamodbError> {
-        let (name, key) = (&self.place.table, &self.place.partition_key);
+        let (name, key) = (&self.target.table, &self.target.partition_key);
         let keys: Vec<String> = table
             .key_schema()
             .iter()
@@ -142,10 +151,10 @@ impl Dynamodb {
     }
 
     fn describe(&self, by: &Deadline) -> Result<Table, DynamodbError> {
-        let answer: Answer<Option<TableDescription>> = self.send(by, move |client, stamp, place| async move {
-            let request = client.describe_table().table_name(&place.table);
+        let answer: Answer<Option<TableDescription>> = self.send(by, move |client, stamp, target| async move {
+            let request = client.describe_table().table_name(&target.table);
             let answer = request.customize().interceptor(stamp.clone()).send().await;
-            place.classify(answer, &stamp).map(|answer| answer.table)
+            target.classify(answer, &stamp).map(|answer| answer.table)
         });
         match answer {
             Ok(Some(table)) => Ok(Table::There(Box::new(table))),
@@ -157,10 +166,10 @@ impl Dynamodb {
 
     fn make(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let is_safe = self.protection.deletion;
-        let answer: Answer<()> = self.send(by, move |client, stamp, place| async move {
-            let key = KeySchemaElement::builder().attribute_name(&place.partition_key).key_type(KeyType::Hash).build();
+        let answer: Answer<()> = self.send(by, move |client, stamp, target| async move {
+            let key = KeySchemaElement::builder().attribute_name(&target.partition_key).key_type(KeyType::Hash).build();
             let kind = AttributeDefinition::builder()
-                .attribute_name(&place.partition_key)
+                .attribute_name(&target.partition_key)
                 .attribute_type(ScalarAttributeType::S)
                 .build();
             let (Ok(key), Ok(kind)) = (key, kind) else {
@@ -169,7 +178,7 @@ impl Dynamodb {
             };
             let request = client
                 .create_table()
-                .table_name(&place.table)
+                .table_name(&target.table)
                 .billing_mode(BillingMode::PayPerRequest)
                 .key_schema(key)
                 .attribute_definitions(kind)
@@ -180,7 +189,7 @@ impl Dynamodb {
                 Err(error) if error.as_service_error().is_some_and(|error| error.is_resource_in_use_exception()) => {
                     Ok(())
                 }
-                Err(error) => place.classify(Err(error), &stamp),
+                Err(error) => target.classify(Err(error), &stamp),
             }
         });
         answer.map_err(may_not("CreateTable"))
@@ -190,13 +199,13 @@ impl Dynamodb {
     /// without, or a moment ago, may take its time. What it has beyond that stays.
     fn is_protected(&self, table: &TableDescription, by: &Deadline) -> Result<bool, DynamodbError> {
         if self.protection.deletion && table.deletion_protection_enabled() != Some(true) {
-            let answer: Answer<()> = self.send(by, move |client, stamp, place| async move {
-                let request = client.update_table().table_name(&place.table).deletion_protection_enabled(true);
+            let answer: Answer<()> = self.send(by, move |client, stamp, target| async move {
+                let request = client.update_table().table_name(&target.table).deletion_protection_enabled(true);
                 match request.customize().interceptor(stamp.clone()).send().await {
                     Ok(_) => Ok(()),
                     // It is being changed.
                     Err(e) if e.as_service_error().is_some_and(|e| e.is_resource_in_use_exception()) => Ok(()),
-                    Err(error) => place.classify(Err(error), &stamp),
+                    Err(error) => target.classify(Err(error), &stamp),
                 }
             });
             return answer.map(|()| false).map_err(may_not("UpdateTable"));
@@ -204,12 +213,12 @@ impl Dynamodb {
         if !self.protection.recovery {
             return Ok(true);
         }
-        let answer: Answer<bool> = self.send(by, move |client, stamp, place| async move {
+        let answer: Answer<bool> = self.send(by, move |client, stamp, target| async move {
             let wanted = PointInTimeRecoverySpecification::builder().point_in_time_recovery_enabled(true).build();
             let Ok(wanted) = wanted else { return Ok(false) };
             let request = client
                 .update_continuous_backups()
-                .table_name(&place.table)
+                .table_name(&target.table)
                 .point_in_time_recovery_specification(wanted);
             match request.customize().interceptor(stamp.clone()).send().await {
                 Ok(_) => Ok(true),
@@ -219,7 +228,7 @@ impl Dynamodb {
                 {
                     Ok(false)
                 }
-                Err(error) => place.classify(Err(error), &stamp),
+                Err(error) => target.classify(Err(error), &stamp),
             }
         });
         answer.map_err(may_not("UpdateContinuousBackups"))

@@ -102,15 +102,15 @@ pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 
 /// Whose table, for the errors.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct Target {
     pub table: String,
     pub partition_key: String,
     has_sent: Arc<AtomicBool>,
 }
 
-impl Place {
+impl Target {
     pub fn new(table: &str, partition_key: &str) -> Self {
-        Place { table: table.to_owned(), partition_key: partition_key.to_owned(), has_sent: Arc::default() }
+        Target { table: table.to_owned(), partition_key: partition_key.to_owned(), has_sent: Arc::default() }
     }
 
     /// Whether a request of this client was ever sent.
@@ -145,13 +145,13 @@ impl Dynamodb {
     pub(super) fn send<T, F, Fut>(&self, by: &Deadline, operation: F) -> Answer<T>
     where
         T: Send + 'static,
-        F: FnOnce(Rc<Client>, Stamp, Place) -> Fut + Send + 'static,
+        F: FnOnce(Rc<Client>, Stamp, Target) -> Fut + Send + 'static,
         Fut: Future<Output = Answer<T>> + 'static,
     {
         let started = Instant::now();
         let stamp = Stamp::new(&self.clock, &self.estimate);
-        let (theirs, place) = (stamp.clone(), self.place.clone());
-        let stopped = match self.driver.run(by, move |client| operation(client, theirs, place)) {
+        let (theirs, target) = (stamp.clone(), self.target.clone());
+        let stopped = match self.driver.run(by, move |client| operation(client, theirs, target)) {
             Ok(answer) => return answer,
             Err(stopped) => stopped,
         };
@@ -169,15 +169,15 @@ impl Dynamodb {
     }
 
     fn update_item(&self, expr: Expr, answer: ReturnValue, by: &Deadline) -> Result<Wrote, DynamodbError> {
-        settle(self.send(by, move |client, stamp, place| async move {
+        unknown_is_an_answer(self.send(by, move |client, stamp, target| async move {
             let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
             let request = client
                 .update_item()
-                .table_name(&place.table)
-                .key(&place.partition_key, key)
+                .table_name(&target.table)
+                .key(&target.partition_key, key)
                 .condition_expression(&expr.condition)
                 .update_expression(&expr.update)
-                .set_expression_attribute_names(Some(expr.names(&place.partition_key)))
+                .set_expression_attribute_names(Some(expr.names(&target.partition_key)))
                 .set_expression_attribute_values(Some(expr.values()))
                 .return_values(answer)
                 .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
@@ -189,7 +189,7 @@ impl Dynamodb {
                             failed,
                         ),
                     ) => Ok(Wrote::Failed(failed.item.clone())),
-                    _ => place.classify(Err(error), &stamp),
+                    _ => target.classify(Err(error), &stamp),
                 },
             }
         }))
@@ -197,14 +197,14 @@ impl Dynamodb {
 
     /// Does one `DeleteItem`; the update of `expr` is not used.
     pub(super) fn delete(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
-        settle(self.send(by, move |client, stamp, place| async move {
+        unknown_is_an_answer(self.send(by, move |client, stamp, target| async move {
             let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
             let request = client
                 .delete_item()
-                .table_name(&place.table)
-                .key(&place.partition_key, key)
+                .table_name(&target.table)
+                .key(&target.partition_key, key)
                 .condition_expression(&expr.condition)
-                .set_expression_attribute_names(Some(expr.names(&place.partition_key)))
+                .set_expression_attribute_names(Some(expr.names(&target.partition_key)))
                 .set_expression_attribute_values(Some(expr.values()))
                 .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
             match request.customize().interceptor(stamp.clone()).send().await {
@@ -215,7 +215,7 @@ impl Dynamodb {
                             failed,
                         ),
                     ) => Ok(Wrote::Failed(failed.item.clone())),
-                    _ => place.classify(Err(error), &stamp),
+                    _ => target.classify(Err(error), &stamp),
                 },
             }
         }))
@@ -223,7 +223,7 @@ impl Dynamodb {
 }
 
 /// A write whose fate is unknown is an answer; an error says that nothing was written.
-fn settle(answer: Answer<Wrote>) -> Result<Wrote, DynamodbError> {
+fn unknown_is_an_answer(answer: Answer<Wrote>) -> Result<Wrote, DynamodbError> {
     answer.or_else(|(fate, error)| match fate {
         Fate::Unknown => Ok(Wrote::Unknown(error)),
         _ => Err(error),

@@ -6,10 +6,10 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
 use super::estimate::Moment;
-use super::expr::{Expr, Item, number, set, text};
-use super::item;
+use super::expr::{Expr, number, set, text};
+use super::row::{self, Found, SeenRow};
 use super::send::Wrote;
-use super::{Dynamodb, Found, MANY_GIVEN_UP};
+use super::{Dynamodb, MANY_GIVEN_UP};
 use crate::lease::{GrantId, Kind, LockRecord};
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
@@ -21,8 +21,8 @@ impl Dynamodb {
         new: Option<&LockRecord>,
         by: &Deadline,
     ) -> Result<Swapped, DynamodbError> {
-        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Row>());
-        let Some(Row { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
+        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<SeenRow>());
+        let Some(SeenRow { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
         let found = Found { record: seen.record.clone(), row: row.clone() };
         found.record.check_format()?;
         let moment = self.moment()?;
@@ -64,14 +64,14 @@ impl Dynamodb {
         let (major, minor) = new.format;
         put("format", Some(text(format!("{major}.{minor}"))));
         put("kind", Some(text(new.kind.as_str())));
-        put("leasedUntil", Some(text(item::row_end(new))));
+        put("leasedUntil", Some(text(row::row_end(new))));
         put("grantId", new.exclusive.as_ref().map(|holder| text(holder.grant.as_str())));
         let of_holder = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
-        let fields = new.exclusive.as_ref().map(item::fields).unwrap_or_default();
+        let fields = new.exclusive.as_ref().map(row::fields).unwrap_or_default();
         for name in of_holder {
             put(name, fields.iter().find(|(field, _)| *field == name).and_then(|(_, value)| value.clone()));
         }
-        put("shared", item::shared(new, found.row.as_ref()));
+        put("shared", row::shared(new, found.row.as_ref()));
         put("pins", (!new.pins.is_empty()).then(|| set(new.pins.iter().map(String::as_str))));
         if new.token > 0 {
             put("fence", Some(number(new.token)));
@@ -97,14 +97,6 @@ impl Dynamodb {
         let expr = comparing(found, update).value(":seed", number(moment.stamp())).value(":one", number(1));
         values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value))
     }
-}
-
-/// The native part of what was read: the row as the service has it.
-#[derive(Debug)]
-pub(super) struct Row {
-    pub row: Option<Item>,
-    /// The time was in doubt when it was read.
-    pub is_doubted: bool,
 }
 
 /// A write on the condition that the row is as it was found.

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, Item};
+use super::row::Found;
 use super::send::Wrote;
-use super::{Dynamodb, Found};
-use crate::lease::{Ask, End, Holder, Lease, LockRecord, Mode};
+use crate::lease::{Ask, End, Holder, Lease, LockRecord, Mode, StoreTime};
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -16,24 +17,44 @@ use crate::sys::log;
 #[derive(Debug)]
 pub(super) struct Doubted(Option<Item>);
 
-/// Kept in an attempt: the time by which it was first sent without an answer.
+/// Kept in an attempt: of the times by which it was sent without an answer, the one that is the furthest ahead, since
+/// any of the copies may be the one that was granted.
 #[derive(Debug)]
-pub(super) struct Unanswered(pub Moment);
+pub(super) struct Unanswered {
+    moment: Moment,
+    /// The latest cut: whatever one of the copies replaced was over before it.
+    cut: StoreTime,
+}
+
+impl Unanswered {
+    fn of(attempt: &Attempt) -> Option<&Unanswered> {
+        attempt.native.as_ref()?.downcast_ref()
+    }
+
+    /// Notes one more in the attempt.
+    pub fn note(attempt: &mut Attempt, sent: Moment) {
+        let (mut moment, mut cut) = (sent, sent.times().cut);
+        if let Some(before) = Unanswered::of(attempt) {
+            cut = cut.max(before.cut);
+            moment = if before.moment.is_ahead_of(&moment) { before.moment } else { moment };
+        }
+        attempt.native = Some(Box::new(Unanswered { moment, cut }));
+    }
+}
 
 impl Dynamodb {
     /// Whether an unanswered grant was decided by a time that had not come: it may have replaced somebody who lives.
     /// Whom, nobody knows any more. A transfer replaces its own grant, whatever the time.
     pub(super) fn was_early(attempt: &Attempt, moment: &Moment) -> bool {
-        let sent = attempt.native.as_ref().and_then(|native| native.downcast_ref::<Unanswered>());
-        attempt.ask.instead_of.is_none() && sent.is_some_and(|sent| moment.was_behind(&sent.0))
+        let sent = Unanswered::of(attempt);
+        attempt.ask.instead_of.is_none() && sent.is_some_and(|sent| moment.was_behind(&sent.moment))
     }
 
     /// Lets such a grant stand, of use to nobody, until whom it replaced has heard of it: for a lease from now on, and at
     /// least until what it replaced is over, which was before the cut of the wrong time.
     pub(super) fn lapsing(&self, attempt: &Attempt, found: &Found, moment: &Moment) -> Expr {
         let mut next = found.record.clone();
-        let sent = attempt.native.as_ref().and_then(|native| native.downcast_ref::<Unanswered>());
-        let replaced = sent.map_or(moment.now, |sent| sent.0.times().cut);
+        let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.cut);
         let lease = Lease::For(attempt.ask.lease).end(moment.now).max(End::At(replaced));
         for holder in next.exclusive.iter_mut().chain(&mut next.shared).filter(|h| h.grant == *attempt.grant()) {
             holder.until = holder.until.min(lease);
@@ -72,7 +93,7 @@ impl Dynamodb {
                 found.record.standing(&other.grant).is_none() && !is_replaced(ask, *mode, other)
             });
             let Some(first) = wronged.next() else {
-                return Ok(Acquired::Granted { holder: mine.clone(), repeated: false, now: moment.late() });
+                return Ok(Acquired::Granted { holder: mine.clone(), repeated: false, now: moment.upper_bound() });
             };
             let mut next = found.record.clone();
             next.token = if next.token == mine.token { old.token } else { next.token };

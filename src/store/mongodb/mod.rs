@@ -84,6 +84,7 @@ impl Mongodb {
             clock: "the MongoDB server's, $$NOW",
             grace: Duration::ZERO,
             min_lease: Mongodb::MIN_LEASE,
+            min_margin: Duration::ZERO,
             grant_form: GrantForm::ObjectId,
             most_shared: None,
         };

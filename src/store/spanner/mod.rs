@@ -76,6 +76,7 @@ impl Spanner {
             clock: "Spanner's",
             grace: Duration::ZERO,
             min_lease: Spanner::MIN_LEASE,
+            min_margin: Duration::ZERO,
             grant_form: GrantForm::Uuid,
             most_shared: None,
         };

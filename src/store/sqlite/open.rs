@@ -103,6 +103,7 @@ impl Sqlite {
             clock: "this host's boot-time clock",
             grace: Duration::ZERO,
             min_lease: Sqlite::MIN_LEASE,
+            min_margin: Duration::ZERO,
             grant_form: GrantForm::Uuid,
             most_shared: None,
         };

@@ -5,9 +5,13 @@ use std::collections::{BTreeSet, HashMap};
 use aws_sdk_dynamodb::types::AttributeValue;
 use jiff::Timestamp;
 
+use super::error::DynamodbError;
+use super::estimate::Moment;
 use super::expr::{Item, number, text};
+use super::{AHEAD, MANY_GIVEN_UP};
 use crate::lease::record::parse_format;
-use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
+use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
+use crate::store::Seen;
 
 /// The end of what was released.
 pub(super) const PAST: &str = "1970-01-01T00:00:00.000000000Z";
@@ -47,8 +51,81 @@ fn parse_time(text: &str) -> Result<StoreTime, String> {
     }
 }
 
+/// A row and the record in it.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub record: LockRecord,
+    pub row: Option<Item>,
+}
+
+impl Found {
+    pub fn new(key: &str, row: Option<Item>) -> Result<Found, DynamodbError> {
+        let record = match &row {
+            Some(row) => decode(key, row).map_err(DynamodbError::Damaged)?,
+            None => LockRecord::missing(key),
+        };
+        Ok(Found { record, row })
+    }
+
+    pub fn seen(self, moment: &Moment) -> Seen {
+        let native = SeenRow { row: self.row, is_doubted: moment.is_doubted() };
+        let cut = moment.times().cut;
+        Seen {
+            record: self.record,
+            now: moment.upper_bound(),
+            cut,
+            stamp: moment.stamp(),
+            native: Some(Box::new(native)),
+        }
+    }
+
+    /// Every later grant of this key has a token above it.
+    pub fn floor(&self) -> u64 {
+        let floor = self.row.as_ref().and_then(|row| get_number(row, "floor").ok()?);
+        floor.unwrap_or(0)
+    }
+
+    /// The times to grant by.
+    pub fn times(&self, moment: &Moment) -> Times {
+        let times = moment.times();
+        Times { stamp: times.stamp.max(self.floor().saturating_add(1)), ..times }
+    }
+
+    /// Whether so many gave up that they make place for a floor.
+    pub fn is_crowded(&self) -> bool {
+        self.record.given_up.len() > MANY_GIVEN_UP
+    }
+
+    /// Above every token that was asked for until now. A copy that waits for `fence` asks for one more than that, if
+    /// not for its client's time.
+    pub fn above_all(&self, moment: &Moment) -> u64 {
+        let stored = self.record.token.max(self.floor()).saturating_add(1);
+        moment.late_stamp(AHEAD).max(stored)
+    }
+
+    /// Whether the row's own end is later than this one.
+    pub fn row_ends_after(&self, until: End) -> bool {
+        let latest = self.row.as_ref().and_then(|row| row.get("leasedUntil")?.as_s().ok());
+        latest.is_some_and(|latest| *latest > end(until))
+    }
+
+    /// The end of a shared holder, letter by letter.
+    pub fn shared_end(&self, grant: &GrantId) -> Option<String> {
+        let shared = self.row.as_ref()?.get("shared")?.as_m().ok()?;
+        shared.get(grant.as_str())?.as_m().ok()?.get("leasedUntil")?.as_s().ok().cloned()
+    }
+}
+
+/// The native part of what was read: the row as the service has it.
+#[derive(Debug)]
+pub(super) struct SeenRow {
+    pub row: Option<Item>,
+    /// The time was in doubt when it was read.
+    pub is_doubted: bool,
+}
+
 /// The record of a row. An error says what is wrong with it.
-pub(super) fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
+fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
     if !is_lock(item) {
         return Err("it has no leasedUntil, so it is no lock".to_owned());
     }

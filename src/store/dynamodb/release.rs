@@ -1,0 +1,149 @@
+//! To release what was granted, and to give up what may have been.
+
+use std::time::Duration;
+
+use super::Dynamodb;
+use super::acquire::stopping;
+use super::error::DynamodbError;
+use super::estimate::Moment;
+use super::expr::{Expr, number, text};
+use super::row::{self, Found};
+use super::send::Wrote;
+use crate::lease::Mode;
+use crate::store::{Acquired, Attempt, Released};
+use crate::sys::deadline::Deadline;
+
+/// What a release is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To end what its caller knows to be granted.
+    Release,
+    /// To stop also copies of the acquisition that are still on their way.
+    GiveUp,
+}
+
+impl Dynamodb {
+    pub(super) fn release_grant(
+        &self,
+        attempt: &mut Attempt,
+        purpose: Purpose,
+        by: &Deadline,
+    ) -> Result<Released, DynamodbError> {
+        // Whom a doubted grant replaced gets the key back first: the release alone would leave it free beside them.
+        if let Some(old) = Dynamodb::doubted(attempt)
+            && let Acquired::Unknown(error) = self.settle_doubt(attempt, old, by)
+        {
+            return Ok(Released::Unknown(error));
+        }
+        // A copy of it may be on its way.
+        let stops = purpose == Purpose::GiveUp || attempt.sends > 1;
+        let (mut moment, mut seen) = (self.moment()?, None::<Found>);
+        let mut next = match (purpose, attempt.ask.mode) {
+            (Purpose::GiveUp, _) => Ending::GiveUp,
+            (Purpose::Release, Mode::Exclusive) => Ending::Exclusive,
+            (Purpose::Release, Mode::Shared) => Ending::Shared,
+        };
+        loop {
+            let mut expr = match (&next, &seen) {
+                (Ending::GiveUp, _) => giving_up(attempt, &moment),
+                (Ending::Exclusive, _) => Expr::on_grant(attempt, EXCLUSIVE.0, EXCLUSIVE.1),
+                (Ending::Last, Some(found)) => last(attempt, found),
+                (Ending::Lapse, Some(found)) => self.lapsing(attempt, found, &moment),
+                (Ending::Shared | Ending::Last | Ending::Lapse, _) => Expr::on_grant(attempt, SHARED.0, SHARED.1),
+            };
+            if stops && !matches!(next, Ending::Lapse) {
+                expr = stopping(expr, attempt.grant(), seen.as_ref(), &moment);
+            }
+            let found = match self.update(expr, by)? {
+                Wrote::Done(row) => {
+                    if !matches!(next, Ending::GiveUp) {
+                        return Ok(Released::Done);
+                    }
+                    let found = Found::new(&attempt.key, row)?;
+                    return Ok(nobodys(found, &self.moment()?));
+                }
+                Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
+                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+            };
+            found.record.check_format()?;
+            moment = match purpose {
+                Purpose::GiveUp => self.sure_moment(Duration::ZERO, by)?,
+                Purpose::Release => self.moment()?,
+            };
+            next = match found.record.standing(attempt.grant()) {
+                None if purpose == Purpose::GiveUp => Ending::GiveUp,
+                None => return Ok(nobodys(found, &moment)),
+                Some(_) if Dynamodb::was_early(attempt, &moment) => Ending::Lapse,
+                Some((Mode::Exclusive, _)) => Ending::Exclusive,
+                Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last,
+                // Another's end is later, if there is one.
+                Some((Mode::Shared, holder)) if found.record.shared.iter().any(|h| h.until > holder.until) => {
+                    Ending::Shared
+                }
+                Some((Mode::Shared, _)) => Ending::Last,
+            };
+            seen = Some(found);
+        }
+    }
+}
+
+/// How to go on with a release.
+enum Ending {
+    /// Nothing stands, and nothing may come to.
+    GiveUp,
+    Exclusive,
+    /// Another holder's end is later than ours.
+    Shared,
+    /// Ours is the latest end of the row: compare and swap.
+    Last,
+    /// Ours stands a while longer.
+    Lapse,
+}
+
+const EXCLUSIVE: (&str, &str) = (
+    "#grantId = :grant",
+    "SET #leasedUntil = :past, #version = #version + :one \
+     REMOVE #grantId, #lockId, #owner, #host, #comment, #renewedAt",
+);
+const SHARED: (&str, &str) = (
+    "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil < #leasedUntil",
+    "SET #version = #version + :one REMOVE #shared.#grant",
+);
+
+/// The release of the shared holder whose end is the row's.
+fn last(attempt: &Attempt, found: &Found) -> Expr {
+    let mut rest = found.record.clone();
+    rest.shared.retain(|holder| holder.grant != *attempt.grant());
+    let gone = if rest.shared.is_empty() { "#shared" } else { "#shared.#grant" };
+    let update = format!("SET #leasedUntil = :rest, #version = #version + :one REMOVE {gone}");
+    let condition = "attribute_exists(#shared.#grant) AND #fence = :f AND #version = :ver";
+    Expr::on_grant(attempt, condition, &update)
+        .value(":rest", text(row::row_end(&rest)))
+        .value(":f", number(found.record.token))
+        .value(":ver", number(found.record.version))
+}
+
+fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
+    let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
+    let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #givenUpAt = :t, \
+                  #version = if_not_exists(#version, :t) + :one";
+    Expr::on_grant(attempt, condition, update).value(":t", number(moment.late_stamp(Duration::ZERO)))
+}
+
+impl Expr {
+    /// A write on the condition that the grant of this attempt stands.
+    pub fn on_grant(attempt: &Attempt, condition: &str, update: &str) -> Self {
+        let grant = attempt.grant().as_str();
+        Expr::new(&attempt.key, condition, update)
+            .name("#grant", grant)
+            .value(":grant", text(grant))
+            .value(":past", text(row::PAST))
+            .value(":one", number(1))
+    }
+}
+
+/// The answer where the grant does not stand.
+fn nobodys(found: Found, moment: &Moment) -> Released {
+    let cut = moment.times().cut;
+    if found.record.live(cut).next().is_some() { Released::HeldByOther(found.seen(moment)) } else { Released::Free }
+}

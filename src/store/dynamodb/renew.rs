@@ -1,0 +1,87 @@
+//! To renew what was granted: never to an earlier end.
+
+use std::time::Duration;
+
+use super::Dynamodb;
+use super::error::{DynamodbError, Own};
+use super::estimate::Moment;
+use super::expr::{Expr, text};
+use super::row::{self, Found};
+use super::send::Wrote;
+use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
+use crate::store::{Attempt, Renewal, Renewed};
+use crate::sys::deadline::Deadline;
+
+/// Whose end is the latest of the row after a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RowEnd {
+    Ours,
+    Anothers,
+}
+
+impl Dynamodb {
+    pub(super) fn renew_grant(
+        &self,
+        attempt: &mut Attempt,
+        renewal: Renewal,
+        by: &Deadline,
+    ) -> Result<Renewed, DynamodbError> {
+        let Renewal { lease, may_end_endless } = renewal;
+        // An end that is off by a part of the lease is of use.
+        let most = match lease {
+            Lease::For(lease) => lease / 10,
+            Lease::Forever => Duration::MAX,
+        };
+        let mut moment = self.sure_moment(most, by)?;
+        let mut until = lease.end(moment.now);
+        // Mostly ours becomes the latest end of the row.
+        let mut expr = renewing(attempt, until, &moment, RowEnd::Ours);
+        loop {
+            let found = match self.update(expr, by)? {
+                Wrote::Done(_) => {
+                    if self.moment()?.contradicts(&moment) {
+                        return Ok(Renewed::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
+                    }
+                    return Ok(Renewed::Until { until, now: moment.upper_bound() });
+                }
+                Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
+                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+            };
+            found.record.check_format()?;
+            moment = self.moment()?;
+            let step = transition::renew(&found.record, attempt.grant(), lease, may_end_endless, &moment.times());
+            let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
+            let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.upper_bound() }) };
+            until = end;
+            let shrinks = found.record.standing(attempt.grant()).is_some_and(|(_, holder)| holder.until > end);
+            let is_shared = found.record.exclusive.is_none();
+            expr = if shrinks || is_shared != (attempt.ask.mode == Mode::Shared) {
+                self.whole(&found, &new, &moment)
+            } else {
+                let row_end = if found.row_ends_after(end) { RowEnd::Anothers } else { RowEnd::Ours };
+                renewing(attempt, end, &moment, row_end)
+            };
+        }
+    }
+}
+
+fn renewing(attempt: &Attempt, until: End, moment: &Moment, end: RowEnd) -> Expr {
+    let (condition, update) = match (attempt.ask.mode, end) {
+        (Mode::Exclusive, _) => (
+            "#grantId = :grant AND #leasedUntil <= :end",
+            "SET #leasedUntil = :end, #renewedAt = :now, #version = #version + :one",
+        ),
+        (Mode::Shared, RowEnd::Ours) => (
+            "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil <= :end",
+            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #leasedUntil = :end, \
+             #version = #version + :one",
+        ),
+        (Mode::Shared, RowEnd::Anothers) => (
+            "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil > :end",
+            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #version = #version + :one",
+        ),
+    };
+    Expr::on_grant(attempt, condition, update)
+        .value(":end", text(row::end(until)))
+        .value(":now", text(row::time(moment.now)))
+}
