@@ -1,19 +1,15 @@
-//! What a client does over many keys at a time: list and purge.
+//! Listing: which locks there are.
 
 use std::cmp::Reverse;
-use std::time::Duration;
 
 use crate::api::client::LockClient;
 use crate::api::filter::Filter;
-use crate::lease::{Kind, Step, transition};
+use crate::lease::Kind;
 use crate::model::error::Result;
 use crate::model::key;
-use crate::model::lock::{LockStatus, Purged};
-use crate::store::{Seen, Swapped, Which};
+use crate::model::lock::LockStatus;
+use crate::store::{Page, Seen, Which};
 use crate::sys::clock::BootTime;
-
-/// Rows that nobody had a grant of for so long may be deleted by a purge.
-const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl LockClient {
     /// The locks that fit the filter, live and expired, newest first (by fencing token).
@@ -55,63 +51,11 @@ impl LockClient {
         Ok(found)
     }
 
-    /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
-    /// had a grant of for 30 days, also of leases that nobody holds or pins. Only housekeeping: an
-    /// expired lock is granted without it, and tokens go on rising after it. Damaged rows, and those that are no locks,
-    /// stay.
-    ///
-    /// # Errors
-    /// What the store says. What was freed before stays so.
-    pub fn purge(&self, older_than: Duration) -> Result<Purged> {
-        self.family.check_open()?;
-        let mut purged = Purged::default();
-        let all = Which::Prefix(String::new());
-        self.read_all(&all, |seen, _| {
-            let step = purge_step(&seen, older_than);
-            let Some(next) = &step.record else { return Ok(()) };
-            let new = Some(next).filter(|_| !step.answer.delete);
-            // Changed, or perhaps so: somebody uses it, and the next purge looks again.
-            if let Swapped::Done = self.repeated(|by| self.family.backend.swap(&seen, new, by))? {
-                purged.add(&seen, &step.answer);
-            }
-            Ok(())
-        })?;
-        Ok(purged.sorted())
-    }
-
-    /// What [`purge`](LockClient::purge) would do now. Nothing is written.
-    ///
-    /// # Errors
-    /// What the store says.
-    ///
-    /// # Example
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let client = leasehold::LockClient::connect("memory:")?;
-    /// client.request("report").acquire()?;
-    /// assert!(client.purge_preview(Duration::ZERO)?.freed.is_empty(), "its lease is running");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn purge_preview(&self, older_than: Duration) -> Result<Purged> {
-        self.family.check_open()?;
-        let mut purged = Purged::default();
-        self.read_all(&Which::Prefix(String::new()), |seen, _| {
-            purged.add(&seen, &purge_step(&seen, older_than).answer);
-            Ok(())
-        })?;
-        Ok(purged.sorted())
-    }
-
     /// Every record that `which` names, page by page, each with the time from before it was asked for.
     pub(crate) fn read_all(&self, which: &Which, mut take: impl FnMut(Seen, BootTime) -> Result<()>) -> Result<()> {
         let mut from = None;
         loop {
-            let mut asked = self.family.clock.now();
-            let page = self.repeated(|by| {
-                asked = self.family.clock.now();
-                self.family.backend.read(which, from.clone(), true, by)
-            })?;
+            let (page, asked) = self.read_page(which, from.as_ref())?;
             page.records.into_iter().try_for_each(|seen| take(seen, asked))?;
             match page.next {
                 Some(next) => from = Some(next),
@@ -119,23 +63,12 @@ impl LockClient {
             }
         }
     }
-}
 
-fn purge_step(seen: &Seen, older_than: Duration) -> Step<transition::Purge> {
-    let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
-    transition::purge(&seen.record, seen.cut.minus(older_than), seen.stamp.saturating_sub(idle))
-}
-
-impl Purged {
-    fn add(&mut self, seen: &Seen, purge: &transition::Purge) {
-        self.freed.extend(purge.freed.iter().map(|(mode, h)| LockStatus::new(seen, *mode, h)));
-        self.deleted += usize::from(purge.delete);
-    }
-
-    /// A store may read them in any order.
-    fn sorted(mut self) -> Self {
-        self.freed.sort_by(|a, b| a.key().cmp(b.key()));
-        self
+    pub(crate) fn read_page(&self, which: &Which, from: Option<&String>) -> Result<(Page, BootTime)> {
+        self.repeated(|by| {
+            let asked = self.family.clock.now();
+            Ok((self.family.backend.read(which, from.cloned(), true, by)?, asked))
+        })
     }
 }
 
