@@ -90,7 +90,7 @@ pub enum Command {
 /// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
-/// command is killed with it (on Linux).
+/// command's group is killed with it.
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Run {

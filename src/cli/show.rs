@@ -117,3 +117,19 @@ pub fn holder_json(status: &LockStatus) -> Value {
         "expired": status.is_expired(),
     })
 }
+
+/// All that is known of a lease of names.
+pub fn lease_json(status: &LeaseStatus) -> Value {
+    json!({
+        "namespace": status.namespace(),
+        "name": status.name(),
+        "holder": status.holder(),
+        "token": status.fencing_token(),
+        "claimed": timestamp(status.claimed()),
+        "extended": status.extended().and_then(timestamp),
+        "expires": timestamp(status.expires()),
+        "remaining_ms": u64::try_from(status.remaining().as_millis()).unwrap_or(u64::MAX),
+        "expired": status.is_expired(),
+        "pinned_by": status.pinned_by(),
+    })
+}

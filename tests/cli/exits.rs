@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::{Filter, Mode};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::support::{Ran, Running, Store, leasehold, run};
 
@@ -55,6 +56,27 @@ fn the_command_knows_its_lock_and_its_store() {
     assert_eq!(lines, expected);
     running.tell("go");
     assert_eq!(running.end().stdout.lines().count(), 5, "and nothing else");
+}
+
+/// Its parent left the group and does not wait for it.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_ended_and_was_not_waited_for_keeps_no_lock() {
+    let store = Store::new();
+    let daemon = "sleep 0.3 & echo $$; exec setsid sleep 1000 >&- 2>&-";
+    let mut running = Running::start(&mut store.script(&[], &format!("sh -c '{daemon}' & wait $! & sleep 1")));
+    let daemon = Pid::from_raw(running.line().parse().unwrap());
+    let ended = running.status().code();
+    kill(daemon, Signal::SIGKILL).unwrap();
+    assert_eq!(ended, Some(0));
+    // What lives does.
+    let mut running =
+        Running::start(&mut store.reading(&[], "exec 3<&0; (echo ready; read go <&3; echo gone) & exit 3"));
+    running.expect("ready");
+    assert!(store.client().request("k").wait(Duration::from_millis(500)).lock().is_err());
+    running.tell("go");
+    running.expect("gone");
+    assert_eq!(running.end().code, Some(3));
 }
 
 #[test]
@@ -363,7 +385,8 @@ fn who_may_only_read_the_file_sees_its_locks() {
 #[test]
 fn looking_makes_nothing() {
     let store = Store::new();
-    let looking: [&[&str]; 11] = [
+    let looking: [&[&str]; 12] = [
+        &["init", "--print"],
         &["status"],
         &["status", "k"],
         &["doctor"],

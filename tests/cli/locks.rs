@@ -274,4 +274,11 @@ fn leases_are_claimed_extended_and_ended() {
     other.wait_until_expired("app", &leasehold::CancelToken::new()).unwrap();
     assert_eq!(ok(lease(&["expire", "app", "--namespace", "other"])), "expired: \"app\"\n");
     assert!(other.list().unwrap().is_empty());
+    // Machines learn who holds it, too.
+    ok(lease(&["claim", "app", "b", "--namespace", "other", "--for", "1h"]));
+    let ran = lease(&["claim", "app", "c", "--namespace", "other", "--json"]);
+    let told: Value = serde_json::from_str(&ran.stderr).unwrap();
+    let held = &told["error"]["lease"];
+    assert_eq!((ran.code, &held["holder"], &held["expired"]), (Some(75), &"b".into(), &false.into()), "{told}");
+    assert!(held["expires"].is_string() && told["error"]["kind"] == "InvalidLease", "{told}");
 }
