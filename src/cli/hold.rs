@@ -12,7 +12,7 @@ use crate::failure::{Outcome, code};
 use crate::job::Job;
 use crate::show::say;
 use crate::signals::{ENDING, PASSED_ON};
-use crate::words::{ours, words};
+use crate::words::words;
 
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
 const STOPPED: Duration = Duration::from_millis(200);
@@ -166,7 +166,7 @@ impl<'a> Holding<'a> {
                 "the command goes on".to_owned()
             }
         };
-        say(&format!("the lock {:?} was lost: {}; {end}", loss.key, ours(&loss.to_string())));
+        say(&format!("the lock {:?} was lost: {}; {end}", loss.key, loss));
         self.lost = Some(loss);
     }
 

@@ -8,7 +8,7 @@ use leasehold::{LeaseStatus, LockStatus, Mutex};
 use serde_json::{Value, json};
 use terminal_size::{Width, terminal_size_of};
 
-use crate::words::{ago, clock_time, fitted, timestamp, words};
+use crate::words::{ago, clock_time, fitted, ours, timestamp, words};
 
 /// Whether the waiting line stands on the terminal.
 static LINE: Mutex<bool> = Mutex::new(false);
@@ -23,6 +23,7 @@ pub fn speak_json() {
 
 /// A line on standard error. When it can't be written nobody reads it.
 pub fn say(text: &str) {
+    let text = ours(text);
     if JSON.load(Ordering::Relaxed) {
         return say_json(&json!({ "message": text }));
     }

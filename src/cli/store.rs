@@ -9,7 +9,7 @@ use crate::args::{Ask, Global, OnLoss};
 use crate::failure::{Failure, Outcome};
 use crate::secret::has_password;
 use crate::show::{holder, say};
-use crate::words::{ours, words};
+use crate::words::words;
 
 /// Stands in the environment of a command in place of a URL with a password.
 pub const WITHHELD: &str = "LEASEHOLD_STORE_WITHHELD";
@@ -180,7 +180,7 @@ impl log::Log for Log {
         if self.enabled(record.metadata()) {
             let key = record.key_values().get("key".into()).map_or_else(String::new, |key| format!("{key}: "));
             let level = record.level().as_str().to_ascii_lowercase();
-            say(&format!("{level}: {key}{}", ours(&record.args().to_string())));
+            say(&format!("{level}: {key}{}", record.args()));
         }
     }
 

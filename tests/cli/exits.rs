@@ -149,60 +149,6 @@ fn wrong_usage_is_64() {
 }
 
 #[test]
-fn a_key_may_begin_with_a_hyphen() {
-    let store = Store::new();
-    for args in [&["run", "--key", "-k", "--", "true"][..], &["run", "--key=--help", "--", "true"]] {
-        let ran = run(&mut store.leasehold(args));
-        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
-    }
-    assert_eq!(store.client().get("-k").unwrap().unwrap().key(), "-k");
-    let ran = run(&mut store.leasehold(&["elect", "--name=-n", "--", "true"]));
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    for (args, tip) in [(["run", "-k", "--", "true"], "'--key=-k'"), (["elect", "-k", "--", "true"], "'--name=-k'")] {
-        let ran = run(&mut store.leasehold(&args));
-        assert!(ran.code == Some(64) && ran.stderr.contains(tip), "{}", ran.stderr);
-        assert!(!ran.stderr.contains("-- -k"), "{}", ran.stderr);
-    }
-    let ran = run(&mut store.leasehold(&["status", "-k"]));
-    assert!(ran.stderr.contains("'-- -k'"), "there it is right: {}", ran.stderr);
-}
-
-#[test]
-fn what_is_wrong_with_the_arguments_or_the_command_is_json_too() {
-    let store = Store::new();
-    let no_right = store.path("no-right").display().to_string();
-    std::fs::write(&no_right, "").unwrap();
-    for (args, code) in [
-        (&["--json", "run", "k", "--lease", "soon", "--", "true"][..], 64),
-        (&["run", "--json"], 64),
-        (&["run", "k", "--json", "--", "no-such-command"], 127),
-        (&["run", "k", "--json", "--", &no_right], 126),
-    ] {
-        let ran = run(&mut store.leasehold(args));
-        let told: serde_json::Value = serde_json::from_str(&ran.stderr).expect(&ran.stderr);
-        assert_eq!((ran.code, &told["error"]["exit_code"]), (Some(code), &code.into()), "{args:?}");
-        assert!(told["error"]["message"].as_str().is_some_and(|message| !message.is_empty()));
-    }
-    // It is the command's.
-    let ran = run(&mut store.leasehold(&["run", "k", "--lease", "soon", "--", "true", "--json"]));
-    assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
-}
-
-#[test]
-fn what_a_terminal_would_obey_is_not_in_a_message_about_arguments() {
-    for name in ["a\u{202e}b", "a\u{1b}[2Jb", "a\u{7}b"] {
-        let wrong = [vec![name], vec!["run", "k", "--lease", name], vec!["status", "k", name]];
-        for args in wrong.into_iter().chain([vec!["run", "k", "--", name]]) {
-            let ran = run(&mut Store::new().leasehold(&args));
-            assert_ne!(ran.code, Some(0));
-            let obeyed = |c: char| c == '\u{202e}' || (c.is_control() && c != '\n');
-            assert!(!ran.stderr.contains(obeyed), "{args:?}: {:?}", ran.stderr);
-            assert!(ran.stderr.contains("a\\u{202e}b") || !name.contains('\u{202e}'), "{args:?}: {:?}", ran.stderr);
-        }
-    }
-}
-
-#[test]
 fn a_short_lease_needs_no_other_option() {
     let store = Store::new();
     for lease in ["6s", "3s", "2s"] {
