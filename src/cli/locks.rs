@@ -63,28 +63,28 @@ fn filter(args: &Status) -> Filter {
     if let Some(lock_id) = &args.lock_id {
         filter = filter.lock_id(lock_id);
     }
-    if let Some(at) = args.older_than.and_then(|age| now.checked_sub(age)) {
+    if let Some(at) = args.times.older_than.and_then(|age| now.checked_sub(age)) {
         filter = filter.created_before(at);
     }
-    if let Some(at) = args.newer_than.and_then(|age| now.checked_sub(age)) {
+    if let Some(at) = args.times.newer_than.and_then(|age| now.checked_sub(age)) {
         filter = filter.created_after(at);
     }
-    if let Some(left) = args.left_below {
+    if let Some(left) = args.times.left_below {
         filter = filter.remaining_below(left);
     }
-    if let Some(left) = args.left_at_least {
+    if let Some(left) = args.times.left_at_least {
         filter = filter.remaining_at_least(left);
     }
-    if args.shared {
+    if args.states.shared {
         filter = filter.mode(Mode::Shared);
     }
-    if args.exclusive {
+    if args.states.exclusive {
         filter = filter.mode(Mode::Exclusive);
     }
-    if args.live {
+    if args.states.live {
         filter = filter.live();
     }
-    if args.expired {
+    if args.states.expired {
         filter = filter.expired();
     }
     filter
