@@ -110,6 +110,7 @@ mod store;
 mod sys;
 
 pub use api::admin::doctor::{Diagnosis, Right};
+pub use api::admin::purge::PurgePages;
 pub use api::builder::ClientBuilder;
 pub use api::client::LockClient;
 pub use api::election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};

@@ -15,7 +15,7 @@ Exit codes:
   69    the store is out of reach
   70    a fault of leasehold itself
   74    the output could not be written
-  75    the lock was not obtained in time; who holds it stands on standard error
+  75    the lock was not obtained in time; standard error says who holds it
   76    the lock was lost while the command ran
   77    the store denies it
   78    the store URL, the configuration or the store's schema is wrong
@@ -90,7 +90,7 @@ pub enum Command {
 /// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
-/// command is killed with it (on Linux).
+/// command's group is killed with it.
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Run {
@@ -104,19 +104,19 @@ pub struct Run {
     /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
     #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
     pub on_loss: OnLoss,
-    /// Together with other shared holders
+    /// Hold it together with other shared holders
     #[arg(long)]
     pub shared: bool,
-    /// At most so many shared holders
+    /// How many shared holders there may be at most
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_holders: Option<u32>,
-    /// Wait for at most so long [default: without limit]
+    /// How long to wait at most [default: without limit]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub wait: Option<Duration>,
-    /// Do not wait
+    /// Do not wait: end at once if others hold the lock
     #[arg(long = "try", conflicts_with = "wait")]
     pub once: bool,
-    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said then
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said
     #[arg(long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
     pub conflict_exit_code: u8,
     /// The command with its arguments
@@ -146,7 +146,7 @@ pub struct Elect {
 pub struct Key {
     /// The name of the lock
     key: Option<String>,
-    /// The same for one that begins with a hyphen
+    /// The name of the lock, if it begins with a hyphen
     #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
     hyphened_key: Option<String>,
 }
@@ -162,7 +162,7 @@ impl Key {
 pub struct Name {
     /// The name of the election
     name: Option<String>,
-    /// The same for one that begins with a hyphen
+    /// The name of the election, if it begins with a hyphen
     #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true)]
     hyphened_name: Option<String>,
 }
@@ -176,23 +176,23 @@ impl Name {
 /// What `run` and `elect` ask for alike.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Ask {
-    /// How long the lock outlives a leasehold that is cut off; it is renewed while the command runs
+    /// How long the lock stays held after leasehold was cut off from the store; it is renewed while the command runs
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub lease: Duration,
-    /// Who holds it, for people [default: host:pid]
+    /// Who holds the lock, as others are shown it [default: host:pid]
     #[arg(long, value_name = "TEXT")]
     pub owner: Option<String>,
-    /// Whatever others should read about this hold
+    /// A note for whoever looks at the lock
     #[arg(long, value_name = "TEXT")]
     pub comment: Option<String>,
     /// The time between TERM and KILL [default: 5s, at most a sixth of the lease]
     ///
-    /// It ends before the store can grant the lock to another: the lock counts as lost so long, and a second more (at
-    /// most a sixth of the lease), before its lease ends. Both together are at most a third of the lease.
-    /// When it is given and not 0, KILL follows a TERM that is passed on to the command, too.
+    /// KILL comes before the store can grant the lock to another: the lock counts as lost this time and a second (at
+    /// most a sixth of the lease) before its lease ends. Both together must be at most a third of the lease. If it is
+    /// given and not 0, KILL also follows a TERM that is passed on to the command.
     #[arg(long, value_name = "DURATION", value_parser = crate::words::duration_or_zero)]
     kill_after: Option<Duration>,
-    /// The lock counts as lost after so long, for a command that hangs
+    /// The lock counts as lost after this time, so that a command that hangs is ended
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub max_hold: Option<Duration>,
 }
@@ -238,10 +238,22 @@ pub struct Status {
     /// Only locks with this lock id
     #[arg(long, value_name = "ID")]
     pub lock_id: Option<String>,
-    /// Only locks that were granted longer ago
+    #[command(flatten)]
+    pub times: Times,
+    #[command(flatten)]
+    pub states: States,
+    /// Show it again every two seconds
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Which locks `status` shows, by their times.
+#[derive(clap::Args, Debug)]
+pub struct Times {
+    /// Only locks that were granted longer ago than this
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub older_than: Option<Duration>,
-    /// Only locks that were granted since so long ago
+    /// Only locks that were granted within this time
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub newer_than: Option<Duration>,
     /// Only locks with less than this left of their lease
@@ -250,6 +262,11 @@ pub struct Status {
     /// Only locks with this or more left of their lease
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub left_at_least: Option<Duration>,
+}
+
+/// Which locks `status` shows, by how they are held.
+#[derive(clap::Args, Debug)]
+pub struct States {
     /// Only locks that are held alone
     #[arg(long, conflicts_with = "shared")]
     pub exclusive: bool,
@@ -262,9 +279,6 @@ pub struct Status {
     /// Only locks whose lease has ended
     #[arg(long)]
     pub expired: bool,
-    /// Again every two seconds
-    #[arg(long)]
-    pub watch: bool,
 }
 
 /// Releases a lock that another process holds.
@@ -274,10 +288,10 @@ pub struct Status {
 pub struct Release {
     /// The name of the lock
     pub key: String,
-    /// The lock id, by which its holders are known; others are left alone [env: LEASEHOLD_LOCK_ID]
+    /// The lock id under which it is held; other holders are left alone [env: LEASEHOLD_LOCK_ID]
     #[arg(long, value_name = "ID", conflicts_with = "force")]
     pub lock_id: Option<String>,
-    /// Whoever holds it; shows the holder and asks
+    /// Take it from whoever holds it; shows the holder and asks first
     #[arg(long)]
     pub force: bool,
     /// Do not ask
@@ -309,7 +323,7 @@ pub struct Unlock {
 /// Only housekeeping: an expired lock is granted without it.
 #[derive(clap::Args, Debug)]
 pub struct Purge {
-    /// Only leases that ended longer ago
+    /// Only locks whose lease ended longer ago than this
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = crate::words::duration_or_zero)]
     pub older_than: Duration,
     /// Only show what would be done
@@ -355,7 +369,7 @@ pub struct Claim {
     pub lease: LeaseName,
     /// The name that holds it
     pub holder: String,
-    /// For how long at the least, from now on
+    /// How long it lasts at least, from now on
     #[arg(long = "for", value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub duration: Duration,
 }

@@ -7,13 +7,16 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
-use crate::{about, exec, leases, locks, run, secret, show, store, store_care, words};
+use crate::{about, exec, keeper, leases, locks, run, secret, show, store, store_care, words};
 
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();
     if given.get(1).is_some_and(|first| first == exec::NAME) {
         let (json, outcome) = exec::exec(given.into_iter().skip(2));
         return end(json, outcome);
+    }
+    if given.get(1).is_some_and(|first| first == keeper::NAME) {
+        return end(false, keeper::keep());
     }
     let args = match Args::try_parse_from(&given) {
         Ok(args) => args,

@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use nix::sys::signal::{SigSet, Signal};
@@ -17,13 +18,18 @@ pub const NAME: &str = "__exec";
 
 /// The command behind this: arguments `__exec PARENT foreground|background json|text COMMAND ARGS..`.
 pub fn prepared(parent: Pid, foreground: bool, json: bool, command: &[OsString]) -> Command {
-    // Also right when the file was replaced meanwhile.
-    let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
-    let mut prepared = Command::new(own.unwrap_or_else(|_| "leasehold".into()));
+    let mut prepared = Command::new(own_binary());
     prepared.arg0("leasehold").arg(NAME).arg(parent.to_string());
     prepared.arg(if foreground { "foreground" } else { "background" });
     prepared.arg(if json { "json" } else { "text" }).args(command);
     prepared
+}
+
+/// This binary, to begin anew.
+pub fn own_binary() -> PathBuf {
+    // Also right when the file was replaced meanwhile.
+    let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
+    own.unwrap_or_else(|_| "leasehold".into())
 }
 
 /// Becomes the command; comes back only with an error, and whether it is told as JSON.

@@ -81,6 +81,9 @@ impl Failure {
             told["key"] = json!(error.key());
             told["store"] = json!(error.store());
             told["holders"] = error.holders().iter().map(show::holder_json).collect();
+            if let Some(lease) = error.lease() {
+                told["lease"] = show::lease_json(lease);
+            }
         }
         Some(json!({ "error": told }))
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -10,11 +11,17 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpgrp};
 
 use crate::failure::code;
+use crate::keeper::Keeper;
+use crate::processes::is_alive;
 use crate::terminal::Terminal;
 
 /// Only the main thread may have one: on Linux the command dies with the thread that started it.
 pub struct Job {
     group: Pid,
+    /// A process of it that ran at the last look.
+    member: Option<i32>,
+    /// Until nothing of the group is left.
+    keeper: Option<Keeper>,
     terminal: Option<Terminal>,
     /// The code that the command ended with.
     ended: Option<u8>,
@@ -28,12 +35,23 @@ pub struct Job {
 impl Job {
     /// Starts what `exec::prepared` made, in a group of its own.
     pub fn start(mut prepared: Command, terminal: Option<Terminal>) -> io::Result<Job> {
-        // What the command leaves behind becomes our child, and so its end is told.
+        // What the command leaves behind becomes our child, and so its end is reported.
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true)?;
+        let mut keeper = Keeper::start()?;
         let child = prepared.process_group(0).spawn()?;
         let group = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        Ok(Job { group, terminal, ended: None, ended_by: None, gone: false, stopped: false })
+        keeper.keep(group, None);
+        Ok(Job {
+            group,
+            member: None,
+            keeper: Some(keeper),
+            terminal,
+            ended: None,
+            ended_by: None,
+            gone: false,
+            stopped: false,
+        })
     }
 
     /// The code of the command, once it ended.
@@ -48,6 +66,13 @@ impl Job {
 
     pub fn is_stopped(&self) -> bool {
         self.stopped
+    }
+
+    /// When the group is killed if this process stands still.
+    pub fn kill_at(&mut self, since_boot: Option<Duration>) {
+        if let Some(keeper) = &mut self.keeper {
+            keeper.keep(self.group, since_boot);
+        }
     }
 
     /// Sends a signal to the whole group.
@@ -82,13 +107,16 @@ impl Job {
             }
         }
         // Asked only after the leader was waited for, in the one thread that also sends.
-        self.gone = self.ended.is_some() && killpg(self.group, None) == Err(Errno::ESRCH);
+        self.gone = self.ended.is_some() && !is_alive(self.group, &mut self.member);
+        if self.gone {
+            self.keeper.take().into_iter().for_each(Keeper::dismiss);
+        }
         self.stopped |= stop.is_some();
         stop.is_some_and(|signal| self.stop_with_it(signal))
     }
 
     /// Ctrl-Z, or a read of the terminal from the background: whoever started us shall see us stop too.
-    fn stop_with_it(&self, signal: Signal) -> bool {
+    fn stop_with_it(&mut self, signal: Signal) -> bool {
         let Some(terminal) = &self.terminal else { return false };
         // SIGTTOU is blocked here. A SIGSTOP comes from somebody who means the command alone.
         let ours = match signal {
@@ -97,6 +125,8 @@ impl Job {
             _ => return false,
         };
         terminal.take_back_from(self.group);
+        // What stands still does no harm, however long that is; who continues us finds the lock held or lost.
+        self.kill_at(None);
         killpg(getpgrp(), ours).is_ok()
     }
 

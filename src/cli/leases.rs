@@ -1,14 +1,14 @@
 //! `lease`: what a name holds until somebody expires it.
 
 use leasehold::LeaseStatus;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::args::{Global, Lease};
 use crate::failure::Outcome;
 use crate::locks::{cell, table};
-use crate::show::{print, print_json};
+use crate::show::{lease_json, print, print_json};
 use crate::store::{Missing, client};
-use crate::words::{ago, timestamp, words};
+use crate::words::{ago, words};
 
 pub fn lease(global: &Global, args: &Lease) -> Outcome {
     let makes = matches!(args, Lease::Claim(_));
@@ -36,7 +36,7 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
 
 fn one(global: &Global, what: &str, status: &LeaseStatus) -> Outcome {
     if global.json {
-        print_json(&as_json(status))?;
+        print_json(&lease_json(status))?;
     } else {
         let (name, holder, token) = (status.name(), status.holder(), status.fencing_token());
         print(&format!(
@@ -57,7 +57,7 @@ fn gone(global: &Global, what: &str, name: &str) -> Outcome {
 
 fn list(global: &Global, all: &[LeaseStatus]) -> Outcome {
     if global.json {
-        print_json(&all.iter().map(as_json).collect())?;
+        print_json(&all.iter().map(lease_json).collect())?;
         return Ok(0);
     }
     if all.is_empty() {
@@ -82,19 +82,4 @@ fn list(global: &Global, all: &[LeaseStatus]) -> Outcome {
     }
     print(&table.lines().map(|line| format!("{}\n", line.trim_end())).collect::<String>())?;
     Ok(0)
-}
-
-fn as_json(status: &LeaseStatus) -> Value {
-    json!({
-        "namespace": status.namespace(),
-        "name": status.name(),
-        "holder": status.holder(),
-        "token": status.fencing_token(),
-        "claimed": timestamp(status.claimed()),
-        "extended": status.extended().and_then(timestamp),
-        "expires": timestamp(status.expires()),
-        "remaining_ms": u64::try_from(status.remaining().as_millis()).unwrap_or(u64::MAX),
-        "expired": status.is_expired(),
-        "pinned_by": status.pinned_by(),
-    })
 }

@@ -63,28 +63,28 @@ fn filter(args: &Status) -> Filter {
     if let Some(lock_id) = &args.lock_id {
         filter = filter.lock_id(lock_id);
     }
-    if let Some(at) = args.older_than.and_then(|age| now.checked_sub(age)) {
+    if let Some(at) = args.times.older_than.and_then(|age| now.checked_sub(age)) {
         filter = filter.created_before(at);
     }
-    if let Some(at) = args.newer_than.and_then(|age| now.checked_sub(age)) {
+    if let Some(at) = args.times.newer_than.and_then(|age| now.checked_sub(age)) {
         filter = filter.created_after(at);
     }
-    if let Some(left) = args.left_below {
+    if let Some(left) = args.times.left_below {
         filter = filter.remaining_below(left);
     }
-    if let Some(left) = args.left_at_least {
+    if let Some(left) = args.times.left_at_least {
         filter = filter.remaining_at_least(left);
     }
-    if args.shared {
+    if args.states.shared {
         filter = filter.mode(Mode::Shared);
     }
-    if args.exclusive {
+    if args.states.exclusive {
         filter = filter.mode(Mode::Exclusive);
     }
-    if args.live {
+    if args.states.live {
         filter = filter.live();
     }
-    if args.expired {
+    if args.states.expired {
         filter = filter.expired();
     }
     filter
@@ -218,18 +218,36 @@ pub fn unlock(global: &Global, args: &Unlock) -> Outcome {
     )
 }
 
+/// Says what was done page by page, so that a store of any size needs the memory of one page.
 pub fn purge(global: &Global, args: &Purge) -> Outcome {
     let client = client(global, Missing::Wrong)?;
-    let purged = if args.dry_run { client.purge_preview(args.older_than)? } else { client.purge(args.older_than)? };
-    if global.json {
-        let freed: Vec<Value> = purged.freed.iter().map(with_lock_id).collect();
-        print_json(&json!({ "dry_run": args.dry_run, "freed": freed, "deleted_rows": purged.deleted }))?;
-        return Ok(0);
-    }
+    let pages = client.purge_pages(args.older_than);
+    let pages = if args.dry_run { pages.preview() } else { pages };
     let would = if args.dry_run { "would be " } else { "" };
-    let lines = purged.freed.iter().map(|status| format!("{would}freed: {:?}: {}\n", status.key(), holder(status)));
-    let mut text: String = lines.collect();
-    text += &format!("locks {would}freed: {}, unused rows {would}deleted: {}\n", purged.freed.len(), purged.deleted);
-    print(&text)?;
-    Ok(0)
+    let (mut freed, mut deleted, mut outcome) = (0, 0, Ok(0));
+    if global.json {
+        print(&format!("{{\"dry_run\":{},\"freed\":[", args.dry_run))?;
+    }
+    for page in pages {
+        let page = match page {
+            Ok(page) => page,
+            Err(error) => {
+                outcome = Err(error.into());
+                break;
+            }
+        };
+        let lines = page.freed.iter().zip(freed..).map(|(status, before)| match global.json {
+            true => format!("{}{}", if before == 0 { "" } else { "," }, with_lock_id(status)),
+            false => format!("{would}freed: {:?}: {}\n", status.key(), holder(status)),
+        });
+        print(&lines.collect::<String>())?;
+        freed += page.freed.len();
+        deleted += page.deleted;
+    }
+    // Also when the store failed: what was done before stays done.
+    match global.json {
+        true => print(&format!("],\"deleted_rows\":{deleted}}}\n"))?,
+        false => print(&format!("locks {would}freed: {freed}, unused rows {would}deleted: {deleted}\n"))?,
+    }
+    outcome
 }

@@ -7,17 +7,25 @@ mod about;
 #[cfg(unix)]
 mod args;
 #[cfg(unix)]
+mod clock;
+#[cfg(unix)]
 mod command;
 #[cfg(unix)]
 mod exec;
 #[cfg(unix)]
 mod failure;
 #[cfg(unix)]
+mod hold;
+#[cfg(unix)]
 mod job;
+#[cfg(unix)]
+mod keeper;
 #[cfg(unix)]
 mod leases;
 #[cfg(unix)]
 mod locks;
+#[cfg(unix)]
+mod processes;
 #[cfg(unix)]
 mod run;
 #[cfg(unix)]

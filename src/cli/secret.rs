@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use crate::exec::own_binary;
 use crate::failure::{Failure, Outcome, code};
 use crate::words::plain;
 
@@ -14,9 +15,7 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     let Some((url, rest)) = taken_out(given) else { return Ok(()) };
     let harmless = [&b"sqlite:"[..], b"memory:"].iter().any(|scheme| url.as_bytes().starts_with(scheme));
     let Some((name, args)) = rest.split_first().filter(|_| !harmless) else { return Ok(()) };
-    let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
-    let own = own.map_err(|error| Failure::Own(code::INTERNAL, error.to_string()))?;
-    let error = Command::new(own).arg0(name).args(args).env("LEASEHOLD_STORE", url).exec();
+    let error = Command::new(own_binary()).arg0(name).args(args).env("LEASEHOLD_STORE", url).exec();
     Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {error}")))
 }
 

@@ -8,7 +8,7 @@ use leasehold::{LeaseStatus, LockStatus, Mutex};
 use serde_json::{Value, json};
 use terminal_size::{Width, terminal_size_of};
 
-use crate::words::{ago, clock_time, fitted, timestamp, words};
+use crate::words::{ago, clock_time, fitted, ours, timestamp, words};
 
 /// Whether the waiting line stands on the terminal.
 static LINE: Mutex<bool> = Mutex::new(false);
@@ -23,6 +23,7 @@ pub fn speak_json() {
 
 /// A line on standard error. When it can't be written nobody reads it.
 pub fn say(text: &str) {
+    let text = ours(text);
     if JSON.load(Ordering::Relaxed) {
         return say_json(&json!({ "message": text }));
     }
@@ -115,5 +116,21 @@ pub fn holder_json(status: &LockStatus) -> Value {
         "leased_until": status.leased_until().and_then(timestamp),
         "remaining_ms": status.remaining().map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
         "expired": status.is_expired(),
+    })
+}
+
+/// All that is known of a lease of names.
+pub fn lease_json(status: &LeaseStatus) -> Value {
+    json!({
+        "namespace": status.namespace(),
+        "name": status.name(),
+        "holder": status.holder(),
+        "token": status.fencing_token(),
+        "claimed": timestamp(status.claimed()),
+        "extended": status.extended().and_then(timestamp),
+        "expires": timestamp(status.expires()),
+        "remaining_ms": u64::try_from(status.remaining().as_millis()).unwrap_or(u64::MAX),
+        "expired": status.is_expired(),
+        "pinned_by": status.pinned_by(),
     })
 }

@@ -60,6 +60,10 @@ fn builder(global: &Global, missing: Missing) -> Outcome<ClientBuilder> {
 
 /// A client with the defaults of the library.
 pub fn client(global: &Global, missing: Missing) -> Outcome<LockClient> {
+    // Of what is there a part may be damaged, and is passed over.
+    if missing == Missing::Wrong && !global.quiet {
+        show_log(log::LevelFilter::Warn);
+    }
     Ok(builder(global, missing)?.connect()?)
 }
 
@@ -153,14 +157,16 @@ impl Observer for Events {
 
 /// What the library has to say, with `-v`.
 pub fn log(verbose: u8) {
-    let level = match verbose {
+    show_log(match verbose {
         0 => return,
         1 => log::LevelFilter::Warn,
         _ => log::LevelFilter::Debug,
-    };
-    if log::set_logger(&Log).is_ok() {
-        log::set_max_level(level);
-    }
+    });
+}
+
+fn show_log(level: log::LevelFilter) {
+    let _ = log::set_logger(&Log);
+    log::set_max_level(log::max_level().max(level));
 }
 
 struct Log;
@@ -172,7 +178,9 @@ impl log::Log for Log {
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            say(&format!("{}: {}", record.level().as_str().to_ascii_lowercase(), record.args()));
+            let key = record.key_values().get("key".into()).map_or_else(String::new, |key| format!("{key}: "));
+            let level = record.level().as_str().to_ascii_lowercase();
+            say(&format!("{level}: {key}{}", record.args()));
         }
     }
 

@@ -1,6 +1,6 @@
 //! `init` and `doctor`.
 
-use leasehold::{Diagnosis, Error, ErrorKind};
+use leasehold::{Diagnosis, Error, ErrorKind, LockClient};
 use serde_json::json;
 
 use crate::args::{Global, Init};
@@ -10,7 +10,7 @@ use crate::store::{Missing, client, url};
 use crate::words::ours;
 
 pub fn init(global: &Global, args: &Init) -> Outcome {
-    let client = client(global, Missing::Made)?;
+    let client = if args.print { client_that_makes_nothing(global)? } else { client(global, Missing::Made)? };
     let said = if args.print { client.schema()? } else { client.create_schema()? };
     if global.json {
         print_json(&json!({ "dry_run": args.print, "schema": said }))?;
@@ -21,9 +21,7 @@ pub fn init(global: &Global, args: &Init) -> Outcome {
 }
 
 pub fn doctor(global: &Global) -> Outcome {
-    // To connect makes nothing but an SQLite file; what else is missing is said by the diagnosis.
-    let makes = url(global, Missing::Wrong)?.starts_with("sqlite:");
-    let diagnosis = match client(global, if makes { Missing::Wrong } else { Missing::Made }) {
+    let diagnosis = match client_that_makes_nothing(global) {
         Ok(client) => client.diagnose()?,
         // A store that can't be connected to has no more to tell.
         Err(failure) => {
@@ -43,6 +41,12 @@ pub fn doctor(global: &Global) -> Outcome {
         // It stands in the answer already.
         Some(problem) => Err(Failure::Silent(Failure::from(problem.clone()).code())),
     }
+}
+
+/// To connect makes nothing but an SQLite file. What else is missing is no error here, since it is what is asked for.
+fn client_that_makes_nothing(global: &Global) -> Outcome<LockClient> {
+    let makes = url(global, Missing::Wrong)?.starts_with("sqlite:");
+    client(global, if makes { Missing::Wrong } else { Missing::Made })
 }
 
 fn as_text(diagnosis: &Diagnosis) -> String {

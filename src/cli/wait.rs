@@ -62,7 +62,7 @@ fn connected(
                     if error.is_retryable() && until.is_none_or(|until| Instant::now() < until) =>
                 {
                     if trouble.is_none() && shows.words {
-                        say(&format!("waiting for the store: {}", ours(&error.to_string())));
+                        say(&format!("waiting for the store: {error}"));
                     }
                     trouble = Some(error);
                     (outcome, over) = (never(), until.map_or_else(never, at));

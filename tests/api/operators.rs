@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::internals::builder_over;
-use leasehold::internals::store::Which;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::{Swapped, Which};
 use leasehold::{ErrorKind, Filter, LockClient, LossReason};
 
 use crate::common::between::{Between, When};
-use crate::common::stores::Opened;
+use crate::common::stores::{Opened, soon};
 use crate::{LONG, MINUTE, on_every_store};
 
 fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
@@ -157,6 +157,72 @@ fn a_preview_tells_what_a_purge_would_do_and_writes_nothing() {
         let purged = client.purge(Duration::ZERO).unwrap();
         assert_eq!((keys(&purged.freed), purged.deleted), (keys(&preview.freed), preview.deleted));
         assert!(client.purge_preview(Duration::ZERO).unwrap().freed.is_empty());
+    });
+}
+
+#[test]
+fn a_purge_passes_over_rows_of_a_newer_format() {
+    on_every_store(|store| {
+        let client = store.client();
+        for key in ["a", "newer", "z"] {
+            client.request(key).lease(MINUTE).acquire().unwrap();
+        }
+        store.outlast(MINUTE);
+        let seen = store.get("newer");
+        let mut newer = seen.record.clone();
+        newer.version += 1;
+        newer.format.0 += 1;
+        let swapped = store.store.swap(&seen, Some(&newer), &soon()).unwrap();
+        assert!(matches!(swapped, Swapped::Done), "{swapped:?}");
+        if store.record("newer").format.0 == store.record("a").format.0 {
+            return; // The format is the whole store's.
+        }
+        let keys = |purged: &leasehold::Purged| purged.freed.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>();
+        assert_eq!(keys(&client.purge_preview(Duration::ZERO).unwrap()), ["a", "z"]);
+        let before = store.record("newer");
+        assert_eq!(keys(&client.purge(Duration::ZERO).unwrap()), ["a", "z"]);
+        assert_eq!(store.record("newer"), before, "it stays as it is");
+    });
+}
+
+#[test]
+fn a_purge_goes_page_by_page_and_only_as_far_as_it_is_asked() {
+    on_every_store(|store| {
+        let client = store.client();
+        for n in 0..250 {
+            client.request(&format!("k{n}")).lease(MINUTE).acquire().unwrap();
+        }
+        store.outlast(MINUTE);
+        let left = || client.list(&Filter::new()).unwrap().len();
+        let preview: Vec<_> =
+            client.purge_pages(Duration::ZERO).preview().map(|page| page.unwrap().freed.len()).collect();
+        assert_eq!((preview.iter().sum::<usize>(), left()), (250, 250));
+        let mut pages = client.purge_pages(Duration::ZERO);
+        let first = pages.next().unwrap().unwrap().freed.len();
+        assert!((1..250).contains(&first), "{first}");
+        assert_eq!(left(), 250 - first);
+        assert_eq!(pages.map(|page| page.unwrap().freed.len()).sum::<usize>(), 250 - first);
+        assert_eq!(left(), 0);
+    });
+}
+
+#[test]
+fn a_purge_says_what_it_did_before_the_store_refused() {
+    on_every_store(|store| {
+        let between = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), between.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        for key in ["a", "b", "c"] {
+            client.request(key).lease(MINUTE).acquire().unwrap();
+        }
+        store.outlast(MINUTE);
+        between.next(Call::Swap, Fault::Delay(Duration::ZERO));
+        between.next(Call::Swap, Fault::Refuse);
+        let mut pages = client.purge_pages(Duration::ZERO);
+        assert_eq!(pages.next().unwrap().unwrap().freed.len(), 1);
+        assert_eq!(pages.next().unwrap().unwrap_err().kind(), ErrorKind::Permission);
+        assert!(pages.next().is_none());
+        assert_eq!(client.list(&Filter::new()).unwrap().len(), 2);
     });
 }
 

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::{Filter, Mode};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::support::{Ran, Running, Store, leasehold, run};
 
@@ -55,6 +56,27 @@ fn the_command_knows_its_lock_and_its_store() {
     assert_eq!(lines, expected);
     running.tell("go");
     assert_eq!(running.end().stdout.lines().count(), 5, "and nothing else");
+}
+
+/// Its parent left the group and does not wait for it.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_ended_and_was_not_waited_for_keeps_no_lock() {
+    let store = Store::new();
+    let daemon = "sleep 0.3 & echo $$; exec setsid sleep 1000 >&- 2>&-";
+    let mut running = Running::start(&mut store.script(&[], &format!("sh -c '{daemon}' & wait $! & sleep 1")));
+    let daemon = Pid::from_raw(running.line().parse().unwrap());
+    let ended = running.status().code();
+    kill(daemon, Signal::SIGKILL).unwrap();
+    assert_eq!(ended, Some(0));
+    // What lives does.
+    let mut running =
+        Running::start(&mut store.reading(&[], "exec 3<&0; (echo ready; read go <&3; echo gone) & exit 3"));
+    running.expect("ready");
+    assert!(store.client().request("k").wait(Duration::from_millis(500)).lock().is_err());
+    running.tell("go");
+    running.expect("gone");
+    assert_eq!(running.end().code, Some(3));
 }
 
 #[test]
@@ -124,60 +146,6 @@ fn wrong_usage_is_64() {
         assert!(ran.stderr.contains(message), "{args:?}: {}", ran.stderr);
     }
     assert!(store.client().list(&Filter::new()).unwrap().is_empty());
-}
-
-#[test]
-fn a_key_may_begin_with_a_hyphen() {
-    let store = Store::new();
-    for args in [&["run", "--key", "-k", "--", "true"][..], &["run", "--key=--help", "--", "true"]] {
-        let ran = run(&mut store.leasehold(args));
-        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
-    }
-    assert_eq!(store.client().get("-k").unwrap().unwrap().key(), "-k");
-    let ran = run(&mut store.leasehold(&["elect", "--name=-n", "--", "true"]));
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    for (args, tip) in [(["run", "-k", "--", "true"], "'--key=-k'"), (["elect", "-k", "--", "true"], "'--name=-k'")] {
-        let ran = run(&mut store.leasehold(&args));
-        assert!(ran.code == Some(64) && ran.stderr.contains(tip), "{}", ran.stderr);
-        assert!(!ran.stderr.contains("-- -k"), "{}", ran.stderr);
-    }
-    let ran = run(&mut store.leasehold(&["status", "-k"]));
-    assert!(ran.stderr.contains("'-- -k'"), "there it is right: {}", ran.stderr);
-}
-
-#[test]
-fn what_is_wrong_with_the_arguments_or_the_command_is_json_too() {
-    let store = Store::new();
-    let no_right = store.path("no-right").display().to_string();
-    std::fs::write(&no_right, "").unwrap();
-    for (args, code) in [
-        (&["--json", "run", "k", "--lease", "soon", "--", "true"][..], 64),
-        (&["run", "--json"], 64),
-        (&["run", "k", "--json", "--", "no-such-command"], 127),
-        (&["run", "k", "--json", "--", &no_right], 126),
-    ] {
-        let ran = run(&mut store.leasehold(args));
-        let told: serde_json::Value = serde_json::from_str(&ran.stderr).expect(&ran.stderr);
-        assert_eq!((ran.code, &told["error"]["exit_code"]), (Some(code), &code.into()), "{args:?}");
-        assert!(told["error"]["message"].as_str().is_some_and(|message| !message.is_empty()));
-    }
-    // It is the command's.
-    let ran = run(&mut store.leasehold(&["run", "k", "--lease", "soon", "--", "true", "--json"]));
-    assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
-}
-
-#[test]
-fn what_a_terminal_would_obey_is_not_in_a_message_about_arguments() {
-    for name in ["a\u{202e}b", "a\u{1b}[2Jb", "a\u{7}b"] {
-        let wrong = [vec![name], vec!["run", "k", "--lease", name], vec!["status", "k", name]];
-        for args in wrong.into_iter().chain([vec!["run", "k", "--", name]]) {
-            let ran = run(&mut Store::new().leasehold(&args));
-            assert_ne!(ran.code, Some(0));
-            let obeyed = |c: char| c == '\u{202e}' || (c.is_control() && c != '\n');
-            assert!(!ran.stderr.contains(obeyed), "{args:?}: {:?}", ran.stderr);
-            assert!(ran.stderr.contains("a\\u{202e}b") || !name.contains('\u{202e}'), "{args:?}: {:?}", ran.stderr);
-        }
-    }
 }
 
 #[test]
@@ -363,7 +331,8 @@ fn who_may_only_read_the_file_sees_its_locks() {
 #[test]
 fn looking_makes_nothing() {
     let store = Store::new();
-    let looking: [&[&str]; 11] = [
+    let looking: [&[&str]; 12] = [
+        &["init", "--print"],
         &["status"],
         &["status", "k"],
         &["doctor"],

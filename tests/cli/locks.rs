@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{ErrorKind, Filter};
 use serde_json::Value;
 
-use crate::support::{Ran, Running, Store, run};
+use crate::support::{Ran, Running, Store, run, until};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -156,6 +156,64 @@ fn a_purge_shows_what_it_would_do_and_does_it() {
     assert_eq!(store.client().list(&Filter::new().expired()).unwrap().len(), 0);
 }
 
+/// So many expired locks, by name in their order, one of them damaged.
+fn many_expired_locks(store: &Store, count: u32) {
+    store.client().request("k00000").lease(Duration::from_millis(100)).acquire().unwrap();
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    let names = |what| format!("SELECT {what} FROM pragma_table_info('locks') WHERE name <> 'key'");
+    let columns: String = db.query_row(&names("group_concat(name)"), [], |row| row.get(0)).unwrap();
+    let copies = format!(
+        "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {count})
+         INSERT INTO locks (key, {columns}) SELECT CAST(printf('k%05d', n) AS BLOB), {columns} FROM n, locks
+         WHERE key = CAST('k00000' AS BLOB);
+         UPDATE locks SET kind = 'loan' WHERE key = CAST('k00007' AS BLOB)"
+    );
+    db.execute_batch(&copies).unwrap();
+    let client = store.client();
+    until("they expire", || client.get("k00000").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_passed_over() {
+    let store = Store::new();
+    many_expired_locks(&store, 200);
+    let damaged = |ran: &Ran| ran.code == Some(0) && ran.stderr.contains("warn: ") && ran.stderr.contains("k00007");
+    let ran = run(&mut store.leasehold(&["status"]));
+    assert!(damaged(&ran) && ran.stdout.lines().count() == 201, "{}", ran.stderr);
+    let ran = run(&mut store.leasehold(&["purge", "--dry-run", "--json"]));
+    let told: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert!(damaged(&ran) && told["freed"].as_array().unwrap().len() == 200, "{}", ran.stderr);
+    let warning: Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert!(warning["message"].as_str().unwrap().contains("k00007"), "{warning}");
+    let ran = run(&mut store.leasehold(&["purge"]));
+    assert!(damaged(&ran) && ran.stdout.ends_with("\nlocks freed: 200, unused rows deleted: 0\n"), "{}", ran.stderr);
+    let ran = run(&mut store.leasehold(&["status", "--quiet"]));
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("no locks\n", ""));
+}
+
+/// Nobody takes what it says, so it stands in the midst of its work.
+#[test]
+fn a_purge_holds_one_page_and_holds_up_nobody() {
+    let store = Store::new();
+    many_expired_locks(&store, 3000);
+    for json in [&[][..], &["--json"]] {
+        let before = store.client().list(&Filter::new()).unwrap().len();
+        let mut purge = store.leasehold(&["purge", "--quiet"]);
+        let mut purge = purge.args(json).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut left = before;
+        until("it stands still", || {
+            std::thread::sleep(Duration::from_millis(500));
+            let now = store.client().list(&Filter::new()).unwrap().len();
+            let was = std::mem::replace(&mut left, now);
+            now < before && now == was
+        });
+        assert!(left > 1000, "{left} of {before} are left: it keeps more than a page");
+        assert_eq!(run(&mut store.script(&["--try"], "true")).code, Some(0));
+        purge.kill().unwrap();
+        purge.wait().unwrap();
+    }
+}
+
 #[test]
 fn init_makes_the_schema_and_says_it() {
     let store = Store::new();
@@ -216,4 +274,11 @@ fn leases_are_claimed_extended_and_ended() {
     other.wait_until_expired("app", &leasehold::CancelToken::new()).unwrap();
     assert_eq!(ok(lease(&["expire", "app", "--namespace", "other"])), "expired: \"app\"\n");
     assert!(other.list().unwrap().is_empty());
+    // Machines learn who holds it, too.
+    ok(lease(&["claim", "app", "b", "--namespace", "other", "--for", "1h"]));
+    let ran = lease(&["claim", "app", "c", "--namespace", "other", "--json"]);
+    let told: Value = serde_json::from_str(&ran.stderr).unwrap();
+    let held = &told["error"]["lease"];
+    assert_eq!((ran.code, &held["holder"], &held["expired"]), (Some(75), &"b".into(), &false.into()), "{told}");
+    assert!(held["expires"].is_string() && told["error"]["kind"] == "InvalidLease", "{told}");
 }

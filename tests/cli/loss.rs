@@ -1,6 +1,8 @@
 //! A lock that is lost while the command runs.
 
 use std::fs::File;
+use std::io::Write;
+use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, SystemTime};
 
@@ -88,6 +90,51 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
     for late in ends.map(|end| end.join().unwrap()) {
         // Two bounds of a drop would be ten seconds, one five.
         assert!(late < Duration::from_millis(1500), "{late:?} after the end of the lease");
+    }
+}
+
+/// leasehold itself stands still, since nobody takes what it says.
+#[test]
+fn the_command_ends_though_nobody_reads_standard_error() {
+    let store = Store::new();
+    let (reader, mut full) = std::io::pipe().unwrap();
+    let flags = nix::fcntl::FcntlArg::F_SETFL;
+    nix::fcntl::fcntl(&full, flags(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
+    while full.write(b"x").is_ok() {}
+    nix::fcntl::fcntl(&full, flags(nix::fcntl::OFlag::empty())).unwrap();
+    let fifo = store.path("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let script = "exec >$FIFO; trap '' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut command = store.script(&["--lease", "6s", "--kill-after", "1s"], script);
+    let mut child = command.env("FIFO", &fifo).stderr(full).spawn().unwrap();
+    let output = lines_of(File::open(&fifo).unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    take_away(&store.client());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    drop((command, reader));
+    assert_eq!(child.wait().unwrap().code(), Some(76));
+}
+
+/// Somebody sets the clock while the command runs.
+#[test]
+fn the_wall_clock_decides_nothing() {
+    let store = Store::new();
+    let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().expect("faketime");
+    let told = String::from_utf8(told.stdout).unwrap();
+    let library = told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).expect("its library");
+    let clock = store.path("clock");
+    for jump in ["+3600", "-3600"] {
+        std::fs::write(&clock, "+0").unwrap();
+        let script = "unset LD_PRELOAD; trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
+        let mut command = store.reading(&["--lease", "6s", "--kill-after", "1s"], script);
+        command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.env("FAKETIME_TIMESTAMP_FILE", &clock).env("FAKETIME_NO_CACHE", "1");
+        let mut running = Running::start(&mut command);
+        running.expect("ready");
+        std::fs::write(&clock, jump).unwrap();
+        take_away(&store.client());
+        running.expect("term");
+        assert_eq!(running.end().code, Some(76));
     }
 }
 

@@ -8,6 +8,7 @@ mod elect;
 mod exits;
 mod locks;
 mod loss;
+mod messages;
 mod nested;
 mod processes;
 mod readme;

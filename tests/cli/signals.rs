@@ -3,7 +3,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::support::{Running, Store, run, until};
 
@@ -84,6 +85,53 @@ fn a_killed_leasehold_takes_its_command_along() {
     // The command had the other end.
     running.output_ends();
     assert!(!store.client().get("k").unwrap().unwrap().is_free(), "nobody released it: it ends with its lease");
+}
+
+#[test]
+fn a_killed_leasehold_takes_along_what_its_command_started() {
+    let store = Store::new();
+    // Also where all of a service is told to end, but for what ignores that.
+    let script = "trap '' TERM; sh -c 'echo ready; exec sleep 1000' & wait";
+    let mut running = Running::start(&mut store.script(&[], script));
+    running.expect("ready");
+    let keeper = children(&running).into_iter().find(|pid| title(pid).contains("__keep")).expect("its keeper");
+    kill(Pid::from_raw(keeper.parse().unwrap()), Signal::SIGTERM).unwrap();
+    running.signal(Signal::SIGKILL);
+    running.output_ends();
+}
+
+#[test]
+fn a_stopped_leasehold_ends_its_command_before_another_is_let_in() {
+    let store = Store::new();
+    let script = "echo $$; while :; do sleep 0.01; done";
+    let mut running = Running::start(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
+    let pid = running.line();
+    running.signal(Signal::SIGSTOP);
+    let _rival = store.client().lock("k").unwrap();
+    assert_eq!(state(&pid), "Z");
+    running.signal(Signal::SIGCONT);
+    assert_eq!(running.end().code, Some(76));
+}
+
+#[test]
+fn nothing_is_left_behind_for_a_command_that_ended() {
+    let store = Store::new();
+    let mut running = Running::start(&mut store.reading(&[], "echo ready; read go"));
+    running.expect("ready");
+    let keeper = children(&running).into_iter().find(|pid| title(pid).contains("__keep")).expect("its keeper");
+    running.tell("go");
+    assert_eq!(running.end().code, Some(0));
+    until("the keeper ends", || !title(&keeper).contains("__keep"));
+}
+
+fn children(running: &Running) -> Vec<String> {
+    let pid = running.child.id();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+fn title(pid: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
 #[test]

@@ -1,0 +1,185 @@
+//! Purging: what has expired is freed, and rows that nobody uses are deleted.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use crate::api::client::LockClient;
+use crate::lease::{Step, transition};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::lock::{LockStatus, Purged};
+use crate::store::{Seen, Swapped, Which};
+use crate::sys::log;
+
+/// Rows that nobody had a grant of for so long may be deleted by a purge.
+const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
+
+impl LockClient {
+    /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
+    /// had a grant of for 30 days, also of leases that nobody holds or pins. Only housekeeping: an
+    /// expired lock is granted without it, and tokens go on rising after it. Rows that are damaged or of a newer format
+    /// stay, and the log names them; those that are no locks stay as well.
+    ///
+    /// # Errors
+    /// What the store says. What was freed before stays so; [`purge_pages`](LockClient::purge_pages) says what that was.
+    pub fn purge(&self, older_than: Duration) -> Result<Purged> {
+        self.purge_pages(older_than).all()
+    }
+
+    /// What [`purge`](LockClient::purge) would do now. Nothing is written.
+    ///
+    /// # Errors
+    /// What the store says.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// client.request("report").acquire()?;
+    /// assert!(client.purge_preview(Duration::ZERO)?.freed.is_empty(), "its lease is running");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn purge_preview(&self, older_than: Duration) -> Result<Purged> {
+        self.purge_pages(older_than).preview().all()
+    }
+
+    /// The same as [`purge`](LockClient::purge), a page of rows at a time, so that a store of any size needs the memory
+    /// of one page. Each request to the store may take the request timeout.
+    ///
+    /// # Errors
+    /// What the store says is the last item; before it comes what was freed on the same page.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// for purged in client.purge_pages(Duration::from_secs(3600)) {
+    ///     println!("{} freed", purged?.freed.len());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn purge_pages(&self, older_than: Duration) -> PurgePages<'_> {
+        PurgePages { client: self, older_than, writes: Writes::Yes, next: Next::Page(None) }
+    }
+}
+
+/// What a purge does, a page of rows at a time: the answer of [`LockClient::purge_pages`]. Nothing is done before the
+/// next page is asked for.
+#[derive(Debug)]
+#[must_use = "a purge does nothing until its pages are asked for"]
+pub struct PurgePages<'a> {
+    client: &'a LockClient,
+    older_than: Duration,
+    writes: Writes,
+    next: Next,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writes {
+    Yes,
+    No,
+}
+
+#[derive(Debug)]
+enum Next {
+    /// The page that begins there.
+    Page(Option<String>),
+    Failed(Error),
+    Nothing,
+}
+
+impl PurgePages<'_> {
+    /// Only says what would be done.
+    pub fn preview(mut self) -> Self {
+        self.writes = Writes::No;
+        self
+    }
+
+    fn all(self) -> Result<Purged> {
+        let mut all = Purged::default();
+        for page in self {
+            let page = page?;
+            all.freed.extend(page.freed);
+            all.deleted += page.deleted;
+        }
+        Ok(all.sorted())
+    }
+
+    fn page(&mut self, from: Option<String>) -> Result<Purged> {
+        self.client.family.check_open()?;
+        let (page, _) = self.client.read_page(&Which::Prefix(String::new()), from.as_ref())?;
+        self.next = page.next.map_or(Next::Nothing, |next| Next::Page(Some(next)));
+        let mut purged = Purged::default();
+        for seen in page.records {
+            if let Err(error) = self.row(&seen, &mut purged) {
+                self.next = Next::Failed(error);
+                break;
+            }
+        }
+        Ok(purged.sorted())
+    }
+
+    fn row(&self, seen: &Seen, purged: &mut Purged) -> Result<()> {
+        let step = purge_step(seen, self.older_than);
+        let Some(next) = &step.record else { return Ok(()) };
+        if let Err(newer) = seen.record.check_format() {
+            pass_over(seen, &newer);
+            return Ok(());
+        }
+        let new = Some(next).filter(|_| !step.answer.delete);
+        let is_done = match self.writes {
+            Writes::No => true,
+            // Changed, or perhaps so: somebody uses it, and the next purge looks again.
+            Writes::Yes => {
+                match self.client.repeated(|by| self.client.family.backend.swap(seen, new, by)) {
+                    Ok(swapped) => matches!(swapped, Swapped::Done),
+                    // It became one of a newer format.
+                    Err(error) if error.kind() == ErrorKind::Schema => {
+                        pass_over(seen, &error);
+                        false
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        if is_done {
+            purged.add(seen, &step.answer);
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for PurgePages<'_> {
+    type Item = Result<Purged>;
+
+    fn next(&mut self) -> Option<Result<Purged>> {
+        match std::mem::replace(&mut self.next, Next::Nothing) {
+            Next::Page(from) => Some(self.page(from)),
+            Next::Failed(error) => Some(Err(error)),
+            Next::Nothing => None,
+        }
+    }
+}
+
+fn purge_step(seen: &Seen, older_than: Duration) -> Step<transition::Purge> {
+    let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
+    transition::purge(&seen.record, seen.cut.minus(older_than), seen.stamp.saturating_sub(idle))
+}
+
+fn pass_over(seen: &Seen, why: &dyn Display) {
+    log::warn!(target: "leasehold::client", key:? = seen.record.key; "a purge passes over a row: {why}");
+}
+
+impl Purged {
+    fn add(&mut self, seen: &Seen, purge: &transition::Purge) {
+        self.freed.extend(purge.freed.iter().map(|(mode, h)| LockStatus::new(seen, *mode, h)));
+        self.deleted += usize::from(purge.delete);
+    }
+
+    /// A store may read them in any order.
+    fn sorted(mut self) -> Self {
+        self.freed.sort_by(|a, b| a.key().cmp(b.key()));
+        self
+    }
+}

@@ -1,0 +1,241 @@
+//! A command that runs while a lock is held.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, after, at, never, select, tick};
+use leasehold::{Error, ErrorKind, LockGuard, Loss};
+use nix::sys::signal::Signal;
+
+use crate::args::{Ask, OnLoss};
+use crate::clock::since_boot;
+use crate::failure::{Outcome, code};
+use crate::job::Job;
+use crate::show::say;
+use crate::signals::{ENDING, PASSED_ON};
+use crate::words::words;
+
+/// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
+const STOPPED: Duration = Duration::from_millis(200);
+/// Looks for what the command left behind, where nobody tells that it ended.
+const LEFT_BEHIND: Duration = Duration::from_millis(100);
+/// What a release gets at least, for a store that answers again.
+const LAST_TRY: Duration = Duration::from_millis(500);
+/// The library's watcher tells a loss within a second.
+const TOLD: Duration = Duration::from_secs(2);
+
+/// How a hold ended.
+pub enum End {
+    /// The command ended with this code, and the lock was held all the while.
+    Command(u8),
+    /// The lock was lost. The signal by which this process was told to end, if it was.
+    Lost(Option<Signal>),
+}
+
+/// A command that runs while a lock is held.
+pub struct Holding<'a> {
+    ask: &'a Ask,
+    on_loss: OnLoss,
+    guard: LockGuard,
+    job: Job,
+    /// Until when it is held at the least, since boot.
+    held_until: Duration,
+    lost: Option<Loss>,
+    told_to_end: Option<Signal>,
+    /// When KILL is due, since boot, and the timer for it.
+    kill: Option<(Duration, Receiver<Instant>)>,
+    resume_at: Receiver<Instant>,
+}
+
+/// Whether a signal stops a process.
+fn is_stop(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGSTOP | Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU)
+}
+
+impl<'a> Holding<'a> {
+    pub fn new(ask: &'a Ask, on_loss: OnLoss, guard: LockGuard, job: Job) -> Holding<'a> {
+        let held_until = since_boot();
+        Holding { ask, on_loss, guard, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
+    }
+
+    /// Until nothing of the command is left.
+    pub fn go_on(&mut self, signals: &Receiver<Signal>) {
+        let watched = self.guard.loss().receiver();
+        let mut losses = Receiver::clone(&watched);
+        let looks = tick(self.ask.lease / 20);
+        loop {
+            if self.job.look() {
+                self.resume_at = at(Instant::now() + STOPPED);
+            }
+            if self.job.is_gone() {
+                return;
+            }
+            self.arm();
+            let kill_at = self.kill.as_ref().map_or_else(never, |(_, timer)| timer.clone());
+            let left_behind = if self.job.ended().is_some() { at(Instant::now() + LEFT_BEHIND) } else { never() };
+            select! {
+                recv(signals) -> signal => match signal {
+                    Ok(Signal::SIGCONT) => self.resume(),
+                    Ok(signal) if PASSED_ON.contains(&signal) => self.pass_on(signal),
+                    _ => {}
+                },
+                recv(losses) -> loss => {
+                    losses = never();
+                    loss.into_iter().for_each(|loss| self.lose(loss));
+                }
+                recv(kill_at) -> _ => self.job.signal(Signal::SIGKILL),
+                recv(looks) -> _ => {}
+                recv(self.resume_at) -> _ => if self.job.is_stopped() && !self.is_halted() {
+                    self.resume();
+                },
+                recv(left_behind) -> _ => {}
+            }
+        }
+    }
+
+    /// Has the group killed a little later than this process would do it, should it stand still.
+    fn arm(&mut self) {
+        if self.guard.is_held() {
+            self.held_until = since_boot().saturating_add(self.guard.remaining());
+        }
+        let is_ended_by_loss = self.on_loss == OnLoss::Kill && !self.job.is_stopped();
+        let by_loss = is_ended_by_loss.then(|| self.held_until.saturating_add(self.ask.kill_after()));
+        let decided = self.kill.as_ref().map(|(at, _)| *at);
+        let kill_at = by_loss.into_iter().chain(decided).min();
+        self.job.kill_at(kill_at.map(|at| at.saturating_add(self.ask.after_kill() / 2)));
+    }
+
+    fn pass_on(&mut self, signal: Signal) {
+        self.job.signal(signal);
+        if !ENDING.contains(&signal) {
+            return;
+        }
+        self.told_to_end = self.told_to_end.or(Some(signal));
+        if signal == Signal::SIGTERM
+            && let Some(kill_after) = self.ask.kill_after_term()
+        {
+            self.kill_within(kill_after);
+        }
+        // A stopped command would take it only when somebody continues it, and keep the lock until then.
+        if self.job.look() || self.job.is_stopped() {
+            self.resume();
+            if self.is_halted() {
+                self.job.go_on();
+            }
+        }
+    }
+
+    /// KILL then, or earlier if that was decided before.
+    fn kill_within(&mut self, time: Duration) {
+        let by = since_boot().saturating_add(time);
+        if self.kill.as_ref().is_none_or(|(before, _)| by < *before) {
+            self.kill = Some((by, after(time)));
+            self.arm();
+        }
+    }
+
+    /// Whether the loss was to stop the command: then only somebody else continues it.
+    fn is_halted(&self) -> bool {
+        self.lost.is_some() && matches!(self.on_loss, OnLoss::Signal(signal) if is_stop(signal))
+    }
+
+    /// This process was stopped, and so was the command. It goes on only if the lock is still held.
+    fn resume(&mut self) {
+        self.resume_at = never();
+        if self.guard.is_held() || self.lost.is_some() {
+            return self.job.go_on();
+        }
+        if let Some(loss) = self.guard.loss().wait_timeout(TOLD) {
+            self.lose(loss);
+        }
+    }
+
+    fn lose(&mut self, loss: Loss) {
+        if self.lost.is_some() {
+            return;
+        }
+        let end = match self.on_loss {
+            OnLoss::Kill => self.end_command(),
+            OnLoss::Signal(signal) => {
+                self.job.signal(signal);
+                if !is_stop(signal) {
+                    self.job.go_on();
+                }
+                format!("the command gets {signal}")
+            }
+            OnLoss::Ignore => {
+                self.job.go_on();
+                "the command goes on".to_owned()
+            }
+        };
+        say(&format!("the lock {:?} was lost: {}; {end}", loss.key, loss));
+        self.lost = Some(loss);
+    }
+
+    /// TERM, and KILL while nobody else can be in.
+    fn end_command(&mut self) -> String {
+        // Nothing is left when we were stopped or suspended for longer than the lease.
+        let left = self.held_until.saturating_add(self.ask.kill_after()).saturating_sub(since_boot());
+        let kill_after = left.min(self.ask.kill_after());
+        if self.job.is_stopped() || kill_after.is_zero() {
+            self.job.signal(Signal::SIGKILL);
+            return "the command is killed".to_owned();
+        }
+        self.job.signal(Signal::SIGTERM);
+        self.kill_within(kill_after);
+        format!("the command is ended, by KILL in {}", words(kill_after))
+    }
+
+    /// Nothing of the command is left: the lock is released.
+    /// True: the release was not answered.
+    pub fn end(mut self) -> Outcome<(End, bool)> {
+        self.arm();
+        let lease_left = (self.held_until.saturating_add(self.ask.lease / 3)).saturating_sub(since_boot());
+        let Holding { guard, job, lost, told_to_end, .. } = self;
+        let ended = job.ended().unwrap_or(code::INTERNAL);
+        let lost = lost.or_else(|| guard.loss().get());
+        let key = guard.key().to_owned();
+        let released = release(guard, lease_left);
+        job.finish();
+        let is_unanswered = matches!(&released, Err(error) if !is_lost(error));
+        let end = match (lost, released) {
+            (Some(_), _) => End::Lost(told_to_end),
+            (None, Ok(())) => End::Command(ended),
+            (None, Err(Some(error))) if error.kind() == ErrorKind::Lost => {
+                say(&error.to_string());
+                End::Lost(told_to_end)
+            }
+            (None, Err(error)) => {
+                let why = error.map_or_else(|| "the store does not answer".to_owned(), |error| error.to_string());
+                say(&format!("the lock {key:?} could not be released and ends with its lease: {why}"));
+                End::Command(ended)
+            }
+        };
+        Ok((end, is_unanswered))
+    }
+}
+
+fn is_lost(error: &Option<Error>) -> bool {
+    error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Lost)
+}
+
+/// Releases the lock; after the end of the lease there is nothing to wait for any more.
+fn release(guard: LockGuard, lease_left: Duration) -> Result<(), Option<Error>> {
+    let (done, released) = crossbeam_channel::bounded(1);
+    let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
+    let spawned = thread.spawn(move || {
+        let released = guard.release().map_err(|failed| {
+            let error = failed.error().clone();
+            if error.kind() != ErrorKind::Lost {
+                // Its drop would try for as long once more.
+                std::mem::forget(failed);
+            }
+            Some(error)
+        });
+        let _ = done.send(released);
+    });
+    // Where no thread could be started the guard was dropped, and its drop released.
+    if spawned.is_err() {
+        return Ok(());
+    }
+    released.recv_timeout(lease_left.max(LAST_TRY)).unwrap_or(Err(None))
+}

@@ -1,0 +1,110 @@
+//! A process beside the command that kills the command's group where leasehold can't do it any more: when leasehold
+//! is gone, and when it stands still until the lease is nearly over.
+
+use std::fs::File;
+use std::io::{self, BufRead, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::clock::since_boot;
+use crate::exec::own_binary;
+use crate::failure::{Failure, Outcome, code};
+
+/// The first argument that leads here.
+pub const NAME: &str = "__keep";
+
+/// A timer that does not count suspend is looked at again after this.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What was said in time may be read only now, where the keeper itself stood still.
+const LATE: Duration = Duration::from_millis(20);
+
+/// The keeper's other end. Dropped before [`dismissed`](Keeper::dismiss), it has the group killed.
+pub struct Keeper(File);
+
+impl Keeper {
+    /// In a group of its own: what ends leasehold's group, or the command's, must not end it too.
+    pub fn start() -> io::Result<Keeper> {
+        let mut keeper = Command::new(own_binary());
+        keeper.arg0("leasehold").arg(NAME).process_group(0);
+        let mut child = keeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let pipe = OwnedFd::from(child.stdin.take().ok_or_else(|| io::Error::other("no pipe to the keeper"))?);
+        // A keeper that somebody stopped must not hold us up.
+        fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        Ok(Keeper(File::from(pipe)))
+    }
+
+    /// The group is killed once this process is gone, and at this time since boot if nothing else is said before.
+    pub fn keep(&mut self, group: Pid, kill_at: Option<Duration>) {
+        let kill_at = kill_at.map_or_else(|| "-".to_owned(), |at| at.as_millis().to_string());
+        self.say(&format!("{group} {kill_at}\n"));
+    }
+
+    /// The group is gone; its number may become that of a stranger.
+    pub fn dismiss(mut self) {
+        self.say("-\n");
+    }
+
+    /// A keeper that was ended by somebody is missed only where this process is ended, too.
+    fn say(&mut self, line: &str) {
+        let _ = self.0.write_all(line.as_bytes());
+    }
+}
+
+/// What the keeper was told last.
+struct Order {
+    group: Pid,
+    kill_at: Option<Duration>,
+}
+
+impl Order {
+    fn read(line: &str) -> Option<Order> {
+        let (group, kill_at) = line.split_once(' ')?;
+        let kill_at = kill_at.parse().ok().map(Duration::from_millis);
+        Some(Order { group: Pid::from_raw(group.parse().ok()?), kill_at })
+    }
+
+    fn kill(&mut self) {
+        self.kill_at = None;
+        let _ = killpg(self.group, Signal::SIGKILL);
+    }
+}
+
+/// What the keeper does, until it is dismissed or leasehold is gone.
+pub fn keep() -> Outcome {
+    let failed = |error: &dyn std::fmt::Display| Failure::Own(code::INTERNAL, error.to_string());
+    // Whoever ends all processes of a service means those that do something.
+    SigSet::all().thread_block().map_err(|error| failed(&error))?;
+    let (sender, lines) = unbounded();
+    let reader = std::thread::Builder::new().name("leasehold-keeper".to_owned());
+    let read = move || io::stdin().lock().lines().map_while(Result::ok).all(|line| sender.send(line).is_ok());
+    reader.spawn(read).map_err(|error| failed(&error))?;
+    let mut order = None;
+    while let Some(line) = next_line(&lines, &mut order) {
+        order = Order::read(&line);
+    }
+    order.iter_mut().for_each(Order::kill);
+    Ok(0)
+}
+
+/// `None`: leasehold is gone.
+fn next_line(lines: &Receiver<String>, order: &mut Option<Order>) -> Option<String> {
+    loop {
+        let Some((order, kill_at)) = order.as_mut().and_then(|order| order.kill_at.map(|at| (order, at))) else {
+            return lines.recv().ok();
+        };
+        let left = kill_at.saturating_sub(since_boot());
+        match lines.recv_timeout(left.clamp(LATE, AGAIN)) {
+            Ok(line) => return Some(line),
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) if left.is_zero() => order.kill(),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}

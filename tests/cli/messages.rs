@@ -1,0 +1,104 @@
+//! What is said of wrong arguments and of errors.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::support::{Store, run};
+
+/// One of each kind of error, and of each argument that the library refuses.
+#[test]
+fn every_message_names_what_can_be_typed() {
+    let store = Store::new();
+    let client = store.client();
+    let _held = client.request("held").lock_id("mine").lock().unwrap();
+    client.leases("default").claim("claimed", "ann", Duration::from_secs(60)).unwrap();
+    let missing = format!("sqlite:{}", store.path("missing").display());
+    let empty = format!("sqlite:{}", store.path("empty").display());
+    fs::write(store.path("empty"), "").unwrap();
+    let cases: [(&[&str], i32, &str); 20] = [
+        (&["run", "k", "--lease", "1ms", "--", "true"], 64, "lease is 1ms"),
+        (&["run", "k", "--lease", "10w", "--", "true"], 64, "lease is 6048000s"),
+        (&["run", "k", "--owner", "", "--", "true"], 64, "--owner is \"\""),
+        (&["run", "k", "--comment", "a\nb", "--", "true"], 64, "--comment is \"a\\nb\""),
+        (&["status", "--prefix", "a\nb"], 64, "--prefix is \"a\\nb\""),
+        (&["status", "--lock-id", ""], 64, "the lock id is \"\""),
+        (&["renew", ""], 64, "the lock id is \"\""),
+        (&["renew", "mine", "--lease", "1ms"], 64, "lease is 1ms"),
+        (&["release", "", "--force", "--yes"], 64, "key is \"\""),
+        (&["lease", "claim", "", "b"], 64, "name is \"\""),
+        (&["lease", "claim", "a", "b", "--for", "1ms"], 64, "--for is 1ms"),
+        (&["renew", "unknown"], 76, "no lock with the lock id"),
+        (&["release", "held", "--lock-id", "other"], 75, "others hold it"),
+        (&["run", "held", "--try", "--", "true"], 75, "not obtained in time"),
+        (&["lease", "claim", "claimed", "bob"], 75, "held by \"ann\""),
+        (&["lease", "revoke", "nothing", "bob"], 75, "nobody holds it"),
+        (&["--store", "sqlite:x?made=1", "status"], 78, "made"),
+        (&["--store", &missing, "status"], 78, "make it by `leasehold init`"),
+        (&["--store", &empty, "status"], 78, "`leasehold init` makes it"),
+        (&["run", "k", "--lease", "3s", "--max-hold", "100ms", "--", "sleep", "1000"], 76, "as --max-hold allows"),
+    ];
+    for (args, code, message) in cases {
+        let ran = run(&mut store.leasehold(args));
+        assert!(ran.code == Some(code) && ran.stderr.contains(message), "{args:?}: {ran:?}");
+        let folder = store.folder.path().display().to_string();
+        // An option of a URL is typed so.
+        let said = ran.stderr.replace(&folder, "").replace("unsafe_fs", "");
+        for rust in ["()", "_", "::", "lease_", "Duration"] {
+            assert!(!said.contains(rust), "{args:?} names {rust:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_key_may_begin_with_a_hyphen() {
+    let store = Store::new();
+    for args in [&["run", "--key", "-k", "--", "true"][..], &["run", "--key=--help", "--", "true"]] {
+        let ran = run(&mut store.leasehold(args));
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
+    }
+    assert_eq!(store.client().get("-k").unwrap().unwrap().key(), "-k");
+    let ran = run(&mut store.leasehold(&["elect", "--name=-n", "--", "true"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for (args, tip) in [(["run", "-k", "--", "true"], "'--key=-k'"), (["elect", "-k", "--", "true"], "'--name=-k'")] {
+        let ran = run(&mut store.leasehold(&args));
+        assert!(ran.code == Some(64) && ran.stderr.contains(tip), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("-- -k"), "{}", ran.stderr);
+    }
+    let ran = run(&mut store.leasehold(&["status", "-k"]));
+    assert!(ran.stderr.contains("'-- -k'"), "there it is right: {}", ran.stderr);
+}
+
+#[test]
+fn what_is_wrong_with_the_arguments_or_the_command_is_json_too() {
+    let store = Store::new();
+    let no_right = store.path("no-right").display().to_string();
+    std::fs::write(&no_right, "").unwrap();
+    for (args, code) in [
+        (&["--json", "run", "k", "--lease", "soon", "--", "true"][..], 64),
+        (&["run", "--json"], 64),
+        (&["run", "k", "--json", "--", "no-such-command"], 127),
+        (&["run", "k", "--json", "--", &no_right], 126),
+    ] {
+        let ran = run(&mut store.leasehold(args));
+        let told: serde_json::Value = serde_json::from_str(&ran.stderr).expect(&ran.stderr);
+        assert_eq!((ran.code, &told["error"]["exit_code"]), (Some(code), &code.into()), "{args:?}");
+        assert!(told["error"]["message"].as_str().is_some_and(|message| !message.is_empty()));
+    }
+    // It is the command's.
+    let ran = run(&mut store.leasehold(&["run", "k", "--lease", "soon", "--", "true", "--json"]));
+    assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_not_in_a_message_about_arguments() {
+    for name in ["a\u{202e}b", "a\u{1b}[2Jb", "a\u{7}b"] {
+        let wrong = [vec![name], vec!["run", "k", "--lease", name], vec!["status", "k", name]];
+        for args in wrong.into_iter().chain([vec!["run", "k", "--", name]]) {
+            let ran = run(&mut Store::new().leasehold(&args));
+            assert_ne!(ran.code, Some(0));
+            let obeyed = |c: char| c == '\u{202e}' || (c.is_control() && c != '\n');
+            assert!(!ran.stderr.contains(obeyed), "{args:?}: {:?}", ran.stderr);
+            assert!(ran.stderr.contains("a\\u{202e}b") || !name.contains('\u{202e}'), "{args:?}: {:?}", ran.stderr);
+        }
+    }
+}
