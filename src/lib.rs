@@ -130,7 +130,7 @@ pub use api::stores::sqlite;
 pub use api::testing;
 pub use engine::loss_watch::LossWatch;
 pub use model::error::{Error, ErrorKind, Result};
-pub use model::event::{Event, Observer, Operation};
+pub use model::event::{Event, Observer, Operation, WaitEnd};
 pub use model::lease_status::LeaseStatus;
 pub use model::lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
 pub use model::loss::{Loss, LossReason};

@@ -176,7 +176,7 @@ impl LockGuard {
 
     /// Stops the heartbeat within `bound` and leaves the lock to its lease.
     pub(crate) fn leave(&self, bound: Duration) {
-        self.hold.hand_over(bound);
+        self.hold.leave(bound);
     }
 
     /// Stops the heartbeat and hands the lock over as data, without releasing it. Whoever gets it

@@ -252,9 +252,7 @@ impl LockRequest {
     pub fn acquire(self) -> Result<Lock> {
         let _call = self.family.obtaining()?;
         match self.obtain(Patience::Once, false)? {
-            Ok(Obtaining { granted: Granted { attempt, holder, now, .. }, .. }) => {
-                Ok(Lock::granted(&attempt, &holder, now))
-            }
+            Ok(Obtaining { family, granted, .. }) => Ok(family.as_data(&granted)),
             Err(refused) => Err(refused.error(ErrorKind::Held, "others hold it")),
         }
     }

@@ -13,7 +13,7 @@ use crate::engine::acquire_any::{AnyObtained, obtain_any};
 use crate::engine::family::Family;
 use crate::engine::hold::Callbacks;
 use crate::engine::options::Terms;
-use crate::engine::spec::{Granted, OnWait, Patience};
+use crate::engine::spec::{OnWait, Patience};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_key;
 use crate::model::lock::{Lock, LockStatus};
@@ -206,7 +206,7 @@ impl LockAnyRequest {
         let _call = self.request.family.obtaining()?;
         let (family, _, _, obtained) = self.obtain(Patience::Once, false)?;
         match obtained {
-            AnyObtained::Granted(Granted { attempt, holder, now, .. }) => Ok(Lock::granted(&attempt, &holder, now)),
+            AnyObtained::Granted(granted) => Ok(family.as_data(&granted)),
             AnyObtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, HELD)),
         }
     }

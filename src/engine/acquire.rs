@@ -16,6 +16,7 @@ use crate::model::lock::LockStatus;
 use crate::store::{Acquired, Attempt, Renewal, Renewed, Seen};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
+use crate::sys::observing::WaitSpan;
 
 /// A store that takes longer than that to answer is in trouble.
 const FAIR: Duration = Duration::from_secs(1);
@@ -24,7 +25,9 @@ const FAIR: Duration = Duration::from_secs(1);
 pub fn obtain(family: &Arc<Family>, want: Want, patience: Patience) -> Result<Obtained> {
     let mut wait = Wait::new(family, want, patience);
     let key = wait.want.wanted.key.clone();
-    wait.run().map_err(|error| error.with_key(&key).with_store(&family.backend.info().label))
+    let outcome = wait.run();
+    wait.ends(&outcome);
+    outcome.map_err(|error| error.with_key(&key).with_store(&family.backend.info().label))
 }
 
 /// The wait for one key.
@@ -53,6 +56,8 @@ pub(super) struct Wait<'a> {
     /// What was known of the lock before the trouble is no answer any more.
     is_out: bool,
     pub(super) warn_after: Duration,
+    /// What the observer was told of the wait.
+    pub(super) span: Option<WaitSpan>,
 }
 
 impl Drop for Wait<'_> {
@@ -112,6 +117,7 @@ impl<'a> Wait<'a> {
             last_error: None,
             is_out: false,
             warn_after: FIRST_WARNING,
+            span: None,
         }
     }
 
@@ -191,6 +197,7 @@ impl<'a> Wait<'a> {
 
     /// Stands in the line of this process from now on.
     pub(super) fn enter(&mut self) {
+        self.begins();
         if self.ticket.is_none() {
             self.ticket = Some(self.family.queues.enter(self.want.wanted.clone()));
         }
@@ -384,6 +391,7 @@ impl<'a> Wait<'a> {
             };
             log::debug!(target: "leasehold::client", key:? = self.want.wanted.key; "an acquire failed and is repeated: {error}");
             failures += 1;
+            self.begins();
             self.failed(error.clone(), asked, overall);
             // One repeat finds a lock whose grant was only not told, before a second one is taken.
             let others_turn =

@@ -9,6 +9,7 @@ use crate::engine::acquire::{Round, Turn, Wait};
 use crate::engine::poll::FIRST_WARNING;
 use crate::engine::spec::{Granted, Obtained, OnWait, Patience, Want, Wanted};
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::event::WaitEnd;
 use crate::store::Seen;
 use crate::sys::deadline::{Deadline, far_from};
 
@@ -54,7 +55,16 @@ impl AnyWait<'_> {
     fn run(&mut self) -> Result<AnyObtained> {
         let mut overall = self.overall();
         let outcome = self.go_on(&mut overall);
-        self.leave(outcome, &overall)
+        let outcome = self.leave(outcome, &overall);
+        for wait in &mut self.waits {
+            wait.ends_by(match &outcome {
+                Ok(AnyObtained::Granted(granted)) if granted.attempt.key == wait.want.wanted.key => WaitEnd::Granted,
+                Ok(AnyObtained::Granted(_)) => WaitEnd::OtherGranted,
+                Ok(AnyObtained::Refused(_)) => WaitEnd::TimedOut,
+                Err(error) => WaitEnd::by(error),
+            });
+        }
+        outcome
     }
 
     fn go_on(&mut self, overall: &mut Deadline) -> Result<AnyObtained> {

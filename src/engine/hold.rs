@@ -17,6 +17,7 @@ use crate::engine::spec::{Chain, Granted};
 use crate::lease::{End, Lease, Mode, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
+use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::{Loss, LossReason};
 use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, Which};
@@ -350,7 +351,7 @@ impl Hold {
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
         }
-        self.setup.observing.tell(&Event::Renewed { key: &self.granted.key, left });
+        self.setup.observing.tell(&Event::Renewed { key: &shown(&self.granted.key), left });
         Beat::Renewed
     }
 
@@ -439,7 +440,7 @@ impl Hold {
     }
 
     fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
-        let key = &self.granted.key;
+        let key = &*shown(&self.granted.key);
         if let Some(on_warning) = on_warning {
             self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
         }
@@ -456,12 +457,7 @@ impl Hold {
     /// Declares the loss, once, and tells everyone. No mutex is held while code of the user's is told.
     pub fn lose(&self, reason: LossReason) {
         let by_clock = matches!(reason, LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied);
-        let loss = Loss {
-            reason,
-            key: crate::model::key::shown(&self.granted.key).into_owned(),
-            fencing_token: self.granted.token,
-            held_for: self.setup.clock.now().since(self.granted_at),
-        };
+        let loss = self.loss_by(reason);
         let on_loss = {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {

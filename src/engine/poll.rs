@@ -4,15 +4,16 @@ use std::time::{Duration, Instant};
 
 use super::queue::Ticket;
 use crate::engine::acquire::Wait;
-use crate::engine::spec::Patience;
+use crate::engine::spec::{Obtained, Patience};
 use crate::lease::{backoff, transition};
-use crate::model::event::Event;
+use crate::model::error::Result;
+use crate::model::event::{Event, WaitEnd};
 use crate::model::lock::LockStatus;
 use crate::model::waiting::Waiting;
 use crate::store::Which;
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
-use crate::sys::observing::contained;
+use crate::sys::observing::{WaitSpan, contained};
 
 /// A wait that is longer is told to the log, and again after each minute.
 pub(super) const FIRST_WARNING: Duration = Duration::from_secs(30);
@@ -161,6 +162,27 @@ impl Wait<'_> {
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.refusal.as_ref()?;
         transition::free_in(&seen.record, self.want.wanted.mode, self.want.wanted.max_holders, seen.cut)
+    }
+
+    /// Tells the observer, once, that the call waits; one that asks once never does.
+    pub(super) fn begins(&mut self) {
+        if self.span.is_none() && !matches!(self.patience, Patience::Once) {
+            let observing = &self.family.options.observing;
+            self.span = Some(WaitSpan::new(observing, &self.want.wanted.key, self.started));
+        }
+    }
+
+    /// Tells the observer how the wait ended, if it was told that it began.
+    pub(super) fn ends(&mut self, outcome: &Result<Obtained>) {
+        self.ends_by(match outcome {
+            Ok(Obtained::Granted(_)) => WaitEnd::Granted,
+            Ok(Obtained::Refused(_)) => WaitEnd::TimedOut,
+            Err(error) => WaitEnd::by(error),
+        });
+    }
+
+    pub(super) fn ends_by(&mut self, end: WaitEnd) {
+        self.span.take().into_iter().for_each(|mut span| span.end = end);
     }
 
     /// Tells everyone who wants to know that the wait goes on.

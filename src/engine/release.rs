@@ -8,8 +8,9 @@ use super::undo::ends_hold;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
+use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
-use crate::model::loss::LossReason;
+use crate::model::loss::{Loss, LossReason};
 use crate::store::{Attempt, Released};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
@@ -83,14 +84,27 @@ impl Hold {
             return Err(self.lost());
         }
         if answer.as_ref().is_ok_and(|()| self.finish()) {
-            let held_for = self.setup.clock.now().since(self.granted_at);
-            self.setup.observing.tell(&Event::Released { key: &self.granted.key, held_for });
+            self.tell_end(|key, held_for| Event::Released { key, held_for });
         }
         answer.inspect_err(|error| {
             if error.kind() == ErrorKind::Lost {
-                self.finish();
+                let by = error.holders().first().cloned();
+                let reason = if by.is_some() { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther };
+                // The guard's own watch ends without a loss, as by any release: the answer tells.
+                if self.finish() {
+                    self.setup.observing.tell(&Event::Lost { loss: &self.loss_by(reason) });
+                }
             }
         })
+    }
+
+    pub(super) fn loss_by(&self, reason: LossReason) -> Loss {
+        Loss {
+            reason,
+            key: shown(&self.granted.key).into_owned(),
+            fencing_token: self.granted.token,
+            held_for: self.setup.clock.now().since(self.granted_at),
+        }
     }
 
     /// Whether it was lost because its lease ended.
@@ -105,10 +119,27 @@ impl Hold {
 
     /// Stops the heartbeat and leaves the lock as it stands in the store.
     pub fn hand_over(&self, bound: Duration) -> Lock {
+        self.stop_holding(bound, |key, held_for| Event::HandedOver { key, held_for });
+        self.info()
+    }
+
+    /// The same for nobody: the lock ends with its lease.
+    pub fn leave(&self, bound: Duration) {
+        self.stop_holding(bound, |key, held_for| Event::Left { key, held_for });
+    }
+
+    fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
         self.begin_release();
         self.stop_heartbeat(bound);
-        self.finish();
-        self.info()
+        if self.finish() {
+            self.tell_end(end);
+        }
+    }
+
+    /// Tells the observer of the end, which the caller has just finished.
+    fn tell_end(&self, end: impl FnOnce(&str, Duration) -> Event<'_>) {
+        let held_for = self.setup.clock.now().since(self.granted_at);
+        self.setup.observing.tell(&end(&shown(&self.granted.key), held_for));
     }
 
     /// Marks it, so that no heartbeat that follows can say "held" again. What it was before.
@@ -136,17 +167,20 @@ impl Hold {
 
     /// Nobody can release it any more, nor hear that it is lost.
     pub fn let_go(&self) {
-        self.finish();
+        if self.finish() {
+            self.tell_end(|key, held_for| Event::Left { key, held_for });
+        }
     }
 
-    /// Nothing is left to do. Whether that is new.
+    /// Nothing is left to do. Whether the hold is over by this, and not by a loss or an earlier end: then the caller
+    /// tells how.
     fn finish(&self) -> bool {
         let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
         // Nobody else knows of it any more.
         let handed = self.handed.lock().take();
         handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));
         self.loss.settle(None);
-        before != Phase::Over
+        matches!(before, Phase::Held | Phase::Releasing)
     }
 
     fn send_release(&self, by: Instant, once: bool, may_be_done: bool) -> Result<()> {
