@@ -166,7 +166,7 @@ impl LockClient {
             // It was held to the end of the work, which is what was asked; the guard tries again.
             Err(failed) => {
                 let error = Error::from(failed);
-                log::warn!(target: "leasehold::client", key:?; "the lock could not be released at once: {error}");
+                log::warn!(target: "leasehold::client", key:?; "lock {key:?} could not be released at once: {error}");
                 Ok(value)
             }
         }

@@ -388,6 +388,13 @@ impl LockRequest {
         };
         let info = self.family.backend.info();
         let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
+        if let Some(d) = callbacks.warn_before.filter(|d| terms.held_for().is_some_and(|held| *d >= held)) {
+            let right = format!(
+                "below {:?}, for which a renewal holds (the lease less the margin)",
+                terms.held_for().unwrap_or_default()
+            );
+            return Err(Error::invalid("warn_before", d, &right));
+        }
         let interval = if terms.lease == Lease::Forever { Duration::MAX } else { terms.heartbeat };
         let most = info.most_shared.map_or(u32::MAX, |most| most(interval));
         if let Some(n) = self.max_holders.filter(|n| *n > most) {

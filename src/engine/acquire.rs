@@ -65,7 +65,7 @@ impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if let Some(granted) = self.ticket.take().and_then(|ticket| ticket.leave(false)) {
             log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
-                "a waiter panicked while a lock was handed over to it; the lock is released");
+                "a waiter for lock {:?} panicked while it was handed over to it; it is released", granted.attempt.key);
             self.family.abandon(granted.attempt);
         }
     }

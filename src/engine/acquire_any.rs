@@ -13,6 +13,9 @@ use crate::model::event::WaitEnd;
 use crate::store::Seen;
 use crate::sys::deadline::{Deadline, far_from};
 
+/// So many keys an error names.
+const MOST_NAMED: usize = 5;
+
 /// How a wait for several keys ended without an error.
 pub enum AnyObtained {
     /// One of the locks is granted.
@@ -40,8 +43,8 @@ pub fn obtain_any(family: &Arc<Family>, wants: Vec<Want>, patience: Patience, in
     let is_one_of_several = wants.len() > 1 && !matches!(patience, Patience::Once);
     let mut waits: Vec<_> = wants.into_iter().map(|want| Wait::new(family, want, patience)).collect();
     waits.iter_mut().for_each(|wait| wait.is_one_of_several = is_one_of_several);
-    let obtained = AnyWait { family, waits, patience, in_order }.run();
-    obtained.map_err(|error| error.with_store(&family.backend.info().label))
+    let mut any = AnyWait { family, waits, patience, in_order };
+    any.run().map_err(|error| any.cancelled(error).with_store(&family.backend.info().label))
 }
 
 struct AnyWait<'a> {
@@ -65,6 +68,19 @@ impl AnyWait<'_> {
             });
         }
         outcome
+    }
+
+    /// The error of a cancelled wait says what was waited for.
+    fn cancelled(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::Cancelled {
+            return error;
+        }
+        let mut keys: Vec<_> = self.waits.iter().map(|wait| format!("{:?}", wait.want.wanted.key)).collect();
+        keys.sort();
+        let more =
+            if keys.len() > MOST_NAMED { format!(" and {} more", keys.len() - MOST_NAMED) } else { String::new() };
+        keys.truncate(MOST_NAMED);
+        Error::new(ErrorKind::Cancelled, format!("the wait for {}{more} was cancelled", keys.join(", ")))
     }
 
     fn go_on(&mut self, overall: &mut Deadline) -> Result<AnyObtained> {

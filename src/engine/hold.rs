@@ -190,10 +190,7 @@ impl Hold {
                 state.start_at = Some(at);
                 state.last_error = Some(error.clone());
                 drop(state);
-                log::warn!(
-                    target: "leasehold::heartbeat", key:? = self.granted.key, left_ms = left.as_millis() as u64;
-                    "a heartbeat failed and is repeated: {error}"
-                );
+                self.warn_of_heartbeat(left, &error);
                 Some(at)
             }
         }
@@ -376,10 +373,7 @@ impl Hold {
             state.last_error = Some(error.clone());
         }
         // The logger is the user's: it may be slow, and may ask the guard.
-        log::warn!(
-            target: "leasehold::heartbeat", key:? = self.granted.key, left_ms = self.remaining().as_millis() as u64;
-            "a heartbeat failed and is repeated: {error}"
-        );
+        self.warn_of_heartbeat(self.remaining(), &error);
         // A warning may have been due already.
         self.setup.watcher.look_now();
         Beat::Failed
@@ -445,8 +439,16 @@ impl Hold {
             self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
         }
         log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
-            "heartbeats fail; the lock will be lost soon");
+            "heartbeats of lock {key:?} fail; it will be lost in {:.1} s", left.as_secs_f64());
         self.setup.observing.tell(&Event::RenewalLate { key, left });
+    }
+
+    /// Declares the loss if the deadline has passed.
+    pub(super) fn expire_when_due(&self) {
+        let is_held = self.state.lock().phase == Phase::Held;
+        if is_held && !self.is_running() {
+            self.expire();
+        }
     }
 
     fn expire(&self) {
@@ -474,7 +476,8 @@ impl Hold {
             let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
         }
-        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
+        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token;
+            "lock {:?} lost: {loss}", loss.key);
         self.setup.observing.tell(&Event::Lost { loss: &loss });
     }
 

@@ -196,13 +196,16 @@ impl Wait<'_> {
         }
         let holders = self.refusal.as_ref().map(LockStatus::live).unwrap_or_default();
         if warn {
+            let but =
+                |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
             self.warn_after = waited + NEXT_WARNING;
             let holder = holders.first().map(ToString::to_string).unwrap_or_default();
             let last_error = self.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
             log::warn!(
                 target: "leasehold::client",
                 key:?, waited_s = waited.as_secs(), attempts = self.attempts, holder:%, last_error:%;
-                "still waiting for the lock"
+                "still waiting for lock {key:?} after {} s{}{}", waited.as_secs(), but(", held by ", &holder),
+                but("; the store: ", &last_error)
             );
         }
         let held_by_this_client = holders.iter().any(|holder| self.held_here(holder.fencing_token()));

@@ -161,7 +161,8 @@ impl Hold {
         if let Some(heartbeat) = heartbeat
             && !heartbeat.join_by(far_from(Instant::now(), bound))
         {
-            log::warn!(target: "leasehold::guard", key:? = self.granted.key; "a heartbeat that hangs is left behind");
+            let key = shown(&self.granted.key);
+            log::warn!(target: "leasehold::guard", key:?; "a heartbeat of lock {key:?} that hangs is left behind");
         }
     }
 
@@ -231,6 +232,8 @@ impl Hold {
 
     /// The error that tells how the lock was lost.
     pub fn lost(&self) -> Error {
+        // Whoever asks before the watcher has looked hears the reason, too.
+        self.expire_when_due();
         match self.loss.get() {
             Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),
             None => self.error(ErrorKind::Lost, "it is not held any more"),

@@ -66,7 +66,7 @@ impl Term {
         let token = self.guard.fencing_token();
         // Before the log, which may panic: whoever waits for the end of this term hears of no other before.
         self.shared.teller.over(token, end.clone());
-        log::info!(target: "leasehold::election", name:? = self.shared.name, token; "the term is over: {end}");
+        log::info!(target: "leasehold::election", name:? = self.shared.name, token; "term {token} of {:?} is over: {end}", self.shared.name);
     }
 }
 

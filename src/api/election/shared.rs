@@ -200,7 +200,7 @@ impl Shared {
             self.teller.won(token, loss);
         }
         let leadership = Leadership::new(term);
-        log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads");
+        log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads {:?} with token {token}", self.name);
         self.sees(leader);
         Ok(leadership)
     }
