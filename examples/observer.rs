@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -11,25 +12,32 @@ use leasehold::{Event, LockClient, LossReason, Mutex, Observer};
 /// The name of a series and its label.
 type Series = (&'static str, String);
 
-/// How often each thing happened, and how long that took.
+/// How often each thing happened, and how long that took; and what is held and waited for right now.
 #[derive(Default)]
-struct Metrics(Mutex<BTreeMap<Series, (u64, Duration)>>);
+struct Metrics {
+    series: Mutex<BTreeMap<Series, (u64, Duration)>>,
+    held: AtomicI64,
+    waits: AtomicI64,
+}
 
 impl Observer for Metrics {
     fn event(&self, event: &Event<'_>) {
         let (name, label, time) = match event {
-            Event::Request { operation, took, error: None, .. } => ("requests", format!("{operation:?}"), *took),
-            Event::Request { operation, took, .. } => ("failed_requests", format!("{operation:?}"), *took),
+            Event::Request { operation, took, error: None, .. } => ("requests", operation.name().to_owned(), *took),
+            Event::Request { operation, took, .. } => ("failed_requests", operation.name().to_owned(), *took),
             Event::Granted { key, waited, .. } => ("granted", key.to_string(), *waited),
             Event::Refused { key, .. } => ("refused", key.to_string(), Duration::ZERO),
             Event::Waited { key, .. } => ("looked_again", key.to_string(), Duration::ZERO),
             Event::Renewed { key, left } => ("renewed", key.to_string(), *left),
             Event::Lost { loss } => ("lost", loss.key.clone(), loss.held_for),
+            Event::WaitEnded { end, waited, .. } => ("waits", end.name().to_owned(), *waited),
             Event::Released { key, held_for } => ("released", key.to_string(), *held_for),
             // More kinds may come.
-            other => ("others", format!("{other:?}"), Duration::ZERO),
+            other => ("others", other.key().unwrap_or_default().to_owned(), Duration::ZERO),
         };
-        let mut series = self.0.lock();
+        self.held.fetch_add(event.held_change(), Ordering::Relaxed);
+        self.waits.fetch_add(event.waits_change(), Ordering::Relaxed);
+        let mut series = self.series.lock();
         let (count, total) = series.entry((name, label)).or_default();
         (*count, *total) = (*count + 1, *total + time);
     }
@@ -37,7 +45,7 @@ impl Observer for Metrics {
 
 impl Metrics {
     fn count(&self, name: &'static str, label: &str) -> u64 {
-        self.0.lock().get(&(name, label.to_owned())).map_or(0, |(count, _)| *count)
+        self.series.lock().get(&(name, label.to_owned())).map_or(0, |(count, _)| *count)
     }
 }
 
@@ -71,13 +79,15 @@ fn main() -> leasehold::Result<()> {
     drop(stuck);
     client.close()?;
 
-    for ((name, label), (count, total)) in &*metrics.0.lock() {
+    for ((name, label), (count, total)) in &*metrics.series.lock() {
         println!("leasehold_{name}_total{{{label:?}}} {count}    seconds {:.6}", total.as_secs_f64());
     }
     let counts =
         ["granted", "released", "lost"].map(|name| (metrics.count(name, "index"), metrics.count(name, "report")));
     assert_eq!(counts, [(4, 1), (4, 0), (0, 1)]);
-    assert!(metrics.count("renewed", "index") > 0 && metrics.count("requests", "Swap") == 1);
+    let gauges = (metrics.held.load(Ordering::Relaxed), metrics.waits.load(Ordering::Relaxed));
+    assert_eq!(gauges, (0, 0), "every hold and every wait has ended");
+    assert!(metrics.count("renewed", "index") > 0 && metrics.count("requests", "swap") == 1);
     println!("proof: 5 locks granted, 4 released and 1 lost, as the observer was told");
     Ok(())
 }

@@ -49,6 +49,39 @@
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
+//! # Logs and metrics
+//! The library logs by the crate [`log`](https://docs.rs/log): nothing is seen until the program has a logger. The targets
+//! are `leasehold::client`, `::guard`, `::heartbeat`, `::election`, `::watcher`, `::wake`, `::callback`, and one for each
+//! store; [`design`] lists every text with its level and fields. The text itself names the lock, its holder and the
+//! time left, for loggers that drop fields. `RUST_LOG=leasehold=warn` shows what went wrong, and nothing while all is
+//! well. For metrics: [`Observer`].
+//!
+//! # In async programs
+//! Every call blocks its thread, and so does dropping a guard, for one release (at most `drop_timeout`). Nothing here
+//! needs a runtime, and none is disturbed.
+//!
+//! - Call it by `spawn_blocking`, never in a task itself: a task that waits for a lock keeps a worker of the runtime
+//!   from everything else; on a current-thread runtime, from everything, maybe also from who holds the lock.
+//! - A guard may be kept across `.await`: its heartbeats have a thread of their own, which a busy runtime doesn't
+//!   delay. Drop it by `spawn_blocking(move || drop(guard))`.
+//! - `timeout(d, spawn_blocking(..))` gives up the answer, not the wait: the thread waits on, may be granted the lock,
+//!   and keeps the program from ending. Give the wait the limit itself ([`try_lock_for`](LockClient::try_lock_for)), or a
+//!   [`CancelToken`] whose [`drop_guard`](CancelToken::drop_guard) lives in the task: when the task is dropped or times out, the
+//!   wait ends.
+//!
+//! ```no_run
+//! use leasehold::{CancelToken, LockClient, LockGuard};
+//!
+//! async fn lock(client: LockClient, key: String) -> leasehold::Result<LockGuard> {
+//!     let cancel = CancelToken::new();
+//!     let cancels = cancel.clone().drop_guard(); // when this future is dropped
+//!     let waiting = tokio::task::spawn_blocking(move || client.request(&key).cancel(&cancel).lock());
+//!     let guard = waiting.await.expect("no panic crosses the API");
+//!     cancels.disarm();
+//!     guard
+//! }
+//! ```
+//!
 //! # Coming from other libraries
 //! | from | there | here |
 //! |---|---|---|
@@ -120,6 +153,7 @@ pub use api::guard::{LockGuard, ReleaseError, WithLockError};
 pub use api::leases::{LeaseKeeper, Leases};
 pub use api::request::{LockRequest, SameOwner};
 pub use api::request_any::LockAnyRequest;
+pub use api::sleep::Slept;
 #[cfg(feature = "dynamodb")]
 pub use api::stores::dynamodb;
 #[cfg(feature = "mongodb")]
@@ -129,15 +163,16 @@ pub use api::stores::spanner;
 #[cfg(feature = "sqlite")]
 pub use api::stores::sqlite;
 pub use api::testing;
+pub use crossbeam_channel;
 pub use engine::loss_watch::{LossReceiver, LossWatch};
 pub use model::error::{Error, ErrorKind, Result};
-pub use model::event::{Event, Observer, Operation};
+pub use model::event::{Event, Observer, Operation, WaitEnd};
 pub use model::lease_status::LeaseStatus;
 pub use model::lock::{KeyStatus, Lock, LockStatus, Mode, Purged};
 pub use model::loss::{Loss, LossReason};
 pub use model::waiting::Waiting;
 pub use parking_lot::Mutex;
-pub use sys::cancel::CancelToken;
+pub use sys::cancel::{CancelOnDrop, CancelToken};
 
 #[doc = include_str!("design.md")]
 pub mod design {}

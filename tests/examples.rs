@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Whoever adds an example names it here and runs it below.
-const EXAMPLES: [&str; 11] = [
+const EXAMPLES: [&str; 12] = [
     "batch_job",
     "election",
     "fenced_dynamodb",
@@ -25,6 +25,7 @@ const EXAMPLES: [&str; 11] = [
     "lost_lock",
     "observer",
     "shared_readers",
+    "sigterm",
 ];
 /// No example takes more than a few seconds; one that hangs shall not hang the tests.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -121,6 +122,12 @@ fn shared_readers() {
 #[test]
 fn observer() {
     run("observer", &[]).proves("5 locks granted, 4 released and 1 lost, as the observer was told");
+}
+
+#[test]
+#[cfg(all(unix, feature = "cli"))]
+fn sigterm() {
+    run("sigterm", &[]).proves("3 rounds, then SIGTERM ended the pause, and the lock is released");
 }
 
 #[test]

@@ -20,8 +20,8 @@ impl log::Log for Keep {
     }
 
     fn log(&self, record: &log::Record) {
-        let waited = record.key_values().get("waited_s".into()).map(|s| format!(" after {s} s")).unwrap_or_default();
-        KEPT.lock().unwrap().push(format!("{} {}: {}{waited}", record.level(), record.target(), record.args()));
+        // As a plain logger writes it, without the fields.
+        KEPT.lock().unwrap().push(format!("{} {}: {}", record.level(), record.target(), record.args()));
     }
 
     fn flush(&self) {}
@@ -58,16 +58,34 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
     let guard = client.lock("k").unwrap();
     store.fail_next(Operation::Release, Failure::AnswerHangs);
     drop(guard);
-    assert_warned("WARN leasehold::guard: the lock could not be released");
+    assert_warned("WARN leasehold::guard: lock \"k\" could not be released");
 
     let guard = client.lock("k").unwrap();
     store.advance(Duration::from_secs(21));
     guard.loss().wait().unwrap();
     drop(guard);
-    assert_warned("WARN leasehold::guard: lock lost: expired after");
+    assert_warned("WARN leasehold::guard: lock \"k\" lost: expired after");
     drop(client);
+    what_fails_names_the_lock_and_the_time_left(&store);
     a_telling_that_fails_is_warned_of_once();
     a_wait_is_warned_of_after_half_a_minute();
+}
+
+fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
+    let client = store.builder().lease(Duration::from_secs(1)).connect().unwrap();
+    let guard = client.request("k").warn_before(Duration::from_millis(600)).lock().unwrap();
+    store.go_offline();
+    guard.loss().wait().unwrap();
+    store.go_online();
+    drop(guard);
+    let warned = warnings();
+    for text in [
+        "WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, 0.",
+        "WARN leasehold::guard: heartbeats of lock \"k\" fail; it will be lost in 0.",
+        "WARN leasehold::guard: lock \"k\" lost: expired (lock \"k\" on memory: ",
+    ] {
+        assert!(warned.iter().any(|line| line.starts_with(text)), "{text} in {warned:#?}");
+    }
 }
 
 /// By the real time, for a wait has no other.
@@ -76,7 +94,10 @@ fn a_wait_is_warned_of_after_half_a_minute() {
     let _held = client.lock("k").unwrap();
     assert!(client.try_lock_for("k", Duration::from_secs(32)).unwrap().is_none());
     let warned = warnings();
-    assert!(warned.len() == 1 && warned[0].contains("still waiting for the lock after 30 s"), "{warned:#?}");
+    assert!(
+        warned.len() == 1 && warned[0].contains("still waiting for lock \"k\" after 30 s, held by \""),
+        "{warned:#?}"
+    );
 }
 
 /// However often it is tried again while somebody waits.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::api::client::LockClient;
 use crate::engine::family::Family;
 use crate::engine::options::ClientOptions;
-use crate::model::error::Result;
+use crate::model::error::{Error, Result};
 use crate::model::event::Observer;
 use crate::store::connect::{Opener, opener};
 use crate::store::observed::Observed;
@@ -35,6 +35,7 @@ pub struct ClientBuilder {
     clock: Arc<Clock>,
     options: ClientOptions,
     must_exist: bool,
+    create_schema: bool,
 }
 
 impl ClientBuilder {
@@ -47,7 +48,7 @@ impl ClientBuilder {
         if let Ok(opener) = &opener {
             (options.lease, options.min_margin) = (opener.default_lease, opener.min_margin);
         }
-        ClientBuilder { opener, clock, options, must_exist: false }
+        ClientBuilder { opener, clock, options, must_exist: false, create_schema: false }
     }
 
     /// A client of a store that is open already.
@@ -120,20 +121,36 @@ impl ClientBuilder {
         self
     }
 
+    /// Makes what the store needs (tables, indexes) where it is missing, as
+    /// [`create_schema`](LockClient::create_schema) does, before the client is given: without it, connecting to a
+    /// table that is missing succeeds, and its first lock fails. Who locks needs fewer rights than who makes a table, so
+    /// production rather makes it once, by itself. Defaults to false.
+    pub fn create_schema(mut self, create_schema: bool) -> Self {
+        self.create_schema = create_schema;
+        self
+    }
+
     /// Opens the store and checks it once.
     ///
     /// # Errors
     /// `Config` for a URL that is wrong and `InvalidInput` for an option out of bounds, before
     /// anything is opened; else what the store says.
     pub fn connect(self) -> Result<LockClient> {
-        let ClientBuilder { opener, clock, options, must_exist } = self;
+        let ClientBuilder { opener, clock, options, must_exist, create_schema } = self;
         let Opener { min_lease, open, .. } = opener?;
         options.validate(min_lease)?;
+        if must_exist && create_schema {
+            return Err(Error::invalid("create_schema", create_schema, "false with must_exist"));
+        }
         let by = Deadline::after(options.request_timeout);
         let store = open(clock.clone(), &by, must_exist)?;
         let store = Arc::new(Observed::new(store, options.observing.clone()));
         store.schema(Schema::Connect { must_exist }, &by)?;
-        Ok(LockClient::new(Family::new(store, clock, options)))
+        let client = LockClient::new(Family::new(store, clock, options));
+        if create_schema {
+            client.create_schema()?;
+        }
+        Ok(client)
     }
 }
 

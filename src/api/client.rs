@@ -11,6 +11,7 @@ use crate::api::request_any::LockAnyRequest;
 use crate::engine::family::Family;
 use crate::lease::{Ask, Lease, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::event::Event;
 use crate::model::key::check_key;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
 use crate::store::{self, Attempt, Released, Renewal, Renewed, Schema, Which};
@@ -165,7 +166,7 @@ impl LockClient {
             // It was held to the end of the work, which is what was asked; the guard tries again.
             Err(failed) => {
                 let error = Error::from(failed);
-                log::warn!(target: "leasehold::client", key:?; "the lock could not be released at once: {error}");
+                log::warn!(target: "leasehold::client", key:?; "lock {key:?} could not be released at once: {error}");
                 Ok(value)
             }
         }
@@ -272,7 +273,11 @@ impl LockClient {
                 let error = self.error(ErrorKind::Held, &lock.key, "others hold it");
                 Err(error.with_holders(LockStatus::live(&seen)))
             }
-            _ => Ok(()),
+            _ => {
+                let (key, fencing_token) = (&lock.key, lock.token);
+                self.family.options.observing.tell(&Event::ReleasedData { key, fencing_token });
+                Ok(())
+            }
         }
     }
 

@@ -123,7 +123,8 @@ impl LockGuard {
             }
             Beat::Renewed => {
                 let right = format!("at most {:?}, what a renewal of this lease gives", self.remaining());
-                Err(Error::invalid("needed", needed, &right).with_key(self.key()))
+                let store = &self.hold.backend().info().label;
+                Err(Error::invalid("needed", needed, &right).with_key(self.key()).with_store(store))
             }
         }
     }
@@ -176,14 +177,14 @@ impl LockGuard {
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::guard", key:? = self.key();
-                "the lock could not be released and ends with its lease: {error}");
+                "lock {:?} could not be released and ends with its lease: {error}", self.key());
         }
         self.hold.let_go();
     }
 
     /// Stops the heartbeat within `bound` and leaves the lock to its lease.
     pub(crate) fn leave(&self, bound: Duration) {
-        self.hold.hand_over(bound);
+        self.hold.leave(bound);
     }
 
     /// Stops the heartbeat and hands the lock over as data, without releasing it. Whoever gets it

@@ -11,6 +11,7 @@ pub(crate) mod guard;
 pub(crate) mod leases;
 pub(crate) mod request;
 pub(crate) mod request_any;
+pub(crate) mod sleep;
 pub mod stores;
 pub mod testing;
 pub(crate) mod update;

@@ -110,7 +110,7 @@ impl LockRequest {
         let (mut spec, _) = self.checked()?;
         spec.stands_back = false;
         match obtain(&family, spec, Patience::Once)? {
-            Obtained::Granted(granted) => Ok(granted.into_lock()),
+            Obtained::Granted(granted) => Ok(family.as_data(&granted)),
             Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, ErrorKind::Held, "others hold it")),
         }
     }
@@ -272,6 +272,13 @@ impl RequestSpec {
         };
         let info = self.family.backend.info();
         let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
+        if let Some(d) = callbacks.warn_before.filter(|d| terms.held_for().is_some_and(|held| *d >= held)) {
+            let right = format!(
+                "below {:?}, for which a renewal holds (the lease less the margin)",
+                terms.held_for().unwrap_or_default()
+            );
+            return Err(Error::invalid("warn_before", d, &right));
+        }
         let interval = if terms.lease == Lease::Forever { Duration::MAX } else { terms.heartbeat };
         let most = info.most_shared.map_or(u32::MAX, |most| most(interval));
         if let Some(n) = lock.max_holders.filter(|n| *n > most) {

@@ -122,7 +122,7 @@ impl LockAnyRequest {
         let (mut specs, ..) = self.checked()?;
         specs.iter_mut().for_each(|spec| spec.stands_back = false);
         match obtain_any(&family, specs, Patience::Once, order)? {
-            Obtained::Granted(granted) => Ok(granted.into_lock()),
+            Obtained::Granted(granted) => Ok(family.as_data(&granted)),
             Obtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, HELD)),
         }
     }

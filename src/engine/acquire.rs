@@ -16,6 +16,7 @@ use crate::model::lock::LockStatus;
 use crate::store::{Acquired, Attempt, Renewal, Renewed, Seen};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
+use crate::sys::observing::WaitSpan;
 
 /// A store that takes longer than that to answer is in trouble.
 const FAIR: Duration = Duration::from_secs(1);
@@ -24,7 +25,9 @@ const FAIR: Duration = Duration::from_secs(1);
 pub fn obtain(family: &Arc<Family>, spec: WaitSpec, patience: Patience) -> Result<Obtained> {
     let mut wait = Wait::new(family, spec, patience);
     let key = wait.spec.lock.key.clone();
-    wait.run().map_err(|error| family.in_context(error.with_key(&key)))
+    let outcome = wait.run();
+    wait.ends(&outcome);
+    outcome.map_err(|error| family.in_context(error.with_key(&key)))
 }
 
 /// The wait for one key.
@@ -37,6 +40,8 @@ pub(super) struct Wait<'a> {
     pub(super) effort: Effort,
     pub(super) line: InLine,
     pub(super) known: Known,
+    /// What the observer was told of it.
+    pub(super) span: Option<WaitSpan>,
 }
 
 /// How long it has lasted and what it took.
@@ -77,7 +82,7 @@ impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if let Some(granted) = self.line.ticket.take().and_then(|ticket| ticket.leave(Leaves::Without)) {
             log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
-                "a waiter panicked while a lock was handed over to it; the lock is released");
+                "a waiter for lock {:?} panicked while it was handed over to it; it is released", granted.attempt.key);
             self.family.abandon(granted.attempt);
         }
     }
@@ -103,7 +108,7 @@ impl<'a> Wait<'a> {
     pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec, patience: Patience) -> Self {
         let effort = Effort { started: Instant::now(), attempts: 0, voids: 0, warn_after: FIRST_WARNING };
         let (line, known) = (InLine::default(), Known::default());
-        Wait { family, spec, patience, is_one_of_several: false, effort, line, known }
+        Wait { family, spec, patience, is_one_of_several: false, effort, line, known, span: None }
     }
 
     fn run(&mut self) -> Result<Obtained> {
@@ -185,6 +190,7 @@ impl<'a> Wait<'a> {
 
     /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self) {
+        self.begins();
         self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone())).waits();
     }
 
@@ -360,6 +366,7 @@ impl<'a> Wait<'a> {
             };
             log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}");
             failures += 1;
+            self.begins();
             self.failed(error.clone(), asked, overall);
             // One repeat finds a lock whose grant was only not told, before a second one is taken.
             let others_turn =

@@ -9,7 +9,11 @@ use crate::engine::acquire::{Round, Turn, Wait};
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Granted, LockSpec, Obtained, OnWait, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::event::WaitEnd;
 use crate::sys::deadline::{Deadline, far_from};
+
+/// So many keys an error names.
+const MOST_NAMED: usize = 5;
 
 /// In which order the keys are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +40,8 @@ pub fn obtain_any(family: &Arc<Family>, specs: Vec<WaitSpec>, patience: Patience
     let is_one_of_several = specs.len() > 1 && !matches!(patience, Patience::Once);
     let mut waits: Vec<_> = specs.into_iter().map(|spec| Wait::new(family, spec, patience)).collect();
     waits.iter_mut().for_each(|wait| wait.is_one_of_several = is_one_of_several);
-    AnyWait { family, waits, patience, order }.run().map_err(|error| family.in_context(error))
+    let mut any = AnyWait { family, waits, patience, order };
+    any.run().map_err(|error| family.in_context(any.cancelled(error)))
 }
 
 struct AnyWait<'a> {
@@ -50,7 +55,29 @@ impl AnyWait<'_> {
     fn run(&mut self) -> Result<Obtained> {
         let mut overall = self.overall();
         let outcome = self.go_on(&mut overall);
-        self.leave(outcome, &overall)
+        let outcome = self.leave(outcome, &overall);
+        for wait in &mut self.waits {
+            wait.ends_by(match &outcome {
+                Ok(Obtained::Granted(granted)) if granted.attempt.key == wait.spec.lock.key => WaitEnd::Granted,
+                Ok(Obtained::Granted(_)) => WaitEnd::OtherGranted,
+                Ok(Obtained::Refused(_)) => WaitEnd::TimedOut,
+                Err(error) => WaitEnd::by(error),
+            });
+        }
+        outcome
+    }
+
+    /// The error of a cancelled wait says what was waited for.
+    fn cancelled(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::Cancelled {
+            return error;
+        }
+        let mut keys: Vec<_> = self.waits.iter().map(|wait| format!("{:?}", wait.spec.lock.key)).collect();
+        keys.sort();
+        let more =
+            if keys.len() > MOST_NAMED { format!(" and {} more", keys.len() - MOST_NAMED) } else { String::new() };
+        keys.truncate(MOST_NAMED);
+        Error::new(ErrorKind::Cancelled, format!("the wait for {}{more} was cancelled", keys.join(", ")))
     }
 
     fn go_on(&mut self, overall: &mut Deadline) -> Result<Obtained> {

@@ -16,6 +16,9 @@ use crate::engine::spec::{Callbacks, Granted};
 use crate::engine::wakeups::Wakeups;
 use crate::lease::Labels;
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::event::Event;
+use crate::model::key::shown;
+use crate::model::lock::Lock;
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
@@ -180,7 +183,16 @@ impl Family {
 
     /// The same for a grant that outlives its hold: the lease of a name.
     pub fn keep(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
+        let (key, fencing_token) = (shown(&granted.attempt.key).into_owned(), granted.holder.token);
+        self.options.observing.tell(&Event::Granted { key: &key, fencing_token, waited: Duration::ZERO });
         self.hold_until(granted, terms, callbacks, AtEnd::Keep)
+    }
+
+    /// A grant as data, which no guard ends.
+    pub fn as_data(&self, granted: &Granted) -> Lock {
+        let Granted { attempt, holder, now, .. } = granted;
+        self.options.observing.tell(&Event::HandedOver { key: &attempt.key, held_for: Duration::ZERO });
+        Lock::granted(attempt, holder, *now)
     }
 
     fn hold_until(&self, granted: Granted, terms: Terms, callbacks: Callbacks, at_end: AtEnd) -> Result<Arc<Hold>> {
@@ -200,12 +212,14 @@ impl Family {
         if let Err(error) = hold.start() {
             // Without its threads nobody would renew it.
             let _ = hold.release(self.options.drop_timeout);
+            hold.let_go();
             self.check_open()?;
             return Err(error);
         }
         // `close` may have looked at the guards before this one was there.
         if let Err(closed) = self.check_open() {
             let _ = hold.release(self.options.drop_timeout);
+            hold.let_go();
             return Err(closed);
         }
         Ok(hold)

@@ -9,7 +9,8 @@ use crossbeam_channel::select;
 use super::hold::{Beat, Hold};
 use crate::engine::options::Terms;
 use crate::lease::{Lease, backoff};
-use crate::model::error::Result;
+use crate::model::error::{Error, Result};
+use crate::model::key::shown;
 use crate::model::loss::LossReason;
 use crate::sys::caught::caught;
 use crate::sys::log;
@@ -32,12 +33,21 @@ fn interval(terms: &Terms) -> Duration {
     }
 }
 
+impl Hold {
+    pub(super) fn warn_of_heartbeat(&self, left: Duration, error: &Error) {
+        let key = shown(&self.grant.lock.key);
+        log::warn!(target: "leasehold::heartbeat", key:?, left_ms = left.as_millis() as u64;
+            "a heartbeat of lock {key:?} failed and is repeated, {:.1} s left: {error}", left.as_secs_f64());
+    }
+}
+
 /// Starts the heartbeat of `hold`, which sends at once; it ends with the hold.
 pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
         if caught(|| run(&hold)).is_none() {
             hold.lose(LossReason::HeartbeatDied);
-            log::error!(target: "leasehold::heartbeat", key:? = hold.grant.lock.key(); "a heartbeat thread panicked");
+            let key = hold.grant.lock.key();
+            log::error!(target: "leasehold::heartbeat", key:?; "the heartbeat thread of lock {key:?} panicked");
         }
     })
 }

@@ -17,6 +17,7 @@ use crate::engine::spec::{Callbacks, Chain, Granted, OnWarning};
 use crate::lease::{End, Lease, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
+use crate::model::key::shown;
 use crate::model::lock::Lock;
 use crate::model::loss::LossReason;
 use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, Which};
@@ -204,10 +205,7 @@ impl Hold {
                 state.start_at = Some(at);
                 state.last_error = Some(error.clone());
                 drop(state);
-                log::warn!(
-                    target: "leasehold::heartbeat", key:? = self.grant.lock.key, left_ms = left.as_millis() as u64;
-                    "a heartbeat failed and is repeated: {error}"
-                );
+                self.warn_of_heartbeat(left, &error);
                 Some(at)
             }
         }
@@ -253,7 +251,7 @@ impl Hold {
 
     /// Whether the deadline is still to come. What was told to be over stays so, also for a renewal that is
     /// being answered just now.
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         let mut until = self.held_until();
         while self.setup.clock.now() >= until {
             let over = BootTime::PAST.as_nanos();
@@ -365,7 +363,7 @@ impl Hold {
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
         }
-        self.setup.observing.tell(&Event::Renewed { key: &self.grant.lock.key, left });
+        self.setup.observing.tell(&Event::Renewed { key: &shown(&self.grant.lock.key), left });
         Beat::Renewed
     }
 
@@ -390,10 +388,7 @@ impl Hold {
             state.last_error = Some(error.clone());
         }
         // The logger is the user's: it may be slow, and may ask the guard.
-        log::warn!(
-            target: "leasehold::heartbeat", key:? = self.grant.lock.key, left_ms = self.remaining().as_millis() as u64;
-            "a heartbeat failed and is repeated: {error}"
-        );
+        self.warn_of_heartbeat(self.remaining(), &error);
         // A warning may have been due already.
         self.setup.watcher.look_now();
         Beat::Failed
@@ -454,12 +449,12 @@ impl Hold {
     }
 
     fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
-        let key = &self.grant.lock.key;
+        let key = &*shown(&self.grant.lock.key);
         if let Some(on_warning) = on_warning {
             self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
         }
         log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
-            "heartbeats fail; the lock will be lost soon");
+            "heartbeats of lock {key:?} fail; it will be lost in {:.1} s", left.as_secs_f64());
         self.setup.observing.tell(&Event::RenewalLate { key, left });
     }
 }

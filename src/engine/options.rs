@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
 use crate::lease::{End, Labels, Lease, StoreTime};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_text;
 use crate::store;
 use crate::sys::clock::BootTime;
@@ -109,6 +109,14 @@ impl Terms {
         Terms { lease: Lease::For(duration), heartbeat: duration / 3, margin: duration / 10, ends_at: None }
     }
 
+    /// For how long a renewal lets the holder count itself as such; `None`: without end.
+    pub fn held_for(&self) -> Option<Duration> {
+        match self.lease {
+            Lease::For(d) => Some(d - self.margin),
+            Lease::Forever => None,
+        }
+    }
+
     /// What a request at `now` may ask for.
     pub fn lease_at(&self, now: BootTime) -> Lease {
         match (self.lease, self.ends_at) {
@@ -175,10 +183,31 @@ impl AskedLease {
             AskedLease::Forever => Ok((Lease::Forever, None)),
             AskedLease::Until(at) => match at.duration_since(SystemTime::now()) {
                 Ok(d) => Ok((Lease::For(d), Some(now + d))),
-                Err(_) => Err(Error::invalid("lease_until", at, "a time that is still to come")),
+                Err(_) => {
+                    let message = format!("lease_until is {}, but must be a time that is still to come", utc(at));
+                    Err(Error::new(ErrorKind::InvalidInput, message))
+                }
             },
         }
     }
+}
+
+/// A time as people write it, to the second.
+fn utc(at: SystemTime) -> String {
+    let seconds = match at.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+        Err(before) => -i64::try_from(before.duration().as_secs()).unwrap_or(i64::MAX),
+    };
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    // Years that begin in March end with the leap day.
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = year + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
 }
 
 /// Checks how long something shall be leased.

@@ -4,15 +4,16 @@ use std::time::{Duration, Instant};
 
 use super::queue::Ticket;
 use crate::engine::acquire::Wait;
-use crate::engine::spec::Patience;
+use crate::engine::spec::{Obtained, Patience};
 use crate::lease::{backoff, transition};
-use crate::model::event::Event;
+use crate::model::error::Result;
+use crate::model::event::{Event, WaitEnd};
 use crate::model::lock::LockStatus;
 use crate::model::waiting::Waiting;
 use crate::store::Which;
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
-use crate::sys::observing::contained;
+use crate::sys::observing::{WaitSpan, contained};
 
 /// A wait that is longer is told to the log, and again after each minute.
 pub(super) const FIRST_WARNING: Duration = Duration::from_secs(30);
@@ -164,6 +165,27 @@ impl Wait<'_> {
         transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.cut)
     }
 
+    /// Tells the observer, once, that the call waits; one that asks once never does.
+    pub(super) fn begins(&mut self) {
+        if self.span.is_none() && !matches!(self.patience, Patience::Once) {
+            let observing = &self.family.options.observing;
+            self.span = Some(WaitSpan::new(observing, &self.spec.lock.key, self.effort.started));
+        }
+    }
+
+    /// Tells the observer how the wait ended, if it was told that it began.
+    pub(super) fn ends(&mut self, outcome: &Result<Obtained>) {
+        self.ends_by(match outcome {
+            Ok(Obtained::Granted(_)) => WaitEnd::Granted,
+            Ok(Obtained::Refused(_)) => WaitEnd::TimedOut,
+            Err(error) => WaitEnd::by(error),
+        });
+    }
+
+    pub(super) fn ends_by(&mut self, end: WaitEnd) {
+        self.span.take().into_iter().for_each(|mut span| span.end = end);
+    }
+
     /// Tells everyone who wants to know that the wait goes on.
     pub(super) fn tell(&mut self) {
         let waited = self.effort.started.elapsed();
@@ -175,13 +197,16 @@ impl Wait<'_> {
         }
         let holders = self.known.refusal.as_ref().map(LockStatus::live).unwrap_or_default();
         if warn {
+            let but =
+                |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
             self.effort.warn_after = waited + NEXT_WARNING;
             let holder = holders.first().map(ToString::to_string).unwrap_or_default();
             let last_error = self.known.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
             log::warn!(
                 target: "leasehold::client",
                 key:?, waited_s = waited.as_secs(), attempts = self.effort.attempts, holder:%, last_error:%;
-                "still waiting for the lock"
+                "still waiting for lock {key:?} after {} s{}{}", waited.as_secs(), but(", held by ", &holder),
+                but("; the store: ", &last_error)
             );
         }
         let held_by_this_client = holders.iter().any(|holder| self.held_here(holder.fencing_token()));

@@ -8,6 +8,7 @@ use super::undo::ends_hold;
 use crate::lease::{Mode, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
+use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::{Loss, LossReason};
 use crate::store::{Attempt, Released, Seen};
@@ -98,14 +99,27 @@ impl Hold {
             return Err(self.lost());
         }
         if answer.as_ref().is_ok_and(|()| self.finish()) {
-            let held_for = self.setup.clock.now().since(self.grant.at);
-            self.setup.observing.tell(&Event::Released { key: &self.grant.lock.key, held_for });
+            self.tell_end(|key, held_for| Event::Released { key, held_for });
         }
         answer.inspect_err(|error| {
             if error.kind() == ErrorKind::Lost {
-                self.finish();
+                let by = error.holders().first().cloned();
+                let reason = if by.is_some() { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther };
+                // The guard's own watch ends without a loss, as by any release: the answer tells.
+                if self.finish() {
+                    self.setup.observing.tell(&Event::Lost { loss: &self.loss_by(reason) });
+                }
             }
         })
+    }
+
+    pub(super) fn loss_by(&self, reason: LossReason) -> Loss {
+        Loss {
+            reason,
+            key: shown(&self.grant.lock.key).into_owned(),
+            fencing_token: self.grant.lock.token,
+            held_for: self.setup.clock.now().since(self.grant.at),
+        }
     }
 
     /// Whether it was lost because its lease ended.
@@ -120,10 +134,27 @@ impl Hold {
 
     /// Stops the heartbeat and leaves the lock as it stands in the store.
     pub fn hand_over(&self, bound: Duration) -> Lock {
+        self.stop_holding(bound, |key, held_for| Event::HandedOver { key, held_for });
+        self.info()
+    }
+
+    /// The same for nobody: the lock ends with its lease.
+    pub fn leave(&self, bound: Duration) {
+        self.stop_holding(bound, |key, held_for| Event::Left { key, held_for });
+    }
+
+    fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
         self.begin_release();
         self.stop_heartbeat(bound);
-        self.finish();
-        self.info()
+        if self.finish() {
+            self.tell_end(end);
+        }
+    }
+
+    /// Tells the observer of the end, which the caller has just finished.
+    fn tell_end(&self, end: impl FnOnce(&str, Duration) -> Event<'_>) {
+        let held_for = self.setup.clock.now().since(self.grant.at);
+        self.setup.observing.tell(&end(&shown(&self.grant.lock.key), held_for));
     }
 
     /// Marks it, so that no heartbeat that follows can say "held" again. What it was before.
@@ -145,23 +176,27 @@ impl Hold {
         if let Some(heartbeat) = heartbeat
             && !heartbeat.join_by(far_from(Instant::now(), bound))
         {
-            log::warn!(target: "leasehold::guard", key:? = self.grant.lock.key; "a heartbeat that hangs is left behind");
+            let key = shown(&self.grant.lock.key);
+            log::warn!(target: "leasehold::guard", key:?; "a heartbeat of lock {key:?} that hangs is left behind");
         }
     }
 
     /// Nobody can release it any more, nor hear that it is lost.
     pub fn let_go(&self) {
-        self.finish();
+        if self.finish() {
+            self.tell_end(|key, held_for| Event::Left { key, held_for });
+        }
     }
 
-    /// Nothing is left to do. Whether that is new.
+    /// Nothing is left to do. Whether the hold is over by this, and not by a loss or an earlier end: then the caller
+    /// tells how.
     fn finish(&self) -> bool {
         let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
         // Nobody else knows of it any more.
         let handed = self.requests.handed.lock().take();
         handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));
         self.loss.settle(None);
-        before != Phase::Over
+        matches!(before, Phase::Held | Phase::Releasing)
     }
 
     fn send_release(&self, by: Instant, tries: Tries, earlier: Earlier) -> Result<()> {
@@ -213,6 +248,14 @@ impl Hold {
         }
     }
 
+    /// Declares the loss if the deadline has passed.
+    pub(super) fn expire_when_due(&self) {
+        let is_held = self.state.lock().phase == Phase::Held;
+        if is_held && !self.is_running() {
+            self.expire();
+        }
+    }
+
     pub(super) fn expire(&self) {
         let last_error = self.state.lock().last_error.clone();
         self.lose(LossReason::Expired { last_error });
@@ -224,12 +267,7 @@ impl Hold {
             LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied => LostBy::Clock,
             LossReason::TakenOver { .. } | LossReason::ReleasedByOther | LossReason::Gone => LostBy::Store,
         };
-        let loss = Loss {
-            reason,
-            key: crate::model::key::shown(&self.grant.lock.key).into_owned(),
-            fencing_token: self.grant.lock.token,
-            held_for: self.setup.clock.now().since(self.grant.at),
-        };
+        let loss = self.loss_by(reason);
         let on_loss = {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
@@ -246,7 +284,8 @@ impl Hold {
             let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
         }
-        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token; "lock lost: {loss}");
+        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token;
+            "lock {:?} lost: {loss}", loss.key);
         self.setup.observing.tell(&Event::Lost { loss: &loss });
     }
 
@@ -264,6 +303,8 @@ impl Hold {
 
     /// The error that tells how the lock was lost.
     pub fn lost(&self) -> Error {
+        // Whoever asks before the watcher has looked hears the reason, too.
+        self.expire_when_due();
         match self.loss.get() {
             Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),
             None => self.error(ErrorKind::Lost, "it is not held any more"),

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use crate::engine::options::Terms;
 use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime};
 use crate::model::error::Result;
-use crate::model::lock::Lock;
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::store::{Attempt, Seen};
@@ -24,13 +23,6 @@ pub struct Granted {
     pub held_until: BootTime,
     /// The hand-overs inside this process that led here.
     pub chain: Chain,
-}
-
-impl Granted {
-    /// The lock as data.
-    pub fn into_lock(self) -> Lock {
-        Lock::granted(&self.attempt, &self.holder, self.now)
-    }
 }
 
 /// How often in a row, and since when, a lock was handed over without being free for others.

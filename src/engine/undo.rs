@@ -75,11 +75,11 @@ impl Undo {
         let _ = self.more.try_send(());
         if let Some(left) = surplus {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
-                "an unanswered acquire is not given up, for too many wait for that; if it was granted, it stands until \
-                 its lease ends or it is released");
+                "an unanswered acquire of lock {:?} is not given up, for too many wait for that; if it was granted, it \
+                 stands until its lease ends or it is released", left.attempt.key);
         }
         if let Err(error) = started {
-            log::warn!(target: "leasehold::client", key:?; "an unanswered acquire is given up later: {error}");
+            log::warn!(target: "leasehold::client", key:?; "an unanswered acquire of lock {key:?} is given up later: {error}");
         }
     }
 
@@ -169,8 +169,8 @@ impl Undo {
         };
         if left.failures == 0 {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
-                "an unanswered acquire could not be given up yet; if it was granted, it stands until its lease ends or \
-                 it is released: {error}");
+                "an unanswered acquire of lock {:?} could not be given up yet; if it was granted, it stands until its \
+                 lease ends or it is released: {error}", left.attempt.key);
         }
         left.failures = left.failures.saturating_add(1);
         let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());

@@ -65,6 +65,28 @@ pub enum ErrorKind {
     InvalidLease,
 }
 
+impl ErrorKind {
+    /// A label for metrics, like `timed_out`. It stays the same over versions.
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorKind::Held => "held",
+            ErrorKind::AlreadyHeld => "already_held",
+            ErrorKind::TimedOut => "timed_out",
+            ErrorKind::Lost => "lost",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::Closed => "closed",
+            ErrorKind::InvalidInput => "invalid_input",
+            ErrorKind::Config => "config",
+            ErrorKind::Permission => "permission",
+            ErrorKind::Schema => "schema",
+            ErrorKind::Store => "store",
+            ErrorKind::Ambiguous => "ambiguous",
+            ErrorKind::ClockSkew => "clock_skew",
+            ErrorKind::InvalidLease => "invalid_lease",
+        }
+    }
+}
+
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error(Arc::new(Inner {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::error::Error;
+use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::LockStatus;
 use crate::model::loss::Loss;
 
@@ -12,25 +12,30 @@ use crate::model::loss::Loss;
 /// of the library held. It should return at once. A panic in it is logged and goes no further.
 ///
 /// # Example
+/// Two gauges that never drift, since every beginning has one end:
 /// ```
 /// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// use std::sync::atomic::{AtomicI64, Ordering};
 /// use leasehold::{Event, LockClient, Observer};
 ///
 /// #[derive(Default)]
-/// struct Grants(AtomicUsize);
-/// impl Observer for Grants {
+/// struct Gauges {
+///     held: AtomicI64,
+///     waits: AtomicI64,
+/// }
+/// impl Observer for Gauges {
 ///     fn event(&self, event: &Event<'_>) {
-///         if let Event::Granted { .. } = event {
-///             self.0.fetch_add(1, Ordering::Relaxed);
-///         }
+///         self.held.fetch_add(event.held_change(), Ordering::Relaxed);
+///         self.waits.fetch_add(event.waits_change(), Ordering::Relaxed);
 ///     }
 /// }
 ///
-/// let grants = Arc::new(Grants::default());
-/// let client = LockClient::builder("memory:").observer(grants.clone()).connect()?;
-/// drop(client.lock("report")?);
-/// assert_eq!(grants.0.load(Ordering::Relaxed), 1);
+/// let gauges = Arc::new(Gauges::default());
+/// let client = LockClient::builder("memory:").observer(gauges.clone()).connect()?;
+/// let guard = client.lock("report")?;
+/// assert_eq!(gauges.held.load(Ordering::Relaxed), 1);
+/// drop(guard);
+/// assert_eq!(gauges.held.load(Ordering::Relaxed), 0);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub trait Observer: Send + Sync + 'static {
@@ -62,7 +67,9 @@ pub enum Event<'a> {
         /// What is known.
         error: &'a Error,
     },
-    /// A lock was granted.
+    /// A hold begins: a lock was granted, or a [`LeaseKeeper`](crate::LeaseKeeper) took up a lease. It ends by exactly one of
+    /// [`Released`](Event::Released), [`Lost`](Event::Lost), [`HandedOver`](Event::HandedOver) and
+    /// [`Left`](Event::Left).
     Granted {
         /// The key.
         key: &'a str,
@@ -77,6 +84,21 @@ pub enum Event<'a> {
         key: &'a str,
         /// Who.
         holders: &'a [LockStatus],
+    },
+    /// A call begins to wait, behind a refusal or trouble with the store. It ends by exactly one
+    /// [`WaitEnded`](Event::WaitEnded). A call for any of several keys waits for each of them.
+    WaitBegan {
+        /// The key.
+        key: &'a str,
+    },
+    /// A wait is over.
+    WaitEnded {
+        /// The key.
+        key: &'a str,
+        /// For how long the call had waited.
+        waited: Duration,
+        /// How it ended.
+        end: WaitEnd,
     },
     /// A wait goes on: told after each look at the lock.
     Waited {
@@ -99,18 +121,126 @@ pub enum Event<'a> {
         /// What is left to the guard.
         left: Duration,
     },
-    /// A lock was lost.
+    /// A lock was lost. The hold is over.
     Lost {
         /// How.
         loss: &'a Loss,
     },
-    /// A guard released its lock.
+    /// A guard released its lock. The hold is over.
     Released {
         /// The key.
         key: &'a str,
         /// For how long it was held.
         held_for: Duration,
     },
+    /// The lock is data from now on, by [`into_lock`](crate::LockGuard::into_lock), or at once by
+    /// [`acquire`](crate::LockRequest::acquire); or a keeper ended and its lease goes on. The hold is over, and what it
+    /// held still stands in the store.
+    HandedOver {
+        /// The key.
+        key: &'a str,
+        /// For how long it was held.
+        held_for: Duration,
+    },
+    /// A guard ended, and no release was answered or could be sent. The hold is over; the lock may stand in the store
+    /// until its lease ends.
+    Left {
+        /// The key.
+        key: &'a str,
+        /// For how long it was held.
+        held_for: Duration,
+    },
+    /// A lock that was data was released by [`LockClient::release`](crate::LockClient::release). No hold ends by
+    /// it: that of data ended when it was handed over, maybe in another process.
+    ReleasedData {
+        /// The key.
+        key: &'a str,
+        /// The fencing token that is out of date now.
+        fencing_token: u64,
+    },
+}
+
+impl Event<'_> {
+    /// What to add to a gauge of the locks that guards and keepers hold: 1 where a hold begins, -1 where it ends,
+    /// else 0.
+    pub fn held_change(&self) -> i64 {
+        match self {
+            Event::Granted { .. } => 1,
+            Event::Released { .. } | Event::Lost { .. } | Event::HandedOver { .. } | Event::Left { .. } => -1,
+            _ => 0,
+        }
+    }
+
+    /// What to add to a gauge of waits: 1 where a wait begins, -1 where it ends, else 0.
+    pub fn waits_change(&self) -> i64 {
+        match self {
+            Event::WaitBegan { .. } => 1,
+            Event::WaitEnded { .. } => -1,
+            _ => 0,
+        }
+    }
+
+    /// The key that it is about, if it is about one.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Event::Request { key, .. } => *key,
+            Event::Lost { loss } => Some(&loss.key),
+            Event::Unknown { key, .. }
+            | Event::Granted { key, .. }
+            | Event::Refused { key, .. }
+            | Event::WaitBegan { key }
+            | Event::WaitEnded { key, .. }
+            | Event::Waited { key, .. }
+            | Event::Renewed { key, .. }
+            | Event::RenewalLate { key, .. }
+            | Event::Released { key, .. }
+            | Event::HandedOver { key, .. }
+            | Event::Left { key, .. }
+            | Event::ReleasedData { key, .. } => Some(key),
+        }
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WaitEnd {
+    /// The lock was granted.
+    Granted,
+    /// The call waited for several keys, and another one was granted.
+    OtherGranted,
+    /// Others held it until the time was over.
+    TimedOut,
+    /// By a [`CancelToken`](crate::CancelToken).
+    Cancelled,
+    /// The client was closed.
+    Closed,
+    /// By any other error.
+    Failed,
+}
+
+impl WaitEnd {
+    /// The end of a call by this error.
+    pub(crate) fn by(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::TimedOut => WaitEnd::TimedOut,
+            ErrorKind::Cancelled => WaitEnd::Cancelled,
+            ErrorKind::Closed => WaitEnd::Closed,
+            _ => WaitEnd::Failed,
+        }
+    }
+
+    /// A label for metrics, like `timed_out`. It stays the same over versions.
+    pub fn name(self) -> &'static str {
+        match self {
+            WaitEnd::Granted => "granted",
+            WaitEnd::OtherGranted => "other_granted",
+            WaitEnd::TimedOut => "timed_out",
+            WaitEnd::Cancelled => "cancelled",
+            WaitEnd::Closed => "closed",
+            WaitEnd::Failed => "failed",
+        }
+    }
 }
 
 /// The kinds of request to a store.
@@ -129,4 +259,18 @@ pub enum Operation {
     Swap,
     /// The check, description or creation of the schema.
     Schema,
+}
+
+impl Operation {
+    /// A label for metrics, like `acquire`. It stays the same over versions.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::Acquire => "acquire",
+            Operation::Renew => "renew",
+            Operation::Release => "release",
+            Operation::Read => "read",
+            Operation::Swap => "swap",
+            Operation::Schema => "schema",
+        }
+    }
 }

@@ -44,6 +44,20 @@ pub enum LossReason {
     HeartbeatDied,
 }
 
+impl LossReason {
+    /// A label for metrics, like `taken_over`. It stays the same over versions.
+    pub fn name(&self) -> &'static str {
+        match self {
+            LossReason::TakenOver { .. } => "taken_over",
+            LossReason::Expired { .. } => "expired",
+            LossReason::ReleasedByOther => "released_by_other",
+            LossReason::MaxHold => "max_hold",
+            LossReason::Gone => "gone",
+            LossReason::HeartbeatDied => "heartbeat_died",
+        }
+    }
+}
+
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} after {:.1} s", self.reason, self.held_for.as_secs_f64())

@@ -27,6 +27,8 @@ pub enum Call {
     Swap,
     /// [`Backend::wake`]
     Wake,
+    /// [`Backend::schema`]
+    Schema,
 }
 
 /// What happens to one call.
@@ -70,6 +72,7 @@ struct Plan {
     next: VecDeque<(Call, Fault)>,
     always: Option<(Call, Fault)>,
     never_wakes: bool,
+    is_offline: bool,
     calls: Vec<Call>,
 }
 
@@ -89,6 +92,16 @@ impl FaultPlan {
         self.0.lock().never_wakes = true;
     }
 
+    /// No call reaches the store, of whatever kind, until `go_online`.
+    pub fn go_offline(&self) {
+        self.0.lock().is_offline = true;
+    }
+
+    /// Ends `go_offline`.
+    pub fn go_online(&self) {
+        self.0.lock().is_offline = false;
+    }
+
     /// No more faults.
     pub fn heal(&self) {
         let mut plan = self.0.lock();
@@ -96,9 +109,9 @@ impl FaultPlan {
         plan.always = None;
     }
 
-    /// Every call so far.
+    /// Every call so far but those for the schema, which each client makes when it connects.
     pub fn calls(&self) -> Vec<Call> {
-        self.0.lock().calls.clone()
+        self.0.lock().calls.iter().filter(|call| **call != Call::Schema).copied().collect()
     }
 
     /// How many calls of this kind were made.
@@ -109,6 +122,9 @@ impl FaultPlan {
     fn take(&self, call: Call) -> Option<Fault> {
         let mut plan = self.0.lock();
         plan.calls.push(call);
+        if plan.is_offline {
+            return Some(Fault::FailBefore);
+        }
         if let Some(at) = plan.next.iter().position(|(c, _)| *c == call) {
             return plan.next.remove(at).map(|(_, fault)| fault);
         }
@@ -202,7 +218,7 @@ impl Backend for Faulty {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.inner.schema(what, by)
+        self.run(Call::Schema, by, || self.inner.schema(what, by), Err)
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {

@@ -112,6 +112,15 @@ impl Memory {
         }
     }
 
+    /// Ends what all holders hold, as an operator does.
+    pub fn end_holders(&self, key: &str) {
+        let mut records = self.records.lock();
+        let mut record = records.get(key);
+        record.version += 1;
+        (record.exclusive, record.shared) = (None, Vec::new());
+        records.put(key, Some(record));
+    }
+
     /// Grants the key to a stranger, whoever holds it.
     pub fn take_over(&self, key: &str) {
         let mut records = self.records.lock();

@@ -2,9 +2,12 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use parking_lot::Mutex;
+
+use crate::sys::deadline::far_from;
 
 /// Ends every wait that was started with it, now and later. Clones share one switch.
 ///
@@ -65,6 +68,28 @@ impl CancelToken {
         }
     }
 
+    /// Waits until it is cancelled, for at most `timeout`; whether it is.
+    pub fn wait_timeout(&self, timeout: Duration) -> bool {
+        let _ = self.cancelled.recv_deadline(far_from(Instant::now(), timeout));
+        self.is_cancelled()
+    }
+
+    /// Cancels it when the answer is dropped, by whatever way: an early return, a panic, an async task that is
+    /// aborted while its blocking call waits.
+    ///
+    /// # Example
+    /// ```
+    /// let cancel = leasehold::CancelToken::new();
+    /// {
+    ///     let _cancels = cancel.clone().drop_guard();
+    ///     assert!(!cancel.is_cancelled());
+    /// }
+    /// assert!(cancel.is_cancelled());
+    /// ```
+    pub fn drop_guard(self) -> CancelOnDrop {
+        CancelOnDrop(Some(self))
+    }
+
     /// Whether [`cancel`](CancelToken::cancel) was called.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.try_recv() == Err(TryRecvError::Disconnected)
@@ -73,6 +98,24 @@ impl CancelToken {
     /// Becomes ready once it is cancelled.
     pub(crate) fn cancelled(&self) -> &Receiver<Infallible> {
         &self.cancelled
+    }
+}
+
+/// Cancels a [`CancelToken`] when it is dropped; from [`CancelToken::drop_guard`].
+#[derive(Debug)]
+#[must_use = "dropping it cancels at once"]
+pub struct CancelOnDrop(Option<CancelToken>);
+
+impl CancelOnDrop {
+    /// Gives the token back, which is not cancelled by this any more.
+    pub fn disarm(mut self) -> CancelToken {
+        self.0.take().unwrap_or_default()
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.iter().for_each(CancelToken::cancel);
     }
 }
 

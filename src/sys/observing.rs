@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::model::error::Error;
-use crate::model::event::{Event, Observer, Operation};
+use crate::model::event::{Event, Observer, Operation, WaitEnd};
 use crate::sys::caught::caught;
 use crate::sys::log;
 
@@ -50,6 +50,29 @@ impl Observing {
             }
         });
         tell.into_iter().for_each(|tell| tell());
+    }
+}
+
+/// A wait that the observer was told of. Its end is told when it is dropped, also by a panic.
+pub(crate) struct WaitSpan {
+    observing: Observing,
+    key: String,
+    began: Instant,
+    pub(crate) end: WaitEnd,
+}
+
+impl WaitSpan {
+    /// A wait of a call that began at `began`.
+    pub(crate) fn new(observing: &Observing, key: &str, began: Instant) -> Self {
+        observing.tell(&Event::WaitBegan { key });
+        WaitSpan { observing: observing.clone(), key: key.to_owned(), began, end: WaitEnd::Failed }
+    }
+}
+
+impl Drop for WaitSpan {
+    fn drop(&mut self) {
+        let waited = self.began.elapsed();
+        self.observing.tell(&Event::WaitEnded { key: &self.key, waited, end: self.end });
     }
 }
 

@@ -4,6 +4,7 @@
 mod common;
 
 mod any;
+mod comfort;
 mod data;
 mod groups;
 mod guards;

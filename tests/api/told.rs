@@ -68,8 +68,12 @@ fn no_warning_comes_while_heartbeats_succeed() {
     on_every_store(|store| {
         let (told, tells) = mpsc::channel::<Duration>();
         let client = store.builder().lease(LONG).heartbeat(Duration::from_millis(10)).connect().unwrap();
-        let guard =
-            client.request("k").warn_before(LONG).on_warning(move |left| told.send(left).unwrap()).lock().unwrap();
+        let guard = client
+            .request("k")
+            .warn_before(LONG / 10 * 9 - Duration::from_millis(1))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
         let shown = guard.shared_info();
         wait_until(|| shown.lock().renewed().is_some());
         drop(guard);

@@ -327,3 +327,40 @@ fn a_resignation_that_is_not_answered_says_so_and_is_tried_again() {
         assert_eq!(leadership.resign().unwrap_err().kind(), ErrorKind::Lost);
     });
 }
+
+#[test]
+fn work_that_fails_resigns_and_says_why() {
+    on_every_store(|store| {
+        let (a, tells) = node(&store.client(), "a");
+        let a = a.stand_again(false).build().unwrap();
+        a.try_lead(|leadership| if leadership.is_leader() { Err("no disk") } else { Ok(()) }).unwrap();
+        let token = won(&tells);
+        assert_eq!(lost(&tells), (token, "resigned, as the leader's work failed: no disk".into()));
+        a.wait();
+        assert!(store.client().try_lock("job").unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_campaign_with_a_limit_ends_with_who_leads() {
+    on_every_store(|store| {
+        let holder = store.client().lock("job").unwrap();
+        let (a, _tells) = node(&store.client(), "a");
+        let a = a.build().unwrap();
+        for limit in [ms(0), ms(50)] {
+            let error = a.campaign_for(limit).unwrap_err();
+            assert_eq!((error.kind(), error.holders().len()), (ErrorKind::TimedOut, 1), "{error}");
+            assert!(!a.is_standing());
+        }
+        drop(holder);
+        assert!(a.campaign_for(LONG).unwrap().is_leader());
+    });
+    // It is never fit to lead, or never says so.
+    let (_answer, answers) = bounded::<()>(0);
+    let checks: [Box<dyn FnMut() -> bool + Send>; 2] = [Box::new(|| false), Box::new(move || answers.recv().is_ok())];
+    for check in checks {
+        let client = leasehold::LockClient::connect("memory:").unwrap();
+        let election = client.election("job").health_check(check).build().unwrap();
+        assert_eq!(election.campaign_for(ms(50)).unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}

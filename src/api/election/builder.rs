@@ -8,11 +8,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Election;
+use super::callbacks::{Callbacks, Dispatcher};
 use super::health::Health;
 use super::leader::Leader;
 use super::leadership::TermEnd;
 use super::shared::Shared;
-use super::told::{Callbacks, Teller};
 use crate::api::client::LockClient;
 use crate::model::error::{Error, Result};
 use crate::sys::cancel::CancelToken;
@@ -156,7 +156,7 @@ impl ElectionBuilder {
             stand_again: self.stand_again,
             cancels: self.cancels,
             health: self.health,
-            teller: Teller::new(self.callbacks.into_inner()),
+            dispatcher: Dispatcher::new(self.callbacks.into_inner()),
             terms: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
             seen: AtomicU64::new(0),

@@ -22,8 +22,12 @@ pub enum TermEnd {
     Lost(Loss),
     /// The leader resigned: its work was done, it was stopped, its leadership dropped, or the client closed.
     Resigned,
-    /// The health check said no, or nothing.
+    /// The health check said no.
     Unhealthy,
+    /// The health check did not answer for a lease.
+    HealthHangs,
+    /// The leader's work ended with this error.
+    Failed(String),
     /// The leader's closure panicked.
     Panicked,
 }
@@ -34,6 +38,8 @@ impl fmt::Display for TermEnd {
             TermEnd::Lost(loss) => write!(f, "lost: {loss}"),
             TermEnd::Resigned => f.write_str("resigned"),
             TermEnd::Unhealthy => f.write_str("resigned, as the node is not healthy"),
+            TermEnd::HealthHangs => f.write_str("resigned, as the health check hangs"),
+            TermEnd::Failed(why) => write!(f, "resigned, as the leader's work failed: {why}"),
             TermEnd::Panicked => f.write_str("resigned, as the leader's closure panicked"),
         }
     }
@@ -65,8 +71,8 @@ impl Term {
         self.guard.loss().settle(None);
         let token = self.guard.fencing_token();
         // Before the log, which may panic: whoever waits for the end of this term hears of no other before.
-        self.shared.teller.over(token, end.clone());
-        log::info!(target: "leasehold::election", name:? = self.shared.name, token; "the term is over: {end}");
+        self.shared.dispatcher.over(token, end.clone());
+        log::info!(target: "leasehold::election", name:? = self.shared.name, token; "term {token} of {:?} is over: {end}", self.shared.name);
     }
 }
 

@@ -1,13 +1,14 @@
 //! Leader election: of all nodes that stand for a name, one leads at a time.
 
 mod builder;
+mod callbacks;
 mod health;
 mod leader;
 mod leadership;
 mod serve;
 mod shared;
-mod told;
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -130,8 +131,23 @@ impl Election {
     /// assert_eq!(reports.iter().count(), 1);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn lead(&self, work: impl FnMut(&Leadership) + Send + 'static) -> Result<()> {
-        self.shared.start(Some(Box::new(work)))
+    pub fn lead(&self, mut work: impl FnMut(&Leadership) + Send + 'static) -> Result<()> {
+        self.try_lead(move |leadership| {
+            work(leadership);
+            Ok::<(), Infallible>(())
+        })
+    }
+
+    /// [`lead`](Election::lead), with work that may fail: then the node resigns as after any end of the work, the log
+    /// has the error, and [`on_lost`](ElectionBuilder::on_lost) gets it as [`TermEnd::Failed`].
+    ///
+    /// # Errors
+    /// As [`run`](Election::run).
+    pub fn try_lead<E: fmt::Display>(
+        &self,
+        mut work: impl FnMut(&Leadership) -> Result<(), E> + Send + 'static,
+    ) -> Result<()> {
+        self.shared.start(Some(Box::new(move |leadership| work(leadership).map_err(|why| why.to_string()))))
     }
 
     /// Blocks until this node leads. Dropping the leadership resigns.
@@ -150,7 +166,16 @@ impl Election {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn campaign(&self) -> Result<Leadership> {
-        self.shared.campaign()
+        self.shared.campaign(None)
+    }
+
+    /// [`campaign`](Election::campaign) for at most `limit`; zero asks once. A [token](ElectionBuilder::cancel) ends it
+    /// earlier.
+    ///
+    /// # Errors
+    /// `TimedOut` when this node was not elected in time, with who leads; else as [`campaign`](Election::campaign).
+    pub fn campaign_for(&self, limit: Duration) -> Result<Leadership> {
+        self.shared.campaign(Some(far_from(Instant::now(), limit)))
     }
 
     /// Whether this node leads. No I/O: it is false before a rival can win, also right after a suspend.
@@ -224,7 +249,7 @@ impl Election {
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::election", name:? = self.shared.name;
-                "the leader could not resign; its lease runs out: {error}");
+                "the leader of {:?} could not resign; its lease runs out: {error}", self.shared.name);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::sys::log;
 use crate::sys::thread::Thread;
 
 /// The closure of `lead`.
-pub(super) type Work = Box<dyn FnMut(&Leadership) + Send>;
+pub(super) type Work = Box<dyn FnMut(&Leadership) -> Result<(), String> + Send>;
 
 /// How many health checks, and rounds of a leader, fit into a lease.
 const ROUNDS: u32 = 3;
@@ -31,8 +31,17 @@ enum Over {
     /// Somebody wants it, or has ended it already.
     Asked,
     Unhealthy,
-    /// The closure ended; `true`: by a panic.
-    Done(bool),
+    /// The health check did not answer for a lease.
+    HealthHangs,
+    Done(WorkEnd),
+}
+
+/// How the closure ended.
+pub(super) enum WorkEnd {
+    Done,
+    /// With this error.
+    Failed(String),
+    Panicked,
 }
 
 /// Stands until it is stopped.
@@ -49,7 +58,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
             Some(Err(error)) => {
                 log::warn!(target: "leasehold::election", name:? = shared.name;
-                    "this node could not stand and tries again: {error}");
+                    "this node could not stand for {:?} and tries again: {error}", shared.name);
                 shared.lease / ROUNDS
             }
             None => {
@@ -66,19 +75,22 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
 /// Stands, and serves a whole term. Whether this node resigned while it could have gone on.
 fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     let (shared, standing) = (&stands.shared, &stands.standing);
-    let leadership = Arc::new(shared.win(standing)?);
+    let leadership = Arc::new(shared.win(standing, None)?);
     let term = &leadership.term;
     let done = match work {
         Some(work) => work_on(stands, work.clone(), leadership.clone())?,
         None => never(),
     };
     let over = watch(shared, term, &standing.stop, &done);
+    let (is_done, is_lost) = (matches!(over, Over::Done(_)), matches!(over, Over::Lost));
     term.end(match over {
         Over::Unhealthy => TermEnd::Unhealthy,
-        Over::Done(true) => TermEnd::Panicked,
-        Over::Lost | Over::Asked | Over::Done(false) => TermEnd::Resigned,
+        Over::HealthHangs => TermEnd::HealthHangs,
+        Over::Done(WorkEnd::Failed(why)) => TermEnd::Failed(why),
+        Over::Done(WorkEnd::Panicked) => TermEnd::Panicked,
+        Over::Lost | Over::Asked | Over::Done(WorkEnd::Done) => TermEnd::Resigned,
     });
-    let has_ended = work.is_none() || matches!(over, Over::Done(_)) || wait_for_work(stands, &done);
+    let has_ended = work.is_none() || is_done || wait_for_work(stands, &done);
     let by = far_from(Instant::now(), shared.bound());
     let by = if standing.stop.is_cancelled() { standing.ends(by).1 } else { by };
     let outcome = if has_ended {
@@ -99,42 +111,49 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         && !standing.is_awaited.load(Ordering::SeqCst)
     {
         log::warn!(target: "leasehold::election", name:? = shared.name;
-            "the leader could not resign; its lease runs out: {error}");
+            "the leader of {:?} could not resign; its lease runs out: {error}", shared.name);
     }
-    Ok(by_max_hold || !matches!(over, Over::Lost))
+    Ok(by_max_hold || !is_lost)
 }
 
-/// Runs the closure on a thread of its own, which tells at its end whether that was a panic.
-fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>) -> Result<Receiver<bool>> {
+/// Runs the closure on a thread of its own, which tells how it ended.
+fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>) -> Result<Receiver<WorkEnd>> {
     let (tell, done) = bounded(1);
     let standing = stands.standing.clone();
     Thread::spawn_for_user("leasehold-lead", move || {
         let me = std::thread::current().id();
         standing.crew.lock().push(me);
-        let panicked = caught(|| work.lock()(&leadership)).is_none();
-        if panicked {
-            log::error!(target: "leasehold::election", name:? = leadership.name();
-                "the leader's closure panicked: this node resigns");
-        }
+        let name = leadership.name();
+        let end = match caught(|| work.lock()(&leadership)) {
+            Some(Ok(())) => WorkEnd::Done,
+            Some(Err(why)) => {
+                log::warn!(target: "leasehold::election", name:?; "the work of the leader of {name:?} failed: {why}");
+                WorkEnd::Failed(why)
+            }
+            None => {
+                log::error!(target: "leasehold::election", name:?; "the work of the leader of {name:?} panicked");
+                WorkEnd::Panicked
+            }
+        };
         standing.crew.lock().retain(|id| *id != me);
         drop(leadership);
-        let _ = tell.send(panicked);
+        let _ = tell.send(end);
     })?;
     Ok(done)
 }
 
 /// Waits for the closure; after a stop only for as long as that allows. Tells whether it ended.
-fn wait_for_work(stands: &Stands, done: &Receiver<bool>) -> bool {
+fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
     select! {
         recv(done) -> _ => return true,
         recv(stands.standing.stop.cancelled()) -> _ => {}
     }
     let (patience, _) = stands.standing.ends(far_from(Instant::now(), stands.shared.bound()));
-    done.recv_deadline(patience) != Err(RecvTimeoutError::Timeout)
+    !matches!(done.recv_deadline(patience), Err(RecvTimeoutError::Timeout))
 }
 
 /// Waits until the term needs an end.
-fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<bool>) -> Over {
+fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<WorkEnd>) -> Over {
     let (loss, rounds, nothing) = (term.guard.loss().receiver(), tick(shared.lease / ROUNDS), never());
     let health = shared.health.as_ref();
     let answers = health.map_or(&nothing, |health| health.answers());
@@ -144,7 +163,7 @@ fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<bool>
         select! {
             recv(loss) -> loss => return if loss.is_ok() { Over::Lost } else { Over::Asked },
             recv(stop.cancelled()) -> _ => return Over::Asked,
-            recv(done) -> panicked => return Over::Done(panicked.unwrap_or(true)),
+            recv(done) -> end => return Over::Done(end.unwrap_or(WorkEnd::Panicked)),
             recv(answers) -> answer => {
                 health.iter().for_each(|health| health.answered());
                 if answer == Ok(false) {
@@ -155,7 +174,7 @@ fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<bool>
                 shared.rounds.fetch_add(1, Ordering::SeqCst);
                 match health.map(|health| health.ask()) {
                     Some(true) => asked = Instant::now(),
-                    Some(false) if asked.elapsed() >= shared.lease => return Over::Unhealthy,
+                    Some(false) if asked.elapsed() >= shared.lease => return Over::HealthHangs,
                     _ => {}
                 }
             }
@@ -165,10 +184,12 @@ fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<bool>
 
 /// For a leadership that `campaign` gave: resigns it when the health check wants that.
 pub(super) fn keep_healthy(shared: &Shared, term: &Term) {
-    if let Over::Unhealthy = watch(shared, term, &CancelToken::new(), &never()) {
-        term.end(TermEnd::Unhealthy);
-        term.guard.end_quietly();
-    }
+    term.end(match watch(shared, term, &CancelToken::new(), &never()) {
+        Over::Unhealthy => TermEnd::Unhealthy,
+        Over::HealthHangs => TermEnd::HealthHangs,
+        _ => return,
+    });
+    term.guard.end_quietly();
 }
 
 /// Waits until this node is fit to lead; false when it is stopped before.
@@ -203,6 +224,6 @@ fn ready<T>(receiver: &Receiver<T>, forever: &Deadline) -> bool {
     let mut select = Select::new();
     select.recv(receiver);
     forever.also_wait(&mut select);
-    select.ready();
+    let _ = select.ready_deadline(forever.instant());
     !forever.is_over()
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
+use super::callbacks::Dispatcher;
 use super::health::Health;
 use super::leader::Leader;
 use super::leadership::{Leadership, Term, TermEnd};
-use super::serve::{self, Work};
-use super::told::Teller;
+use super::serve::{self, Work, WorkEnd};
 use crate::api::client::LockClient;
 use crate::api::request::LockRequest;
 use crate::engine::family::EndsFirst;
@@ -35,7 +35,7 @@ pub(super) struct Shared {
     /// Each ends every standing.
     pub cancels: Vec<CancelToken>,
     pub health: Option<Health>,
-    pub teller: Teller,
+    pub dispatcher: Dispatcher,
     pub terms: AtomicU64,
     pub rounds: AtomicU64,
     /// The highest token of a leader that was told.
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     pub term: Mutex<Weak<Term>>,
     pub standing: Mutex<Option<Arc<Standing>>>,
     /// Disconnected when a closure that did not end in time has ended.
-    pub left_behind: Mutex<Option<Receiver<bool>>>,
+    pub left_behind: Mutex<Option<Receiver<WorkEnd>>>,
 }
 
 /// From the start of `run`, `lead` or `campaign` to its end.
@@ -131,7 +131,7 @@ impl Shared {
     /// Begins to stand, unless it does already.
     fn begin(self: &Arc<Self>, is_campaign: bool) -> Result<Stands> {
         self.client.family.check_open()?;
-        self.teller.start()?;
+        self.dispatcher.start()?;
         self.health.as_ref().map_or(Ok(()), Health::start)?;
         let mut current = self.standing.lock();
         if current.is_some() || self.term().is_some_and(|term| term.is_leader()) {
@@ -160,10 +160,10 @@ impl Shared {
         Thread::spawn("leasehold-elect", move || serve::run(&stands, work)).map(drop)
     }
 
-    pub fn campaign(self: &Arc<Self>) -> Result<Leadership> {
+    pub fn campaign(self: &Arc<Self>, until: Option<Instant>) -> Result<Leadership> {
         let stands = self.begin(true)?;
         let stop = &stands.standing.stop;
-        let leadership = self.win(&stands.standing)?;
+        let leadership = self.win(&stands.standing, until)?;
         // Whoever stops it finds the term, or is found here.
         if stop.is_cancelled() {
             return Err(self.cancelled());
@@ -176,16 +176,27 @@ impl Shared {
     }
 
     /// Waits until this node is fit to lead, and then until it does.
-    pub fn win(self: &Arc<Self>, standing: &Standing) -> Result<Leadership> {
+    pub fn win(self: &Arc<Self>, standing: &Standing, until: Option<Instant>) -> Result<Leadership> {
         let stop = &standing.stop;
-        let forever = self.pausing(stop);
-        if !serve::wait_for_the_last(self, &forever) || !serve::wait_for_health(self, &forever) {
+        let pausing = self.pausing(stop);
+        let pausing = match until {
+            Some(until) => pausing.within(until.saturating_duration_since(Instant::now())),
+            None => pausing,
+        };
+        if !serve::wait_for_the_last(self, &pausing) || !serve::wait_for_health(self, &pausing) {
             self.client.family.check_open()?;
-            return Err(self.cancelled());
+            if stop.is_cancelled() {
+                return Err(self.cancelled());
+            }
+            let message = "the time was over before this node was fit to lead";
+            return Err(self.client.error(ErrorKind::TimedOut, &self.name, message));
         }
         let shared = self.clone();
         let request = self.request().cancel(stop).on_wait(move |waiting| shared.waits(waiting));
-        let guard = request.lock()?;
+        let guard = match until {
+            Some(until) => request.wait_until(until).lock()?,
+            None => request.lock()?,
+        };
         self.rounds.fetch_add(1, Ordering::SeqCst);
         let (token, loss, leader) = (guard.fencing_token(), guard.loss().channel(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
@@ -197,10 +208,10 @@ impl Shared {
             }
             *place = Arc::downgrade(&term);
             self.terms.fetch_add(1, Ordering::SeqCst);
-            self.teller.won(token, loss);
+            self.dispatcher.won(token, loss);
         }
         let leadership = Leadership::new(term);
-        log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads");
+        log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads {:?} with token {token}", self.name);
         self.sees(leader);
         Ok(leadership)
     }
@@ -222,7 +233,7 @@ impl Shared {
     fn sees(&self, leader: Leader) {
         let token = leader.fencing_token();
         if self.seen.fetch_max(token, Ordering::SeqCst) < token {
-            self.teller.leader(leader);
+            self.dispatcher.leader(leader);
         }
     }
 
@@ -238,7 +249,7 @@ impl Shared {
                 None => Ok(()),
             },
         };
-        self.teller.flush(by);
+        self.dispatcher.flush(by);
         outcome
     }
 

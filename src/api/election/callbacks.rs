@@ -38,7 +38,7 @@ enum Message {
 }
 
 /// See the module.
-pub(super) struct Teller {
+pub(super) struct Dispatcher {
     // `None` once the thread has them.
     callbacks: Arc<Mutex<Option<Callbacks>>>,
     is_wanted: bool,
@@ -47,12 +47,12 @@ pub(super) struct Teller {
     thread: Mutex<Option<Thread>>,
 }
 
-impl Teller {
+impl Dispatcher {
     pub fn new(callbacks: Callbacks) -> Self {
         let is_wanted = callbacks.won.is_some() || callbacks.lost.is_some() || callbacks.leader.is_some();
         let (messages, inbox) = crossbeam_channel::unbounded();
         let (callbacks, inbox) = (Arc::new(Mutex::new(Some(callbacks))), Mutex::new(Some(inbox)));
-        Teller { callbacks, is_wanted, messages, inbox, thread: Mutex::default() }
+        Dispatcher { callbacks, is_wanted, messages, inbox, thread: Mutex::default() }
     }
 
     /// Starts its thread if anybody wants to be told; it ends with this value, when all is told.
@@ -165,25 +165,25 @@ mod tests {
     fn a_term_that_ends_before_the_end_of_the_last_one_is_known_stops_nothing() {
         let (told, tells) = channel();
         let (won, lost) = (told.clone(), told);
-        let teller = Teller::new(Callbacks {
+        let dispatcher = Dispatcher::new(Callbacks {
             won: Some(Box::new(move |token| won.send(("won", token)).unwrap_or_default())),
             lost: Some(Box::new(move |token, _| lost.send(("lost", token)).unwrap_or_default())),
             leader: None,
         });
         let expected = [("won", 1), ("lost", 1), ("won", 2), ("lost", 2), ("won", 3), ("lost", 3)];
         let (loss, losses) = crossbeam_channel::bounded(1);
-        teller.won(1, never());
-        teller.won(2, losses);
-        teller.over(2, TermEnd::Resigned);
-        teller.won(3, never());
-        teller.over(3, TermEnd::Resigned);
+        dispatcher.won(1, never());
+        dispatcher.won(2, losses);
+        dispatcher.over(2, TermEnd::Resigned);
+        dispatcher.won(3, never());
+        dispatcher.over(3, TermEnd::Resigned);
         // By a thread that was about to say so while others went on.
-        teller.over(1, TermEnd::Resigned);
+        dispatcher.over(1, TermEnd::Resigned);
         // Released: nobody is told a loss.
         drop(loss);
-        assert!(teller.start().is_ok());
+        assert!(dispatcher.start().is_ok());
         let by = far_from(Instant::now(), LONG);
-        teller.flush(by);
+        dispatcher.flush(by);
         assert!(Instant::now() < by, "the flush had to be given up");
         assert_eq!(tells.try_iter().collect::<Vec<_>>(), expected);
     }

@@ -1,0 +1,59 @@
+//! A pause between two steps of the work, which ends early when the work has to end.
+
+use std::time::{Duration, Instant};
+
+use crate::api::guard::LockGuard;
+use crate::model::loss::Loss;
+use crate::sys::cancel::CancelToken;
+use crate::sys::deadline::far_from;
+
+/// Why a [sleep](LockGuard::sleep) ended.
+#[derive(Clone, Debug)]
+#[must_use = "it says whether the lock is still held"]
+pub enum Slept {
+    /// The time is over, and the lock was held all the while.
+    TimeOver,
+    /// The token was cancelled; the lock is held.
+    Cancelled,
+    /// The lock was lost.
+    Lost(Loss),
+    /// The guard was released meanwhile, by [`close`](crate::LockClient::close) or by another thread that shares it.
+    Released,
+}
+
+impl LockGuard {
+    /// Waits for `time`, but ends at once when the lock is lost or `cancel` is cancelled. A loss weighs more than a
+    /// cancel, and either more than the time.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::{CancelToken, Slept};
+    ///
+    /// let guard = leasehold::LockClient::connect("memory:")?.lock("sync")?;
+    /// let cancel = CancelToken::new(); // cancelled by whoever handles SIGTERM
+    /// for _round in 0..3 {
+    ///     // one step of the work
+    ///     match guard.sleep(Duration::from_millis(10), &cancel) {
+    ///         Slept::TimeOver => {}
+    ///         Slept::Lost(loss) => panic!("stop the work at once: {loss}"),
+    ///         Slept::Cancelled | Slept::Released => break,
+    ///     }
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn sleep(&self, time: Duration, cancel: &CancelToken) -> Slept {
+        let (watch, until) = (self.loss(), far_from(Instant::now(), time));
+        let losses = watch.receiver();
+        let mut select = crossbeam_channel::Select::new();
+        select.recv(&losses);
+        select.recv(cancel.cancelled());
+        let ended = select.ready_deadline(until);
+        match watch.get() {
+            Some(loss) => Slept::Lost(loss),
+            None if cancel.is_cancelled() => Slept::Cancelled,
+            None if ended.is_err() => Slept::TimeOver,
+            None => Slept::Released,
+        }
+    }
+}
