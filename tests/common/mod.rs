@@ -14,6 +14,7 @@ pub mod grpc;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 pub mod proxy;
+pub mod seed;
 pub mod servers;
 #[cfg(feature = "spanner")]
 pub mod spanner;
