@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::alone::alone;
+use harness::lateness::slack;
 use harness::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
-use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
+use harness::{PATIENCE, Store, eventually, millis, within};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
 use parking_lot::Mutex;
@@ -134,7 +135,7 @@ fn close_ends_every_thread_and_every_request() {
                 for waiter in waiters {
                     assert_eq!(waiter.join().expect("a waiter"), ErrorKind::Closed);
                 }
-                assert!(closed.elapsed() < SLACK, "the waiters took {:?}", closed.elapsed());
+                assert!(closed.elapsed() < slack(closed), "the waiters took {:?}", closed.elapsed());
             });
             // The client and its guards are still there.
             drop(blocker);

@@ -22,6 +22,8 @@ pub struct Store {
     pub only_ends_age: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
+    /// It tells waiters what changes. Else they poll.
+    pub tells: bool,
     /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
     pub swaps_give_up: bool,
     /// An empty store.
@@ -101,6 +103,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: true,
+            tells: true,
             swaps_give_up: false,
             open: memory,
         },
@@ -111,6 +114,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: false,
+            tells: true,
             swaps_give_up: false,
             open: sqlite,
         },
@@ -121,6 +125,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: true,
+            tells: false,
             swaps_give_up: true,
             open: dynamodb,
         })?,
@@ -132,6 +137,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: true,
+            tells: true,
             swaps_give_up: false,
             open: mongodb,
         })?,
@@ -142,6 +148,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             gives_up_by_writing: true,
             only_ends_age: true,
             rows_have_format: true,
+            tells: false,
             swaps_give_up: false,
             open: spanner,
         })?,

@@ -133,20 +133,19 @@ fn a_client_works_and_is_dropped_inside_async_tasks() {
 #[test]
 fn the_last_clone_ends_the_thread() {
     needs_server!();
-    let table = Table::fresh();
-    let threads = || {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect::<Vec<_>>()
-    };
     if !cfg!(target_os = "linux") {
         return;
     }
-    let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
-    let clone = client.clone();
-    drop(client);
-    clone.lock("k").unwrap().release().unwrap();
-    assert!(threads().iter().any(|name| name.starts_with("leasehold-drive")), "{:?}", threads());
-    drop(clone);
+    crate::harness::alone::alone("errors::the_last_clone_ends_the_thread", || {
+        let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
+        let clone = client.clone();
+        drop(client);
+        clone.lock("k").unwrap().release().unwrap();
+        let ours = crate::harness::threads::ours();
+        assert!(ours.iter().any(|name| name.starts_with("leasehold-drive")), "{ours:?}");
+        drop(clone);
+        crate::harness::threads::none_soon();
+    });
 }
 
 /// How often the thread of the SDK has gone to sleep or was stopped.
