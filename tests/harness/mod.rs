@@ -12,15 +12,14 @@ pub mod worker;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
-use leasehold::internals::store::Backend;
 use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 #[cfg(feature = "sqlite")]
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::store::{Backend, GrantForm};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 
@@ -39,10 +38,8 @@ pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new() -> Folder {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("leasehold-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a temporary folder");
+        let path = std::env::temp_dir().join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
+        std::fs::create_dir(&path).expect("a temporary folder");
         Folder(path)
     }
 
