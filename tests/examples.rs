@@ -157,7 +157,7 @@ mod fenced {
 
     /// A name that no other run has.
     fn unique() -> String {
-        format!("example-{}", std::process::id())
+        format!("example-{:016x}", fastrand::u64(..))
     }
 
     #[track_caller]

@@ -2,6 +2,8 @@
 #![cfg(target_os = "linux")]
 
 mod harness;
+#[path = "common/seed.rs"]
+mod seed;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,6 +13,7 @@ use harness::{Store, millis};
 use leasehold::LockClient;
 use leasehold::internals::store::fault::{Call, Fault};
 use parking_lot::Mutex;
+use seed::{seed, sow};
 
 const THREADS: u64 = 8;
 
@@ -46,11 +49,13 @@ impl Section {
 /// Each thread has a client of its own every other time: clones share what they know.
 fn crowd(store: &Store, each: u64, work: impl Fn(&LockClient, u64) + Sync) {
     let shared = store.builder().connect().expect("a client");
+    let seed = seed();
     std::thread::scope(|scope| {
         for n in 0..THREADS {
             let (shared, work) = (&shared, &work);
             let builder = store.builder();
             scope.spawn(move || {
+                sow(seed, n);
                 let own = if n % 2 == 0 { shared.clone() } else { builder.connect().expect("a client") };
                 (0..each).for_each(|round| work(&own, round));
             });

@@ -8,9 +8,9 @@ mod common;
 #[path = "lease_properties/world.rs"]
 mod world;
 
+use common::seed;
 use leasehold::internals::lease::{Lease, Mode};
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
 use std::time::Duration;
 use world::{From, Op, World};
 
@@ -53,10 +53,8 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// A thousand histories; `PROPTEST_CASES` asks for more.
 fn config() -> ProptestConfig {
-    let regressions = FileFailurePersistence::Direct("tests/lease_properties/regressions.txt");
-    let default = ProptestConfig::default();
-    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 1000 };
-    ProptestConfig { cases, failure_persistence: Some(Box::new(regressions)), ..default }
+    let cases = seed::setting("PROPTEST_CASES").unwrap_or(1000);
+    ProptestConfig { cases, ..seed::config("tests/lease_properties/regressions.txt") }
 }
 
 proptest! {

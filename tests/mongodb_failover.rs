@@ -6,10 +6,10 @@ mod common;
 #[path = "conformance/support.rs"]
 mod support;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::cluster::Cluster;
+use common::cluster::{Cluster, eventually};
 use common::mongodb::Rows;
 use common::stores::soon;
 use leasehold::internals::lease::{Holder, Lease, Mode};
@@ -114,16 +114,19 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
         })
         .collect();
     let (stop, started) = (AtomicBool::new(false), Instant::now());
+    let rounds: [AtomicU64; 2] = Default::default();
     std::thread::scope(|scope| {
         // Also where something fails below: else the others would go on for ever.
         let _stopping = Stopping(&stop);
         let waiting = scope.spawn(|| rival.try_lock_for("contended", LONG).unwrap().expect("it is released"));
         // Acquires and releases go on all the time, each until it is answered.
-        let busy: Vec<_> = (0..2)
-            .map(|i| {
+        let busy: Vec<_> = rounds
+            .iter()
+            .enumerate()
+            .map(|(i, rounds)| {
                 let (store, stop) = (&store, &stop);
                 scope.spawn(move || {
-                    let (mut rounds, mut last) = (0, 0);
+                    let mut last = 0;
                     while !stop.load(Ordering::SeqCst) {
                         let mut a = attempt(store, &format!("busy {i}"), Mode::Exclusive);
                         let held = acquired(store, &mut a).expect("nobody else asks for it");
@@ -136,13 +139,15 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
                                 Released::Done | Released::Free => Some(()),
                             })
                         });
-                        rounds += 1;
+                        rounds.fetch_add(1, Ordering::SeqCst);
                     }
-                    rounds
                 })
             })
             .collect();
+        let done = || rounds.each_ref().map(|rounds| rounds.load(Ordering::SeqCst));
+        eventually("each has done a round", || done().iter().all(|rounds| *rounds > 0));
         disturb(at);
+        let before = done();
         println!("another primary after {:?}", started.elapsed());
         let after = Instant::now();
         // Everybody goes on.
@@ -155,10 +160,11 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
         contended.release().unwrap();
         let taken = waiting.join().unwrap();
         assert!(taken.is_held());
+        // One that was begun before the other primary came may end after it; the next was not.
+        eventually("they go on", || std::iter::zip(done(), before).all(|(now, before)| now > before + 1));
+        println!("{before:?} rounds, then {:?}", done());
         stop.store(true, Ordering::SeqCst);
-        for busy in busy {
-            println!("{} rounds went on", busy.join().unwrap());
-        }
+        busy.into_iter().for_each(|busy| busy.join().unwrap());
     });
     assert!(held.iter().all(LockGuard::is_held), "a guard was lost");
     for (i, guard) in held.into_iter().enumerate() {

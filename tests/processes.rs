@@ -6,6 +6,7 @@ mod harness;
 use std::time::{Duration, Instant};
 
 use harness::alone::alone;
+use harness::lateness::slack;
 use harness::oracle::{Oracle, Resource, assert_rising};
 use harness::process::Worker;
 use harness::{Folder, PATIENCE, SLACK, eventually, millis};
@@ -38,7 +39,7 @@ fn assert_taken_at_the_end(waiter: &Worker, old: u64, (left, seen): (Duration, I
     let took = seen.elapsed();
     assert!(token > old, "{token} after {old}");
     assert!(took + millis(20) >= left, "taken after {took:?}, with {left:?} left");
-    assert!(took <= left + SLACK, "taken after {took:?}, with {left:?} left");
+    assert!(took <= left + slack(seen), "taken after {took:?}, with {left:?} left");
 }
 
 #[test]
@@ -56,20 +57,24 @@ fn a_killed_holder_is_taken_over_by_a_waiter_at_the_end_of_its_lease() {
 #[test]
 fn a_killed_holder_is_taken_over_by_a_process_that_asks_only_once() {
     let folder = Folder::new();
-    let mut holder = Worker::start(&folder.url(), LEASE);
-    let old = holder.token("lock job");
-    holder.kill();
     let client = bystander(&folder.url());
-    let mut early = Worker::start(&folder.url(), LEASE);
-    let answer = early.ask("try job");
-    // Only meaningful while the lease runs, which a slow start may have used up.
-    if !left(&client, "job").0.is_zero() {
-        assert_eq!(answer, "none");
-        eventually("the lease ends", || client.get("job").expect("a look").expect("a row").is_free());
-        // It never saw the holder alive, and asks once.
-        let mut late = Worker::start(&folder.url(), LEASE);
-        assert!(late.token("try job") > old);
-    }
+    // Only meaningful while the lease runs, which a busy machine may have used up.
+    let (old, answer) = (0..5)
+        .find_map(|doublings| {
+            let lease = LEASE * 2_u32.pow(doublings);
+            let mut early = Worker::start(&folder.url(), LEASE);
+            let mut holder = Worker::start(&folder.url(), lease);
+            let old = holder.token("lock job");
+            holder.kill();
+            let answer = early.ask("try job");
+            (!left(&client, "job").0.is_zero()).then_some((old, answer))
+        })
+        .expect("a lease that is longer than it takes to ask");
+    assert_eq!(answer, "none");
+    eventually("the lease ends", || client.get("job").expect("a look").expect("a row").is_free());
+    // It never saw the holder alive, and asks once.
+    let mut late = Worker::start(&folder.url(), LEASE);
+    assert!(late.token("try job") > old);
 }
 
 /// Asking all the time gets it no earlier than waiting for it.
@@ -97,7 +102,7 @@ fn a_released_lock_goes_to_the_waiter_at_once() {
     assert_eq!(holder.ask("release job"), "released");
     let released = Instant::now();
     assert!(waiter.granted() > old);
-    assert!(released.elapsed() <= SLACK, "it took {:?}", released.elapsed());
+    assert!(released.elapsed() <= slack(released), "it took {:?}", released.elapsed());
 }
 
 #[test]
@@ -320,7 +325,7 @@ fn a_database_that_is_removed_under_a_guard_is_a_loss() {
     let removed = Instant::now();
     assert_eq!(holder.ask("loss job"), "loss Gone");
     // The next heartbeat tells it, long before the lease is over.
-    assert!(removed.elapsed() <= LEASE / 2 + SLACK, "it took {:?}", removed.elapsed());
+    assert!(removed.elapsed() <= LEASE / 2 + slack(removed), "it took {:?}", removed.elapsed());
     assert_eq!(holder.ask("held job"), "held false");
     // Whoever comes now makes a new file, and tokens rise over it.
     let mut next = Worker::start(&folder.url(), LEASE);

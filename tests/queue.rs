@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::bench::{Bench, LONG, loss_of, wait_until};
+use common::seed::{seed, sow};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard, LockRequest, Mutex};
 
@@ -364,10 +365,12 @@ fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
     let bench = Bench::new();
     let poll = Duration::from_millis(1)..=Duration::from_millis(3);
     let client = bench.builder().poll(poll).connect().unwrap();
-    let threads: Vec<_> = (0..16)
+    let seed = seed();
+    let threads: Vec<_> = (0..16_u64)
         .map(|n| {
             let client = client.clone();
             std::thread::spawn(move || {
+                sow(seed, n);
                 let mut granted = 0;
                 for round in 0..40 {
                     let cancel = CancelToken::new();
@@ -431,10 +434,12 @@ fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
         perhaps_panic();
         guard.release().map_err(Error::from)
     };
-    let panics = Arc::new(Mutex::new(0));
+    let (panics, seed) = (Arc::new(Mutex::new(0)), seed());
     std::thread::scope(|scope| {
-        for _ in 0..16 {
-            scope.spawn(|| {
+        for n in 0..16 {
+            let (bench, panics, hold_one) = (&bench, &panics, &hold_one);
+            scope.spawn(move || {
+                sow(seed, n);
                 for _ in 0..40 {
                     let call = fastrand::choice([Call::Acquire, Call::Renew, Call::Release, Call::Read]).unwrap();
                     bench.faults.next(call, fastrand::choice([Fault::Panic, Fault::ApplyThenPanic]).unwrap());

@@ -2,17 +2,21 @@
 #![cfg(target_os = "linux")]
 
 mod harness;
+#[path = "common/seed.rs"]
+mod seed;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::alone::alone;
+use harness::lateness::slack;
 use harness::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
-use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
+use harness::{PATIENCE, Store, eventually, millis, within};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
 use parking_lot::Mutex;
+use seed::{seed, sow};
 
 const LEASE: Duration = millis(900);
 const DROP: Duration = millis(1500);
@@ -131,7 +135,7 @@ fn close_ends_every_thread_and_every_request() {
                 for waiter in waiters {
                     assert_eq!(waiter.join().expect("a waiter"), ErrorKind::Closed);
                 }
-                assert!(closed.elapsed() < SLACK, "the waiters took {:?}", closed.elapsed());
+                assert!(closed.elapsed() < slack(closed), "the waiters took {:?}", closed.elapsed());
             });
             // The client and its guards are still there.
             drop(blocker);
@@ -335,6 +339,7 @@ fn a_release_during_a_heartbeat_ends_it_first() {
 fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end() {
     alone("heartbeats_releases_drops_and_a_close_race_to_a_clean_end", || {
         for store in Store::all() {
+            let seed = seed();
             for round in 0..6 {
                 let lease = millis(100);
                 let client = store.builder().lease(lease).heartbeat(millis(2)).drop_timeout(DROP);
@@ -344,6 +349,7 @@ fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end() {
                     for n in 0..8 {
                         let (client, end) = (&client, &end);
                         scope.spawn(move || {
+                            sow(seed, 8 * round + n);
                             while !end.load(Ordering::SeqCst) {
                                 let Ok(guard) = client.lock(&format!("job-{n}")) else { return };
                                 std::thread::sleep(millis(fastrand::u64(0..6)));

@@ -8,8 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use harness::alone::alone;
+use harness::lateness::slack;
 use harness::threads::{assert_ours, none_soon, ours};
-use harness::{PATIENCE, SLACK, Store, eventually, millis, within};
+use harness::{PATIENCE, Store, eventually, millis, within};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, LockClient, LockRequest};
 
@@ -65,7 +66,7 @@ fn a_told_waiter_makes_no_request_until_the_release() {
         let released = Instant::now();
         drop(held);
         assert!(waiting.join().expect("a waiter").expect("a lock") > token);
-        assert!(released.elapsed() < SLACK, "{:?} on {}", released.elapsed(), store.name);
+        assert!(released.elapsed() < slack(released), "{:?} on {}", released.elapsed(), store.name);
         // A look and a request for the lock.
         assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
     }
@@ -303,7 +304,7 @@ fn a_file_that_is_gone_ends_the_wait() {
     std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).expect("a move");
     let moved = Instant::now();
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Store));
-    assert!(moved.elapsed() < SLACK, "{:?}", moved.elapsed());
+    assert!(moved.elapsed() < slack(moved), "{:?}", moved.elapsed());
     drop(held);
 }
 

@@ -13,7 +13,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::common::asks::grant;
-use crate::common::stores::{Opened, stores, unique};
+use crate::common::seed::{config, setting};
+use crate::common::stores::{Opened, Store, for_each_store, on, unique};
 
 const NAMES: [&str; 2] = ["a", "b"];
 const HOLDERS: [&str; 2] = ["unit/0", "unit/1"];
@@ -51,32 +52,38 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-#[test]
-fn every_answer_is_the_models() {
-    for store in stores() {
-        let cases = match store.module {
-            "memory" => 100,
-            "sqlite" => 25,
-            _ => 8,
-        };
-        let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { cases };
-        println!("{}: {cases} histories", store.module);
-        let opened = (store.open)();
-        let seen = RefCell::default();
-        let config = Config { cases, max_shrink_iters: 200, failure_persistence: None, ..Config::default() };
-        let histories = proptest::collection::vec(op(), 1..60);
-        let run = TestRunner::new(config).run(&histories, |ops| {
-            let mut world = World::new(&opened, &seen);
-            ops.into_iter().for_each(|op| world.step(op));
-            world.ends();
-            Ok(())
-        });
-        run.unwrap_or_else(|failure| panic!("{}: {failure}", store.module));
-        let seen = seen.into_inner();
-        println!("{}: {seen:?}", store.module);
-        for refusal in ["Stands", "Free", "HeldByOther", "StillRuns", "Pinned"] {
-            assert!(cases < 100 || seen.contains_key(refusal), "{}: never {refusal}", store.module);
+macro_rules! every_answer_is_the_models_on {
+    ($store:ident) => {
+        #[test]
+        fn $store() {
+            on(stringify!($store), every_answer_is_the_models);
         }
+    };
+}
+for_each_store!(every_answer_is_the_models_on);
+
+fn every_answer_is_the_models(store: &Store) {
+    let cases = setting("PROPTEST_CASES").unwrap_or(match store.module {
+        "memory" => 100,
+        "sqlite" => 25,
+        _ => 8,
+    });
+    println!("{}: {cases} histories", store.module);
+    let opened = (store.open)();
+    let seen = RefCell::default();
+    let config = Config { cases, max_shrink_iters: 200, ..config("tests/api/lease_model.txt") };
+    let histories = proptest::collection::vec(op(), 1..60);
+    let run = TestRunner::new(config).run(&histories, |ops| {
+        let mut world = World::new(&opened, &seen);
+        ops.into_iter().for_each(|op| world.step(op));
+        world.ends();
+        Ok(())
+    });
+    run.unwrap_or_else(|failure| panic!("{}: {failure}", store.module));
+    let seen = seen.into_inner();
+    println!("{}: {seen:?}", store.module);
+    for refusal in ["Stands", "Free", "HeldByOther", "StillRuns", "Pinned"] {
+        assert!(cases < 100 || seen.contains_key(refusal), "{}: never {refusal}", store.module);
     }
 }
 

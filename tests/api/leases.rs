@@ -299,7 +299,9 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         assert_eq!((keeper.name(), keeper.fencing_token()), ("app", claimed.fencing_token()));
         wait_until(|| leases.get("app").unwrap().unwrap().expires() > claimed.expires() + lease / 2);
         assert!(keeper.is_held() && keeper.loss().get().is_none());
-        assert!(!keeper.remaining().is_zero() && keeper.remaining() <= lease, "{:?}", keeper.remaining());
+        // Each extension gives it more than half of the lease: there is always a next one that was not too late to see.
+        wait_until(|| keeper.remaining() > lease / 2);
+        assert!(keeper.remaining() <= lease, "{:?}", keeper.remaining());
         assert_eq!(format!("{keeper:?}"), r#"LeaseKeeper { name: "app", is_held: true }"#);
         drop(keeper);
         assert_eq!(leases.get("app").unwrap().unwrap().holder(), "unit/0");

@@ -18,7 +18,7 @@ mod waiting;
 use std::time::Duration;
 
 use common::bench::{LONG, wait_until};
-use common::stores::{Opened, stores};
+use common::stores::{Opened, on_each};
 use leasehold::internals::builder_over;
 use leasehold::{ClientBuilder, LockClient};
 
@@ -45,12 +45,8 @@ impl Opened {
 }
 
 /// Runs a case on an empty store of each kind.
-fn on_every_store(case: impl Fn(&Opened)) {
-    for store in stores() {
-        // A failure names the store.
-        println!("on {}", store.module);
-        case(&(store.open)());
-    }
+fn on_every_store(case: impl Fn(&Opened) + Sync) {
+    on_each(|store| case(&(store.open)()));
 }
 
 #[test]

@@ -253,8 +253,9 @@ fn a_store_in_trouble_is_waited_for_no_longer_than_for_the_lock() {
 #[test]
 #[cfg(feature = "dynamodb")]
 fn a_server_out_of_reach_is_69() {
-    let url = "dynamodb://locks?region=us-east-1&endpoint=http://127.0.0.1:9";
-    let mut command = leasehold(&["--store", url, "run", "k", "--try", "--", "true"]);
+    let nobody = crate::nobody::Closed::new();
+    let url = format!("dynamodb://locks?region=us-east-1&endpoint=http://{}", nobody.address());
+    let mut command = leasehold(&["--store", &url, "run", "k", "--try", "--", "true"]);
     command.env("AWS_ACCESS_KEY_ID", "any").env("AWS_SECRET_ACCESS_KEY", "canary");
     let ran = run(&mut command);
     assert_eq!(ran.code, Some(69), "{}", ran.stderr);

@@ -1,6 +1,8 @@
 //! The command `leasehold`, with real children.
 #![cfg(unix)]
 
+#[path = "../common/nobody.rs"]
+mod nobody;
 #[path = "../common/servers/mod.rs"]
 mod servers;
 

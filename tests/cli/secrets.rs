@@ -1,15 +1,19 @@
 //! No secret of a store URL in any output, in the title of the process, or in the environment of the command.
 
 use std::process::Stdio;
+use std::sync::LazyLock;
 
+use crate::nobody::Closed;
 use crate::support::{Running, Shared, leasehold, run, until};
 
 /// Also part of a name wherever it can be one.
 const CANARY: &str = "s3cr3t";
 
 fn url() -> String {
-    // Nothing listens there; the parts are those of every store with a password.
-    format!("mongodb://user:{CANARY}@127.0.0.1:9/db?collection=locks&serverSelectionTimeoutMS=500")
+    static CLOSED: LazyLock<Closed> = LazyLock::new(Closed::new);
+    let nobody = CLOSED.address();
+    // The parts are those of every store with a password.
+    format!("mongodb://user:{CANARY}@{nobody}/db?collection=locks&serverSelectionTimeoutMS=500")
 }
 
 #[test]

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::servers::mongod::{SERVER, ask, hello, initiate, is_writable, member};
-use super::servers::{home, servers};
+use super::servers::{home, servers, skip};
 
 /// How long a start or an election may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -46,7 +46,7 @@ impl Cluster {
             Ok(home) => home,
             // Somebody named a server, and there is no binary to start more.
             Err(why) => {
-                println!("SKIPPED: no mongod to start: {why}");
+                skip(&format!("no mongod to start: {why}"));
                 return None;
             }
         };
@@ -156,8 +156,9 @@ fn dies_with_us(command: &Command) -> Command {
     wrapped
 }
 
+/// Waits for what has no event of its own.
 #[track_caller]
-fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
     let started = Instant::now();
     while !cond() {
         assert!(started.elapsed() < PATIENCE, "it never came to be: {what}");

@@ -13,7 +13,10 @@ pub mod dynamodb;
 pub mod grpc;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
+#[cfg(unix)]
+pub mod nobody;
 pub mod proxy;
+pub mod seed;
 pub mod servers;
 #[cfg(feature = "spanner")]
 pub mod spanner;

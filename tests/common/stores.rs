@@ -22,88 +22,139 @@ pub struct Store {
     pub only_ends_age: bool,
     /// Each row says its format. Else the whole store does.
     pub rows_have_format: bool,
+    /// It tells waiters what changes. Else they poll.
+    pub tells: bool,
     /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
     pub swaps_give_up: bool,
     /// An empty store.
     pub open: fn() -> Opened,
 }
 
-/// Every store of this build, or the one that `LEASEHOLD_TEST_STORE` names.
-pub fn stores() -> Vec<Store> {
-    let stores: Vec<Store> = enrolled().into_iter().filter(|store| is_wanted(store.module)).collect();
-    assert!(!stores.is_empty(), "LEASEHOLD_TEST_STORE names no store of this build");
-    stores
+/// Calls a macro with the module of each store of this build: the one list of them.
+macro_rules! for_each_store {
+    ($each:ident) => {
+        $each!(memory);
+        #[cfg(feature = "sqlite")]
+        $each!(sqlite);
+        #[cfg(feature = "dynamodb")]
+        $each!(dynamodb);
+        #[cfg(feature = "mongodb")]
+        $each!(mongodb);
+        #[cfg(feature = "spanner")]
+        $each!(spanner);
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use for_each_store;
+
+/// The modules of the stores of this build.
+pub fn modules() -> Vec<&'static str> {
+    let mut modules = Vec::new();
+    macro_rules! add {
+        ($store:ident) => {
+            modules.push(stringify!($store))
+        };
+    }
+    for_each_store!(add);
+    modules
 }
 
 /// Whether `LEASEHOLD_TEST_STORE` names no other store than this one.
 pub fn is_wanted(module: &str) -> bool {
-    std::env::var("LEASEHOLD_TEST_STORE").map_or(true, |wanted| wanted == module)
+    let Ok(wanted) = std::env::var("LEASEHOLD_TEST_STORE") else { return true };
+    assert!(modules().contains(&wanted.as_str()), "LEASEHOLD_TEST_STORE names no store of this build: {wanted}");
+    wanted == module
 }
 
-/// Every store of this build.
-pub fn enrolled() -> Vec<Store> {
-    vec![
-        Store {
+/// Every store of this build whose server is there, or the one that `LEASEHOLD_TEST_STORE` names.
+pub fn stores() -> Vec<Store> {
+    modules().into_iter().filter(|module| is_wanted(module)).filter_map(enrolled).collect()
+}
+
+/// Runs a test on one store, unless another was asked for, or its server is missing, which the harness says.
+pub fn on(module: &str, test: impl FnOnce(&Store)) {
+    if let Some(store) = is_wanted(module).then(|| enrolled(module)).flatten() {
+        test(&store);
+    }
+}
+
+/// Runs a test on every store, each on a thread of its own, whose name a failure says.
+pub fn on_each(test: impl Fn(&Store) + Sync) {
+    let test = &test;
+    std::thread::scope(|scope| {
+        let running = stores().into_iter().map(|store| {
+            let name = format!("on {}", store.module);
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || test(&store)).unwrap()
+        });
+        let running: Vec<_> = running.collect();
+        let ended: Vec<_> = running.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        if let Some(panic) = ended.into_iter().find_map(Result::err) {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// The store of that module. None where its server is missing, which the harness says.
+pub fn enrolled(module: &str) -> Option<Store> {
+    let store = match module {
+        "memory" => Store {
             module: "memory",
             remembers_who_gave_up: true,
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: true,
+            tells: true,
             swaps_give_up: false,
             open: memory,
         },
         #[cfg(feature = "sqlite")]
-        Store {
+        "sqlite" => Store {
             module: "sqlite",
             remembers_who_gave_up: false,
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: false,
+            tells: true,
             swaps_give_up: false,
             open: sqlite,
         },
-    ]
-    .into_iter()
-    .chain(servers())
-    .collect()
-}
-
-/// The stores whose server is there. Where one is missing the harness says so.
-fn servers() -> impl Iterator<Item = Store> {
-    let all: [Option<Store>; _] = [
         #[cfg(feature = "dynamodb")]
-        super::servers::dynamodb_local().map(|_| Store {
+        "dynamodb" => super::servers::dynamodb_local().map(|_| Store {
             module: "dynamodb",
             remembers_who_gave_up: true,
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: true,
+            tells: false,
             swaps_give_up: true,
             open: dynamodb,
-        }),
+        })?,
         // A number in the attempt's session stops its late copies.
         #[cfg(feature = "mongodb")]
-        super::servers::mongod().map(|_| Store {
+        "mongodb" => super::servers::mongod().map(|_| Store {
             module: "mongodb",
             remembers_who_gave_up: false,
             gives_up_by_writing: false,
             only_ends_age: false,
             rows_have_format: true,
+            tells: true,
             swaps_give_up: false,
             open: mongodb,
-        }),
+        })?,
         #[cfg(feature = "spanner")]
-        super::servers::spanner_emulator().map(|_| Store {
+        "spanner" => super::servers::spanner_emulator().map(|_| Store {
             module: "spanner",
             remembers_who_gave_up: false,
             gives_up_by_writing: true,
             only_ends_age: true,
             rows_have_format: true,
+            tells: false,
             swaps_give_up: false,
             open: spanner,
-        }),
-    ];
-    all.into_iter().flatten()
+        })?,
+        _ => return None,
+    };
+    Some(store)
 }
 
 /// A store by two clients, and the clock that it goes by.

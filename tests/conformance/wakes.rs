@@ -14,10 +14,12 @@ use crate::support::*;
 const LONG: Duration = Duration::from_secs(20);
 
 /// Watches the keys on the first client; none where the store can't tell, which then lets go of the channel.
-fn watch(at: &Opened, keys: &[&str]) -> Option<Receiver<String>> {
+fn watch(store: &Store, at: &Opened, keys: &[&str]) -> Option<Receiver<String>> {
     let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
     let (to, told) = crossbeam_channel::unbounded();
-    if at.store.wake(&keys, to, &soon()).unwrap() {
+    let tells = at.store.wake(&keys, to, &soon()).unwrap();
+    assert_eq!(tells, store.tells, "whether it tells waiters is in the table of stores");
+    if tells {
         return Some(told);
     }
     assert_eq!(told.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected), "it can't tell and keeps the channel");
@@ -42,7 +44,7 @@ pub fn a_release_is_told(store: &Store) {
     let [mut a, mut b] = [exclusive(&at, "k"), exclusive(&at, "other")];
     granted(&*at.second, &mut a);
     granted(&*at.second, &mut b);
-    let Some(told) = watch(&at, &["k", "none"]) else { return };
+    let Some(told) = watch(store, &at, &["k", "none"]) else { return };
     release(&*at.second, &mut b);
     release(&*at.second, &mut a);
     let by = Instant::now() + LONG;
@@ -65,7 +67,7 @@ pub fn a_shared_holder_that_goes_is_told(store: &Store) {
     let (mut a, mut b) = (shared(&at, "k"), shared(&at, "k"));
     granted(&*at.second, &mut a);
     granted(&*at.second, &mut b);
-    let Some(told) = watch(&at, &["k"]) else { return };
+    let Some(told) = watch(store, &at, &["k"]) else { return };
     release(&*at.second, &mut a);
     assert_told(&told, "k");
     release(&*at.second, &mut b);
@@ -80,7 +82,7 @@ pub fn an_end_that_comes_sooner_is_told(store: &Store) {
     let mut long = exclusive(&at, "transferred");
     granted(&*at.second, &mut long);
     renewed(&*at.second, &mut long, renewal(Lease::For(10 * LEASE)));
-    let Some(told) = watch(&at, &["k", "transferred"]) else { return };
+    let Some(told) = watch(store, &at, &["k", "transferred"]) else { return };
     renewed(&*at.second, &mut a, Renewal { lease: Lease::For(LEASE), may_end_endless: true });
     assert_told(&told, "k");
     // To a shorter lease.
@@ -93,7 +95,7 @@ pub fn a_row_that_is_deleted_or_swapped_is_told(store: &Store) {
     let at = (store.open)();
     granted(&*at.second, &mut exclusive(&at, "swapped"));
     granted(&*at.second, &mut exclusive(&at, "deleted"));
-    let Some(told) = watch(&at, &["swapped", "deleted"]) else { return };
+    let Some(told) = watch(store, &at, &["swapped", "deleted"]) else { return };
     at.edit("swapped", |record| record.exclusive = None);
     assert_told(&told, "swapped");
     at.second.swap(&at.get("deleted"), None, &soon()).unwrap();
@@ -105,8 +107,8 @@ pub fn a_new_set_takes_the_place_of_the_old_one(store: &Store) {
     let keys = ["a", "b", "c"];
     let mut held = keys.map(|key| exclusive(&at, key));
     held.iter_mut().for_each(|a| drop(granted(&*at.second, a)));
-    let Some(first) = watch(&at, &["a", "b"]) else { return };
-    let Some(second) = watch(&at, &["b", "c"]) else { panic!("it can tell no longer") };
+    let Some(first) = watch(store, &at, &["a", "b"]) else { return };
+    let Some(second) = watch(store, &at, &["b", "c"]) else { panic!("it can tell no longer") };
     assert_over(&first);
     held.iter_mut().for_each(|a| drop(release(&*at.second, a)));
     let mut heard = [second.recv_timeout(LONG).unwrap(), second.recv_timeout(LONG).unwrap()];
@@ -120,10 +122,10 @@ pub fn a_key_of_both_sets_is_told_without_a_gap(store: &Store) {
     for round in 0..10 {
         let mut a = exclusive(&at, "k");
         granted(&*at.second, &mut a);
-        let Some(first) = watch(&at, &["k"]) else { return };
+        let Some(first) = watch(store, &at, &["k"]) else { return };
         let second = std::thread::scope(|scope| {
             let releasing = scope.spawn(|| release(&*at.second, &mut a));
-            let second = watch(&at, &["k", &format!("another-{round}")]).expect("it can tell");
+            let second = watch(store, &at, &["k", &format!("another-{round}")]).expect("it can tell");
             releasing.join().unwrap();
             second
         });
@@ -142,11 +144,11 @@ pub fn an_empty_set_ends_the_telling(store: &Store) {
     let at = (store.open)();
     let mut a = exclusive(&at, "k");
     granted(&*at.second, &mut a);
-    let Some(told) = watch(&at, &["k"]) else { return };
-    watch(&at, &[]);
+    let Some(told) = watch(store, &at, &["k"]) else { return };
+    watch(store, &at, &[]);
     assert_over(&told);
     // And it can begin again.
-    let told = watch(&at, &["k"]).expect("it can tell");
+    let told = watch(store, &at, &["k"]).expect("it can tell");
     release(&*at.second, &mut a);
     assert_told(&told, "k");
 }
@@ -155,12 +157,12 @@ pub fn nobody_who_listens_is_no_harm(store: &Store) {
     let at = (store.open)();
     let mut a = exclusive(&at, "k");
     granted(&*at.second, &mut a);
-    if watch(&at, &["k"]).is_none() {
+    if watch(store, &at, &["k"]).is_none() {
         return;
     }
     release(&*at.second, &mut a);
     granted(&*at.second, &mut a);
-    let told = watch(&at, &["k"]).expect("it can tell");
+    let told = watch(store, &at, &["k"]).expect("it can tell");
     release(&*at.second, &mut a);
     assert_told(&told, "k");
 }

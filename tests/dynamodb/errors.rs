@@ -9,6 +9,7 @@ use leasehold::dynamodb::aws_config::{self, BehaviorVersion, SdkConfig};
 use leasehold::{Error, ErrorKind, LockClient};
 
 use crate::common::dynamodb::config_at;
+use crate::common::nobody;
 use crate::*;
 
 fn text(error: &Error) -> String {
@@ -58,13 +59,10 @@ fn no_region_is_said() {
 #[test]
 fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
     // Nobody listens; nobody answers; somebody accepts and says nothing.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let silent = format!("http://{}", silent.local_addr().unwrap());
-    let closed = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        format!("http://{}", listener.local_addr().unwrap())
-    };
-    for endpoint in [closed.as_str(), "http://192.0.2.1:8000", silent.as_str(), "http://nowhere.invalid"] {
+    let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
+    let silent = silent.local_addr().unwrap().to_string();
+    for host in [&closed.address(), &mute.address(), &silent, nobody::NO_NAME] {
+        let endpoint = &format!("http://{host}");
         let started = Instant::now();
         let builder = leasehold::dynamodb::builder(config_at(endpoint), "locks");
         let error = builder.request_timeout(Duration::from_secs(1)).connect().unwrap_err();
@@ -133,20 +131,19 @@ fn a_client_works_and_is_dropped_inside_async_tasks() {
 #[test]
 fn the_last_clone_ends_the_thread() {
     needs_server!();
-    let table = Table::fresh();
-    let threads = || {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect::<Vec<_>>()
-    };
     if !cfg!(target_os = "linux") {
         return;
     }
-    let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
-    let clone = client.clone();
-    drop(client);
-    clone.lock("k").unwrap().release().unwrap();
-    assert!(threads().iter().any(|name| name.starts_with("leasehold-drive")), "{:?}", threads());
-    drop(clone);
+    crate::harness::alone::alone("errors::the_last_clone_ends_the_thread", || {
+        let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
+        let clone = client.clone();
+        drop(client);
+        clone.lock("k").unwrap().release().unwrap();
+        let ours = crate::harness::threads::ours();
+        assert!(ours.iter().any(|name| name.starts_with("leasehold-drive")), "{ours:?}");
+        drop(clone);
+        crate::harness::threads::none_soon();
+    });
 }
 
 /// How often the thread of the SDK has gone to sleep or was stopped.

@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use common::bench::{LONG, wait_until};
-use common::stores::{Opened, stores};
+use common::stores::{Opened, on_each};
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::{ClientBuilder, ElectionBuilder, Leader, LockClient, TermEnd};
@@ -57,12 +57,8 @@ impl Opened {
 }
 
 /// Runs a case on an empty store of each kind.
-fn on_every_store(case: impl Fn(&Opened)) {
-    for store in stores() {
-        // A failure names the store.
-        println!("on {}", store.module);
-        case(&(store.open)());
-    }
+fn on_every_store(case: impl Fn(&Opened) + Sync) {
+    on_each(|store| case(&(store.open)()));
 }
 
 /// A node that tells what it is told.

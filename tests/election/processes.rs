@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Select;
 
+use crate::common::stores::stores;
 use crate::common::urls::{Shared, shared};
 use crate::harness::oracle::assert_one_leader_at_a_time;
 use crate::harness::process::Worker;

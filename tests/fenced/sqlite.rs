@@ -66,6 +66,8 @@ fn no_rival_comes_between_the_assertion_and_the_commit() {
             let rival = client.lock("a").unwrap();
             (open.data.text("a"), rival.fencing_token())
         });
+        // It waits for the transaction, as the next one does in vain.
+        assert!(!matches!(client.try_lock_for("a", millis(200)), Ok(Some(_))), "a rival came before the commit");
         assert!(!rival.is_finished());
         transaction.commit().unwrap();
         let (seen, token) = rival.join().unwrap();

@@ -4,6 +4,7 @@
 #![allow(dead_code)] // Every test binary uses its own part of it.
 
 pub mod alone;
+pub mod lateness;
 pub mod oracle;
 pub mod process;
 pub mod threads;
@@ -11,21 +12,20 @@ pub mod worker;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
-use leasehold::internals::store::Backend;
 use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 #[cfg(feature = "sqlite")]
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::store::{Backend, GrantForm};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 
 /// How long anything may take that only a broken test or library would not do at once.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// What a loaded machine may add to a bound.
+/// What a loaded machine may add to a bound, where a server has a part in it; else see [`lateness::slack`].
 pub const SLACK: Duration = Duration::from_millis(1500);
 
 pub const fn millis(ms: u64) -> Duration {
@@ -38,10 +38,8 @@ pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new() -> Folder {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("leasehold-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a temporary folder");
+        let path = std::env::temp_dir().join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
+        std::fs::create_dir(&path).expect("a temporary folder");
         Folder(path)
     }
 
@@ -155,9 +153,11 @@ pub fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
 /// Runs `call`, which must be over within `bound`.
 #[track_caller]
 pub fn within<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
+    lateness::measure();
     let started = Instant::now();
     let value = call();
     let took = started.elapsed();
-    assert!(took <= bound + SLACK, "{what} took {took:?}, but its bound is {bound:?}");
+    let slack = lateness::slack(started);
+    assert!(took <= bound + slack, "{what} took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
     value
 }

@@ -32,6 +32,8 @@ pub fn none_soon() {
 /// Takes from this process the right, and its user's room, to start threads.
 pub fn no_new_threads() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    // It needs a thread.
+    super::lateness::measure();
     let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
     setrlimit(Resource::RLIMIT_NPROC, 1, hard).expect("a limit");
     // Root has no limit.

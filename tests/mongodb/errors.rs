@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, ErrorKind, LockClient};
 
 use crate::common::mongodb::{Rows, settings};
+use crate::common::nobody;
 use crate::*;
 
 pub fn text(error: &Error) -> String {
@@ -53,10 +54,9 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
 #[test]
 fn a_server_that_is_not_there_is_said_within_the_deadline() {
     // Nobody listens; nobody answers; somebody accepts and says nothing.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
     let silent = silent.local_addr().unwrap().to_string();
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    for host in [closed.as_str(), "192.0.2.1:27017", silent.as_str(), "nowhere.invalid"] {
+    for host in [&closed.address(), &mute.address(), &silent, nobody::NO_NAME] {
         for timeout in [1, 5] {
             let started = Instant::now();
             let url = format!("mongodb://me:canary@{host}/app");

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use leasehold::{Error, ErrorKind, LockClient};
 
+use crate::common::nobody;
 use crate::common::spanner::{Database, settings};
 use crate::*;
 
@@ -64,10 +65,9 @@ fn a_missing_instance_or_database_is_named() {
 #[test]
 fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
     // Nobody listens; nobody answers; somebody accepts and says nothing.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
     let silent = silent.local_addr().unwrap().to_string();
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    for host in [closed.as_str(), "192.0.2.1:9010", silent.as_str(), "nowhere.invalid:9010"] {
+    for host in [&closed.address(), &mute.address(), &silent, &format!("{}:9010", nobody::NO_NAME)] {
         let started = Instant::now();
         let builder = leasehold::spanner::builder(settings(host), PATH, "locks");
         let error = builder.request_timeout(Duration::from_secs(1)).connect().unwrap_err();

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leasehold::internals::lease::{Ask, End, Holder, Labels, Lease, Mode};
@@ -19,9 +18,7 @@ pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new() -> Folder {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("leasehold-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
-        let path = std::env::temp_dir().join(name);
+        let path = std::env::temp_dir().join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
         std::fs::create_dir(&path).unwrap();
         Folder(path)
     }

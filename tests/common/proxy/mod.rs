@@ -76,6 +76,7 @@ pub struct Rule {
     mode: Mode,
     texts: Vec<String>,
     skip: u64,
+    count: u64,
     left: u64,
 }
 
@@ -87,7 +88,7 @@ impl Rule {
 
     /// The next so many.
     pub fn next(count: u64, mode: Mode) -> Rule {
-        Rule { mode, texts: Vec::new(), skip: 0, left: count }
+        Rule { mode, texts: Vec::new(), skip: 0, count, left: count }
     }
 
     /// Only requests that have this text, like the name of an operation, in their head or body. Said twice, both.
@@ -100,6 +101,11 @@ impl Rule {
     pub fn after(mut self, count: u64) -> Rule {
         self.skip = count;
         self
+    }
+
+    /// Whether requests that it waits for did not come; for every request means for any of them.
+    fn is_unmet(&self) -> bool {
+        if self.count == u64::MAX { self.left == self.count } else { self.left > 0 }
     }
 
     /// Whether it is for this request; counts down.
@@ -197,9 +203,11 @@ impl Proxy {
         self.inner.lock().rules.push(rule);
     }
 
-    /// Forgets all rules. What they have done to a connection stays.
-    pub fn clear(&self) {
-        self.inner.lock().rules.clear();
+    /// Forgets all rules. What they have done to a connection stays. Returns those that some of their requests never
+    /// came for: a fault that nothing has met proves nothing.
+    pub fn clear(&self) -> Vec<Rule> {
+        let rules = std::mem::take(&mut self.inner.lock().rules);
+        rules.into_iter().filter(|rule| rule.is_unmet()).collect()
     }
 
     /// Moves the `Date` header of every answer, beside the rules.

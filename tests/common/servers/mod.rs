@@ -153,9 +153,9 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
         return Ok(Running { url, _user: Some(user) });
     }
     let mut url = launch(server, &home, &room);
-    if url.is_err() {
-        // Its port may have been taken from under it.
-        url = launch(server, &home, &room);
+    for _ in 0..2 {
+        // Its port, or the one ten above, may have been taken from under it.
+        url = url.or_else(|_| launch(server, &home, &room));
     }
     let url = url?;
     fs::write(&known, &url).map_err(told(&known))?;

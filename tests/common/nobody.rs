@@ -1,0 +1,48 @@
+//! Addresses on this host at which nobody serves, each for as long as it lives: no other program gets its port, and
+//! nothing leaves the machine.
+#![allow(dead_code)] // Each test binary uses its own part of it.
+
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use nix::sys::socket::{Backlog, listen};
+
+/// A name that the resolver refuses by itself: its only label is longer than one can be.
+pub const NO_NAME: &str = "a-name-that-is-longer-than-the-63-letters-that-a-label-can-have-at-most";
+
+/// Who connects there is refused: the port is that of our end of a connection, and nobody listens.
+pub struct Closed(TcpStream, TcpListener);
+
+/// Who connects there gets no answer: nobody takes the connections, and no more fit.
+pub struct Mute(TcpListener, Vec<TcpStream>);
+
+impl Closed {
+    pub fn new() -> Closed {
+        let other = silent();
+        Closed(TcpStream::connect(other.local_addr().expect("its address")).expect("a connection"), other)
+    }
+
+    pub fn address(&self) -> String {
+        self.0.local_addr().expect("its address").to_string()
+    }
+}
+
+impl Mute {
+    pub fn new() -> Mute {
+        let listener = silent();
+        listen(&listener, Backlog::new(0).expect("a backlog")).expect("a shorter queue");
+        let address = listener.local_addr().expect("its address");
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
+        let waiting = std::iter::from_fn(connect).collect();
+        Mute(listener, waiting)
+    }
+
+    pub fn address(&self) -> String {
+        self.0.local_addr().expect("its address").to_string()
+    }
+}
+
+/// One that takes a connection and says nothing.
+pub fn silent() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").expect("a free port")
+}
