@@ -369,6 +369,24 @@ fn each_way_to_end_is_told_once() {
 }
 
 #[test]
+fn whoever_stands_behind_another_is_counted_too() {
+    for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
+        let run = Run::new(store, 1);
+        let held = run.rival.lock("k").unwrap();
+        let waiters: Vec<_> = (0..3)
+            .map(|_| {
+                let client = run.client.clone();
+                std::thread::spawn(move || client.lock("k").unwrap().release().unwrap())
+            })
+            .collect();
+        wait_until(|| run.ledger.0.lock().waits.values().sum::<i64>() == 3);
+        held.release().unwrap();
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+        assert!(run.ledger.is_balanced());
+    }
+}
+
+#[test]
 fn labels_for_metrics_are_plain_words() {
     let names = [Operation::Acquire.name(), ErrorKind::TimedOut.name(), WaitEnd::OtherGranted.name()];
     assert_eq!(names, ["acquire", "timed_out", "other_granted"]);

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::family::Family;
-use super::queue::{Leaves, May, Ticket};
+use super::queue::{Leaves, May, SILENT, Ticket};
 use super::undo::give_up;
 use crate::engine::options::MAX_ACQUIRE_LEASE;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, Obtained, Patience, WaitSpec};
-use crate::lease::{Lease, Mode, backoff};
+use crate::lease::{Lease, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::LockStatus;
@@ -17,9 +17,6 @@ use crate::store::{Acquired, Attempt, Renewal, Renewed, Seen};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::observing::WaitSpan;
-
-/// A store that takes longer than that to answer is in trouble.
-const FAIR: Duration = Duration::from_secs(1);
 
 /// Obtains the lock, or says who holds it.
 pub fn obtain(family: &Arc<Family>, spec: WaitSpec, patience: Patience) -> Result<Obtained> {
@@ -119,10 +116,8 @@ impl<'a> Wait<'a> {
             self.line.stood_back = true;
             return self.ended();
         }
-        // Of many that come at the same moment only the first one asks. Those who share need a grant each, and
-        // would get one after the other.
-        if !asks_once && (has_line || self.spec.lock.mode == Mode::Exclusive) {
-            self.line.ticket = Some(self.family.queues.enter(self.spec.lock.clone()));
+        if !asks_once && has_line {
+            self.enter();
         }
         let outcome = self.go_on(&overall, asks_once);
         // What was handed over at the last moment comes along.
@@ -150,16 +145,14 @@ impl<'a> Wait<'a> {
 
     /// Asks, or takes what was given.
     pub(super) fn act(&mut self, turn: Turn, overall: &Deadline) -> Result<Round> {
-        match turn {
+        let round = match turn {
             Turn::Over => Ok(Round::Trouble),
-            Turn::Ask => {
-                let round = self.attempt(overall);
-                self.line.ticket.iter().for_each(Ticket::asked);
-                round
-            }
+            Turn::Ask => self.attempt(overall),
             Turn::Given(granted) if self.family.clock.now() < granted.held_until => self.granted(granted, overall),
             Turn::Given(granted) => self.void(granted.attempt, overall),
-        }
+        };
+        self.line.ticket.iter().for_each(Ticket::asked);
+        round
     }
 
     fn go_on(&mut self, overall: &Deadline, asks_once: bool) -> Result<Obtained> {
@@ -191,7 +184,7 @@ impl<'a> Wait<'a> {
     /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self) {
         self.begins();
-        self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone())).waits();
+        self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone()));
     }
 
     /// Waits for the turn to ask, or for what is handed over.
@@ -216,7 +209,6 @@ impl<'a> Wait<'a> {
             }
             self.tell();
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
-            ticket.waits();
             if !overall.wait_for_or(self.tell_after(), ticket.nudged()) {
                 return Turn::Over;
             }
@@ -242,6 +234,11 @@ impl<'a> Wait<'a> {
         Ok(Round::Trouble)
     }
 
+    /// Those behind it in the line see how long a request of its takes.
+    pub(super) fn asks(&self, at: Option<Instant>) {
+        self.line.ticket.iter().for_each(|ticket| ticket.asks(at));
+    }
+
     /// The store says how it stands with the lock.
     pub(super) fn answered(&mut self) {
         (self.known.last_error, self.known.is_out) = (None, false);
@@ -251,7 +248,7 @@ impl<'a> Wait<'a> {
     /// A request that began at `asked` failed. One that was cut off by the end of the call right after it began says
     /// nothing of the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
-        self.is_in_trouble(error, !overall.is_over() || asked.elapsed() >= FAIR);
+        self.is_in_trouble(error, !overall.is_over() || asked.elapsed() >= SILENT);
     }
 
     fn is_in_trouble(&mut self, error: Error, is_out: bool) {
@@ -331,7 +328,9 @@ impl<'a> Wait<'a> {
             attempt.sends += 1;
             self.effort.attempts += 1;
             let by = overall.clone().within(family.options.request_timeout);
+            self.asks(Some(asked));
             let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
+            self.asks(None);
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let mut held_until = terms.first_held_until(sent, holder.until, now);

@@ -144,7 +144,10 @@ impl Wait<'_> {
         let by = overall.clone().within(self.family.options.request_timeout);
         let which = Which::Key(self.spec.lock.key.clone());
         let asked = Instant::now();
-        match self.family.backend.read(&which, None, false, &by) {
+        self.asks(Some(asked));
+        let answer = self.family.backend.read(&which, None, false, &by);
+        self.asks(None);
+        match answer {
             Ok(mut page) => {
                 self.answered();
                 self.known.refusal = page.records.pop().or(self.known.refusal.take());

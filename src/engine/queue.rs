@@ -4,14 +4,17 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use crate::engine::spec::{Granted, LockSpec};
 use crate::lease::Mode;
-use crate::model::error::Error;
+use crate::model::error::{Error, ErrorKind};
+
+/// A store that takes longer than that to answer is in trouble.
+pub const SILENT: Duration = Duration::from_secs(1);
 
 /// The lines of one client family, by key.
 pub struct Queues {
@@ -37,8 +40,8 @@ struct Place {
     is_held: AtomicBool,
     /// Until then other processes have their turn.
     stands_back: Mutex<Option<Instant>>,
-    /// It was refused, or stands behind another: it is worth telling when the lock may be free.
-    waits: AtomicBool,
+    /// The request of its that is under way.
+    asked_at: Mutex<Option<Instant>>,
     /// The store is in trouble, as its last requests found.
     trouble: Mutex<Option<Error>>,
 }
@@ -79,7 +82,7 @@ impl Queues {
             nudged,
             is_held: AtomicBool::new(false),
             stands_back: Mutex::default(),
-            waits: AtomicBool::new(false),
+            asked_at: Mutex::default(),
             trouble: Mutex::default(),
         });
         let key = place.spec.key.clone();
@@ -117,14 +120,18 @@ impl Queues {
 
     /// The trouble with the store that the head of the line is in; nobody behind it asks.
     pub fn trouble(&self, key: &str) -> Option<Error> {
-        self.head(key)?.trouble.lock().clone()
+        let head = self.head(key)?;
+        if let Some(error) = head.trouble.lock().clone() {
+            return Some(error);
+        }
+        let silent = head.asked_at.lock().map(|at| at.elapsed()).filter(|silent| *silent >= SILENT)?;
+        let message = format!("another call of this client has had no answer for {:.1} s", silent.as_secs_f64());
+        Some(Error::new(ErrorKind::Store, message).retryable())
     }
 
     /// The keys that somebody waits for.
     pub fn keys(&self) -> BTreeSet<String> {
-        let lines = self.lines.lock();
-        let waits = |line: &VecDeque<Arc<Place>>| line.iter().any(|place| place.waits.load(Ordering::SeqCst));
-        lines.iter().filter(|(_, line)| waits(line)).map(|(key, _)| key.clone()).collect()
+        self.lines.lock().keys().cloned().collect()
     }
 
     /// Becomes ready when a line has ended.
@@ -206,14 +213,14 @@ impl Ticket {
         &self.place.nudged
     }
 
-    /// It goes on to wait.
-    pub fn waits(&self) {
-        self.place.waits.store(true, Ordering::SeqCst);
+    /// A request of its is under way since `at`; `None`: it has ended.
+    pub fn asks(&self, at: Option<Instant>) {
+        *self.place.asked_at.lock() = at;
     }
 
-    /// What those behind it are told of the store.
+    /// What those behind it are told of the store: to them it is no more than that it did not answer.
     pub fn is_in_trouble(&self, trouble: Option<Error>) {
-        *self.place.trouble.lock() = trouble;
+        *self.place.trouble.lock() = trouble.map(Error::of_read);
     }
 
     /// Whether the waiter may ask now; while it does, nobody hands over to it.
@@ -269,10 +276,8 @@ impl Ticket {
                 line.retain(|place| !Arc::ptr_eq(place, &self.place));
                 if line.is_empty() {
                     lines.remove(key);
-                    if self.place.waits.load(Ordering::SeqCst) {
-                        // A full channel holds one already.
-                        let _ = self.queues.ended.try_send(());
-                    }
+                    // A full channel holds one already.
+                    let _ = self.queues.ended.try_send(());
                 }
             }
         }
@@ -280,6 +285,12 @@ impl Ticket {
             let share = [&head.spec, &self.place.spec].iter().all(|spec| spec.mode == Mode::Shared);
             let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
+            if !has_lock {
+                // Nothing else is known of the store until the next one has asked.
+                let trouble = self.place.trouble.lock().take();
+                let mut heads = head.trouble.lock();
+                *heads = heads.take().or(trouble);
+            }
             head.nudge();
         }
         match before {

@@ -208,7 +208,10 @@ impl Hold {
         // A heartbeat that hangs keeps the attempt: then a copy has to do.
         let released = match self.requests.attempt.try_lock_until(half()) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, tries, earlier),
-            None => self.repeat_release(&mut self.requests.spare.lock(), by, tries, earlier),
+            None => match self.requests.spare.try_lock_until(by) {
+                Some(mut spare) => self.repeat_release(&mut spare, by, tries, earlier),
+                None => Err(self.error(ErrorKind::Store, "another release of it is under way").retryable()),
+            },
         };
         released.and(given_up)
     }
