@@ -59,7 +59,8 @@ pub(super) enum SqliteError {
 
     #[error(
         "another process has this file open by another path (a hard link, or a mount of the file alone), and keeps its \
-         log there, so neither would see what the other one writes; use one path, and mount the folder"
+         log there, so neither would see what the other one writes; use one path, and mount the folder (or the file was \
+         moved while that process has it open: end it)"
     )]
     OtherPath { path: PathBuf },
 

@@ -88,8 +88,12 @@ mod linux {
             let take = || {
                 lock(&locks.database, libc::F_RDLCK, SHARED)?;
                 lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
-                lock(&locks.database, libc::F_RDLCK, (place, 1))?;
-                is_elsewhere(&locks.database, place)
+                match lock(&locks.database, libc::F_RDLCK, (place, 1)) {
+                    Ok(()) => Ok(is_elsewhere(&locks.database, place)),
+                    // Where offsets are not so large places can't be told apart.
+                    Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
+                    Err(error) => Err(error),
+                }
             };
             match take() {
                 Ok(false) => Ok(Taken::Locks(locks)),
@@ -162,7 +166,7 @@ mod linux {
             let Ok(database) = self.open(path, Some(file)) else { return false };
             let found = file::place(path).map(|place| is_elsewhere(&database, PLACES + off_t::from(place)));
             self.0.push(database);
-            matches!(found, Ok(Ok(true)))
+            found.unwrap_or(false)
         }
 
         /// Whether one of these shows that the file system of `file` refuses locks of descriptions. It is not closed, so
@@ -231,14 +235,20 @@ mod linux {
 
     /// Whether anybody has a lock there, this process by another description included.
     fn is_locked(file: &File, bytes: Bytes) -> nix::Result<bool> {
-        let mut found = flock(libc::F_WRLCK, bytes);
-        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
-        Ok(found.l_type != libc::F_UNLCK as c_short)
+        Ok(locked(file, bytes)?.is_some())
     }
 
-    /// Whether somebody has the lock of another place.
-    fn is_elsewhere(database: &File, place: off_t) -> nix::Result<bool> {
-        Ok(is_locked(database, (PLACES, place - PLACES))? || is_locked(database, (place + 1, 0))?)
+    fn locked(file: &File, bytes: Bytes) -> nix::Result<Option<libc::flock>> {
+        let mut found = flock(libc::F_WRLCK, bytes);
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
+        Ok(Some(found).filter(|found| found.l_type != libc::F_UNLCK as c_short))
+    }
+
+    /// Whether somebody is seen to have the lock of another place. A lock on all of the file, as a copy takes it, is none.
+    fn is_elsewhere(database: &File, place: off_t) -> bool {
+        let is_place = |found: libc::flock| found.l_start >= PLACES && found.l_len == 1;
+        let others = [(PLACES, place - PLACES), (place + 1, 0)];
+        others.into_iter().any(|bytes| matches!(locked(database, bytes), Ok(Some(found)) if is_place(found)))
     }
 
     /// Whether the system or the file system does not know such locks.

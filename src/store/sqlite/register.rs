@@ -37,6 +37,8 @@ const END: Duration = Duration::from_secs(1);
 /// waits until its deadline.)
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 static FILES: Mutex<Files> = Mutex::new(Files::new());
+/// Connections that were closed and had no turn to say so: whoever has the next one does. Held for a moment only.
+static UNSAID: Mutex<Vec<(FileId, IsCounted)>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Files {
@@ -92,6 +94,18 @@ impl Files {
     fn at(&mut self, file: FileId) -> Option<&mut Open> {
         self.open.iter_mut().find(|open| open.file == file)
     }
+
+    /// SQLite has closed a connection to it.
+    fn closed(&mut self, file: FileId, is_counted: IsCounted) {
+        let Files { open, idle, .. } = self;
+        match (open.iter_mut().find(|open| open.file == file), is_counted) {
+            (Some(open), IsCounted::AsClosing) => open.closing = open.closing.saturating_sub(1),
+            (Some(open), IsCounted::AsUsing) => open.end_one(idle),
+            (None, _) => {}
+        }
+        open.retain(|open| open.using + open.closing > 0);
+        idle.close();
+    }
 }
 
 /// The register, for a moment.
@@ -122,6 +136,9 @@ impl Turn {
                     if files.parents.iter().any(|(open, _)| !open.is_empty()) {
                         return Err(SqliteError::OpenInParent { path: path.to_owned() });
                     }
+                    // In a child it may never be free; what stands there is then the parent's.
+                    let unsaid = UNSAID.try_lock().map(|mut unsaid| std::mem::take(&mut *unsaid));
+                    unsaid.into_iter().flatten().for_each(|(file, is_counted)| files.closed(file, is_counted));
                     return Ok(Turn { files, _holder });
                 }
                 Err(holder) => holder,
@@ -166,8 +183,14 @@ pub(super) struct Opened {
 struct Closing {
     /// For both turns together.
     by: Deadline,
-    /// Whether the register knows of it.
-    is_counted: bool,
+    is_counted: IsCounted,
+}
+
+/// As what the register counts a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IsCounted {
+    AsUsing,
+    AsClosing,
 }
 
 impl Opened {
@@ -253,7 +276,8 @@ impl Opened {
     fn closing_by(&mut self, by: Deadline) {
         self.locks = None;
         let turn = Turn::take(Path::new(""), &by);
-        self.closing = Some(Closing { by, is_counted: turn.is_ok() });
+        let is_counted = if turn.is_ok() { IsCounted::AsClosing } else { IsCounted::AsUsing };
+        self.closing = Some(Closing { by, is_counted });
         if let Ok(mut files) = turn {
             let Files { open, idle, .. } = &mut *files;
             if let Some(open) = open.iter_mut().find(|open| open.file == self.file) {
@@ -268,15 +292,9 @@ impl Drop for Opened {
     fn drop(&mut self) {
         self.closing();
         let Some(Closing { by, is_counted }) = self.closing.take() else { return };
-        if let Ok(mut files) = Turn::take(Path::new(""), &by) {
-            let Files { open, idle, .. } = &mut *files;
-            match open.iter_mut().find(|open| open.file == self.file) {
-                Some(open) if is_counted => open.closing = open.closing.saturating_sub(1),
-                Some(open) => open.end_one(idle),
-                None => {}
-            }
-            open.retain(|open| open.using + open.closing > 0);
-            idle.close();
+        match Turn::take(Path::new(""), &by) {
+            Ok(mut files) => files.closed(self.file, is_counted),
+            Err(_) => UNSAID.lock().push((self.file, is_counted)),
         }
     }
 }
@@ -307,11 +325,15 @@ mod tests {
         let over = crate::ClientBuilder::over(Arc::new(store), crate::sys::clock::Clock::system());
         let bound = Duration::from_millis(100);
         let client = over.drop_timeout(bound).connect().unwrap();
+        let files = |turn: &Turn| turn.open.iter().map(|open| open.file).collect::<Vec<_>>();
         let turn = Turn::take(&folder, &soon()).unwrap();
+        let ours = file::identity(&folder.join("locks.db")).unwrap().unwrap();
+        assert!(files(&turn).contains(&ours));
         let started = std::time::Instant::now();
         drop(client);
         let took = started.elapsed();
         drop(turn);
+        assert!(!files(&Turn::take(&folder, &soon()).unwrap()).contains(&ours), "it stays open for good");
         assert!(took >= bound / 2 && took < bound * 5, "{took:?}");
         std::fs::remove_dir_all(folder).unwrap();
     }
