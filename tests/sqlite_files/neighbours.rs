@@ -264,3 +264,21 @@ fn a_file_that_another_process_has_open_by_another_name_is_refused() {
     drop(store);
     assert!(!is_granted_to_another_process(test, &folder, "k"));
 }
+
+/// A tool that copies the file may lock all of it against writers, which SQLite's readers of a log do not mind.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_lock_on_all_of_the_file_is_not_taken_for_another_name() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::libc::{self, c_short};
+
+    let folder = Folder::new();
+    drop(open(&folder.file()));
+    let copied = File::open(folder.file()).unwrap();
+    let (l_type, l_whence) = (libc::F_RDLCK as c_short, libc::SEEK_SET as c_short);
+    let all = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(&copied, FcntlArg::F_OFD_SETLK(&all)).unwrap();
+    let store = open(&folder.file());
+    granted(&store, &mut attempt("k", "a"));
+    drop((store, copied));
+}
