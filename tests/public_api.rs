@@ -52,8 +52,9 @@ fn paths() -> BTreeSet<String> {
                 [kind, name, "html"] if name != "index" && found.insert(path(name)) => {
                     let html = read(folder.join(page));
                     // What follows comes from traits of others, and an alias shows what belongs to another crate.
-                    let own =
-                        html.split("-implementations\" class").next().filter(|_| kind != "type").unwrap_or_default();
+                    let before = |html: &'_ str, mark| html.find(mark).unwrap_or(html.len());
+                    let end = before(&html, "-implementations\" class").min(before(&html, "id=\"deref-methods-"));
+                    let own = if kind == "type" { "" } else { &html[..end] };
                     let members = quoted(own, "id=\"").filter(|id| !id.ends_with(".fields")).filter_map(|id| {
                         ["method.", "tymethod.", "variant.", "structfield."]
                             .iter()
