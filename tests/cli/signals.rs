@@ -116,6 +116,23 @@ fn a_stopped_leasehold_ends_its_command_before_another_is_let_in() {
     assert_eq!(running.end().code, Some(76));
 }
 
+/// The command is killed beside it, and the store would still take a release.
+#[test]
+fn what_was_killed_by_the_keeper_is_a_loss() {
+    for _ in 0..3 {
+        let store = Store::new();
+        let script = "echo $$; while :; do sleep 0.01; done";
+        let mut running = Running::start(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
+        let pid = running.line();
+        running.signal(Signal::SIGSTOP);
+        until("it is killed", || state(&pid) == "Z");
+        running.signal(Signal::SIGCONT);
+        let ran = running.end();
+        assert_eq!(ran.code, Some(76), "{}", ran.stderr);
+        assert!(ran.stderr.contains("was lost"), "{}", ran.stderr);
+    }
+}
+
 #[test]
 fn nothing_is_left_behind_for_a_command_that_ended() {
     let store = Store::new();
