@@ -53,7 +53,8 @@ fn is_stop(signal: Signal) -> bool {
 
 impl<'a> Holding<'a> {
     pub fn new(ask: &'a Ask, on_loss: OnLoss, guard: LockGuard, job: Job) -> Holding<'a> {
-        let held_until = since_boot();
+        // A hold that is never seen as held leaves no time for TERM.
+        let held_until = Duration::ZERO;
         Holding { ask, on_loss, guard, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
     }
 
@@ -97,7 +98,7 @@ impl<'a> Holding<'a> {
         if self.guard.is_held() {
             self.held_until = since_boot().saturating_add(self.guard.remaining());
         }
-        let is_ended_by_loss = self.on_loss == OnLoss::Kill && !self.job.is_stopped();
+        let is_ended_by_loss = self.on_loss == OnLoss::Kill && !self.job.is_frozen();
         let by_loss = is_ended_by_loss.then(|| self.held_until.saturating_add(self.ask.kill_after()));
         let decided = self.kill.as_ref().map(|(at, _)| *at);
         let kill_at = by_loss.into_iter().chain(decided).min();
@@ -192,19 +193,24 @@ impl<'a> Holding<'a> {
         let lease_left = (self.held_until.saturating_add(self.ask.lease / 3)).saturating_sub(since_boot());
         let Holding { guard, job, lost, told_to_end, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
-        let lost = lost.or_else(|| guard.loss().get());
         let key = guard.key().to_owned();
+        // The keeper may have killed the command before the loss was told.
+        let was_lost = lost.is_some() || guard.loss().get().is_some() || !guard.is_held();
+        if was_lost && lost.is_none() {
+            let why = guard.loss().wait_timeout(TOLD).map_or_else(|| "expired".to_owned(), |loss| loss.to_string());
+            say(&format!("the lock {key:?} was lost: {why}; the command has ended"));
+        }
         let released = release(guard, lease_left);
         job.finish();
         let is_unanswered = matches!(&released, Err(error) if !is_lost(error));
-        let end = match (lost, released) {
-            (Some(_), _) => End::Lost(told_to_end),
-            (None, Ok(())) => End::Command(ended),
-            (None, Err(Some(error))) if error.kind() == ErrorKind::Lost => {
+        let end = match (was_lost, released) {
+            (true, _) => End::Lost(told_to_end),
+            (false, Ok(())) => End::Command(ended),
+            (false, Err(Some(error))) if error.kind() == ErrorKind::Lost => {
                 say(&error.to_string());
                 End::Lost(told_to_end)
             }
-            (None, Err(error)) => {
+            (false, Err(error)) => {
                 let why = error.map_or_else(|| "the store does not answer".to_owned(), |error| error.to_string());
                 say(&format!("the lock {key:?} could not be released and ends with its lease: {why}"));
                 End::Command(ended)

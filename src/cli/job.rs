@@ -1,13 +1,17 @@
 //! The command that runs: its process, and the group that the process leads.
 
 use std::io;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
+#[cfg(target_os = "linux")]
+use nix::sys::wait::{Id, waitid};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+#[cfg(target_os = "linux")]
+use nix::unistd::getpgid;
 use nix::unistd::{Pid, getpgrp};
 
 use crate::failure::code;
@@ -17,6 +21,7 @@ use crate::terminal::Terminal;
 
 /// Only the main thread may have one: on Linux the command dies with the thread that started it.
 pub struct Job {
+    child: Child,
     group: Pid,
     /// A process of it that ran at the last look.
     member: Option<i32>,
@@ -30,6 +35,8 @@ pub struct Job {
     /// Nothing of the group is left. From then on its number may be that of a stranger.
     gone: bool,
     stopped: bool,
+    /// All of the group was stopped, also what ignores Ctrl-Z.
+    frozen: bool,
 }
 
 impl Job {
@@ -41,8 +48,9 @@ impl Job {
         let mut keeper = Keeper::start()?;
         let child = prepared.process_group(0).spawn()?;
         let group = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        keeper.keep(group, None);
+        let _ = keeper.keep(group, None);
         Ok(Job {
+            child,
             group,
             member: None,
             keeper: Some(keeper),
@@ -51,6 +59,7 @@ impl Job {
             ended_by: None,
             gone: false,
             stopped: false,
+            frozen: false,
         })
     }
 
@@ -68,10 +77,21 @@ impl Job {
         self.stopped
     }
 
+    /// Whether nothing of the group can run until it is continued.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
     /// When the group is killed if this process stands still.
     pub fn kill_at(&mut self, since_boot: Option<Duration>) {
         if let Some(keeper) = &mut self.keeper {
-            keeper.keep(self.group, since_boot);
+            if keeper.keep(self.group, since_boot) {
+                return;
+            }
+            // It was stopped or ended by somebody.
+            self.keeper.take().into_iter().for_each(Keeper::dismiss);
+            self.keeper = Keeper::start().ok();
+            let _ = self.keeper.as_mut().is_some_and(|keeper| keeper.keep(self.group, since_boot));
         }
     }
 
@@ -88,7 +108,8 @@ impl Job {
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED;
         let mut stop = None;
         loop {
-            match waitpid(None, Some(flags)) {
+            self.look_at_leader();
+            match waitpid(Pid::from_raw(-self.group.as_raw()), Some(flags)) {
                 Ok(WaitStatus::Exited(pid, status)) if pid == self.group => {
                     self.ended = Some(u8::try_from(status & 0xff).unwrap_or(code::INTERNAL));
                 }
@@ -99,13 +120,16 @@ impl Job {
                 Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group => stop = Some(signal),
                 Ok(WaitStatus::Continued(pid)) if pid == self.group => {
                     stop = None;
-                    self.stopped = false;
+                    (self.stopped, self.frozen) = (false, false);
                 }
                 Ok(WaitStatus::StillAlive) => break,
-                Ok(_) | Err(Errno::EINTR) => {}
+                // EINVAL: one was waited for that a signal had ended which nix does not know.
+                Ok(_) | Err(Errno::EINTR | Errno::EINVAL) => {}
                 Err(_) => break,
             }
         }
+        #[cfg(target_os = "linux")]
+        self.reap_others();
         // Asked only after the leader was waited for, in the one thread that also sends.
         self.gone = self.ended.is_some() && !is_alive(self.group, &mut self.member);
         if self.gone {
@@ -113,6 +137,37 @@ impl Job {
         }
         self.stopped |= stop.is_some();
         stop.is_some_and(|signal| self.stop_with_it(signal))
+    }
+
+    /// Takes the leader's end, also that by a real-time signal, which nix does not know.
+    fn look_at_leader(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        let ended = match self.child.try_wait() {
+            Ok(Some(status)) => {
+                self.ended_by = status.signal().and_then(|signal| Signal::try_from(signal).ok());
+                status.code().or_else(|| Some(i32::from(code::SIGNAL) + status.signal()?))
+            }
+            Ok(None) => return,
+            // It ended between these two calls, and with the group it was waited for in vain.
+            Err(_) => None,
+        };
+        self.ended = Some(ended.and_then(|ended| u8::try_from(ended & 0xff).ok()).unwrap_or(code::INTERNAL));
+    }
+
+    /// What left the group and its parent became our child, too. What has our own group was started by a library, which
+    /// waits for it itself.
+    #[cfg(target_os = "linux")]
+    fn reap_others(&self) {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) = waitid(Id::All, flags) {
+            let is_known = pid == self.group || self.keeper.as_ref().is_some_and(|keeper| keeper.is(pid));
+            if is_known || getpgid(Some(pid)).is_ok_and(|group| group == getpgrp()) {
+                return;
+            }
+            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+        }
     }
 
     /// Ctrl-Z, or a read of the terminal from the background: whoever started us shall see us stop too.
@@ -125,8 +180,12 @@ impl Job {
             _ => return false,
         };
         terminal.take_back_from(self.group);
+        // Some of it may ignore Ctrl-Z.
+        self.frozen = killpg(self.group, Signal::SIGSTOP).is_ok();
         // What stands still does no harm, however long that is; who continues us finds the lock held or lost.
-        self.kill_at(None);
+        if self.frozen {
+            self.kill_at(None);
+        }
         killpg(getpgrp(), ours).is_ok()
     }
 
@@ -135,7 +194,7 @@ impl Job {
         if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours()) {
             terminal.give_to(self.group);
         }
-        self.stopped = false;
+        (self.stopped, self.frozen) = (false, false);
         self.signal(Signal::SIGCONT);
     }
 

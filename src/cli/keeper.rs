@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
@@ -24,9 +24,16 @@ pub const NAME: &str = "__keep";
 const AGAIN: Duration = Duration::from_secs(1);
 /// What was said in time may be read only now, where the keeper itself stood still.
 const LATE: Duration = Duration::from_millis(20);
+/// By less than this the time is not said anew: a stopped keeper reads nothing, and its pipe would fill up.
+const LITTLE: Duration = Duration::from_millis(10);
 
 /// The keeper's other end. Dropped before [`dismissed`](Keeper::dismiss), it has the group killed.
-pub struct Keeper(File);
+pub struct Keeper {
+    child: Child,
+    pipe: File,
+    /// What it was told last.
+    told: Option<Option<Duration>>,
+}
 
 impl Keeper {
     /// In a group of its own: what ends leasehold's group, or the command's, must not end it too.
@@ -37,23 +44,36 @@ impl Keeper {
         let pipe = OwnedFd::from(child.stdin.take().ok_or_else(|| io::Error::other("no pipe to the keeper"))?);
         // A keeper that somebody stopped must not hold us up.
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(Keeper(File::from(pipe)))
+        Ok(Keeper { child, pipe: File::from(pipe), told: None })
     }
 
     /// The group is killed once this process is gone, and at this time since boot if nothing else is said before.
-    pub fn keep(&mut self, group: Pid, kill_at: Option<Duration>) {
-        let kill_at = kill_at.map_or_else(|| "-".to_owned(), |at| at.as_millis().to_string());
-        self.say(&format!("{group} {kill_at}\n"));
+    /// False: it does not take it.
+    #[must_use]
+    pub fn keep(&mut self, group: Pid, kill_at: Option<Duration>) -> bool {
+        let is_same = match (self.told, kill_at) {
+            (Some(Some(before)), Some(now)) => before.abs_diff(now) < LITTLE,
+            (told, _) => told == Some(kill_at),
+        };
+        if is_same {
+            return true;
+        }
+        let at = kill_at.map_or_else(|| "-".to_owned(), |at| at.as_millis().to_string());
+        let is_told = self.pipe.write_all(format!("{group} {at}\n").as_bytes()).is_ok();
+        self.told = is_told.then_some(kill_at);
+        is_told
     }
 
-    /// The group is gone; its number may become that of a stranger.
+    pub fn is(&self, pid: Pid) -> bool {
+        i32::try_from(self.child.id()) == Ok(pid.as_raw())
+    }
+
+    /// The group is gone; its number may become that of a stranger. A keeper that somebody stopped would read of it
+    /// only after it killed, so that it is ended.
     pub fn dismiss(mut self) {
-        self.say("-\n");
-    }
-
-    /// A keeper that was ended by somebody is missed only where this process is ended, too.
-    fn say(&mut self, line: &str) {
-        let _ = self.0.write_all(line.as_bytes());
+        if self.child.kill().is_ok() {
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -70,8 +90,7 @@ impl Order {
         Some(Order { group: Pid::from_raw(group.parse().ok()?), kill_at })
     }
 
-    fn kill(&mut self) {
-        self.kill_at = None;
+    fn kill(self) {
         let _ = killpg(self.group, Signal::SIGKILL);
     }
 }
@@ -89,21 +108,22 @@ pub fn keep() -> Outcome {
     while let Some(line) = next_line(&lines, &mut order) {
         order = Order::read(&line);
     }
-    order.iter_mut().for_each(Order::kill);
+    order.into_iter().for_each(Order::kill);
     Ok(0)
 }
 
 /// `None`: leasehold is gone.
 fn next_line(lines: &Receiver<String>, order: &mut Option<Order>) -> Option<String> {
     loop {
-        let Some((order, kill_at)) = order.as_mut().and_then(|order| order.kill_at.map(|at| (order, at))) else {
+        let Some(kill_at) = order.as_ref().and_then(|order| order.kill_at) else {
             return lines.recv().ok();
         };
         let left = kill_at.saturating_sub(since_boot());
         match lines.recv_timeout(left.clamp(LATE, AGAIN)) {
             Ok(line) => return Some(line),
             Err(RecvTimeoutError::Disconnected) => return None,
-            Err(RecvTimeoutError::Timeout) if left.is_zero() => order.kill(),
+            // From then on its number may be that of a stranger.
+            Err(RecvTimeoutError::Timeout) if left.is_zero() => order.take().into_iter().for_each(Order::kill),
             Err(RecvTimeoutError::Timeout) => {}
         }
     }

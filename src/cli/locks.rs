@@ -224,9 +224,12 @@ pub fn purge(global: &Global, args: &Purge) -> Outcome {
     let pages = client.purge_pages(args.older_than);
     let pages = if args.dry_run { pages.preview() } else { pages };
     let would = if args.dry_run { "would be " } else { "" };
-    let (mut freed, mut deleted, mut outcome) = (0, 0, Ok(0));
+    let (mut freed, mut deleted) = (0, 0);
+    let mut outcome: Outcome<()> = Ok(());
+    // Where nobody takes what it says (`| head`), it purges all the same.
+    let mut printed = Ok(());
     if global.json {
-        print(&format!("{{\"dry_run\":{},\"freed\":[", args.dry_run))?;
+        printed = print(&format!("{{\"dry_run\":{},\"freed\":[", args.dry_run));
     }
     for page in pages {
         let page = match page {
@@ -240,14 +243,20 @@ pub fn purge(global: &Global, args: &Purge) -> Outcome {
             true => format!("{}{}", if before == 0 { "" } else { "," }, with_lock_id(status)),
             false => format!("{would}freed: {:?}: {}\n", status.key(), holder(status)),
         });
-        print(&lines.collect::<String>())?;
+        printed = printed.and_then(|()| print(&lines.collect::<String>()));
+        if args.dry_run && printed.is_err() {
+            break;
+        }
         freed += page.freed.len();
         deleted += page.deleted;
     }
     // Also when the store failed: what was done before stays done.
-    match global.json {
-        true => print(&format!("],\"deleted_rows\":{deleted}}}\n"))?,
-        false => print(&format!("locks {would}freed: {freed}, unused rows {would}deleted: {deleted}\n"))?,
-    }
-    outcome
+    let last = match global.json {
+        true => format!("],\"deleted_rows\":{deleted}}}\n"),
+        false => format!("locks {would}freed: {freed}, unused rows {would}deleted: {deleted}\n"),
+    };
+    let printed = printed.and_then(|()| print(&last));
+    outcome?;
+    printed?;
+    Ok(0)
 }

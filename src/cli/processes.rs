@@ -1,5 +1,7 @@
 //! Which processes there are.
 
+use std::io::{self, ErrorKind};
+
 use nix::errno::Errno;
 use nix::sys::signal::killpg;
 use nix::unistd::Pid;
@@ -11,26 +13,33 @@ pub fn is_alive(group: Pid, member: &mut Option<i32>) -> bool {
         return false;
     }
     // To read the whole list each time would cost much.
-    *member = member.filter(|pid| Stat::read(&pid.to_string()).is_some_and(|stat| stat.runs_in(group)));
+    *member = member
+        .filter(|pid| Stat::read(&pid.to_string()).is_ok_and(|stat| stat.is_some_and(|stat| stat.runs_in(group))));
     // Read twice, since a process may be made while the list is read.
     member.is_some() || !(0..2).all(|_| only_zombies(group, member))
 }
 
 /// Whether nothing of a group that is there runs; `false` also where that can't be told.
 fn only_zombies(group: Pid, member: &mut Option<i32>) -> bool {
-    let shows_all = || -> Option<bool> {
-        // Of another namespace of processes, or without those of other users.
-        let is_ours = Stat::read("self")?.pid == nix::unistd::getpid().as_raw();
-        Some(is_ours && !std::fs::read_to_string("/proc/self/mountinfo").ok()?.contains("hidepid="))
-    };
-    let members = || -> Option<Vec<Stat>> {
-        let names = std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.file_name());
-        let all = names.filter_map(|name| Stat::read(name.to_str().filter(|name| name.parse::<i32>().is_ok())?));
-        Some(all.filter(|stat| stat.group == group.as_raw()).collect())
-    };
-    let Some(members) = shows_all().filter(|all| *all).and_then(|_| members()) else { return false };
+    let Ok(Some(members)) = members(group) else { return false };
     *member = members.iter().find(|stat| stat.runs_in(group)).map(|stat| stat.pid);
     !members.is_empty() && member.is_none()
+}
+
+/// The processes of a group; `None` where not all are shown.
+fn members(group: Pid) -> io::Result<Option<Vec<Stat>>> {
+    // Of another namespace of processes, or without those of other users.
+    let is_ours = Stat::read("self")?.is_some_and(|own| own.pid == nix::unistd::getpid().as_raw());
+    if !is_ours || String::from_utf8_lossy(&std::fs::read("/proc/self/mountinfo")?).contains("hidepid=") {
+        return Ok(None);
+    }
+    let mut members = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(name) = name.to_str().filter(|name| name.parse::<i32>().is_ok()) else { continue };
+        members.extend(Stat::read(name)?.filter(|stat| stat.group == group.as_raw()));
+    }
+    Ok(Some(members))
 }
 
 /// What `/proc/PID/stat` says, on Linux.
@@ -42,8 +51,21 @@ struct Stat {
 }
 
 impl Stat {
-    fn read(name: &str) -> Option<Stat> {
-        let text = std::fs::read_to_string(format!("/proc/{name}/stat")).ok()?;
+    /// `None`: there is no such process.
+    fn read(name: &str) -> io::Result<Option<Stat>> {
+        let is_gone = |error: &io::Error| {
+            error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
+        };
+        match std::fs::read(format!("/proc/{name}/stat")) {
+            Ok(bytes) => {
+                Stat::parse(&String::from_utf8_lossy(&bytes)).map(Some).ok_or_else(|| ErrorKind::InvalidData.into())
+            }
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Stat> {
         // The name of the program may have blanks and parentheses.
         let (head, rest) = text.rsplit_once(") ")?;
         let rest: Vec<&str> = rest.split(' ').collect();

@@ -14,7 +14,7 @@ use crate::exec::prepared;
 use crate::failure::{Failure, Outcome, code};
 use crate::hold::{End, Holding};
 use crate::job::Job;
-use crate::show::is_stderr_a_terminal;
+use crate::show::{is_stderr_a_terminal, say};
 use crate::signals::{self, spare_us_ttou};
 use crate::store::{self, Missing};
 use crate::terminal::Terminal;
@@ -124,6 +124,11 @@ impl<'a> Session<'a> {
         prepared.env("LEASEHOLD_OWNER", guard.info().owner());
         let (name, value) = store::passed_on(self.url.clone());
         prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).env(name, value);
+        // This process may have stood still since the lock was granted.
+        if let Err(error) = guard.ensure_held() {
+            say(&error.to_string());
+            return Ok(End::Lost(None));
+        }
         let job = Job::start(prepared, terminal).map_err(|error| {
             let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
             Failure::Own(code::CANNOT_RUN, message)

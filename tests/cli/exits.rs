@@ -79,6 +79,27 @@ fn what_ended_and_was_not_waited_for_keeps_no_lock() {
     assert_eq!(running.end().code, Some(3));
 }
 
+/// It stands beside one that ended and that nobody waits for, so that the list of processes decides.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_name_that_is_not_utf_8_keeps_its_lock() {
+    let store = Store::new();
+    let daemon = "sleep 0.1 & echo $$; exec setsid sleep 1000 >&- 2>&-";
+    let stays = "printf \"\\377\" >/proc/$$/comm; echo ready; read go <&3; echo gone";
+    let script = format!("exec 3<&0; sh -c '{daemon}' & sh -c '{stays}' & exit 3");
+    let mut running = Running::start(&mut store.reading(&[], &script));
+    let mut lines = [running.line(), running.line()];
+    lines.sort();
+    let daemon = Pid::from_raw(lines[0].parse().unwrap());
+    assert_eq!(lines[1], "ready");
+    let is_kept = store.client().request("k").wait(Duration::from_secs(1)).lock().is_err();
+    running.tell("go");
+    running.expect("gone");
+    let ended = running.status().code();
+    kill(daemon, Signal::SIGKILL).unwrap();
+    assert_eq!((ended, is_kept), (Some(3), true));
+}
+
 #[test]
 fn standard_input_is_the_commands() {
     let store = Store::new();
@@ -417,4 +438,14 @@ fn events_are_told_with_v_and_nothing_without() {
     let ran = run(&mut store.script(&["-vv"], "true"));
     assert!(ran.stderr.contains("leasehold: request: Acquire of \"k\" answered after "), "{}", ran.stderr);
     assert_eq!(run(&mut store.script(&["--quiet"], "true")).stderr, "");
+}
+
+#[test]
+fn a_real_time_signal_ends_a_command_as_any_other() {
+    let store = Store::new();
+    for _ in 0..5 {
+        let mut running = Running::start(&mut store.script(&["--try"], "kill -34 $$"));
+        assert_eq!(running.status().code(), Some(128 + 34));
+    }
+    assert!(store.client().get("k").unwrap().unwrap().is_free());
 }

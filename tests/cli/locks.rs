@@ -282,3 +282,20 @@ fn leases_are_claimed_extended_and_ended() {
     assert_eq!((ran.code, &held["holder"], &held["expired"]), (Some(75), &"b".into(), &false.into()), "{told}");
     assert!(held["expires"].is_string() && told["error"]["kind"] == "InvalidLease", "{told}");
 }
+
+#[test]
+fn a_purge_goes_on_where_nobody_takes_what_it_says() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let closed = || std::io::pipe().unwrap().1;
+    let outputs: [(std::process::Stdio, i32); 2] = [(full().into(), 74), (closed().into(), 0)];
+    for (output, code) in outputs {
+        let store = Store::new();
+        many_expired_locks(&store, 3000);
+        let mut purge = store.leasehold(&["purge", "--quiet"]);
+        let status = purge.stdout(output).stderr(std::process::Stdio::null()).status().unwrap();
+        assert_eq!(status.code(), Some(code));
+        // The damaged one.
+        let left = store.client().list(&Filter::new()).unwrap();
+        assert!(left.is_empty(), "{} are left", left.len());
+    }
+}

@@ -1,7 +1,7 @@
 //! A lock that is lost while the command runs.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use leasehold::LockClient;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::support::{PATIENCE, Running, Store, lines_of, run};
+use crate::support::{PATIENCE, Running, Store, lines_of, run, until};
 
 /// Takes the lock away, as an operator does.
 fn take_away(client: &LockClient) {
@@ -93,15 +93,20 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
     }
 }
 
-/// leasehold itself stands still, since nobody takes what it says.
-#[test]
-fn the_command_ends_though_nobody_reads_standard_error() {
-    let store = Store::new();
+fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut full) = std::io::pipe().unwrap();
     let flags = nix::fcntl::FcntlArg::F_SETFL;
     nix::fcntl::fcntl(&full, flags(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
     while full.write(b"x").is_ok() {}
     nix::fcntl::fcntl(&full, flags(nix::fcntl::OFlag::empty())).unwrap();
+    (reader, full)
+}
+
+/// leasehold itself stands still, since nobody takes what it says.
+#[test]
+fn the_command_ends_though_nobody_reads_standard_error() {
+    let store = Store::new();
+    let (reader, full) = full_pipe();
     let fifo = store.path("fifo");
     mkfifo(&fifo, Mode::S_IRWXU).unwrap();
     let script = "exec >$FIFO; trap '' TERM; echo ready; while :; do sleep 0.05; done";
@@ -180,4 +185,28 @@ fn a_command_that_hangs_is_ended_by_max_hold() {
     let ran = run(&mut store.script(&options, "exec sleep 1000"));
     assert_eq!(ran.code, Some(76));
     assert!(ran.stderr.contains("held for as long as --max-hold allows"), "{}", ran.stderr);
+}
+
+/// leasehold stands still between the grant and the start, since nobody takes what it says of the grant.
+#[test]
+fn a_lock_that_was_lost_before_the_start_starts_nothing() {
+    let store = Store::new();
+    let (mut reader, full) = full_pipe();
+    let options = ["-v", "--lease", "3s", "--max-hold", "300ms", "--on-loss", "ignore"];
+    let mut command = store.script(&options, "echo ran >$PROOF");
+    let proof = store.path("proof");
+    let mut child = command.env("PROOF", &proof).stderr(full).spawn().unwrap();
+    drop(command);
+    let client = store.client();
+    let is_held = || client.get("k").unwrap().is_some_and(|key| !key.is_free());
+    until("it is held", is_held);
+    until("it is lost", || !is_held());
+    let said = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        reader.read_to_end(&mut said).map(|_| String::from_utf8_lossy(&said).into_owned())
+    });
+    assert_eq!(child.wait().unwrap().code(), Some(76));
+    assert!(!proof.exists(), "it ran");
+    let said = said.join().unwrap().unwrap();
+    assert!(said.contains("lost"), "{}", said.trim_start_matches('x'));
 }

@@ -1,5 +1,8 @@
 //! Signals to leasehold, and its end by one.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -113,6 +116,23 @@ fn a_stopped_leasehold_ends_its_command_before_another_is_let_in() {
     assert_eq!(running.end().code, Some(76));
 }
 
+/// The command is killed beside it, and the store would still take a release.
+#[test]
+fn what_was_killed_by_the_keeper_is_a_loss() {
+    for _ in 0..3 {
+        let store = Store::new();
+        let script = "echo $$; while :; do sleep 0.01; done";
+        let mut running = Running::start(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
+        let pid = running.line();
+        running.signal(Signal::SIGSTOP);
+        until("it is killed", || state(&pid) == "Z");
+        running.signal(Signal::SIGCONT);
+        let ran = running.end();
+        assert_eq!(ran.code, Some(76), "{}", ran.stderr);
+        assert!(ran.stderr.contains("was lost"), "{}", ran.stderr);
+    }
+}
+
 #[test]
 fn nothing_is_left_behind_for_a_command_that_ended() {
     let store = Store::new();
@@ -211,4 +231,60 @@ fn a_command_that_is_stopped_by_the_loss_stays_so() {
         assert_eq!(ran.code, Some(76));
         assert!(!ran.stdout.contains("continued"), "{}", ran.stdout);
     }
+}
+
+fn keeper_of(running: &Running) -> Pid {
+    let keeper = children(running).into_iter().find(|pid| title(pid).contains("__keep")).expect("its keeper");
+    Pid::from_raw(keeper.parse().unwrap())
+}
+
+#[test]
+fn a_keeper_that_somebody_stopped_is_dismissed_all_the_same() {
+    let store = Store::new();
+    let mut running = Running::start(&mut store.reading(&[], "echo ready; read go"));
+    running.expect("ready");
+    let keeper = keeper_of(&running);
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    until("it stands still", || state(&keeper.to_string()) == "T");
+    // Nothing more can be said to it; what it was told last stands for a number that another group has by now.
+    let mut stranger = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
+    let mut pipe = std::fs::File::options()
+        .write(true)
+        .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
+        .open(format!("/proc/{keeper}/fd/0"))
+        .unwrap();
+    while pipe.write(format!("{} -\n", stranger.id()).as_bytes()).is_ok() {}
+    drop(pipe);
+    running.tell("go");
+    assert_eq!(running.end().code, Some(0));
+    until("the keeper is gone", || !title(&keeper.to_string()).contains("__keep"));
+    assert_eq!(stranger.try_wait().unwrap(), None, "it killed a stranger");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+#[test]
+fn a_keeper_that_somebody_ended_is_replaced() {
+    let store = Store::new();
+    let mut running = Running::start(&mut store.reading(&["--lease", "3s"], "echo ready; read go"));
+    running.expect("ready");
+    let first = keeper_of(&running);
+    kill(first, Signal::SIGKILL).unwrap();
+    until("another one", || {
+        children(&running).iter().any(|pid| *pid != first.to_string() && title(pid).contains("__keep"))
+    });
+    running.tell("go");
+    assert_eq!(running.end().code, Some(0));
+}
+
+/// What left the group becomes a child of leasehold's when its parent ends.
+#[test]
+fn nothing_stays_that_ended_outside_of_the_group() {
+    let store = Store::new();
+    let script = "(setsid sh -c 'echo $$' &); read go";
+    let mut running = Running::start(&mut store.reading(&[], script));
+    let pid = running.line();
+    until("it is waited for", || state(&pid).is_empty());
+    running.tell("go");
+    assert_eq!(running.end().code, Some(0));
 }

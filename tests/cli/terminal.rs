@@ -322,3 +322,28 @@ fn a_status_that_is_watched_is_drawn_anew() {
     terminal.types("\x03");
     terminal.sees("PROMPT> ");
 }
+
+/// It would run on without the lock.
+#[test]
+fn what_ignores_ctrl_z_is_stopped_too() {
+    let store = Store::new();
+    let mut terminal = Terminal::shell(&store);
+    let ticks = store.path("ticks");
+    let child = format!("trap \"\" TSTP; while :; do echo x >>{}; done", ticks.display());
+    let script = store.path("script");
+    std::fs::write(&script, format!("sh -c '{child}' &\nwait\n")).unwrap();
+    terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh {}\n", script.display()));
+    until("it works", || ticks.exists());
+    terminal.types("\x1a");
+    terminal.sees("Stopped");
+    terminal.sees("PROMPT> ");
+    let rival = store.client().lock("k").unwrap();
+    let before = std::fs::metadata(&ticks).unwrap().len();
+    terminal.types("echo a\"\"b\n");
+    terminal.sees("ab\r\n");
+    thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(std::fs::metadata(&ticks).unwrap().len(), before, "it runs on");
+    assert!(rival.is_held());
+    terminal.types("fg; echo code=$?\n");
+    terminal.sees("code=76");
+}
