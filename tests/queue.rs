@@ -95,23 +95,25 @@ fn whoever_stands_behind_one_whose_request_hangs_is_told_so() {
     assert!(head.join().unwrap().unwrap().is_held());
 }
 
-/// What the first one is told is true for all.
+/// What the first one is told is true for all; to who asked for nothing a write that is not answered is no more than trouble.
 #[test]
 fn whoever_stands_behind_one_in_trouble_ends_with_the_trouble() {
-    let bench = Bench::new();
-    let client = bench.client();
-    bench.faults.always(Call::Acquire, Fault::FailBefore);
-    let head = {
-        let client = client.clone();
-        std::thread::spawn(move || client.lock("k"))
-    };
-    bench.wait_for_call(Call::Acquire, 1);
-    let error = client.request("k").wait(SHORT).lock().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Store, "{error}");
-    assert_eq!(client.try_lock("k").unwrap_err().kind(), ErrorKind::Store);
-    bench.faults.heal();
-    assert!(head.join().unwrap().unwrap().is_held());
-    assert!(client.try_lock("k").unwrap().is_some());
+    for fault in [Fault::FailBefore, Fault::LostBefore] {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
+        let held = bench.rival().lock("k").unwrap();
+        let head = waiter(&client, 0, |request| request);
+        bench.faults.always(Call::Acquire, fault);
+        drop(held);
+        bench.wait_for_call(Call::Acquire, 2);
+        let error = client.request("k").wait(SHORT).lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+        assert_eq!(client.try_lock("k").unwrap_err().kind(), ErrorKind::Store);
+        bench.faults.heal();
+        assert!(head.join().unwrap().unwrap().is_held());
+        assert!(client.try_lock("k").unwrap().is_some());
+    }
 }
 
 #[test]

@@ -355,6 +355,10 @@ fn a_campaign_with_a_limit_ends_with_who_leads() {
         drop(holder);
         assert!(a.campaign_for(LONG).unwrap().is_leader());
     });
+    // Who asks once waits for its own health check.
+    let client = leasehold::LockClient::connect("memory:").unwrap();
+    let election = client.election("job").health_check(|| true).build().unwrap();
+    assert!(election.campaign_for(ms(0)).unwrap().is_leader());
     // It is never fit to lead, or never says so.
     let (_answer, answers) = bounded::<()>(0);
     let checks: [Box<dyn FnMut() -> bool + Send>; 2] = [Box::new(|| false), Box::new(move || answers.recv().is_ok())];

@@ -1,7 +1,5 @@
 //! How many files stay open, and what happens when no more may be.
 
-use std::process::Command;
-
 use leasehold::ErrorKind;
 use leasehold::internals::store::Backend;
 use nix::libc;
@@ -9,28 +7,10 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::support::*;
 
-const ALONE: &str = "LEASEHOLD_DESCRIPTORS";
-
-/// Whether this is the process for `test` alone; else it is run in one.
-#[track_caller]
-fn is_alone(test: &str) -> bool {
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = rerun(&format!("descriptors::{test}"), |exe| {
-        let mut command = Command::new(exe);
-        command.env(ALONE, "1");
-        command
-    });
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{told}");
-    false
-}
-
 /// What stays open of files that were locked once has an end.
 #[test]
 fn a_process_that_opens_many_files_keeps_few_descriptors() {
-    if !is_alone("a_process_that_opens_many_files_keeps_few_descriptors") {
+    if !is_alone("descriptors::a_process_that_opens_many_files_keeps_few_descriptors") {
         return;
     }
     let folder = Folder::new();
@@ -47,7 +27,7 @@ fn a_process_that_opens_many_files_keeps_few_descriptors() {
 /// As some file systems do.
 #[test]
 fn where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file() {
-    if !is_alone("where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file") {
+    if !is_alone("descriptors::where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file") {
         return;
     }
     refuse(libc::SYS_fcntl, (1, -1), [libc::F_OFD_SETLK, libc::F_OFD_GETLK], libc::EINVAL);
@@ -71,7 +51,7 @@ fn limit(files: u64) {
 /// Whichever of the files it is that can't be opened.
 #[test]
 fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
-    if !is_alone("too_few_descriptors_are_told_and_what_needs_them_can_be_repeated") {
+    if !is_alone("descriptors::too_few_descriptors_are_told_and_what_needs_them_can_be_repeated") {
         return;
     }
     let folder = Folder::new();
@@ -114,7 +94,7 @@ fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
 /// moment later may be there. Such a client could never write.
 #[test]
 fn who_may_write_is_not_given_a_file_that_can_only_be_read() {
-    if !is_alone("who_may_write_is_not_given_a_file_that_can_only_be_read") {
+    if !is_alone("descriptors::who_may_write_is_not_given_a_file_that_can_only_be_read") {
         return;
     }
     let folder = Folder::new();

@@ -16,24 +16,6 @@ use nix::unistd::{ForkResult, fork};
 
 use crate::support::*;
 
-const ALONE: &str = "LEASEHOLD_FORKS";
-
-/// Whether this is the process for `test` alone; else it is run in one.
-#[track_caller]
-fn is_alone(test: &str) -> bool {
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = rerun(&format!("forks::{test}"), |exe| {
-        let mut command = std::process::Command::new(exe);
-        command.env(ALONE, "1");
-        command
-    });
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{told}");
-    false
-}
-
 /// Runs `body` in a forked child; it must neither fail there nor hang.
 #[track_caller]
 fn in_a_child(body: impl FnOnce()) {
@@ -61,7 +43,7 @@ fn is_refused(path: &Path) {
 
 #[test]
 fn a_file_that_the_parent_has_open_is_refused_by_each_of_its_names() {
-    if !is_alone("a_file_that_the_parent_has_open_is_refused_by_each_of_its_names") {
+    if !is_alone("forks::a_file_that_the_parent_has_open_is_refused_by_each_of_its_names") {
         return;
     }
     let folder = Folder::new();
@@ -101,7 +83,7 @@ fn a_file_that_the_parent_has_open_is_refused_by_each_of_its_names() {
 /// Whatever the parent's threads were doing at the fork, the child's call ends in time.
 #[test]
 fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
-    if !is_alone("a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs") {
+    if !is_alone("forks::a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs") {
         return;
     }
     let folder = Folder::new();
@@ -131,7 +113,7 @@ fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
 /// What SQLite's own mutexes are for is not the file alone: a thread of the parent may have had one at the fork.
 #[test]
 fn a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs() {
-    if !is_alone("a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs") {
+    if !is_alone("forks::a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs") {
         return;
     }
     let (folder, other, stop) = (Folder::new(), Folder::new(), AtomicBool::new(false));
@@ -160,7 +142,7 @@ fn a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs() 
 /// A child has whatever lock the parent had at the fork for a moment, and keeps it for as long as it lives.
 #[test]
 fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
-    if !is_alone("a_child_that_lives_on_keeps_nobody_out_of_the_file") {
+    if !is_alone("forks::a_child_that_lives_on_keeps_nobody_out_of_the_file") {
         return;
     }
     let (stop, opened) = (AtomicBool::new(false), [AtomicU32::new(0), AtomicU32::new(0)]);
@@ -204,7 +186,7 @@ fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
 #[cfg(target_os = "linux")]
 #[test]
 fn where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each() {
-    if !is_alone("where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each") {
+    if !is_alone("forks::where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each") {
         return;
     }
     refuse_links(nix::libc::EACCES);

@@ -155,6 +155,14 @@ pub fn rerun(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Output {
     command.args(["--exact", name, "--nocapture", "--include-ignored"]).output().unwrap()
 }
 
+/// Whether this is the process for `test` alone, by its full name; else it is run in one.
+#[track_caller]
+pub fn is_alone(test: &str) -> bool {
+    let mut is_here = false;
+    crate::alone::alone(test, || is_here = true);
+    is_here
+}
+
 /// Says loudly that a test could not run here; in CI that is a failure.
 pub fn skipped(why: &str) {
     eprintln!("SKIPPED: {why}");

@@ -1,7 +1,6 @@
 //! What a waiter costs that is told of changes, and that it is told of them.
 
 use std::fs;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::store::Backend;
@@ -9,24 +8,6 @@ use leasehold::internals::store::sqlite::Sqlite;
 use nix::libc;
 
 use crate::support::*;
-
-const ALONE: &str = "LEASEHOLD_WAKEUPS";
-
-/// Whether this is the process for `test` alone; else it is run in one.
-#[track_caller]
-fn is_alone(test: &str) -> bool {
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = rerun(&format!("wakeups::{test}"), |exe| {
-        let mut command = Command::new(exe);
-        command.env(ALONE, "1");
-        command
-    });
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{told}");
-    false
-}
 
 /// As for the 129th process of a user that waits, and for who shares a user with editors.
 fn no_notices() {
@@ -68,7 +49,7 @@ fn is_told_of_each_release(holding: &Sqlite, told: &crossbeam_channel::Receiver<
 /// Two hundred of them wait in two hundred processes.
 #[test]
 fn who_waits_is_woken_seldom_with_and_without_notices() {
-    if !is_alone("who_waits_is_woken_seldom_with_and_without_notices") {
+    if !is_alone("wakeups::who_waits_is_woken_seldom_with_and_without_notices") {
         return;
     }
     for (what, most) in [("with", 3), ("without", 25)] {

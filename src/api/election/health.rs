@@ -59,6 +59,11 @@ impl Health {
         is_new
     }
 
+    /// Forgets an answer that nobody waited for: the node may have been fit long ago.
+    pub fn forget(&self) {
+        self.answers.try_iter().for_each(|_| self.answered());
+    }
+
     /// The answer; whoever takes it says so with [`answered`](Health::answered).
     pub fn answers(&self) -> &Receiver<bool> {
         &self.answers
@@ -67,5 +72,25 @@ impl Health {
     /// The next question can be asked.
     pub fn answered(&self) {
         self.is_pending.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_to_nobody_is_forgotten_and_asked_anew() {
+        let mut is_first = true;
+        let health = Health::new(Box::new(move || std::mem::take(&mut is_first)));
+        health.start().unwrap();
+        assert!(health.ask());
+        while health.answers().is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(!health.ask(), "its answer is still there");
+        health.forget();
+        assert!(health.ask());
+        assert_eq!(health.answers().recv(), Ok(false));
     }
 }

@@ -195,6 +195,7 @@ pub(super) fn keep_healthy(shared: &Shared, term: &Term) {
 /// Waits until this node is fit to lead; false when it is stopped before.
 pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
     let Some(health) = &shared.health else { return true };
+    health.forget();
     loop {
         health.ask();
         if !ready(health.answers(), forever) {
@@ -225,6 +226,5 @@ fn ready<T>(receiver: &Receiver<T>, forever: &Deadline) -> bool {
     select.recv(receiver);
     forever.also_wait(&mut select);
     let _ = select.ready_deadline(forever.instant());
-    // What is there already counts for a call without time, too.
-    !receiver.is_empty() || !forever.is_over()
+    !forever.is_over()
 }

@@ -180,7 +180,11 @@ impl Shared {
         let stop = &standing.stop;
         let pausing = self.pausing(stop);
         let pausing = match until {
-            Some(until) => pausing.within(until.saturating_duration_since(Instant::now())),
+            // To ask once takes as long as one request: so long the health check has, too.
+            Some(until) => match until.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => pausing.within(self.client.family.options.request_timeout),
+                left => pausing.within(left),
+            },
             None => pausing,
         };
         if !serve::wait_for_the_last(self, &pausing) || !serve::wait_for_health(self, &pausing) {
