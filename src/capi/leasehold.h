@@ -313,7 +313,8 @@ leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len
 // `list` must be writable.
 leasehold_code leasehold_error_holders(leasehold_list *list);
 
-// Whether the failed call may succeed later without any change.
+// Whether the store was in trouble that may pass, so that the failed call may succeed later without any change. False
+// where others hold the lock, which the code tells.
 bool leasehold_error_is_retryable(void);
 
 // Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
@@ -603,7 +604,8 @@ leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
 // Writes whether the lock is held. It does not wait and asks nobody: the answer comes from the lease and this host's
-// clock. It is false before anybody else can be granted the lock, and once false it stays false.
+// clock. It is false before anybody else can be granted the lock, and once false it stays false. A call that fails, as
+// in the child of a fork, writes nothing: let `held` be false before.
 //
 // # Safety
 // `held` must be writable.
@@ -690,8 +692,8 @@ leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
                                                int32_t *descriptor);
 
 // Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
-// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. After any other failure it
-// can be called again. The guard stays yours to free.
+// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
+// closing the client has released it. After any other failure it can be called again. The guard stays yours to free.
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
 // Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
