@@ -92,9 +92,8 @@ impl Guard {
     }
 }
 
-/// Writes whether the lock is held. It does not wait and asks nobody: the answer comes from the lease and this host's
-/// clock. It is false before anybody else can be granted the lock, and once false it stays false. A call that fails, as
-/// in the child of a fork, writes nothing: let `held` be false before.
+/// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
+/// and does not wait. A call that fails, as one after a fork, leaves `held` as it is: let it be false before.
 ///
 /// # Safety
 /// `held` must be writable.

@@ -603,9 +603,8 @@ leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 // Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
 leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
-// Writes whether the lock is held. It does not wait and asks nobody: the answer comes from the lease and this host's
-// clock. It is false before anybody else can be granted the lock, and once false it stays false. A call that fails, as
-// in the child of a fork, writes nothing: let `held` be false before.
+// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
+// and does not wait. A call that fails, as one after a fork, leaves `held` as it is: let it be false before.
 //
 // # Safety
 // `held` must be writable.
