@@ -1,10 +1,8 @@
 //! Called, dropped and closed inside somebody's async task: it blocks that task, and never panics.
 
-mod harness;
-
 use std::time::Duration;
 
-use harness::{Folder, millis};
+use crate::support::harness::{Folder, millis};
 use leasehold::{ErrorKind, LockClient};
 use tokio::runtime::{Builder, Runtime};
 

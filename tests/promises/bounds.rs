@@ -1,16 +1,14 @@
 //! No call outlives its deadline and no drop its bound, whatever the store does.
 #![cfg(target_os = "linux")]
 
-mod harness;
-
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
-use harness::alone::alone;
-use harness::lateness::slack;
-use harness::process::Worker;
-use harness::threads::{no_new_threads, threads_again};
-use harness::{Folder, PATIENCE, Store, eventually, millis, within};
+use crate::support::alone::alone;
+use crate::support::harness::{Folder, PATIENCE, Store, eventually, millis, within};
+use crate::support::lateness::slack;
+use crate::support::process::Worker;
+use crate::support::threads::{no_new_threads, threads_again};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
 
@@ -22,11 +20,6 @@ const DROP: Duration = millis(1000);
 const LONG: Duration = Duration::from_secs(600);
 /// Far longer than every bound.
 const STALL: Duration = Duration::from_secs(30);
-
-#[test]
-fn worker() {
-    harness::worker::run();
-}
 
 fn client(store: &Store) -> LockClient {
     store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect().expect("a client")
@@ -362,7 +355,7 @@ fn a_locked_database_ends_no_bound() {
 /// The heartbeat's thread is started when it is first needed: what if that fails?
 #[test]
 fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
-    alone("a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
+    alone("bounds::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
         let client = LockClient::builder("memory:").connect().expect("a client");
         let (warn, warned) = mpsc::channel();
         let lost = client.request("lost").lease(millis(1500)).warn_before(millis(600));
@@ -388,7 +381,7 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
 /// The same for the thread that gives up what was not answered.
 #[test]
 fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
-    alone("what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
+    alone("bounds::what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
         let store = Store::memory();
         let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
         let abandon = |key: &str| {

@@ -1,19 +1,15 @@
 //! At most one, whatever the store does to the requests; seen from inside the critical section.
 #![cfg(target_os = "linux")]
 
-mod harness;
-#[path = "common/seed.rs"]
-mod seed;
-
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use harness::oracle::assert_rising;
-use harness::{Store, millis};
+use crate::support::harness::{Store, millis};
+use crate::support::oracle::assert_rising;
+use crate::support::seed::{seed, sow};
 use leasehold::LockClient;
 use leasehold::internals::store::fault::{Call, Fault};
 use parking_lot::Mutex;
-use seed::{seed, sow};
 
 const THREADS: u64 = 8;
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::alone::alone;
 use leasehold::Operation;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -41,34 +42,36 @@ fn assert_warned(of: &str) {
 
 #[test]
 fn warnings_tell_what_went_wrong_and_nothing_else() {
-    log::set_logger(&Keep).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
+    alone("logs::warnings_tell_what_went_wrong_and_nothing_else", || {
+        log::set_logger(&Keep).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
 
-    let store = MemoryStore::new();
-    let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
-    let guard = client.lock("k").unwrap();
-    assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
-    assert!(guard.info().renewed().is_some());
-    guard.release().unwrap();
-    drop(client.lock("k").unwrap());
-    client.close().unwrap();
-    assert_eq!(warnings(), [""; 0]);
+        let store = MemoryStore::new();
+        let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
+        assert!(guard.info().renewed().is_some());
+        guard.release().unwrap();
+        drop(client.lock("k").unwrap());
+        client.close().unwrap();
+        assert_eq!(warnings(), [""; 0]);
 
-    let client = store.builder().drop_timeout(Duration::from_secs(2)).connect().unwrap();
-    let guard = client.lock("k").unwrap();
-    store.fail_next(Operation::Release, Failure::AnswerHangs);
-    drop(guard);
-    assert_warned("WARN leasehold::guard: lock \"k\" could not be released");
+        let client = store.builder().drop_timeout(Duration::from_secs(2)).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        store.fail_next(Operation::Release, Failure::AnswerHangs);
+        drop(guard);
+        assert_warned("WARN leasehold::guard: lock \"k\" could not be released");
 
-    let guard = client.lock("k").unwrap();
-    store.advance(Duration::from_secs(21));
-    guard.loss().wait().unwrap();
-    drop(guard);
-    assert_warned("WARN leasehold::guard: lock \"k\" lost: expired after");
-    drop(client);
-    what_fails_names_the_lock_and_the_time_left(&store);
-    a_telling_that_fails_is_warned_of_once();
-    a_wait_is_warned_of_after_half_a_minute();
+        let guard = client.lock("k").unwrap();
+        store.advance(Duration::from_secs(21));
+        guard.loss().wait().unwrap();
+        drop(guard);
+        assert_warned("WARN leasehold::guard: lock \"k\" lost: expired after");
+        drop(client);
+        what_fails_names_the_lock_and_the_time_left(&store);
+        a_telling_that_fails_is_warned_of_once();
+        a_wait_is_warned_of_after_half_a_minute();
+    });
 }
 
 fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {

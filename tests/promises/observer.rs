@@ -2,14 +2,12 @@
 //!
 //! `LEASEHOLD_TEST_OPS` says how many operations, `LEASEHOLD_TEST_SEED` repeats a run.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::bench::wait_until;
-use common::stores::{Opened, Store, stores};
+use crate::support::bench::wait_until;
+use crate::support::stores::{Opened, Store, stores};
 use fastrand::Rng;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};

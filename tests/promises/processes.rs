@@ -1,26 +1,18 @@
 //! Locks among real processes: killed, stopped, forked, abandoned, and all at once.
 #![cfg(target_os = "linux")]
 
-mod harness;
-
 use std::time::{Duration, Instant};
 
-use harness::alone::alone;
-use harness::lateness::slack;
-use harness::oracle::{Oracle, Resource, assert_rising};
-use harness::process::Worker;
-use harness::{Folder, PATIENCE, SLACK, eventually, millis};
+use crate::support::alone::alone;
+use crate::support::harness::{Folder, PATIENCE, SLACK, eventually, millis};
+use crate::support::lateness::slack;
+use crate::support::oracle::{Oracle, Resource, assert_rising};
+use crate::support::process::Worker;
 use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest, LossReason};
 
 const LEASE: Duration = millis(2000);
 /// Nobody waits for the end of this one.
 const LONG: Duration = Duration::from_secs(600);
-
-/// The workers of this binary begin here.
-#[test]
-fn worker() {
-    harness::worker::run();
-}
 
 fn bystander(url: &str) -> LockClient {
     LockClient::connect(url).expect("a client")
@@ -170,7 +162,7 @@ fn a_stopped_holder_knows_at_once_that_it_lost_the_lock() {
 
 #[test]
 fn a_forked_child_holds_nothing_and_ends_nothing() {
-    alone("a_forked_child_holds_nothing_and_ends_nothing", || {
+    alone("processes::a_forked_child_holds_nothing_and_ends_nothing", || {
         let folder = Folder::new();
         for url in ["memory:", &folder.url()] {
             forks(url, false);
@@ -181,7 +173,7 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
 /// A process 1 that forks into a new namespace of processes has a child 1: its number does not tell.
 #[test]
 fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing() {
-    const TEST: &str = "a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing";
+    const TEST: &str = "processes::a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing";
     const INSIDE: &str = "LEASEHOLD_PROCESS_ONE";
     if std::env::var_os(INSIDE).is_some() {
         assert_eq!(std::process::id(), 1);

@@ -1,14 +1,12 @@
 //! The line of waiters inside a process, and the hand-over to its head.
 
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::bench::{Bench, LONG, loss_of, wait_until};
-use common::seed::{seed, sow};
+use crate::support::bench::{Bench, LONG, loss_of, wait_until};
+use crate::support::seed::{seed, sow};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard, LockRequest, Mutex};
 

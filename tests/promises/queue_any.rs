@@ -1,12 +1,10 @@
 //! A wait for any of several keys stands in the line of each.
 
-mod common;
-
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use common::bench::{Bench, LONG, wait_until};
+use crate::support::bench::{Bench, LONG, wait_until};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
 

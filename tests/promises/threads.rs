@@ -1,22 +1,18 @@
 //! What ends leaves nothing behind: no thread, no request, no row. Each test is alone in its process.
 #![cfg(target_os = "linux")]
 
-mod harness;
-#[path = "common/seed.rs"]
-mod seed;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use harness::alone::alone;
-use harness::lateness::slack;
-use harness::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
-use harness::{PATIENCE, Store, eventually, millis, within};
+use crate::support::alone::alone;
+use crate::support::harness::{PATIENCE, Store, eventually, millis, within};
+use crate::support::lateness::slack;
+use crate::support::seed::{seed, sow};
+use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
 use parking_lot::Mutex;
-use seed::{seed, sow};
 
 const LEASE: Duration = millis(900);
 const DROP: Duration = millis(1500);
@@ -34,7 +30,7 @@ fn assert_silent(store: &Store) {
 
 #[test]
 fn a_guard_has_one_thread_and_leaves_none() {
-    alone("a_guard_has_one_thread_and_leaves_none", || {
+    alone("threads::a_guard_has_one_thread_and_leaves_none", || {
         for store in Store::all() {
             let client = client(&store);
             assert_ours(&[]);
@@ -61,7 +57,7 @@ fn a_guard_has_one_thread_and_leaves_none() {
 
 #[test]
 fn a_guard_at_rest_takes_no_processor_time() {
-    alone("a_guard_at_rest_takes_no_processor_time", || {
+    alone("threads::a_guard_at_rest_takes_no_processor_time", || {
         let client = LockClient::connect("memory:").expect("a client");
         let _guard = client.lock("job").expect("a lock");
         let used = || {
@@ -81,7 +77,7 @@ fn a_guard_at_rest_takes_no_processor_time() {
 
 #[test]
 fn a_guard_that_outlives_its_client_takes_the_threads_with_it() {
-    alone("a_guard_that_outlives_its_client_takes_the_threads_with_it", || {
+    alone("threads::a_guard_that_outlives_its_client_takes_the_threads_with_it", || {
         let store = Store::memory();
         let guard = client(&store).lock("job").expect("a lock");
         assert!(guard.is_held());
@@ -93,7 +89,7 @@ fn a_guard_that_outlives_its_client_takes_the_threads_with_it() {
 
 #[test]
 fn a_loss_ends_the_heartbeat() {
-    alone("a_loss_ends_the_heartbeat", || {
+    alone("threads::a_loss_ends_the_heartbeat", || {
         for store in Store::all() {
             let client = client(&store);
             let told = Arc::new(AtomicUsize::new(0));
@@ -120,7 +116,7 @@ fn a_loss_ends_the_heartbeat() {
 
 #[test]
 fn close_ends_every_thread_and_every_request() {
-    alone("close_ends_every_thread_and_every_request", || {
+    alone("threads::close_ends_every_thread_and_every_request", || {
         for store in Store::all() {
             let client = client(&store);
             let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
@@ -157,7 +153,7 @@ fn close_ends_every_thread_and_every_request() {
 /// One release that hangs is no reason for the others not to be sent, nor for a later end.
 #[test]
 fn close_releases_all_within_one_bound_even_if_some_hang() {
-    alone("close_releases_all_within_one_bound_even_if_some_hang", || {
+    alone("threads::close_releases_all_within_one_bound_even_if_some_hang", || {
         let (unstick, stuck) = crossbeam_channel::bounded(0);
         for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
             let store = Store::memory();
@@ -180,7 +176,7 @@ fn close_releases_all_within_one_bound_even_if_some_hang() {
 /// 500 acquirers against a close.
 #[test]
 fn acquirers_that_race_a_close_leave_nothing() {
-    alone("acquirers_that_race_a_close_leave_nothing", || {
+    alone("threads::acquirers_that_race_a_close_leave_nothing", || {
         for store in Store::all() {
             let rounds = if store.name == "memory" { 10 } else { 2 };
             for _ in 0..rounds {
@@ -215,7 +211,7 @@ fn acquirers_that_race_a_close_leave_nothing() {
 /// An acquire that the store did and did not answer, while the client is closed.
 #[test]
 fn an_unanswered_acquire_is_given_up_by_close() {
-    alone("an_unanswered_acquire_is_given_up_by_close", || {
+    alone("threads::an_unanswered_acquire_is_given_up_by_close", || {
         for store in Store::all() {
             let client = client(&store);
             store.plan.next(Call::Acquire, Fault::ApplyThenHang);
@@ -235,7 +231,7 @@ fn an_unanswered_acquire_is_given_up_by_close() {
 /// The same when the last handle is dropped: there is one bound for what it leaves to do.
 #[test]
 fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
-    alone("an_unanswered_acquire_is_given_up_by_the_last_drop", || {
+    alone("threads::an_unanswered_acquire_is_given_up_by_the_last_drop", || {
         for round in 0..30 {
             let store = Store::sqlite();
             let client = client(&store);
@@ -252,7 +248,7 @@ fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
 #[test]
 fn unanswered_acquires_have_one_thread_that_ends_with_the_last() {
     const ACQUIRES: usize = 60;
-    alone("unanswered_acquires_have_one_thread_that_ends_with_the_last", || {
+    alone("threads::unanswered_acquires_have_one_thread_that_ends_with_the_last", || {
         for store in Store::all() {
             let client = store.builder().request_timeout(millis(300)).drop_timeout(DROP).connect().expect("a client");
             let undoing = || ours().iter().filter(|name| *name == "leasehold-undo").count();
@@ -302,7 +298,7 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last() {
 
 #[test]
 fn a_release_during_a_heartbeat_ends_it_first() {
-    alone("a_release_during_a_heartbeat_ends_it_first", || {
+    alone("threads::a_release_during_a_heartbeat_ends_it_first", || {
         for store in Store::all() {
             // A heartbeat that hangs would do so for long.
             let builder = store.builder().lease(millis(60_000)).heartbeat(millis(5)).drop_timeout(DROP);
@@ -337,7 +333,7 @@ fn a_release_during_a_heartbeat_ends_it_first() {
 /// Heartbeats as often as they may come, ended in every way at once.
 #[test]
 fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end() {
-    alone("heartbeats_releases_drops_and_a_close_race_to_a_clean_end", || {
+    alone("threads::heartbeats_releases_drops_and_a_close_race_to_a_clean_end", || {
         for store in Store::all() {
             let seed = seed();
             for round in 0..6 {
@@ -381,7 +377,7 @@ fn without_threads<T>(call: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_thread_that_can_not_be_started_leaves_no_lock() {
-    alone("a_thread_that_can_not_be_started_leaves_no_lock", || {
+    alone("threads::a_thread_that_can_not_be_started_leaves_no_lock", || {
         let store = Store::memory();
         let client = client(&store);
         // The watcher; a heartbeat that finds no thread is tested with the bounds.

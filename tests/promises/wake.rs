@@ -1,16 +1,14 @@
 //! Waiters that the store tells: they make no polls, and nothing is lost when it stops to tell.
 #![cfg(target_os = "linux")]
 
-mod harness;
-
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use harness::alone::alone;
-use harness::lateness::slack;
-use harness::threads::{assert_ours, none_soon, ours};
-use harness::{PATIENCE, Store, eventually, millis, within};
+use crate::support::alone::alone;
+use crate::support::harness::{PATIENCE, Store, eventually, millis, within};
+use crate::support::lateness::slack;
+use crate::support::threads::{assert_ours, none_soon, ours};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, LockClient, LockRequest};
 
@@ -98,7 +96,7 @@ fn woken_a_second(what: &str, doing: impl FnOnce()) -> f64 {
 /// What an idle waiter costs, counted: each time that it is woken takes some microseconds.
 #[test]
 fn an_idle_waiter_is_woken_seldom() {
-    alone("an_idle_waiter_is_woken_seldom", || {
+    alone("wake::an_idle_waiter_is_woken_seldom", || {
         for store in Store::all() {
             let (client, other) = (patient(&store), store.bystander());
             let held = other.request("k").lease(LEASE).acquire().expect("a lock");
@@ -200,7 +198,7 @@ fn a_line_of_waiters_makes_no_request_while_it_waits() {
 
 #[test]
 fn a_store_that_can_not_tell_is_asked_once_and_polled() {
-    alone("a_store_that_can_not_tell_is_asked_once_and_polled", || {
+    alone("wake::a_store_that_can_not_tell_is_asked_once_and_polled", || {
         for store in Store::all() {
             store.plan.never_wakes();
             let client = store.builder().lease(LEASE).connect().expect("a client");
@@ -310,7 +308,7 @@ fn a_file_that_is_gone_ends_the_wait() {
 
 #[test]
 fn a_cancelled_wait_and_a_close_end_the_telling() {
-    alone("a_cancelled_wait_and_a_close_end_the_telling", || {
+    alone("wake::a_cancelled_wait_and_a_close_end_the_telling", || {
         for store in Store::all() {
             let telling = if store.name == "memory" { &TELLING[1..] } else { &TELLING };
             let client = patient(&store);
@@ -340,7 +338,7 @@ fn a_cancelled_wait_and_a_close_end_the_telling() {
 
 #[test]
 fn a_fork_during_the_telling_disturbs_nobody() {
-    alone("a_fork_during_the_telling_disturbs_nobody", || {
+    alone("wake::a_fork_during_the_telling_disturbs_nobody", || {
         for store in Store::all() {
             let client = patient(&store);
             let held = store.bystander().lock("k").expect("a lock");

@@ -1,8 +1,6 @@
 //! The rules of a lease that a name holds: tokens, repeats and edges that no store can be brought to at will.
 
-mod common;
-
-use common::asks::{LEASE, at, grant, now};
+use crate::support::asks::{LEASE, at, grant, now};
 use leasehold::internals::lease::claim::{Claim, LeaseRefusal, claim, expire, extend, pin, revoke, unpin};
 use leasehold::internals::lease::{End, Kind, Labels, LockRecord};
 

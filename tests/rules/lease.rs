@@ -1,11 +1,9 @@
 //! The rules of a lock, one by one, and their edges.
 
-mod common;
-
 use std::time::Duration;
 
-use common::asks::*;
-use common::steps::check_written;
+use crate::support::asks::*;
+use crate::support::steps::check_written;
 use leasehold::internals::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use leasehold::internals::lease::transition::{acquire, free_in, give_up, purge, release, renew};
 use leasehold::internals::lease::{

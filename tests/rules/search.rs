@@ -2,12 +2,10 @@
 //! or not, arrives at any later times, often or never, and is answered or not. A client that
 //! does nothing more has crashed.
 
-mod common;
-
 use std::collections::HashSet;
 
-use common::asks::*;
-use common::steps::{Answer, Request, apply};
+use crate::support::asks::*;
+use crate::support::steps::{Answer, Request, apply};
 use leasehold::internals::lease::{
     AcquireAnswer, Ask, End, Labels, Lease, LockRecord, Mode, RenewAnswer, Times, transition,
 };

@@ -1,10 +1,8 @@
 //! Store time, ends, names, and the delays between tries.
 
-mod common;
-
 use std::time::Duration;
 
-use common::asks::*;
+use crate::support::asks::*;
 use leasehold::internals::lease::backoff::{poll_delay, retry_delay, told_delay, with_jitter};
 use leasehold::internals::lease::group::{GroupAnswer, renew_group};
 use leasehold::internals::lease::{Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime, transition};

@@ -1,9 +1,6 @@
 //! The harness of the real servers: found or started, shared, and gone with the run.
 #![cfg(target_os = "linux")]
 
-#[path = "common/servers/mod.rs"]
-mod servers;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::symlink;
@@ -12,10 +9,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::servers::dynamodb::SERVER;
+use crate::support::servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use servers::dynamodb::SERVER;
-use servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
 use tempfile::TempDir;
 
 /// Longer than a start on a busy machine.
@@ -36,7 +33,10 @@ fn user() {
 
 fn user_command(cache: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["user", "--exact", "--test-threads=1"]).env(USER, "1").env(servers::CACHE, cache);
+    command
+        .args(["servers::user", "--exact", "--test-threads=1"])
+        .env(USER, "1")
+        .env(crate::support::servers::CACHE, cache);
     command.env_remove(SERVER.env).env_remove("LEASEHOLD_TEST_REQUIRE").stdin(Stdio::piped());
     command
 }
@@ -80,7 +80,7 @@ fn cache() -> Option<TempDir> {
         return None; // There may be no Java here.
     }
     let cache = tempfile::tempdir().unwrap();
-    let home = home(&SERVER, &servers::servers()).unwrap();
+    let home = home(&SERVER, &crate::support::servers::servers()).unwrap();
     symlink(home, cache.path().join(SERVER.name)).unwrap();
     Some(cache)
 }
@@ -261,15 +261,19 @@ fn mongod_serves_as_a_replica_set_and_goes_with_its_last_user() {
     }
     // One of its own.
     let room = tempfile::tempdir().unwrap();
-    let running = servers::run(&mongod::SERVER, room.path()).unwrap();
+    let running = crate::support::servers::run(&mongod::SERVER, room.path()).unwrap();
     let host = running.url.strip_prefix("mongodb://").unwrap().split('/').next().unwrap().to_owned();
-    assert!(servers::mongod::is_writable(&servers::mongod::ask(&host, &servers::mongod::hello()).unwrap()));
-    let again = servers::run(&mongod::SERVER, room.path()).unwrap();
+    assert!(crate::support::servers::mongod::is_writable(
+        &crate::support::servers::mongod::ask(&host, &crate::support::servers::mongod::hello()).unwrap()
+    ));
+    let again = crate::support::servers::run(&mongod::SERVER, room.path()).unwrap();
     assert_eq!(again.url, running.url);
     drop(running);
     assert!((mongod::SERVER.ready)(&again.url));
     drop(again);
-    eventually("it is gone", || servers::mongod::ask(&host, &servers::mongod::hello()).is_none());
+    eventually("it is gone", || {
+        crate::support::servers::mongod::ask(&host, &crate::support::servers::mongod::hello()).is_none()
+    });
 }
 
 #[test]
@@ -280,9 +284,9 @@ fn the_emulator_of_spanner_serves_both_sides_and_goes_with_its_last_user() {
         return;
     }
     let room = tempfile::tempdir().unwrap();
-    let running = servers::run(&spanner::SERVER, room.path()).unwrap();
+    let running = crate::support::servers::run(&spanner::SERVER, room.path()).unwrap();
     assert_ne!(running.url, shared);
-    let again = servers::run(&spanner::SERVER, room.path()).unwrap();
+    let again = crate::support::servers::run(&spanner::SERVER, room.path()).unwrap();
     assert_eq!(again.url, running.url);
     let url = running.url.clone();
     drop(running);

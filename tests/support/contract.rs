@@ -3,9 +3,10 @@
 use leasehold::internals::lease::{End, Holder, Lease, LockRecord, Mode};
 use leasehold::internals::store::{Attempt, Backend, Released, Renewal, Renewed, Seen};
 
-use crate::common::calls;
-pub use crate::common::calls::{LEASE, acquired, refused, renewal};
-use crate::common::stores::{Opened, soon};
+use crate::support::calls;
+#[allow(unused_imports)] // Each test binary uses its own part of it.
+pub use crate::support::calls::{LEASE, acquired, refused, renewal};
+use crate::support::stores::{Opened, soon};
 
 pub fn attempt(store: &dyn Backend, key: &str, mode: Mode) -> Attempt {
     calls::attempt(store.info().grant_form, key, mode)

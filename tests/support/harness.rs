@@ -1,15 +1,6 @@
 //! What the tests with real processes, threads and bounds share. Everything works on a store URL, so
 //! that each store can use it.
 
-#![allow(dead_code)] // Every test binary uses its own part of it.
-
-pub mod alone;
-pub mod lateness;
-pub mod oracle;
-pub mod process;
-pub mod threads;
-pub mod worker;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +16,7 @@ use leasehold::internals::sys::deadline::Deadline;
 
 /// How long anything may take that only a broken test or library would not do at once.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// What a loaded machine may add to a bound, where a server has a part in it; else see [`lateness::slack`].
+/// What a loaded machine may add to a bound, where a server has a part in it; else see [`super::lateness::slack`].
 pub const SLACK: Duration = Duration::from_millis(1500);
 
 pub const fn millis(ms: u64) -> Duration {
@@ -153,11 +144,11 @@ pub fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
 /// Runs `call`, which must be over within `bound`.
 #[track_caller]
 pub fn within<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
-    lateness::measure();
+    super::lateness::measure();
     let started = Instant::now();
     let value = call();
     let took = started.elapsed();
-    let slack = lateness::slack(started);
+    let slack = super::lateness::slack(started);
     assert!(took <= bound + slack, "{what} took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
     value
 }

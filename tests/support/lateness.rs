@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::millis;
+use super::harness::millis;
 
 const TICK: Duration = millis(5);
 /// More than the ticks of any call.

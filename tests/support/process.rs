@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::PATIENCE;
+use super::harness::PATIENCE;
 
 /// What the environment tells a process that shall be a worker.
 pub const WORKER: &str = "LEASEHOLD_TEST_WORKER";
@@ -28,6 +28,11 @@ impl Worker {
     /// A process that is connected to `url`; the binary's test `worker` must call `worker::run`.
     pub fn start(url: &str, lease: Duration) -> Worker {
         Worker::polling(url, lease, Duration::from_millis(5), None)
+    }
+
+    /// The same, by another of the binary's tests.
+    pub fn start_as(test: &str, url: &str, lease: Duration) -> Worker {
+        Worker::spawn(Command::new(binary()), test, url, lease, Duration::from_millis(5))
     }
 
     /// The same, with this longest time between two looks of a waiter, and this in its environment.
@@ -57,9 +62,13 @@ impl Worker {
         Worker::start_by(command, url, lease, Duration::from_millis(5))
     }
 
-    fn start_by(mut command: Command, url: &str, lease: Duration, poll: Duration) -> Worker {
+    fn start_by(command: Command, url: &str, lease: Duration, poll: Duration) -> Worker {
+        Worker::spawn(command, "worker", url, lease, poll)
+    }
+
+    fn spawn(mut command: Command, test: &str, url: &str, lease: Duration, poll: Duration) -> Worker {
         let mut child = command
-            .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env(WORKER, "1")
             // For servers where any credentials do.
             .env("AWS_ACCESS_KEY_ID", "key")

@@ -4,8 +4,6 @@
 use std::fmt::Debug;
 use std::str::FromStr;
 
-use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
-
 /// A setting of the environment.
 pub fn setting<T: FromStr<Err: Debug>>(name: &str) -> Option<T> {
     let text = std::env::var(name).ok()?;
@@ -22,10 +20,4 @@ pub fn seed() -> u64 {
 /// One of several threads that begin with one seed: what `fastrand` draws there can be repeated.
 pub fn sow(seed: u64, thread: u64) {
     fastrand::seed(seed.wrapping_add(thread));
-}
-
-/// For proptest, which keeps in this file what has failed, to try it first.
-pub fn config(regressions: &'static str) -> Config {
-    let regressions = FileFailurePersistence::Direct(regressions);
-    Config { failure_persistence: Some(Box::new(regressions)), rng_seed: RngSeed::Fixed(seed()), ..Config::default() }
 }

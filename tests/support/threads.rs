@@ -1,6 +1,6 @@
 //! The threads of the library in this process. Only exact in a test that runs `alone`.
 
-use super::eventually;
+use super::harness::eventually;
 
 /// The names of the threads that are alive, cut to 15 bytes by the kernel.
 pub fn ours() -> Vec<String> {
@@ -16,7 +16,7 @@ pub fn ours() -> Vec<String> {
 #[track_caller]
 pub fn assert_ours(names: &[&str]) {
     // A joined thread may be seen for a moment: the kernel wakes the joiner first.
-    let soon = std::time::Instant::now() + super::millis(200);
+    let soon = std::time::Instant::now() + super::harness::millis(200);
     while ours() != names && std::time::Instant::now() < soon {
         std::thread::yield_now();
     }

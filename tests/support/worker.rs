@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Election, LockClient, LockGuard, Loss, LossReason};
 
+use super::harness::{PATIENCE, eventually, millis};
 use super::oracle::{Claims, Oracle};
 use super::process::{ANSWER, WORKER};
-use super::{PATIENCE, eventually, millis};
 
 /// Follows the commands on standard input if this process is a worker.
 pub fn run() {

@@ -8,7 +8,7 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ErrorKind, LockStatus, Mode, SameOwner};
 
-use crate::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store};
 
 const SHORT: Duration = Duration::from_millis(150);
 

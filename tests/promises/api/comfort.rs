@@ -8,7 +8,7 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::testing::{Failure, MemoryStore};
 use leasehold::{CancelToken, ErrorKind, LossReason, Operation, Slept};
 
-use crate::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store};
 
 #[test]
 fn a_lock_of_the_test_store_is_lost_on_order() {
@@ -29,7 +29,7 @@ fn a_lease_that_was_ended_on_order_can_be_taken_and_is_renewed_otherwise() {
     store.expire("kept");
     kept.ensure_held_for(Duration::from_secs(17)).unwrap();
     store.advance(Duration::from_millis(500));
-    crate::wait_until(|| other.get("kept").unwrap().is_some_and(|status| !status.holders()[0].is_expired()));
+    crate::api::wait_until(|| other.get("kept").unwrap().is_some_and(|status| !status.holders()[0].is_expired()));
     assert!(kept.is_held());
     let taken = client.lock("taken").unwrap();
     store.expire("taken");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::ErrorKind;
 
-use crate::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store};
 
 #[test]
 fn acquire_gives_data_that_nothing_renews() {

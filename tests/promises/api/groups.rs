@@ -7,9 +7,9 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, LossReason};
 
-use crate::common::between::{Between, When};
-use crate::common::stores::Opened;
-use crate::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::between::{Between, When};
+use crate::support::stores::Opened;
 
 const SECOND: Duration = Duration::from_secs(1);
 

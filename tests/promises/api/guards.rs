@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use leasehold::{ErrorKind, LockGuard, LossReason, Mode, SameOwner};
 
-use crate::{LONG, MINUTE, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 
 #[test]
 fn an_exclusive_lock_excludes_everyone_until_it_is_dropped() {

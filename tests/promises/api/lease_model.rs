@@ -12,9 +12,10 @@ use leasehold::{Error, ErrorKind, LeaseStatus, Leases};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::common::asks::grant;
-use crate::common::seed::{config, setting};
-use crate::common::stores::{Opened, Store, for_each_store, on, unique};
+use crate::support::asks::grant;
+use crate::support::regressions::config;
+use crate::support::seed::setting;
+use crate::support::stores::{Opened, Store, for_each_store, on, unique};
 
 const NAMES: [&str; 2] = ["a", "b"];
 const HOLDERS: [&str; 2] = ["unit/0", "unit/1"];
@@ -71,7 +72,7 @@ fn every_answer_is_the_models(store: &Store) {
     println!("{}: {cases} histories", store.module);
     let opened = (store.open)();
     let seen = RefCell::default();
-    let config = Config { cases, max_shrink_iters: 200, ..config("tests/api/lease_model.txt") };
+    let config = Config { cases, max_shrink_iters: 200, ..config("promises/api/lease_model.txt") };
     let histories = proptest::collection::vec(op(), 1..60);
     let run = TestRunner::new(config).run(&histories, |ops| {
         let mut world = World::new(&opened, &seen);

@@ -8,8 +8,8 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, Error, ErrorKind, LeaseStatus, Leases, LossReason};
 
-use crate::common::stores::Opened;
-use crate::{LONG, MINUTE, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+use crate::support::stores::Opened;
 
 fn leases(store: &Opened) -> Leases {
     store.client().leases("space")

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use leasehold::internals::store::Swapped;
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, Mode};
 
-use crate::common::stores::{Opened, soon};
-use crate::{MINUTE, on_every_store};
+use crate::api::{MINUTE, on_every_store};
+use crate::support::stores::{Opened, soon};
 
 fn found(client: &LockClient, filter: Filter) -> Vec<String> {
     let found = client.list(&filter).unwrap();

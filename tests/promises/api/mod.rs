@@ -1,8 +1,5 @@
 //! The public API, the same on every store.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod any;
 mod comfort;
 mod data;
@@ -17,8 +14,8 @@ mod waiting;
 
 use std::time::Duration;
 
-use common::bench::{LONG, wait_until};
-use common::stores::{Opened, on_each};
+use crate::support::bench::{LONG, wait_until};
+use crate::support::stores::{Opened, on_each};
 use leasehold::internals::builder_over;
 use leasehold::{ClientBuilder, LockClient};
 

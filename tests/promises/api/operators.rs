@@ -8,9 +8,9 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::{Swapped, Which};
 use leasehold::{ErrorKind, Filter, LockClient, LossReason};
 
-use crate::common::between::{Between, When};
-use crate::common::stores::{Opened, soon};
-use crate::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::between::{Between, When};
+use crate::support::stores::{Opened, soon};
 
 fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
     let faults = FaultPlan::default();

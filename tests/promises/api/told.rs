@@ -8,7 +8,7 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
-use crate::{LONG, on_every_store, wait_until};
+use crate::api::{LONG, on_every_store, wait_until};
 
 #[test]
 fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {

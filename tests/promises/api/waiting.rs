@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{CancelToken, ErrorKind};
 
-use crate::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store};
 
 const SHORT: Duration = Duration::from_millis(150);
 

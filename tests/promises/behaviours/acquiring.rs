@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, SameOwner};
 
-use crate::{Bench, LONG, wait_until};
+use crate::behaviours::{Bench, LONG, wait_until};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

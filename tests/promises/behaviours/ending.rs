@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{Error, ErrorKind, LossReason};
 
-use crate::{Bench, LONG, loss_of, wait_until};
+use crate::behaviours::{Bench, LONG, loss_of, wait_until};
 
 #[test]
 fn b04_a_heartbeat_in_flight_does_not_revive_a_released_lock() {

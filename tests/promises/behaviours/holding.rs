@@ -7,7 +7,7 @@ use leasehold::internals::lease::StoreTime;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LossReason};
 
-use crate::{Bench, LONG, loss_of};
+use crate::behaviours::{Bench, LONG, loss_of};
 
 const BEAT: Duration = Duration::from_millis(20);
 

@@ -2,11 +2,8 @@
 //! behaviours; every test fails in a library that has the fault. What needs processes of its own
 //! is in `processes.rs`, what needs the clock of a store in `conformance.rs`.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod acquiring;
 mod ending;
 mod holding;
 
-use common::bench::{Bench, LONG, loss_of, wait_until};
+use crate::support::bench::{Bench, LONG, loss_of, wait_until};

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, ErrorKind, Lock, LockClient};
 
-use crate::data::Data;
-use crate::harness::{eventually, millis};
-use crate::{LONG, Open, SHORT, Store};
+use crate::fenced::data::Data;
+use crate::fenced::{LONG, Open, SHORT, Store};
+use crate::support::harness::{eventually, millis};
 
 #[track_caller]
 pub fn lost(answer: Result<impl std::fmt::Debug, Error>) -> Error {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use leasehold::ClientBuilder;
 use leasehold::fence::Fence;
 
-use crate::cases::lost;
-use crate::common::dynamodb::{Table, config_at};
-use crate::common::servers::dynamodb_local;
-use crate::data::Data;
-use crate::data::dynamodb::Items;
-use crate::{LONG, Open, Store};
+use crate::fenced::cases::lost;
+use crate::fenced::data::Data;
+use crate::fenced::data::dynamodb::Items;
+use crate::fenced::{LONG, Open, Store};
+use crate::support::dynamodb::{Table, config_at};
+use crate::support::servers::dynamodb_local;
 
 pub struct Kind;
 
@@ -40,7 +40,7 @@ fn named(url: &str) -> (&str, &str) {
     url.strip_prefix("dynamodb://").and_then(|rest| rest.split_once("?endpoint=")).unwrap()
 }
 
-crate::suite!(Kind);
+crate::fenced::suite!(Kind);
 
 #[test]
 fn the_loss_tells_who_holds_it() {

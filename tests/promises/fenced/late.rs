@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use leasehold::{LockClient, LockGuard};
 
-use crate::data::Data;
-use crate::harness::PATIENCE;
-use crate::harness::process::Worker;
-use crate::harness::worker::say;
-use crate::{LONG, Open, SHORT, Store};
+use crate::fenced::data::Data;
+use crate::fenced::{LONG, Open, SHORT, Store};
+use crate::support::harness::PATIENCE;
+use crate::support::process::Worker;
+use crate::support::worker::say;
 
 const PROCESSES: u32 = 4;
 const KEYS: u32 = 10;
@@ -64,7 +64,7 @@ fn release(mut guard: LockGuard) {
 
 fn rounds<S: Store>(open: &Open<S>, process: u32, how: &str) -> u32 {
     let keys: Vec<String> = (0..KEYS).map(|key| format!("{process}-{key}")).collect();
-    let mut holder = Worker::start(&open.url, SHORT);
+    let mut holder = Worker::start_as("fenced::worker", &open.url, SHORT);
     let rival = open.client(LONG);
     let mut late = 0;
     for round in 0..ROUNDS {

@@ -3,13 +3,9 @@
 #![cfg(unix)]
 
 mod cases;
-#[path = "../common/mod.rs"]
-mod common;
 mod data;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
-#[path = "../harness/mod.rs"]
-mod harness;
 mod late;
 #[cfg(feature = "mongodb")]
 mod mongodb;
@@ -51,7 +47,7 @@ struct Open<S: Store> {
 
 impl<S: Store> Open<S> {
     fn fresh() -> Option<Open<S>> {
-        let (url, room) = common::stores::is_wanted(S::NAME).then(S::fresh)??;
+        let (url, room) = crate::support::stores::is_wanted(S::NAME).then(S::fresh)??;
         Some(Open { data: S::data(&url), url, _room: room })
     }
 
@@ -70,14 +66,14 @@ macro_rules! suite {
         $(
             #[test]
             fn $case() {
-                if let Some(open) = crate::Open::<$store>::fresh() {
-                    crate::$module::$case(&open);
+                if let Some(open) = crate::fenced::Open::<$store>::fresh() {
+                    crate::fenced::$module::$case(&open);
                 }
             }
         )*
     };
     ($store:ty) => {
-        crate::suite! {
+        crate::fenced::suite! {
             $store:
             cases::what_is_held_is_written_and_what_is_lost_is_not,
             cases::a_lock_of_another_store_is_refused,
@@ -97,13 +93,13 @@ use suite;
 /// Not a test of its own: the other processes of these tests.
 #[test]
 fn worker() {
-    if std::env::var_os(harness::process::WORKER).is_none() {
+    if std::env::var_os(crate::support::process::WORKER).is_none() {
         return;
     }
     let told = late::next_line().expect("what to connect to");
     let words: Vec<&str> = told.split(' ').collect();
     let ["connect", url, lease, _] = words[..] else { panic!("{told}") };
-    let lease = harness::millis(lease.parse().unwrap());
+    let lease = crate::support::harness::millis(lease.parse().unwrap());
     match url.split_once(':').unwrap().0 {
         #[cfg(feature = "sqlite")]
         "sqlite" => late::holder::<sqlite::Kind>(url, lease),

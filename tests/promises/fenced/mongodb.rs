@@ -10,13 +10,13 @@ use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::{AssertIn, run_fenced, run_fenced_async};
 use leasehold::{ClientBuilder, ErrorKind, LockClient};
 
-use crate::cases::{expired, lost};
-use crate::common::mongodb::{DATABASE, Rows, server};
-use crate::common::servers::mongod;
-use crate::data::Data;
-use crate::data::mongodb::Texts;
-use crate::harness::millis;
-use crate::{LONG, Open, Store};
+use crate::fenced::cases::{expired, lost};
+use crate::fenced::data::Data;
+use crate::fenced::data::mongodb::Texts;
+use crate::fenced::{LONG, Open, Store};
+use crate::support::harness::millis;
+use crate::support::mongodb::{DATABASE, Rows, server};
+use crate::support::servers::mongod;
 
 pub struct Kind;
 
@@ -52,7 +52,7 @@ impl Drop for Room {
     }
 }
 
-crate::suite!(Kind);
+crate::fenced::suite!(Kind);
 
 #[test]
 fn a_committed_assertion_is_counted_in_the_document() {

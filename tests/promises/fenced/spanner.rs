@@ -5,10 +5,10 @@ use std::any::Any;
 use leasehold::ClientBuilder;
 use leasehold::spanner::AssertIn;
 
-use crate::common::servers::spanner_emulator;
-use crate::common::spanner::{Database, TABLE, settings};
-use crate::data::spanner::{SCHEMA, Table};
-use crate::{LONG, Open, Store};
+use crate::fenced::data::spanner::{SCHEMA, Table};
+use crate::fenced::{LONG, Open, Store};
+use crate::support::servers::spanner_emulator;
+use crate::support::spanner::{Database, TABLE, settings};
 
 pub struct Kind;
 
@@ -38,7 +38,7 @@ fn named(url: &str) -> (&str, &str) {
     url.strip_prefix("spanner:").and_then(|rest| rest.split_once('@')).unwrap()
 }
 
-crate::suite!(Kind);
+crate::fenced::suite!(Kind);
 
 /// As the docs say: the error of the assertion has to leave the closure.
 #[test]

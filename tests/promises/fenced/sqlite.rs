@@ -6,11 +6,11 @@ use std::path::Path;
 use leasehold::sqlite::{AssertIn, rusqlite};
 use leasehold::{ClientBuilder, ErrorKind, LockClient};
 
-use crate::cases::{expired, lost};
-use crate::data::Data;
-use crate::data::sqlite::Table;
-use crate::harness::{Folder, millis};
-use crate::{LONG, Open, Store};
+use crate::fenced::cases::{expired, lost};
+use crate::fenced::data::Data;
+use crate::fenced::data::sqlite::Table;
+use crate::fenced::{LONG, Open, Store};
+use crate::support::harness::{Folder, millis};
 
 pub struct Kind;
 
@@ -34,7 +34,7 @@ impl Store for Kind {
     }
 }
 
-crate::suite!(Kind);
+crate::fenced::suite!(Kind);
 
 #[test]
 fn a_transaction_of_another_file_is_refused_by_name() {

@@ -4,9 +4,9 @@ use leasehold::{ErrorKind, LockClient, LockGuard};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
-use crate::Remote;
-use crate::harness::alone::alone;
-use crate::harness::{eventually, millis};
+use crate::remote::Remote;
+use crate::support::alone::alone;
+use crate::support::harness::{eventually, millis};
 
 fn connected(remote: &Remote) -> LockClient {
     remote.direct().lease(millis(6000)).connect().expect("a client")
@@ -64,17 +64,17 @@ fn on(test: &str, remote: fn() -> Option<Remote>) {
 #[cfg(feature = "dynamodb")]
 #[test]
 fn a_child_connects_anew_to_dynamodb() {
-    on("forks::a_child_connects_anew_to_dynamodb", crate::dynamodb);
+    on("remote::forks::a_child_connects_anew_to_dynamodb", crate::remote::dynamodb);
 }
 
 #[cfg(feature = "mongodb")]
 #[test]
 fn a_child_connects_anew_to_mongodb() {
-    on("forks::a_child_connects_anew_to_mongodb", crate::mongodb);
+    on("remote::forks::a_child_connects_anew_to_mongodb", crate::remote::mongodb);
 }
 
 #[cfg(feature = "spanner")]
 #[test]
 fn a_child_connects_anew_to_spanner() {
-    on("forks::a_child_connects_anew_to_spanner", crate::spanner);
+    on("remote::forks::a_child_connects_anew_to_spanner", crate::remote::spanner);
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{CancelToken, Filter};
 
-use crate::Remote;
-use crate::common::proxy::Flow;
-use crate::harness::{millis, within};
+use crate::remote::Remote;
+use crate::support::harness::{millis, within};
+use crate::support::proxy::Flow;
 
 /// One request.
 const REQUEST: Duration = millis(1000);
@@ -124,17 +124,17 @@ fn on(remote: Option<Remote>) {
 #[cfg(feature = "dynamodb")]
 #[test]
 fn no_call_outlives_its_bound_on_dynamodb() {
-    on(crate::dynamodb());
+    on(crate::remote::dynamodb());
 }
 
 #[cfg(feature = "mongodb")]
 #[test]
 fn no_call_outlives_its_bound_on_mongodb() {
-    on(crate::mongodb());
+    on(crate::remote::mongodb());
 }
 
 #[cfg(feature = "spanner")]
 #[test]
 fn no_call_outlives_its_bound_on_spanner() {
-    on(crate::spanner());
+    on(crate::remote::spanner());
 }

@@ -1,21 +1,13 @@
 //! What holds of every store behind a network, one test for each: bounds behind a server that says nothing,
 //! children that a connected process forks, connections that go silent, and panics inside an SDK.
 #![cfg(all(target_os = "linux", any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
-
-mod common;
-mod harness;
-
-#[path = "remote/forks.rs"]
 mod forks;
-#[path = "remote/holes.rs"]
 mod holes;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
-#[path = "remote/panics.rs"]
 mod panics;
-#[path = "remote/silence.rs"]
 mod silence;
 
-use common::proxy::Proxy;
+use crate::support::proxy::Proxy;
 use leasehold::ClientBuilder;
 
 /// A store of its own, directly and by way of a proxy.
@@ -49,8 +41,8 @@ impl Remote {
 
 #[cfg(feature = "dynamodb")]
 fn dynamodb() -> Option<Remote> {
-    use common::dynamodb::{Table, config_at};
-    let endpoint = common::servers::dynamodb_local()?;
+    use crate::support::dynamodb::{Table, config_at};
+    let endpoint = crate::support::servers::dynamodb_local()?;
     let table = Table::fresh();
     let name = table.0.clone();
     let at = move |host: &str| leasehold::dynamodb::builder(config_at(&format!("http://{host}")), name.as_str());
@@ -59,8 +51,8 @@ fn dynamodb() -> Option<Remote> {
 
 #[cfg(feature = "mongodb")]
 fn mongodb() -> Option<Remote> {
-    use common::mongodb::{Rows, host, with_database};
-    let server = common::servers::mongod()?;
+    use crate::support::mongodb::{Rows, host, with_database};
+    let server = crate::support::servers::mongod()?;
     let rows = Rows::fresh();
     let options = format!("directConnection=true&collection={}", rows.0);
     let at = move |host: &str| leasehold::LockClient::builder(with_database(&format!("mongodb://{host}"), &options));
@@ -69,8 +61,8 @@ fn mongodb() -> Option<Remote> {
 
 #[cfg(feature = "spanner")]
 fn spanner() -> Option<Remote> {
-    use common::spanner::{Database, TABLE, settings};
-    let server = common::servers::spanner_emulator()?;
+    use crate::support::spanner::{Database, TABLE, settings};
+    let server = crate::support::servers::spanner_emulator()?;
     let path = Database::fresh().path;
     let at = move |host: &str| leasehold::spanner::builder(settings(host), &path, TABLE);
     Some(Remote::new(&server, at, ()))

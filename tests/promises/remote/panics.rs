@@ -7,7 +7,7 @@ use leasehold::internals::store::Backend;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, Filter};
 
-use crate::harness::millis;
+use crate::support::harness::millis;
 
 /// `panics`: from now on each request of the store does.
 fn only_writes_are_ambiguous(store: Arc<dyn Backend>, panics: &AtomicBool) {
@@ -31,7 +31,7 @@ fn a_panic_in_the_aws_sdk_is_no_write_where_only_read() {
     use sdk::config::interceptors::BeforeDeserializationInterceptorContextRef;
     use sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
 
-    use crate::common::dynamodb::{Table, options};
+    use crate::support::dynamodb::{Table, options};
 
     #[derive(Debug)]
     struct Panics(Arc<AtomicBool>);
@@ -52,13 +52,13 @@ fn a_panic_in_the_aws_sdk_is_no_write_where_only_read() {
         }
     }
 
-    if crate::common::servers::dynamodb_local().is_none() {
+    if crate::support::servers::dynamodb_local().is_none() {
         return;
     }
     let (table, clock, panics) = (Table::fresh(), Clock::system(), Arc::new(AtomicBool::new(false)));
     let mut options = options(&table.0, &clock);
     options.interceptors.push(SharedInterceptor::new(Panics(panics.clone())));
-    let store = Dynamodb::open(options, clock, &crate::common::stores::soon()).expect("a store");
+    let store = Dynamodb::open(options, clock, &crate::support::stores::soon()).expect("a store");
     only_writes_are_ambiguous(Arc::new(store), &panics);
 }
 
@@ -69,9 +69,9 @@ fn a_panic_in_the_driver_is_no_write_where_only_read() {
     use leasehold::mongodb::driver::event::EventHandler;
     use leasehold::mongodb::driver::event::command::CommandEvent;
 
-    use crate::common::mongodb::Rows;
+    use crate::support::mongodb::Rows;
 
-    if crate::common::servers::mongod().is_none() {
+    if crate::support::servers::mongod().is_none() {
         return;
     }
     let (rows, panics) = (Rows::fresh(), Arc::new(AtomicBool::new(false)));
@@ -82,6 +82,6 @@ fn a_panic_in_the_driver_is_no_write_where_only_read() {
             assert!(!(is_sent && asked.load(Ordering::SeqCst)), "as asked");
         }));
     });
-    let store = Mongodb::open(options, &crate::common::stores::soon()).expect("a store");
+    let store = Mongodb::open(options, &crate::support::stores::soon()).expect("a store");
     only_writes_are_ambiguous(Arc::new(store), &panics);
 }

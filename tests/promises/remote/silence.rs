@@ -1,7 +1,7 @@
 //! A connection over which nothing comes any more, and whose end nobody says, as when a router forgets it.
 
-use crate::Remote;
-use crate::harness::{eventually, millis};
+use crate::remote::Remote;
+use crate::support::harness::{eventually, millis};
 
 /// The kernel would send again for a quarter of an hour.
 fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
@@ -25,17 +25,17 @@ fn on(remote: Option<Remote>) {
 #[cfg(feature = "dynamodb")]
 #[test]
 fn a_silent_connection_to_dynamodb_is_left() {
-    on(crate::dynamodb());
+    on(crate::remote::dynamodb());
 }
 
 #[cfg(feature = "mongodb")]
 #[test]
 fn a_silent_connection_to_mongodb_is_left() {
-    on(crate::mongodb());
+    on(crate::remote::mongodb());
 }
 
 #[cfg(feature = "spanner")]
 #[test]
 fn a_silent_connection_to_spanner_is_left() {
-    on(crate::spanner());
+    on(crate::remote::spanner());
 }

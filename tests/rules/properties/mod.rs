@@ -1,14 +1,11 @@
 //! Random histories over the pure rules: clients whose requests are lost, doubled and overtake
 //! each other, clocks that differ within the grace, purges and deleted rows.
 //!
-//! Each single step is checked in `common::steps`; the world below checks what spans steps.
-
-mod common;
-
-#[path = "lease_properties/world.rs"]
+//! Each single step is checked in `crate::support::steps`; the world below checks what spans steps.
 mod world;
 
-use common::seed;
+use crate::support::regressions;
+use crate::support::seed::setting;
 use leasehold::internals::lease::{Lease, Mode};
 use proptest::prelude::*;
 use std::time::Duration;
@@ -53,8 +50,8 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// A thousand histories; `PROPTEST_CASES` asks for more.
 fn config() -> ProptestConfig {
-    let cases = seed::setting("PROPTEST_CASES").unwrap_or(1000);
-    ProptestConfig { cases, ..seed::config("tests/lease_properties/regressions.txt") }
+    let cases = setting("PROPTEST_CASES").unwrap_or(1000);
+    ProptestConfig { cases, ..regressions::config("rules/properties/regressions.txt") }
 }
 
 proptest! {

@@ -8,8 +8,8 @@ use leasehold::internals::lease::{
 };
 use proptest::sample::Index;
 
-use crate::common::asks::{at, grant};
-use crate::common::steps::{Answer, Request, apply, check_written};
+use crate::support::asks::{at, grant};
+use crate::support::steps::{Answer, Request, apply, check_written};
 
 /// The clients' ideas of the store's time are at most this far apart.
 const GRACE: i64 = 4;

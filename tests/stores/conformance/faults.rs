@@ -9,8 +9,8 @@ use leasehold::internals::store::{Acquired, Backend, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, Result};
 
-use crate::common::stores::{Opened, Store};
-use crate::support::*;
+use crate::support::contract::*;
+use crate::support::stores::{Opened, Store};
 
 const PATIENCE: Duration = Duration::from_millis(150);
 

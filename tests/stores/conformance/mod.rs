@@ -1,21 +1,17 @@
 //! The contract of the store trait, rule by rule, on every store of the table.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod faults;
 mod names;
 mod races;
 mod reads;
 mod rules;
-mod support;
 mod wakes;
 
 /// A test for each rule on each store of the table.
 macro_rules! on_one_store {
     ($store:ident) => {
         mod $store {
-            crate::contract! { $store }
+            crate::conformance::contract! { $store }
         }
     };
 }
@@ -26,7 +22,7 @@ macro_rules! tests {
         $(mod $module {
             $(#[test]
             fn $rule() {
-                crate::common::stores::on(stringify!($store), crate::$module::$rule);
+                crate::support::stores::on(stringify!($store), crate::conformance::$module::$rule);
             })+
         })+
     };
@@ -35,7 +31,7 @@ use tests;
 
 macro_rules! contract {
     ($store:ident) => {
-        crate::tests! {
+        crate::conformance::tests! {
             $store:
         rules:
             a_held_key_is_refused_and_the_holder_is_named,
@@ -102,11 +98,11 @@ macro_rules! contract {
 }
 use contract;
 
-common::stores::for_each_store!(on_one_store);
+crate::support::stores::for_each_store!(on_one_store);
 
 #[test]
 fn every_store_is_in_the_table() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/store");
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         // Each store is a folder, except the one in memory.
@@ -122,8 +118,8 @@ fn every_store_is_in_the_table() {
             _ => false,
         };
         assert!(
-            is_off || common::stores::modules().contains(&module),
-            "src/store/{module} is not in tests/common/stores.rs"
+            is_off || crate::support::stores::modules().contains(&module),
+            "src/store/{module} is not in tests/support/stores.rs"
         );
     }
 }

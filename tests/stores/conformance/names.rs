@@ -2,8 +2,8 @@
 
 use leasehold::internals::store::{Released, Which};
 
-use crate::common::stores::Store;
-use crate::support::*;
+use crate::support::contract::*;
+use crate::support::stores::Store;
 
 fn odd() -> Vec<String> {
     let mut odd: Vec<String> = [

@@ -4,8 +4,8 @@ use std::sync::{Arc, Barrier};
 
 use leasehold::internals::store::{Acquired, Attempt, Backend, Swapped};
 
-use crate::common::stores::{Opened, Store, soon};
-use crate::support::*;
+use crate::support::contract::*;
+use crate::support::stores::{Opened, Store, soon};
 
 const ROUNDS: usize = 20;
 

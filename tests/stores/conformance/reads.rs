@@ -6,8 +6,8 @@ use leasehold::internals::lease::{Lease, LockRecord};
 use leasehold::internals::store::{Schema, Swapped, Which};
 use leasehold::internals::sys::deadline::Deadline;
 
-use crate::common::stores::{Store, soon};
-use crate::support::*;
+use crate::support::contract::*;
+use crate::support::stores::{Store, soon};
 
 fn keys(records: &[LockRecord]) -> Vec<&str> {
     records.iter().map(|record| record.key.as_str()).collect()

@@ -6,8 +6,8 @@ use leasehold::ErrorKind;
 use leasehold::internals::lease::{End, Kind, Lease, Mode};
 use leasehold::internals::store::{Attempt, Released, Renewal};
 
-use crate::common::stores::{Store, soon};
-use crate::support::*;
+use crate::support::contract::*;
+use crate::support::stores::{Store, soon};
 
 pub fn a_held_key_is_refused_and_the_holder_is_named(store: &Store) {
     let at = (store.open)();

@@ -7,8 +7,8 @@ use leasehold::internals::lease::Lease;
 use leasehold::internals::store::Renewal;
 use leasehold::internals::sys::deadline::Deadline;
 
-use crate::common::stores::{Opened, Store, soon};
-use crate::support::*;
+use crate::support::contract::*;
+use crate::support::stores::{Opened, Store, soon};
 
 /// Longer than anything takes on a busy machine.
 const LONG: Duration = Duration::from_secs(20);

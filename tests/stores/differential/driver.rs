@@ -12,7 +12,7 @@ use leasehold::internals::lease::{
 };
 use leasehold::internals::store::{Acquired, Attempt, Released, Renewal, Renewed, Seen, Swapped, Which};
 
-use crate::common::stores::{Opened, Store, fresh, soon};
+use crate::support::stores::{Opened, Store, fresh, soon};
 
 const KEYS: [&str; 4] = ["a", "a_b", "A", "é/%"];
 const LEASES: [u64; 4] = [150, 1_000, 5_000, 60_000];

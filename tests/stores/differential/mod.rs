@@ -2,14 +2,10 @@
 //! record must be the same.
 //!
 //! `LEASEHOLD_TEST_OPS` says how many operations, `LEASEHOLD_TEST_SEED` repeats a run.
-
-mod common;
-
-#[path = "differential/driver.rs"]
 mod driver;
 
-use common::seed::{seed, setting};
-use common::stores::{Store, for_each_store, on};
+use crate::support::seed::{seed, setting};
+use crate::support::stores::{Store, for_each_store, on};
 use driver::Driver;
 
 const OPS: usize = 2_000;

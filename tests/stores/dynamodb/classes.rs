@@ -7,11 +7,11 @@ use std::time::Instant;
 use leasehold::internals::store::{Released, Renewed, Swapped};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{Error, ErrorKind, LockClient};
-use parking_lot::Mutex;
 
-use crate::common::proxy::{Mode as Network, Rule};
-use crate::harness::alone::alone;
-use crate::*;
+use crate::dynamodb::*;
+use crate::support::alone::alone;
+use crate::support::logs;
+use crate::support::proxy::{Mode as Network, Rule};
 
 /// What follows from an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -222,37 +222,17 @@ fn a_service_that_lets_nobody_in_is_told_at_connect() {
     }
 }
 
-pub static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-pub struct Keep;
-
-impl log::Log for Keep {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if record.target().starts_with("leasehold") {
-            let key = record.key_values().get("key".into()).map(|key| format!(" {key}")).unwrap_or_default();
-            KEPT.lock().push(format!("{} {}{key}", record.target(), record.args()));
-        }
-    }
-
-    fn flush(&self) {}
-}
-
 #[test]
 fn where_nobody_may_describe_the_table_that_is_said_once() {
     needs_server!();
-    alone("classes::where_nobody_may_describe_the_table_that_is_said_once", || {
-        log::set_logger(&Keep).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
+    alone("dynamodb::classes::where_nobody_may_describe_the_table_that_is_said_once", || {
+        logs::keep();
         let at = Behind::new();
         at.proxy.add(Rule::always(Network::Say(400, DENIED)).on("DescribeTable"));
         for _ in 0..3 {
             at.client().lock("k").unwrap().release().unwrap();
         }
-        let told = KEPT.lock().clone();
+        let told = logs::kept("");
         assert!(told.len() == 1 && told[0].contains("replicas were not checked"), "{told:?}");
         // Who makes the table has to see it.
         let error = at.client().create_schema().unwrap_err();

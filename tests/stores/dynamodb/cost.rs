@@ -8,17 +8,17 @@ use leasehold::internals::lease::backoff;
 use leasehold::internals::store::{Released, Renewed};
 use parking_lot::Mutex;
 
-use crate::common::dynamodb::{Table, options};
-use crate::common::stores::soon;
-use crate::sdk::config::interceptors::{
+use crate::dynamodb::sdk::config::interceptors::{
     AfterDeserializationInterceptorContextRef, BeforeSerializationInterceptorContextMut,
 };
-use crate::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
-use crate::sdk::error::BoxError;
-use crate::sdk::operation::get_item::{GetItemInput, GetItemOutput};
-use crate::sdk::operation::update_item::{UpdateItemInput, UpdateItemOutput};
-use crate::sdk::types::{ConsumedCapacity, ReturnConsumedCapacity};
-use crate::*;
+use crate::dynamodb::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
+use crate::dynamodb::sdk::error::BoxError;
+use crate::dynamodb::sdk::operation::get_item::{GetItemInput, GetItemOutput};
+use crate::dynamodb::sdk::operation::update_item::{UpdateItemInput, UpdateItemOutput};
+use crate::dynamodb::sdk::types::{ConsumedCapacity, ReturnConsumedCapacity};
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
+use crate::support::stores::soon;
 
 /// Asks each request to say what it costs.
 #[derive(Clone, Debug, Default)]
@@ -118,7 +118,7 @@ fn one_write() -> Bill {
 }
 
 fn docs_say(what: &str) {
-    let docs = include_str!("../../src/design.md");
+    let docs = include_str!("../../../src/design.md");
     assert!(docs.contains(what), "src/design.md does not say {what:?}");
 }
 
@@ -152,7 +152,7 @@ fn a_guard_writes_only_its_heartbeats() {
     let client = at.client(Duration::from_millis(1_500));
     let guard = client.lock("k").unwrap();
     let renewed = guard.info().renewed();
-    crate::common::bench::wait_until(|| guard.info().renewed() != renewed);
+    crate::support::bench::wait_until(|| guard.info().renewed() != renewed);
     assert!(guard.is_held());
     guard.release().unwrap();
     let bill = at.meter.take();

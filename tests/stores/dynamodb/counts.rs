@@ -7,12 +7,12 @@ use std::time::Duration;
 use leasehold::internals::store::{Backend, Released, Renewed, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 
-use crate::common::dynamodb::{Table, options};
-use crate::common::stores::soon;
-use crate::sdk::config::interceptors::BeforeTransmitInterceptorContextRef;
-use crate::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
-use crate::sdk::error::BoxError;
-use crate::*;
+use crate::dynamodb::sdk::config::interceptors::BeforeTransmitInterceptorContextRef;
+use crate::dynamodb::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
+use crate::dynamodb::sdk::error::BoxError;
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
+use crate::support::stores::soon;
 
 #[derive(Clone, Debug, Default)]
 struct Counter(Arc<AtomicUsize>);

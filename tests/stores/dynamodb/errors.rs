@@ -8,9 +8,9 @@ use leasehold::dynamodb::aws_config::credential_process::CredentialProcessProvid
 use leasehold::dynamodb::aws_config::{self, BehaviorVersion, SdkConfig};
 use leasehold::{Error, ErrorKind, LockClient};
 
-use crate::common::dynamodb::config_at;
-use crate::common::nobody;
-use crate::*;
+use crate::dynamodb::*;
+use crate::support::dynamodb::config_at;
+use crate::support::nobody;
 
 fn text(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
@@ -77,9 +77,9 @@ fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
 #[test]
 fn no_credentials_are_said() {
     needs_server!();
-    let endpoint = common::servers::dynamodb_local().unwrap();
+    let endpoint = crate::support::servers::dynamodb_local().unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "errors::connects_without_credentials", "--nocapture"])
+        .args(["--exact", "dynamodb::errors::connects_without_credentials", "--nocapture"])
         .env("LEASEHOLD_TEST_URL", format!("dynamodb://locks?region=us-east-1&endpoint={endpoint}"))
         .env("AWS_EC2_METADATA_DISABLED", "true")
         .env("HOME", "/nonexistent")
@@ -134,15 +134,15 @@ fn the_last_clone_ends_the_thread() {
     if !cfg!(target_os = "linux") {
         return;
     }
-    crate::harness::alone::alone("errors::the_last_clone_ends_the_thread", || {
+    crate::support::alone::alone("dynamodb::errors::the_last_clone_ends_the_thread", || {
         let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
         let clone = client.clone();
         drop(client);
         clone.lock("k").unwrap().release().unwrap();
-        let ours = crate::harness::threads::ours();
+        let ours = crate::support::threads::ours();
         assert!(ours.iter().any(|name| name.starts_with("leasehold-drive")), "{ours:?}");
         drop(clone);
-        crate::harness::threads::none_soon();
+        crate::support::threads::none_soon();
     });
 }
 
@@ -162,9 +162,9 @@ fn an_idle_client_does_nothing() {
     if !cfg!(target_os = "linux") {
         return;
     }
-    crate::harness::alone::alone("errors::an_idle_client_does_nothing", || {
+    crate::support::alone::alone("dynamodb::errors::an_idle_client_does_nothing", || {
         let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
-        crate::common::bench::wait_until(|| crate::harness::threads::ours().len() == 1);
+        crate::support::bench::wait_until(|| crate::support::threads::ours().len() == 1);
         client.lock("k").unwrap().release().unwrap();
         std::thread::sleep(Duration::from_millis(500));
         let before = switches();

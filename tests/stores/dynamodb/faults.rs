@@ -9,10 +9,10 @@ use leasehold::internals::store::dynamodb::Estimate;
 use leasehold::internals::store::{Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 
-use crate::common::proxy::{Answer, Mode as Network, Rule};
-use crate::sdk::config::SharedInterceptor;
-use crate::time::Dateless;
-use crate::*;
+use crate::dynamodb::sdk::config::SharedInterceptor;
+use crate::dynamodb::time::Dateless;
+use crate::dynamodb::*;
+use crate::support::proxy::{Answer, Mode as Network, Rule};
 
 const WRITE: &str = "UpdateItem";
 /// Longer than a request takes, shorter than what is late.

@@ -4,14 +4,14 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::Schema;
 use leasehold::{ErrorKind, Filter, LockClient};
 
-use crate::common::dynamodb::{Table, options};
-use crate::sdk::types::AttributeValue;
-use crate::time::{blocking, note};
-use crate::*;
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::time::{blocking, note};
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
 
 fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
     let table = leasehold::dynamodb::Table::new(&table.0).grace(Duration::from_millis(grace));
-    leasehold::dynamodb::builder(common::dynamodb::config(), table).connect()
+    leasehold::dynamodb::builder(crate::support::dynamodb::config(), table).connect()
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn who_runs_already_waits_for_as_long_as_others_do() {
 #[test]
 fn who_was_there_before_the_table_looks_before_its_first_lock() {
     needs_server!();
-    let table = Table(crate::common::stores::unique());
+    let table = Table(crate::support::stores::unique());
     let (early, clock) = waiting(&table, Duration::from_millis(500));
     let (other, _) = waiting(&table, Duration::from_secs(30));
     other.schema(Schema::Create, &soon()).unwrap();
@@ -114,7 +114,7 @@ fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
     needs_server!();
     let table = Table::fresh();
     let with = |margin| {
-        let builder = leasehold::dynamodb::builder(common::dynamodb::config(), &table.0);
+        let builder = leasehold::dynamodb::builder(crate::support::dynamodb::config(), &table.0);
         builder.margin(Duration::from_millis(margin)).connect()
     };
     let error = with(99).unwrap_err();

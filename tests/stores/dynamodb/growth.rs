@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use leasehold::internals::store::Released;
 use leasehold::{LockClient, SameOwner};
 
-use crate::classes::{KEPT, Keep};
-use crate::common::dynamodb::Table;
-use crate::common::proxy::{Mode as Network, Rule};
-use crate::common::stores::soon;
-use crate::sdk::types::AttributeValue;
-use crate::*;
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::*;
+use crate::support::dynamodb::Table;
+use crate::support::logs;
+use crate::support::proxy::{Mode as Network, Rule};
+use crate::support::stores::soon;
 
 /// A row of a few holders and nobody who gave up has some 700 bytes.
 const MOST: usize = 2_000;
@@ -346,8 +346,7 @@ fn any_number_of_expired_shared_holders_lets_one_join() {
 #[test]
 fn a_row_that_grows_large_is_warned_of_once() {
     needs_server!();
-    let _ = log::set_logger(&Keep);
-    log::set_max_level(log::LevelFilter::Warn);
+    logs::keep();
     let table = Table::fresh();
     let (store, _) = client(&table);
     let key = table.0.as_str();
@@ -356,7 +355,7 @@ fn a_row_that_grows_large_is_warned_of_once() {
         one.ask.labels.comment = Some("c".repeat(1_024));
         granted(&store, &mut one);
     };
-    let warned = || KEPT.lock().iter().filter(|line| line.contains(key)).cloned().collect::<Vec<_>>();
+    let warned = || logs::kept(key);
     (0..12).for_each(|_| join());
     assert_eq!(warned(), [""; 0]);
     (0..8).for_each(|_| join());

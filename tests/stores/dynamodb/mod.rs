@@ -1,35 +1,17 @@
 //! What only the DynamoDB store has to keep, on the real DynamoDB Local: requests, rows, time, errors, the table.
-
-mod common;
-mod harness;
-
-#[path = "dynamodb/classes.rs"]
 mod classes;
-#[path = "dynamodb/cost.rs"]
 mod cost;
-#[path = "dynamodb/counts.rs"]
 mod counts;
-#[path = "dynamodb/errors.rs"]
 mod errors;
-#[path = "dynamodb/faults.rs"]
 mod faults;
-#[path = "dynamodb/grace.rs"]
 mod grace;
-#[path = "dynamodb/growth.rs"]
 mod growth;
-#[path = "dynamodb/processes.rs"]
 mod processes;
-#[path = "dynamodb/rights.rs"]
 mod rights;
-#[path = "dynamodb/rows.rs"]
 mod rows;
-#[path = "dynamodb/scans.rs"]
 mod scans;
-#[path = "dynamodb/sweep.rs"]
 mod sweep;
-#[path = "dynamodb/table.rs"]
 mod table;
-#[path = "dynamodb/time.rs"]
 mod time;
 
 use std::sync::Arc;
@@ -41,21 +23,15 @@ use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings}
 use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
 use leasehold::internals::sys::clock::Clock;
 
-use common::calls::{LEASE, acquired, refused};
-use common::dynamodb::{Table, config, config_at, options};
-use common::proxy::Proxy;
-use common::stores::soon;
-
-/// The other processes of this binary begin here.
-#[test]
-fn worker() {
-    harness::worker::run();
-}
+use crate::support::calls::{LEASE, acquired, refused};
+use crate::support::dynamodb::{Table, config, config_at, options};
+use crate::support::proxy::Proxy;
+use crate::support::stores::soon;
 
 /// A test that needs the server.
 macro_rules! needs_server {
     () => {
-        if $crate::common::servers::dynamodb_local().is_none() {
+        if $crate::support::servers::dynamodb_local().is_none() {
             return;
         }
     };
@@ -117,7 +93,7 @@ fn client(table: &Table) -> (Dynamodb, Arc<Clock>) {
 }
 
 fn attempt(key: &str, mode: Mode) -> Attempt {
-    common::calls::attempt(GrantForm::Uuid, key, mode)
+    crate::support::calls::attempt(GrantForm::Uuid, key, mode)
 }
 
 fn exclusive(key: &str) -> Attempt {
@@ -135,7 +111,7 @@ fn granted(store: &Dynamodb, attempt: &mut Attempt) -> Holder {
 
 /// A renewal for so long.
 fn renewal(lease: Duration) -> Renewal {
-    common::calls::renewal(Lease::For(lease))
+    crate::support::calls::renewal(Lease::For(lease))
 }
 
 /// A store behind a faulty network, and one beside it.
@@ -149,7 +125,7 @@ struct Behind {
 impl Behind {
     fn new() -> Behind {
         let (table, clock) = (Table::fresh(), Clock::system());
-        let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+        let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
         let settings = Settings::Given(Box::new(config_at(&proxy.url())));
         let store = open(DynamodbOptions { settings, ..options(&table.0, &clock) }, &clock);
         let beside = client(&table).0;

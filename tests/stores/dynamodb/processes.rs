@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use leasehold::LockClient;
 
-use crate::common::dynamodb::Table;
-use crate::common::servers::{dynamodb_local, skip};
-use crate::harness::oracle::{Oracle, Resource, assert_rising};
-use crate::harness::process::Worker;
-use crate::harness::worker::wall_millis;
-use crate::harness::{Folder, PATIENCE, SLACK, eventually, millis};
-use crate::*;
+use crate::dynamodb::*;
+use crate::support::dynamodb::Table;
+use crate::support::harness::{Folder, PATIENCE, SLACK, eventually, millis};
+use crate::support::oracle::{Oracle, Resource, assert_rising};
+use crate::support::process::Worker;
+use crate::support::servers::{dynamodb_local, skip};
+use crate::support::worker::wall_millis;
 
 const LEASE: Duration = millis(2_000);
 const LONG: Duration = Duration::from_secs(20);

@@ -3,10 +3,10 @@
 
 use leasehold::{Error, ErrorKind, LockClient};
 
-use crate::common::dynamodb::{Table, config_at};
-use crate::common::proxy::{Mode as Network, Proxy, Rule};
-use crate::common::stores::unique;
-use crate::*;
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, config_at};
+use crate::support::proxy::{Mode as Network, Proxy, Rule};
+use crate::support::stores::unique;
 
 const DENIED: &str =
     r#"{"__type":"com.amazonaws.dynamodb.v20120810#AccessDeniedException","message":"not authorized"}"#;
@@ -24,7 +24,7 @@ const ACTIONS: [&str; 8] = [
 
 /// The actions that the docs give to this kind of user, at least.
 fn documented(who: &str) -> Vec<String> {
-    let docs = include_str!("../../src/api/stores/dynamodb.rs");
+    let docs = include_str!("../../../src/api/stores/dynamodb.rs");
     let row = docs.lines().find(|line| line.starts_with(&format!("//! | {who}: "))).expect("its row in the docs");
     let least = row.split(" for the protections ").next().unwrap_or_default();
     least.split('`').filter_map(|word| word.strip_prefix("dynamodb:")).map(str::to_owned).collect()
@@ -32,7 +32,7 @@ fn documented(who: &str) -> Vec<String> {
 
 /// The actions of this kind of user's statement in the policy that the docs show.
 fn policy(who: &str) -> Vec<String> {
-    let docs = include_str!("../../src/api/stores/dynamodb.rs");
+    let docs = include_str!("../../../src/api/stores/dynamodb.rs");
     let json = docs.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("the policy");
     let policy: serde_json::Value = serde_json::from_str(&json.replace("//!", "")).expect("JSON");
     let statements = policy["Statement"].as_array().expect("its statements");
@@ -55,7 +55,7 @@ fn the_policies_say_what_the_table_of_rights_says() {
 
 /// A client that may do no more than these.
 fn client_with(allowed: &[String], table: &Table) -> (Proxy, LockClient) {
-    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
     for action in ACTIONS.iter().filter(|action| !allowed.iter().any(|allowed| allowed == *action)) {
         proxy.add(Rule::always(Network::Say(400, DENIED)).on(&format!("DynamoDB_20120810.{action}\r\n")));
     }

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use leasehold::internals::lease::{GrantId, Lease};
 use leasehold::internals::store::{Backend, Released, Renewal};
 
-use crate::common::dynamodb::Table;
-use crate::common::stores::soon;
-use crate::sdk::types::AttributeValue;
-use crate::*;
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::*;
+use crate::support::dynamodb::Table;
+use crate::support::stores::soon;
 
 fn row(key: &str, owner: &str, until: &str) -> HashMap<String, AttributeValue> {
     let text = |text: &str| AttributeValue::S(text.to_owned());
@@ -53,7 +53,7 @@ fn the_recorded_rows_of_the_go_library_are_read() {
     needs_server!();
     let table = Table::fresh();
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
-    let golden: serde_json::Value = serde_json::from_str(include_str!("../golden/dynamodb-lock-go.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/dynamodb-lock-go.json")).unwrap();
     let mut read = 0;
     for step in golden["steps"].as_array().unwrap() {
         for item in step["items"].as_array().unwrap() {

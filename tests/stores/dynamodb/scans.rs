@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use leasehold::internals::builder_over;
 use leasehold::{Filter, LockClient};
 
-use crate::classes::{KEPT, Keep};
-use crate::common::proxy::{Mode as Network, Rule};
-use crate::sdk::config::interceptors::BeforeSerializationInterceptorContextMut;
-use crate::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
-use crate::sdk::error::BoxError;
-use crate::sdk::operation::scan::ScanInput;
-use crate::sdk::types::AttributeValue;
-use crate::*;
+use crate::dynamodb::sdk::config::interceptors::BeforeSerializationInterceptorContextMut;
+use crate::dynamodb::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
+use crate::dynamodb::sdk::error::BoxError;
+use crate::dynamodb::sdk::operation::scan::ScanInput;
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::*;
+use crate::support::logs;
+use crate::support::proxy::{Mode as Network, Rule};
 
 const ROWS: usize = 240;
 /// Rows of a page.
@@ -86,11 +86,10 @@ fn fill(table: &Table) {
 #[test]
 fn a_large_table_takes_as_many_pages_as_it_needs() {
     needs_server!();
-    let _ = log::set_logger(&Keep);
-    log::set_max_level(log::LevelFilter::Warn);
+    logs::keep();
     let table = Table::fresh();
     fill(&table);
-    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
     let client = at(&proxy, &table);
     for scans in [7, 20] {
         let busy = r#"{"__type":"ProvisionedThroughputExceededException","message":"slower"}"#;
@@ -121,9 +120,9 @@ fn a_large_table_takes_as_many_pages_as_it_needs() {
     let scans = proxy.requests().iter().filter(|one| one.has("Scan")).count();
     let pages = (ROWS + 1).div_ceil(PAGE as usize);
     assert!((7 * pages..=7 * (pages + 1) + 2).contains(&scans), "{scans} requests for 7 times {pages} pages");
-    let warned = KEPT.lock();
     for key in ["damaged 1", "damaged 2"] {
-        assert!(warned.iter().any(|line| line.contains(key) && line.contains("fence")), "{key}: {warned:?}");
+        let warned = logs::kept(key);
+        assert!(warned.iter().any(|line| line.contains("fence")), "{key}: {warned:?}");
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use leasehold::internals::store::{Released, Renewed, Swapped};
 use leasehold::internals::sys::deadline::Deadline;
 
-use crate::common::proxy::{Answer, Mode as Network, Rule};
-use crate::*;
+use crate::dynamodb::*;
+use crate::support::proxy::{Answer, Mode as Network, Rule};
 
 /// Longer than a request takes when a hundred are under way, shorter than what is late.
 const SHORT: Duration = Duration::from_millis(900);

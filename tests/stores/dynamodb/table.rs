@@ -3,11 +3,11 @@
 use leasehold::internals::store::Schema;
 use leasehold::{ErrorKind, LockClient};
 
-use crate::common::dynamodb::{Table, config_at};
-use crate::common::proxy::{Mode as Network, Proxy, Rule};
-use crate::common::stores::unique;
-use crate::sdk::types::{AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType};
-use crate::*;
+use crate::dynamodb::sdk::types::{AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType};
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, config_at};
+use crate::support::proxy::{Mode as Network, Proxy, Rule};
+use crate::support::stores::unique;
 
 fn make(raw: &Raw, keys: &[(&str, KeyType, ScalarAttributeType)]) {
     let mut request = raw.client.create_table().table_name(&raw.table).billing_mode(BillingMode::PayPerRequest);
@@ -62,7 +62,7 @@ fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
     const NOT_YET: &str = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ContinuousBackupsUnavailableException","message":"Backups are being enabled for the table. Please retry later"}"#;
     const DONE: &str = r#"{"ContinuousBackupsDescription":{"ContinuousBackupsStatus":"ENABLED","PointInTimeRecoveryDescription":{"PointInTimeRecoveryStatus":"ENABLED"}}}"#;
     let (table, asks) = (Table(unique()), "UpdateContinuousBackups");
-    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
     let wanted = leasehold::dynamodb::Table::new(&table.0).point_in_time_recovery(true);
     let client = leasehold::dynamodb::builder(config_at(&proxy.url()), wanted).connect().unwrap();
     assert!(client.schema().unwrap().contains("PointInTimeRecoveryEnabled=true"));
@@ -176,11 +176,11 @@ fn another_name_of_the_partition_key_is_used() {
 fn a_url_leads_to_it() {
     needs_server!();
     let table = Table::fresh();
-    let endpoint = common::servers::dynamodb_local().unwrap();
+    let endpoint = crate::support::servers::dynamodb_local().unwrap();
     // The environment of a test can't be changed safely, so another process connects.
     let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}&grace=2s&deletion_protection=1", table.0);
     let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "table::connects_to_the_url_of_the_environment"])
+        .args(["--exact", "dynamodb::table::connects_to_the_url_of_the_environment"])
         .env("LEASEHOLD_TEST_URL", url)
         .env("AWS_ACCESS_KEY_ID", "key")
         .env("AWS_SECRET_ACCESS_KEY", "secret")
@@ -208,7 +208,7 @@ fn a_table_that_takes_longer_than_a_request_is_waited_for() {
     needs_server!();
     const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
     let table = Table(unique());
-    let proxy = Proxy::http(&common::servers::dynamodb_local().unwrap());
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
     let timeout = Duration::from_millis(500);
     let connect = || leasehold::dynamodb::builder(config_at(&proxy.url()), &table.0).request_timeout(timeout).connect();
     let client = connect().unwrap();

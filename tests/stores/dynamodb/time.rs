@@ -8,17 +8,17 @@ use leasehold::internals::store::dynamodb::Estimate;
 use leasehold::internals::store::{Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
-use crate::common::dynamodb::{Table, options};
-use crate::common::proxy::{self, Rule};
-use crate::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
-use crate::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
-use crate::sdk::error::BoxError;
-use crate::sdk::types::AttributeValue;
-use crate::*;
+use crate::dynamodb::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
+use crate::dynamodb::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
+use crate::dynamodb::sdk::error::BoxError;
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
+use crate::support::proxy::{self, Rule};
 
 pub(super) fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)) -> LockClient {
     let clock = Clock::system();
-    let mut all = crate::options(&table.0, &clock);
+    let mut all = crate::dynamodb::options(&table.0, &clock);
     options(&mut all);
     builder_over(Arc::new(open(all, &clock)), clock).connect().unwrap()
 }
@@ -419,7 +419,7 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
 fn in_the_grace_a_holder_is_held_for_everybody() {
     needs_server!();
     let (table, clock) = (Table::fresh(), Clock::system());
-    let mut all = crate::options(&table.0, &clock);
+    let mut all = crate::dynamodb::options(&table.0, &clock);
     all.grace = Duration::from_secs(30);
     let client = builder_over(Arc::new(open(all, &clock)), clock.clone()).connect().unwrap();
     client.request("k").lease(LEASE).acquire().unwrap();

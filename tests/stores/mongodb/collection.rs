@@ -8,9 +8,9 @@ use leasehold::mongodb::driver::IndexModel;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::{Collation, IndexOptions};
 
-use crate::common::mongodb::{Rows, server};
-use crate::support::{granted, raised};
-use crate::*;
+use crate::mongodb::*;
+use crate::support::contract::{granted, raised};
+use crate::support::mongodb::{Rows, server};
 
 fn indexes(rows: &Rows) -> Vec<Document> {
     let mut keys: Vec<Document> = rows.raw().list_indexes().run().unwrap().map(|index| index.unwrap().keys).collect();

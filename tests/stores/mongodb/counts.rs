@@ -11,9 +11,9 @@ use leasehold::mongodb::driver::event::EventHandler;
 use leasehold::mongodb::driver::event::command::CommandEvent;
 use parking_lot::Mutex;
 
-use crate::common::mongodb::{Rows, server};
-use crate::support::{LEASE, acquired, granted, raised, refused};
-use crate::*;
+use crate::mongodb::*;
+use crate::support::contract::{LEASE, acquired, granted, raised, refused};
+use crate::support::mongodb::{Rows, server};
 
 struct Counted {
     rows: Rows,

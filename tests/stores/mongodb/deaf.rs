@@ -8,12 +8,12 @@ use leasehold::internals::store::Schema;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::sync::Client;
 
-use crate::common::cluster::Cluster;
-use crate::common::mongodb::{DATABASE, Rows, settings, with_database};
-use crate::rights::warnings;
-use crate::support::granted;
-use crate::waking::{listen, names};
-use crate::*;
+use crate::mongodb::rights::warnings;
+use crate::mongodb::waking::{listen, names};
+use crate::mongodb::*;
+use crate::support::cluster::Cluster;
+use crate::support::contract::granted;
+use crate::support::mongodb::{DATABASE, Rows, settings, with_database};
 
 /// A replica set with the users `root`, `hears`, who may all that a lock takes, and `deaf`, who may not watch.
 struct Guarded {

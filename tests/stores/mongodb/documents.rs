@@ -7,13 +7,13 @@ use leasehold::internals::store::{Released, Renewal, Swapped};
 use leasehold::mongodb::driver::bson::{Bson, DateTime, Document, doc};
 use leasehold::{ErrorKind, LockClient};
 
-use crate::common::mongodb::Rows;
-use crate::support::{LEASE, acquired, give_up, granted, lost, raised, refused, release, renewal, renewed};
-use crate::*;
+use crate::mongodb::*;
+use crate::support::contract::{LEASE, acquired, give_up, granted, lost, raised, refused, release, renewal, renewed};
+use crate::support::mongodb::Rows;
 
 /// What mongo-lock left in its collection after each of these steps.
 fn golden() -> Vec<(String, Vec<Document>)> {
-    let text = include_str!("../golden/mongo-lock.json");
+    let text = include_str!("../../golden/mongo-lock.json");
     let json: serde_json::Value = serde_json::from_str(text).unwrap();
     let of = |step: &serde_json::Value| {
         let documents = step["documents"].as_array().unwrap().iter().map(|json| {

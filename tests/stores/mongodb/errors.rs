@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, ErrorKind, LockClient};
 
-use crate::common::mongodb::{Rows, settings};
-use crate::common::nobody;
-use crate::*;
+use crate::mongodb::*;
+use crate::support::mongodb::{Rows, settings};
+use crate::support::nobody;
 
 pub fn text(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
@@ -80,7 +80,7 @@ fn a_url_and_settings_of_ones_own_lead_to_the_same_locks() {
     needs_server!();
     let rows = Rows::fresh();
     let by_url = LockClient::connect(&rows.url()).unwrap();
-    let options = settings(&common::servers::mongod().unwrap());
+    let options = settings(&crate::support::servers::mongod().unwrap());
     let by_settings = leasehold::mongodb::builder_with(options, "leasehold", &rows.0).connect().unwrap();
     let guard = by_url.lock("k").unwrap();
     assert!(by_settings.try_lock("k").unwrap().is_none());

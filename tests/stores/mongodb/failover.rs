@@ -1,17 +1,13 @@
 //! A replica set of three members whose primary steps down, is killed, or is stopped and wakes up again.
 #![cfg(target_os = "linux")]
 
-mod common;
-#[allow(dead_code, unused_imports)]
-#[path = "conformance/support.rs"]
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::cluster::{Cluster, eventually};
-use common::mongodb::Rows;
-use common::stores::soon;
+use crate::support::cluster::{Cluster, eventually};
+use crate::support::contract::{attempt, granted, release, renewal};
+use crate::support::mongodb::Rows;
+use crate::support::stores::soon;
 use leasehold::internals::lease::{Holder, Lease, Mode};
 use leasehold::internals::store::mongodb::Mongodb;
 use leasehold::internals::store::{Acquired, Attempt, Backend, Released, Renewed, Schema, Which};
@@ -20,7 +16,6 @@ use leasehold::mongodb::driver::bson::doc;
 use leasehold::mongodb::driver::options::ClientOptions;
 use leasehold::mongodb::driver::sync::Client;
 use leasehold::{LockClient, LockGuard};
-use support::{attempt, granted, release, renewal};
 
 /// Longer than an election.
 const LEASE: Duration = Duration::from_secs(20);

@@ -13,11 +13,11 @@ use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::IndexOptions;
 use leasehold::mongodb::driver::sync::{Client, Collection};
 
-use crate::common::cluster::Cluster;
-use crate::common::mongodb::{DATABASE, Rows, settings};
-use crate::support::{acquired, granted, refused, release};
-use crate::waking::{Commands, LONG, listen, names, watch};
-use crate::*;
+use crate::mongodb::waking::{Commands, LONG, listen, names, watch};
+use crate::mongodb::*;
+use crate::support::cluster::Cluster;
+use crate::support::contract::{acquired, granted, refused, release};
+use crate::support::mongodb::{DATABASE, Rows, settings};
 
 const NAME: &str = "locks";
 const HANG: &str = "hangAfterStartingIndexBuild";

@@ -7,10 +7,10 @@ use leasehold::internals::lease::Lease;
 use leasehold::internals::store::{Acquired, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 
-use crate::common::mongodb::{Rows, host};
-use crate::common::proxy::{Answer, Mode as Network, Proxy, Rule};
-use crate::support::{LEASE, granted, refused, renewal};
-use crate::*;
+use crate::mongodb::*;
+use crate::support::contract::{LEASE, granted, refused, renewal};
+use crate::support::mongodb::{Rows, host};
+use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 
 const WRITE: &str = "findAndModify";
 /// Longer than a request and the driver's own repeat take.
@@ -27,7 +27,7 @@ struct Behind {
 
 fn behind() -> Behind {
     let rows = Rows::fresh();
-    let proxy = Proxy::mongodb(&host(&common::servers::mongod().unwrap()));
+    let proxy = Proxy::mongodb(&host(&crate::support::servers::mongod().unwrap()));
     let uri = format!("mongodb://{}/?directConnection=true&serverMonitoringMode=poll", proxy.addr());
     let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
     store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap();

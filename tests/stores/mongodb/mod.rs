@@ -1,45 +1,33 @@
 //! What only the MongoDB store has to keep, on a real mongod: documents, requests, errors, the collection.
-
-mod common;
-#[allow(dead_code, unused_imports)]
-#[path = "conformance/support.rs"]
-mod support;
-
-#[path = "mongodb/collection.rs"]
 mod collection;
-#[path = "mongodb/counts.rs"]
 mod counts;
 #[cfg(target_os = "linux")]
-#[path = "mongodb/deaf.rs"]
 mod deaf;
-#[path = "mongodb/documents.rs"]
 mod documents;
-#[path = "mongodb/errors.rs"]
 mod errors;
 #[cfg(target_os = "linux")]
-#[path = "mongodb/failpoints.rs"]
+mod failover;
+#[cfg(target_os = "linux")]
 mod failpoints;
-#[path = "mongodb/faults.rs"]
 mod faults;
-#[path = "mongodb/rights.rs"]
+#[cfg(target_os = "linux")]
+mod processes;
 mod rights;
 #[cfg(target_os = "linux")]
-#[path = "mongodb/tls.rs"]
 mod tls;
-#[path = "mongodb/waking.rs"]
 mod waking;
 
 use leasehold::internals::lease::{Holder, Mode};
 use leasehold::internals::store::mongodb::Mongodb;
 use leasehold::internals::store::{Attempt, Backend, Seen, Which};
 
-use common::stores::soon;
-use support::attempt;
+use crate::support::contract::attempt;
+use crate::support::stores::soon;
 
 /// A test that needs the server.
 macro_rules! needs_server {
     () => {
-        if $crate::common::servers::mongod().is_none() {
+        if $crate::support::servers::mongod().is_none() {
             return;
         }
     };

@@ -1,29 +1,20 @@
 //! Locks in MongoDB among real processes: killed, stopped, and all at once.
 #![cfg(target_os = "linux")]
 
-mod common;
-mod harness;
-
 use std::time::{Duration, Instant};
 
-use common::mongodb::Rows;
-use harness::oracle::{Oracle, assert_rising};
-use harness::process::Worker;
-use harness::{Folder, SLACK, millis};
+use crate::support::harness::{Folder, SLACK, millis};
+use crate::support::mongodb::Rows;
+use crate::support::oracle::{Oracle, assert_rising};
+use crate::support::process::Worker;
 use leasehold::LockClient;
 
 const LEASE: Duration = millis(3_000);
 const LONG: Duration = Duration::from_secs(600);
 
-/// The workers of this binary begin here.
-#[test]
-fn worker() {
-    harness::worker::run();
-}
-
 /// A collection of its own, if there is a server.
 fn rows() -> Option<Rows> {
-    common::servers::mongod().map(|_| Rows::fresh())
+    crate::support::servers::mongod().map(|_| Rows::fresh())
 }
 
 #[test]

@@ -8,12 +8,12 @@ use leasehold::internals::store::{Acquired, Schema};
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::sync::Client;
 use leasehold::{ErrorKind, LockClient};
-use parking_lot::Mutex;
 
-use crate::common::mongodb::{Rows, host};
-use crate::common::servers::mongod_alone;
-use crate::support::{LEASE, granted, lost, refused, release, renewal, renewed};
-use crate::*;
+use crate::mongodb::*;
+use crate::support::contract::{LEASE, granted, lost, refused, release, renewal, renewed};
+use crate::support::logs;
+use crate::support::mongodb::{Rows, host};
+use crate::support::servers::mongod_alone;
 
 /// A server with users: `root`, who may all, `reader`, `writer`, and `bare`, who may only what a lock takes.
 struct Guarded {
@@ -42,7 +42,7 @@ impl Guarded {
                 let _ = run(&root, doc! { "createUser": user, "pwd": "canary", "roles": [role] });
             }
         });
-        Keep::install();
+        logs::keep();
         Some(Guarded { host, rows: Rows::unmade() })
     }
 
@@ -89,7 +89,7 @@ fn wrong_credentials_are_told_at_connect() {
             assert_eq!(error.kind(), ErrorKind::Permission, "{error:?}");
             continue;
         };
-        let text = crate::errors::text(&error);
+        let text = crate::mongodb::errors::text(&error);
         assert_eq!(error.kind(), ErrorKind::Permission, "{text}");
         assert!(!error.is_retryable(), "{text}");
     }
@@ -129,7 +129,7 @@ fn settings_that_locks_cannot_use_are_told_once() {
     needs_server!();
     let rows = Rows::fresh();
     warnings(&rows);
-    let uri = common::servers::mongod().unwrap();
+    let uri = crate::support::servers::mongod().unwrap();
     let join = if uri.contains('?') { '&' } else { '?' };
     let uri = format!("{uri}{join}w=1&readPreference=secondary&retryWrites=false");
     let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
@@ -144,39 +144,5 @@ fn settings_that_locks_cannot_use_are_told_once() {
 
 /// What was warned of this collection since the last call.
 pub fn warnings(rows: &Rows) -> Vec<String> {
-    Keep::install();
-    let mut kept = KEPT.lock();
-    let (theirs, others) = std::mem::take(&mut *kept).into_iter().partition(|(store, _)| store.contains(&rows.0));
-    *kept = others;
-    let theirs: Vec<(String, String)> = theirs;
-    theirs.into_iter().map(|(_, text)| text).collect()
-}
-
-static KEPT: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
-
-/// Keeps every warning, with the store that it is about.
-struct Keep;
-
-impl Keep {
-    fn install() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            log::set_logger(&Keep).unwrap();
-            log::set_max_level(log::LevelFilter::Warn);
-        });
-    }
-}
-
-impl log::Log for Keep {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let store = record.key_values().get(log::kv::Key::from("store"));
-        let store = store.map(|store| store.to_string()).unwrap_or_default();
-        KEPT.lock().push((store, record.args().to_string()));
-    }
-
-    fn flush(&self) {}
+    logs::take(&rows.0)
 }

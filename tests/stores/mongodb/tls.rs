@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{ErrorKind, LockClient};
 
-use crate::common::cluster::Cluster;
-use crate::common::servers::{need, skip};
-use crate::errors::text;
+use crate::mongodb::errors::text;
+use crate::support::cluster::Cluster;
+use crate::support::servers::{need, skip};
 
 /// An authority of the test's own.
 struct Authority(tempfile::TempDir);

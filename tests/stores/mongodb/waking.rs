@@ -12,10 +12,10 @@ use leasehold::mongodb::driver::event::command::CommandEvent;
 use leasehold::mongodb::driver::options::ClientOptions;
 use parking_lot::Mutex;
 
-use crate::common::mongodb::{Rows, settings};
-use crate::rights::warnings;
-use crate::support::{LEASE, granted, release, renewal, renewed};
-use crate::*;
+use crate::mongodb::rights::warnings;
+use crate::mongodb::*;
+use crate::support::contract::{LEASE, granted, release, renewal, renewed};
+use crate::support::mongodb::{Rows, settings};
 
 pub const LONG: Duration = Duration::from_secs(20);
 /// Longer than a change takes to be told.
@@ -138,7 +138,7 @@ fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
     needs_server!();
     let rows = Rows::fresh();
     let holder = LockClient::connect(&rows.url()).unwrap();
-    let mut settings = settings(&common::servers::mongod().unwrap());
+    let mut settings = settings(&crate::support::servers::mongod().unwrap());
     settings.max_pool_size = Some(1);
     let commands = listen(&mut settings);
     let builder = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0);
@@ -160,7 +160,7 @@ fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
 
 #[test]
 fn a_server_alone_cannot_tell_which_is_said_once() {
-    let Some(uri) = common::servers::mongod_alone() else { return };
+    let Some(uri) = crate::support::servers::mongod_alone() else { return };
     let rows = Rows::unmade();
     warnings(&rows);
     let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
@@ -178,7 +178,7 @@ fn a_waiting_client_asks_less_than_once_a_second_and_has_the_lock_at_once() {
     needs_server!();
     let rows = Rows::fresh();
     let holder = LockClient::connect(&rows.url()).unwrap();
-    let mut settings = settings(&common::servers::mongod().unwrap());
+    let mut settings = settings(&crate::support::servers::mongod().unwrap());
     let commands = listen(&mut settings);
     let waiter = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0).connect().unwrap();
     let guard = holder.lock("k").unwrap();

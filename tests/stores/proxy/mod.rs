@@ -1,17 +1,13 @@
 //! Each mode of the fault proxy does what it says, and nothing of it is left.
 #![cfg(target_os = "linux")]
 
-#[path = "../common/proxy/mod.rs"]
-mod proxy;
 mod raw;
-#[path = "../common/servers/mod.rs"]
-mod servers;
 mod upstream;
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use proxy::{Answer, Mode, Proxy, Rule};
+use crate::support::proxy::{Answer, Mode, Proxy, Rule};
 use upstream::{Client, DATE, Got, Upstream, answer, request};
 
 /// The client's connection is watched so long for what shall not come.
@@ -303,8 +299,8 @@ fn its_end_ends_everything() {
 
 #[test]
 fn it_stands_before_the_real_server() {
-    let Some(url) = servers::dynamodb_local() else { return };
-    let ready = servers::dynamodb::SERVER.ready;
+    let Some(url) = crate::support::servers::dynamodb_local() else { return };
+    let ready = crate::support::servers::dynamodb::SERVER.ready;
     let proxy = Proxy::http(&url);
     assert!(ready(&proxy.url()));
     assert_eq!(proxy.requests()[0].target, "ListTables");

@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Instant;
 
-use crate::proxy::{Flow, Proxy};
-use crate::{LATE, NEVER, PATIENCE, QUIET, threads};
+use crate::proxy::{LATE, NEVER, PATIENCE, QUIET, threads};
+use crate::support::proxy::{Flow, Proxy};
 
 /// A proxy and both ends of a connection through it.
 fn joined() -> (Proxy, TcpStream, TcpStream) {

@@ -159,7 +159,7 @@ impl Client {
     /// What comes, if it comes ever.
     pub fn ask(&mut self, operation: &str, body: &str) -> Got {
         self.send(operation, body);
-        self.got(crate::PATIENCE)
+        self.got(crate::proxy::PATIENCE)
     }
 }
 

@@ -4,9 +4,9 @@ use leasehold::ErrorKind;
 use leasehold::internals::store::{Acquired, Swapped};
 use leasehold::internals::sys::clock::Clock;
 
-use crate::common::grpc::{Call, Fault, Grpc};
-use crate::common::spanner::Database;
-use crate::*;
+use crate::spanner::*;
+use crate::support::grpc::{Call, Fault, Grpc};
+use crate::support::spanner::Database;
 
 const ABORTED: u8 = 10;
 const UNAVAILABLE: u8 = 14;

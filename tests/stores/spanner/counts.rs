@@ -3,10 +3,10 @@
 use leasehold::internals::store::{Released, Renewed, Schema, Swapped};
 use leasehold::internals::sys::clock::Clock;
 
-use crate::common::grpc::Grpc;
-use crate::common::servers::spanner::aborts_at_random;
-use crate::common::spanner::Database;
-use crate::*;
+use crate::spanner::*;
+use crate::support::grpc::Grpc;
+use crate::support::servers::spanner::aborts_at_random;
+use crate::support::spanner::Database;
 
 const READ: &str = "ExecuteStreamingSql";
 const COMMIT: &str = "Commit";

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use leasehold::{Error, ErrorKind, LockClient};
 
-use crate::common::nobody;
-use crate::common::spanner::{Database, settings};
-use crate::*;
+use crate::spanner::*;
+use crate::support::nobody;
+use crate::support::spanner::{Database, settings};
 
 fn text(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
@@ -81,7 +81,7 @@ fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
 #[test]
 fn no_credentials_are_said() {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "errors::connects_without_credentials", "--nocapture"])
+        .args(["--exact", "spanner::errors::connects_without_credentials", "--nocapture"])
         .env("LEASEHOLD_TEST_URL", format!("spanner:{PATH}?table=locks"))
         .env("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent/credentials.json")
         .env_remove("SPANNER_EMULATOR_HOST")
@@ -104,7 +104,7 @@ fn connects_without_credentials() {
 /// What making the table by this URL answers in a process with this environment.
 fn made(url: &str, emulator: &str, env: Option<&str>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "errors::makes_the_table", "--nocapture"]);
+    child.args(["--exact", "spanner::errors::makes_the_table", "--nocapture"]);
     child.env("LEASEHOLD_TEST_URL", url).env("SPANNER_EMULATOR_HOST", emulator);
     child.envs(env.map(|value| ("LEASEHOLD_SPANNER_ADMIN_ENDPOINT", value)));
     let output = child.output().unwrap();
@@ -123,7 +123,7 @@ fn where_the_table_is_made_can_be_said() {
     needs_server!();
     let database = Database::empty();
     // Ten above its port nobody serves REST.
-    let grpc = crate::common::grpc::Grpc::new(&database.host);
+    let grpc = crate::support::grpc::Grpc::new(&database.host);
     let (_, port) = grpc.host.rsplit_once(':').unwrap();
     let guessed = format!("http://127.0.0.1:{}", port.parse::<u16>().unwrap() + 10);
     let right = database.options().admin_endpoint.unwrap();
@@ -161,7 +161,7 @@ fn a_client_works_and_is_dropped_inside_async_tasks() {
 #[test]
 fn a_session_that_the_service_forgot_is_made_anew() {
     needs_server!();
-    use crate::common::servers::spanner::rest;
+    use crate::support::servers::spanner::rest;
     let database = Database::fresh();
     let client = leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect().unwrap();
     let guard = client.request("kept").lease(Duration::from_secs(6)).lock().unwrap();

@@ -8,9 +8,9 @@ use leasehold::internals::store::{Acquired, Released, Renewed};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 
-use crate::common::grpc::{Fault, Grpc};
-use crate::common::spanner::Database;
-use crate::*;
+use crate::spanner::*;
+use crate::support::grpc::{Fault, Grpc};
+use crate::support::spanner::Database;
 
 /// Longer than a step takes, shorter than what is late.
 const SHORT: Duration = Duration::from_millis(700);

@@ -1,18 +1,11 @@
 //! What only the Cloud Spanner store has to keep, on the real emulator: rows, the table, errors.
-
-mod common;
-
-#[path = "spanner/commits.rs"]
 mod commits;
-#[path = "spanner/counts.rs"]
 mod counts;
-#[path = "spanner/errors.rs"]
 mod errors;
-#[path = "spanner/faults.rs"]
 mod faults;
-#[path = "spanner/rows.rs"]
+#[cfg(target_os = "linux")]
+mod processes;
 mod rows;
-#[path = "spanner/table.rs"]
 mod table;
 
 use std::time::Duration;
@@ -21,13 +14,13 @@ use leasehold::internals::lease::{Holder, Lease, Mode};
 use leasehold::internals::store::spanner::Spanner;
 use leasehold::internals::store::{Attempt, Backend, GrantForm, Renewal, Seen, Which};
 
-use common::calls::{self, acquired, refused};
-use common::stores::soon;
+use crate::support::calls::{self, acquired, refused};
+use crate::support::stores::soon;
 
 /// A test that needs the server.
 macro_rules! needs_server {
     () => {
-        if $crate::common::servers::spanner_emulator().is_none() {
+        if $crate::support::servers::spanner_emulator().is_none() {
             return;
         }
     };

@@ -1,16 +1,13 @@
 //! Locks in Cloud Spanner among real processes: killed, stopped, and all at once.
 #![cfg(target_os = "linux")]
 
-mod common;
-mod harness;
-
 use std::time::{Duration, Instant};
 
-use common::servers::spanner_emulator;
-use common::spanner::{Database, TABLE, settings};
-use harness::oracle::{Oracle, Resource, assert_rising};
-use harness::process::Worker;
-use harness::{Folder, SLACK, millis};
+use crate::support::harness::{Folder, SLACK, millis};
+use crate::support::oracle::{Oracle, Resource, assert_rising};
+use crate::support::process::Worker;
+use crate::support::servers::spanner_emulator;
+use crate::support::spanner::{Database, TABLE, settings};
 use leasehold::LockClient;
 
 const LEASE: Duration = millis(2_000);
@@ -18,12 +15,6 @@ const PROCESSES: u32 = 8;
 const EACH: u32 = 125;
 /// For all of them, on an emulator that does one transaction at a time.
 const ALL: Duration = Duration::from_secs(400);
-
-/// The workers of this binary begin here.
-#[test]
-fn worker() {
-    harness::worker::run();
-}
 
 fn start(database: &Database, lease: Duration) -> Worker {
     let url = format!("spanner:{}?table={TABLE}", database.path);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use leasehold::internals::store::{Released, Renewed};
 
-use crate::common::spanner::{Database, Raw, TABLE, sdk};
-use crate::*;
+use crate::spanner::*;
+use crate::support::spanner::{Database, Raw, TABLE, sdk};
 use sdk::mutation::Mutation;
 use sdk::statement::Statement;
 use sdk::value::{Kind, Value};
@@ -77,7 +77,7 @@ fn the_recorded_rows_of_spindle_are_read() {
     needs_server!();
     let database = Database::fresh();
     let (raw, store) = (database.raw(), database.open());
-    let golden: serde_json::Value = serde_json::from_str(include_str!("../golden/spindle.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/spindle.json")).unwrap();
     let mut read = 0;
     for step in golden["steps"].as_array().unwrap() {
         for row in step["rows"].as_array().unwrap() {

@@ -4,10 +4,10 @@ use leasehold::{ErrorKind, Filter, LockClient};
 
 use std::time::Instant;
 
-use crate::common::proxy::{Mode as Fault, Proxy, Rule};
-use crate::common::servers::spanner_emulator;
-use crate::common::spanner::{Database, TABLE, sdk, settings};
-use crate::*;
+use crate::spanner::*;
+use crate::support::proxy::{Mode as Fault, Proxy, Rule};
+use crate::support::servers::spanner_emulator;
+use crate::support::spanner::{Database, TABLE, sdk, settings};
 use leasehold::internals::store::Schema;
 use leasehold::internals::store::spanner::SpannerOptions;
 use leasehold::internals::sys::clock::Clock;
@@ -48,7 +48,7 @@ fn what_schema_prints_makes_the_table() {
     needs_server!();
     let database = Database::empty();
     let printed = connect(&database).unwrap().schema().unwrap();
-    let docs = include_str!("../../src/api/stores/spanner.rs");
+    let docs = include_str!("../../../src/api/stores/spanner.rs");
     assert!(
         printed.lines().all(|line| docs.contains(&format!("//! {line}\n"))),
         "the docs say something else: {printed}"

@@ -6,7 +6,7 @@ use leasehold::internals::lease::{Ask, Lease, Mode};
 use leasehold::internals::store::{Backend, Renewal, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 /// How far apart the two clocks of a test are: far more than any lease.
 const APART: Duration = Duration::from_secs(1_000_000);

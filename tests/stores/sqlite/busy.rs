@@ -7,7 +7,7 @@ use leasehold::internals::store::{Acquired, Backend, Released, Swapped, Which};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{CancelToken, ErrorKind};
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 fn is_busy<T: std::fmt::Debug>(answer: leasehold::Result<T>) {
     let error = answer.unwrap_err();

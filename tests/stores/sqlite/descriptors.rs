@@ -5,12 +5,12 @@ use leasehold::internals::store::Backend;
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 /// What stays open of files that were locked once has an end.
 #[test]
 fn a_process_that_opens_many_files_keeps_few_descriptors() {
-    if !is_alone("descriptors::a_process_that_opens_many_files_keeps_few_descriptors") {
+    if !is_alone("sqlite::descriptors::a_process_that_opens_many_files_keeps_few_descriptors") {
         return;
     }
     let folder = Folder::new();
@@ -27,7 +27,9 @@ fn a_process_that_opens_many_files_keeps_few_descriptors() {
 /// As some file systems do.
 #[test]
 fn where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file() {
-    if !is_alone("descriptors::where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file") {
+    if !is_alone(
+        "sqlite::descriptors::where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file",
+    ) {
         return;
     }
     refuse(libc::SYS_fcntl, (1, -1), [libc::F_OFD_SETLK, libc::F_OFD_GETLK], libc::EINVAL);
@@ -51,7 +53,7 @@ fn limit(files: u64) {
 /// Whichever of the files it is that can't be opened.
 #[test]
 fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
-    if !is_alone("descriptors::too_few_descriptors_are_told_and_what_needs_them_can_be_repeated") {
+    if !is_alone("sqlite::descriptors::too_few_descriptors_are_told_and_what_needs_them_can_be_repeated") {
         return;
     }
     let folder = Folder::new();
@@ -94,7 +96,7 @@ fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
 /// moment later may be there. Such a client could never write.
 #[test]
 fn who_may_write_is_not_given_a_file_that_can_only_be_read() {
-    if !is_alone("descriptors::who_may_write_is_not_given_a_file_that_can_only_be_read") {
+    if !is_alone("sqlite::descriptors::who_may_write_is_not_given_a_file_that_can_only_be_read") {
         return;
     }
     let folder = Folder::new();

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 /// Runs `body` in a forked child; it must neither fail there nor hang.
 #[track_caller]
@@ -43,7 +43,7 @@ fn is_refused(path: &Path) {
 
 #[test]
 fn a_file_that_the_parent_has_open_is_refused_by_each_of_its_names() {
-    if !is_alone("forks::a_file_that_the_parent_has_open_is_refused_by_each_of_its_names") {
+    if !is_alone("sqlite::forks::a_file_that_the_parent_has_open_is_refused_by_each_of_its_names") {
         return;
     }
     let folder = Folder::new();
@@ -83,7 +83,7 @@ fn a_file_that_the_parent_has_open_is_refused_by_each_of_its_names() {
 /// Whatever the parent's threads were doing at the fork, the child's call ends in time.
 #[test]
 fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
-    if !is_alone("forks::a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs") {
+    if !is_alone("sqlite::forks::a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs") {
         return;
     }
     let folder = Folder::new();
@@ -113,7 +113,7 @@ fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
 /// What SQLite's own mutexes are for is not the file alone: a thread of the parent may have had one at the fork.
 #[test]
 fn a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs() {
-    if !is_alone("forks::a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs") {
+    if !is_alone("sqlite::forks::a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs") {
         return;
     }
     let (folder, other, stop) = (Folder::new(), Folder::new(), AtomicBool::new(false));
@@ -142,7 +142,7 @@ fn a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs() 
 /// A child has whatever lock the parent had at the fork for a moment, and keeps it for as long as it lives.
 #[test]
 fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
-    if !is_alone("forks::a_child_that_lives_on_keeps_nobody_out_of_the_file") {
+    if !is_alone("sqlite::forks::a_child_that_lives_on_keeps_nobody_out_of_the_file") {
         return;
     }
     let (stop, opened) = (AtomicBool::new(false), [AtomicU32::new(0), AtomicU32::new(0)]);
@@ -186,7 +186,7 @@ fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
 #[cfg(target_os = "linux")]
 #[test]
 fn where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each() {
-    if !is_alone("forks::where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each") {
+    if !is_alone("sqlite::forks::where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each") {
         return;
     }
     refuse_links(nix::libc::EACCES);

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use leasehold::ErrorKind;
 use leasehold::internals::store::{Acquired, Backend};
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 const PLACE: &str = "LEASEHOLD_SMALL_DISK";
 

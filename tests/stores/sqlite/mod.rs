@@ -1,7 +1,5 @@
 //! The SQLite store and its file: opening, permissions, busy writers, other boots, damage.
 
-#[path = "../harness/alone.rs"]
-mod alone;
 mod boots;
 mod busy;
 #[cfg(target_os = "linux")]

@@ -6,7 +6,7 @@ use leasehold::internals::lease::LockRecord;
 use leasehold::internals::store::{Acquired, Backend, Released, Renewed, Swapped, Which};
 use leasehold::{ErrorKind, Result};
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 fn is_moved<T: std::fmt::Debug>(answer: Result<T>) {
     let error = answer.unwrap_err();

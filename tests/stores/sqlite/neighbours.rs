@@ -7,7 +7,7 @@ use std::process::Command;
 use leasehold::internals::store::sqlite::Sqlite;
 use leasehold::internals::store::{Acquired, Backend, Renewed};
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 const FILE: &str = "LEASEHOLD_NEIGHBOUR";
 

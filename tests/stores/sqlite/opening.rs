@@ -12,7 +12,7 @@ use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
 use leasehold::internals::store::{Backend, Schema};
 use leasehold::internals::sys::clock::Clock;
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o777

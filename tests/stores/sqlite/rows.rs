@@ -6,7 +6,7 @@ use leasehold::ErrorKind;
 use leasehold::internals::lease::{Ask, End, Kind, LockRecord, StoreTime};
 use leasehold::internals::store::{Acquired, Attempt, Backend, Released, Swapped, Which};
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 #[test]
 fn every_field_comes_back_as_it_was_written() {

@@ -159,7 +159,7 @@ pub fn rerun(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Output {
 #[track_caller]
 pub fn is_alone(test: &str) -> bool {
     let mut is_here = false;
-    crate::alone::alone(test, || is_here = true);
+    crate::support::alone::alone(test, || is_here = true);
     is_here
 }
 

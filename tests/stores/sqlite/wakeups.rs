@@ -7,7 +7,7 @@ use leasehold::internals::store::Backend;
 use leasehold::internals::store::sqlite::Sqlite;
 use nix::libc;
 
-use crate::support::*;
+use crate::sqlite::support::*;
 
 /// As for the 129th process of a user that waits, and for who shares a user with editors.
 fn no_notices() {
@@ -49,7 +49,7 @@ fn is_told_of_each_release(holding: &Sqlite, told: &crossbeam_channel::Receiver<
 /// Two hundred of them wait in two hundred processes.
 #[test]
 fn who_waits_is_woken_seldom_with_and_without_notices() {
-    if !is_alone("wakeups::who_waits_is_woken_seldom_with_and_without_notices") {
+    if !is_alone("sqlite::wakeups::who_waits_is_woken_seldom_with_and_without_notices") {
         return;
     }
     for (what, most) in [("with", 3), ("without", 25)] {
