@@ -196,7 +196,7 @@ fn without_java(prepare: impl FnOnce(&mut Command)) -> (bool, String) {
 fn a_missing_server_is_skipped_loudly() {
     let (passed, said) = without_java(|_| ());
     assert!(passed, "{said}");
-    for part in ["SKIPPED: user: dynamodb-local-3.1.0", "there is no java", "install java 17", SERVER.env] {
+    for part in ["SKIPPED: servers::user: dynamodb-local-3.1.0", "there is no java", "install java 17", SERVER.env] {
         assert!(said.contains(part), "{part} is not in: {said}");
     }
 }

@@ -7,6 +7,7 @@ use leasehold::internals::store::{Backend, Renewal, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::sqlite::support::*;
+use crate::support::servers::skip;
 
 /// How far apart the two clocks of a test are: far more than any lease.
 const APART: Duration = Duration::from_secs(1_000_000);
@@ -364,14 +365,14 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
     assert_eq!(sightings(&folder.file()), None);
     // The second namespace gets the number of the first one, which is gone, and must not take its sighting for its own.
     for offset in ["1000000", "2000000"] {
-        let output = rerun("boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
+        let output = rerun("sqlite::boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
             let mut command = std::process::Command::new("unshare");
             command.args(["--time", "--boottime", offset, "--fork"]).arg(exe).env(FILE, folder.file());
             command
         });
         let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !told.contains("running 1 test") {
-            return skipped(&format!("no time namespace can be made here: {told}"));
+            return skip(&format!("no time namespace can be made here: {told}"));
         }
         assert!(output.status.success(), "{told}");
         assert!(sightings(&folder.file()).unwrap().contains(&format!(":{offset}.0\"")));
@@ -384,7 +385,7 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
 #[test]
 fn a_forked_child_in_another_time_namespace_respects_the_lease() {
     const FILE: &str = "LEASEHOLD_NEW_TIME";
-    const TEST: &str = "boots::a_forked_child_in_another_time_namespace_respects_the_lease";
+    const TEST: &str = "sqlite::boots::a_forked_child_in_another_time_namespace_respects_the_lease";
     let Some(file) = std::env::var_os(FILE).map(std::path::PathBuf::from) else {
         let folder = Folder::new();
         let store = open(&folder.file());
@@ -396,7 +397,7 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
         });
         let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if told.contains("no time namespace") {
-            return skipped(&told);
+            return skip(&told);
         }
         return assert!(output.status.success() && told.contains("1 passed"), "{told}");
     };
@@ -467,7 +468,7 @@ fn a_lease_of_an_earlier_boot_is_expired_after_its_duration_and_can_be_extended(
 fn a_kernel_without_time_namespaces_has_moved_no_clock() {
     const OLD: &str = "LEASEHOLD_OLD_KERNEL";
     if std::env::var_os(OLD).is_none() {
-        let output = rerun("boots::a_kernel_without_time_namespaces_has_moved_no_clock", |exe| {
+        let output = rerun("sqlite::boots::a_kernel_without_time_namespaces_has_moved_no_clock", |exe| {
             let mut command = std::process::Command::new(exe);
             command.env(OLD, "1");
             command

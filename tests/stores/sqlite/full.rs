@@ -8,6 +8,7 @@ use leasehold::ErrorKind;
 use leasehold::internals::store::{Acquired, Backend};
 
 use crate::sqlite::support::*;
+use crate::support::servers::skip;
 
 const PLACE: &str = "LEASEHOLD_SMALL_DISK";
 
@@ -29,14 +30,14 @@ fn a_full_disk_is_told_and_nothing_is_written() {
     let is_root = std::fs::metadata(folder.path()).unwrap().uid() == 0;
     let flags = if is_root { "-m" } else { "-rm" };
     let script = "mount -t tmpfs -o size=300k tmpfs \"$0\" || exit 99; exec \"$@\"";
-    let output = rerun("full::a_full_disk_is_told_and_nothing_is_written", |exe| {
+    let output = rerun("sqlite::full::a_full_disk_is_told_and_nothing_is_written", |exe| {
         let mut command = Command::new("unshare");
         command.args([flags, "sh", "-c", script]).arg(folder.path()).arg(exe).env(PLACE, folder.path());
         command
     });
     match output.status.code() {
         Some(99) | Some(1) if !text(&output).contains("running 1 test") => {
-            skipped(&format!("no tiny file system can be mounted here: {}", text(&output)));
+            skip(&format!("no tiny file system can be mounted here: {}", text(&output)));
         }
         _ => assert!(output.status.success() && text(&output).contains("1 passed"), "{}", text(&output)),
     }
@@ -86,7 +87,7 @@ fn a_commit_that_fails_is_unknown() {
     let folder = Folder::new();
     // A write beyond the limit fails with an error instead of a signal, as a failing disk does.
     let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
-    let output = rerun("full::a_commit_that_fails_is_unknown", |exe| {
+    let output = rerun("sqlite::full::a_commit_that_fails_is_unknown", |exe| {
         let mut command = Command::new("bash");
         command.args(["-c", script, "200"]).arg(exe).env(PLACE, folder.path());
         command

@@ -119,7 +119,7 @@ fn tokens_rise_over_a_restored_backup() {
 fn another_working_directory_leads_to_the_same_file() {
     // In a process of its own, since the working directory is the process's.
     if std::env::var_os("LEASEHOLD_CHDIR").is_none() {
-        let output = rerun("moved::another_working_directory_leads_to_the_same_file", |exe| {
+        let output = rerun("sqlite::moved::another_working_directory_leads_to_the_same_file", |exe| {
             let mut command = std::process::Command::new(exe);
             command.env("LEASEHOLD_CHDIR", "1");
             command

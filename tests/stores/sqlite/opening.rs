@@ -225,7 +225,7 @@ fn nix_is_root(folder: &Folder) -> bool {
 
 #[test]
 fn a_read_only_file_is_told() {
-    as_nobody("opening::a_read_only_file_is_told", |folder| {
+    as_nobody("sqlite::opening::a_read_only_file_is_told", |folder| {
         drop(open(&folder.file()));
         fs::set_permissions(folder.file(), fs::Permissions::from_mode(0o400)).unwrap();
         let error = refused(&folder.file());
@@ -238,7 +238,7 @@ fn a_read_only_file_is_told() {
 
 #[test]
 fn a_read_only_folder_is_told() {
-    as_nobody("opening::a_read_only_folder_is_told", |folder| {
+    as_nobody("sqlite::opening::a_read_only_folder_is_told", |folder| {
         drop(open(&folder.file()));
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o500)).unwrap();
         let errors = [refused(&folder.file()), refused(&folder.path().join("missing.db"))];
@@ -253,7 +253,7 @@ fn a_read_only_folder_is_told() {
 /// A log that a reader made would have the reader's name and the mode of the file, and nobody else could write to it.
 #[test]
 fn who_may_only_read_leaves_no_log_behind() {
-    as_nobody("opening::who_may_only_read_leaves_no_log_behind", |folder| {
+    as_nobody("sqlite::opening::who_may_only_read_leaves_no_log_behind", |folder| {
         for (of_file, of_folder) in [(0o444, 0o700), (0o444, 0o500), (0o600, 0o500)] {
             drop(open(&folder.file()));
             fs::set_permissions(folder.file(), fs::Permissions::from_mode(of_file)).unwrap();
@@ -274,13 +274,13 @@ fn who_may_only_read_leaves_no_log_behind() {
 
 #[test]
 fn a_log_that_only_others_may_write_is_told() {
-    as_nobody("opening::a_log_that_only_others_may_write_is_told", |folder| {
+    as_nobody("sqlite::opening::a_log_that_only_others_may_write_is_told", |folder| {
         for ending in ["-wal", "-shm"] {
             let other = raw(&folder.file());
             other.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE IF NOT EXISTS own (x)").unwrap();
             let log = folder.path().join(format!("locks.db{ending}"));
             fs::set_permissions(&log, fs::Permissions::from_mode(0o400)).unwrap();
-            let output = rerun("opening::open_the_file_of_the_environment", |exe| {
+            let output = rerun("sqlite::opening::open_the_file_of_the_environment", |exe| {
                 let mut command = Command::new(exe);
                 command.env(FILE, folder.file());
                 command

@@ -163,12 +163,6 @@ pub fn is_alone(test: &str) -> bool {
     is_here
 }
 
-/// Says loudly that a test could not run here; in CI that is a failure.
-pub fn skipped(why: &str) {
-    eprintln!("SKIPPED: {why}");
-    assert!(std::env::var_os("LEASEHOLD_TEST_REQUIRE").is_none(), "SKIPPED: {why}");
-}
-
 /// The kernel refuses this thread a call from now on, with this error, where its argument at this place, cut to the
 /// bits of the mask, is one of these.
 #[cfg(target_os = "linux")]

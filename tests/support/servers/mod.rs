@@ -8,6 +8,8 @@
 
 pub mod dynamodb;
 pub mod mongod;
+#[path = "../skip.rs"]
+mod skip;
 pub mod spanner;
 
 use std::fs::{self, File};
@@ -17,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+pub use skip::skip;
 
 /// How long a server may take until it serves, on a machine that is busy.
 const START: Duration = Duration::from_secs(90);
@@ -98,19 +102,6 @@ fn shared_as(server: &Server, room: &str, cell: &'static OnceLock<Result<Running
             None
         }
     }
-}
-
-/// Says loudly that the test can't run, which is a failure where everything is required.
-#[track_caller]
-pub fn skip(what: &str) {
-    assert!(!is_required(), "{what}");
-    // Not `eprintln!`, whose text a passing test would hide.
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    let _ = writeln!(io::stderr(), "SKIPPED: {test}: {what}");
-}
-
-fn is_required() -> bool {
-    std::env::var("LEASEHOLD_TEST_REQUIRE").is_ok_and(|value| value == "1")
 }
 
 /// The cache, with a room for each server that runs; in the target folder, so that `cargo clean` empties it.
