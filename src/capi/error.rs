@@ -89,8 +89,7 @@ pub unsafe extern "C" fn leasehold_error_holders(list: *mut ListHandle) -> Code 
     })
 }
 
-/// Whether the store was in trouble that may pass, so that the failed call may succeed later without any change. False
-/// where others hold the lock, which the code tells.
+/// Whether the failed call may succeed later without any change.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_error_is_retryable() -> bool {
     last(|failure| Some(failure.error.as_ref()?.is_retryable())).unwrap_or(false)

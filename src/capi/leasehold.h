@@ -313,8 +313,7 @@ leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len
 // `list` must be writable.
 leasehold_code leasehold_error_holders(leasehold_list *list);
 
-// Whether the store was in trouble that may pass, so that the failed call may succeed later without any change. False
-// where others hold the lock, which the code tells.
+// Whether the failed call may succeed later without any change.
 bool leasehold_error_is_retryable(void);
 
 // Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
