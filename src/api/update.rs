@@ -21,7 +21,7 @@ pub(crate) struct Found {
 impl Found {
     /// The store's time now, by what has passed since the record was asked for.
     pub fn now(&self, on_clock: BootTime) -> StoreTime {
-        self.seen.now.plus(on_clock.since(self.asked))
+        self.seen.times.now.plus(on_clock.since(self.asked))
     }
 }
 

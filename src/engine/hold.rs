@@ -325,7 +325,7 @@ impl Hold {
                     return Err(Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable());
                 };
                 match seen.record.standing(attempt.grant()) {
-                    Some((_, holder)) => (holder.until, seen.now),
+                    Some((_, holder)) => (holder.until, seen.times.now),
                     None => return Ok(Answer::Lost(seen)),
                 }
             }

@@ -165,7 +165,7 @@ impl Wait<'_> {
     /// In what time the lock can be free if nobody releases it.
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.known.refusal.as_ref()?;
-        transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.cut)
+        transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.times.expired_before)
     }
 
     /// Tells the observer, once, that the call waits; one that asks once never does.

@@ -76,7 +76,7 @@ pub fn expire(record: &LockRecord, times: &Times) -> Step<LeaseAnswer> {
     let refused = |refusal| Step::keep(Err(refusal));
     match &record.exclusive {
         None => refused(LeaseRefusal::Free),
-        Some(holder) if holder.until > End::At(times.cut) => refused(LeaseRefusal::StillRuns),
+        Some(holder) if holder.until > End::At(times.expired_before) => refused(LeaseRefusal::StillRuns),
         Some(_) if !record.pins.is_empty() => refused(LeaseRefusal::Pinned),
         Some(holder) => end(record, holder),
     }

@@ -7,12 +7,19 @@ use super::record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode,
 /// The times that a transition decides by, all of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// The store's now.
+    /// The store's now, as late as it may be.
     pub now: StoreTime,
-    /// Now less the store's grace: who ended before it may be replaced.
-    pub cut: StoreTime,
+    /// A lease that ended by then, which is now less the store's grace, holds no longer.
+    pub expired_before: StoreTime,
     /// The store's time in microseconds since 1970, from which tokens are made.
     pub stamp: u64,
+}
+
+impl Times {
+    /// Of a store whose clock all its clients share, so that it needs no grace.
+    pub fn without_grace(now: StoreTime, stamp: u64) -> Self {
+        Times { now, expired_before: now, stamp }
+    }
 }
 
 /// What an acquisition asks for.
@@ -135,7 +142,7 @@ pub fn acquire(record: &LockRecord, ask: &Ask, times: &Times) -> Step<AcquireAns
     if record.given_up.contains(&ask.grant) {
         return Step::keep(AcquireAnswer::Refused(Refusal::GivenUp));
     }
-    if let Some((_, holder)) = record.standing(&ask.grant).filter(|(_, h)| h.until.is_after(times.cut)) {
+    if let Some((_, holder)) = record.standing(&ask.grant).filter(|(_, h)| h.until.is_after(times.expired_before)) {
         return Step::keep(AcquireAnswer::Granted { holder: holder.clone(), repeated: true });
     }
     if record.kind == Kind::Lease {
@@ -158,7 +165,7 @@ pub fn acquire(record: &LockRecord, ask: &Ask, times: &Times) -> Step<AcquireAns
     if let Some((old, _)) = &ask.instead_of {
         next.take(old);
     }
-    next.shared.retain(|h| h.until.is_after(times.cut));
+    next.shared.retain(|h| h.until.is_after(times.expired_before));
     match ask.mode {
         Mode::Exclusive => next.exclusive = Some(holder.clone()),
         Mode::Shared => {
@@ -177,7 +184,7 @@ fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
         Some((old, _)) => Some(old),
         None => None,
     };
-    let others = || record.live(times.cut).filter(|(_, h)| Some(&h.grant) != replaced);
+    let others = || record.live(times.expired_before).filter(|(_, h)| Some(&h.grant) != replaced);
     let is_same_owner = |(mode, h): &(Mode, &Holder)| {
         let replaces = ask.replace_same_owner && ask.mode == Mode::Exclusive;
         replaces && *mode == Mode::Exclusive && h.labels.owner == ask.labels.owner
@@ -227,7 +234,7 @@ pub fn release(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<Rele
     let mut next = record.clone();
     match next.take(grant) {
         Some(_) => Step::write(ReleaseAnswer::Released, next),
-        None if record.live(times.cut).next().is_none() => Step::keep(ReleaseAnswer::Free),
+        None if record.live(times.expired_before).next().is_none() => Step::keep(ReleaseAnswer::Free),
         None => Step::keep(ReleaseAnswer::HeldByOther),
     }
 }

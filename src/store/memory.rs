@@ -95,7 +95,7 @@ impl Memory {
 
     fn times(&self) -> Times {
         let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
-        Times { now, cut: now, stamp: self.clock.wall_micros() }
+        Times::without_grace(now, self.clock.wall_micros())
     }
 }
 
@@ -150,7 +150,7 @@ impl Transactional for Memory {
         if let Some(next) = &step.record {
             records.put(key, Some(next.clone()));
         }
-        Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), &times)))
+        Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), times)))
     }
 }
 
@@ -159,8 +159,8 @@ fn check_format(record: &LockRecord) -> Result<()> {
     record.check_format().map_err(transactional::newer_format)
 }
 
-fn seen(record: LockRecord, times: &Times) -> Seen {
-    Seen { record, now: times.now, cut: times.cut, stamp: times.stamp, native: None }
+fn seen(record: LockRecord, times: Times) -> Seen {
+    Seen { record, times, native: None }
 }
 
 impl Backend for Memory {
@@ -188,11 +188,11 @@ impl Backend for Memory {
         let records = self.records.lock();
         let times = self.times();
         if let Which::Key(key) = which {
-            return Ok(Page { records: vec![seen(records.get(key), &times)], next: None });
+            return Ok(Page { records: vec![seen(records.get(key), times)], next: None });
         }
         let after = |record: &&LockRecord| from.as_ref().is_none_or(|from| record.key > *from);
         let mut found = records.by_key.values().filter(after).filter(|record| which.matches(record));
-        let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), &times)).collect();
+        let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), times)).collect();
         let next = found.next().and(page.last()).map(|last| last.record.key.clone());
         Ok(Page { records: page, next })
     }

@@ -230,12 +230,8 @@ pub struct Renewal {
 pub struct Seen {
     /// The record.
     pub record: LockRecord,
-    /// The store's now when it was read, as late as it may be.
-    pub now: StoreTime,
-    /// As early as it may be, less the store's grace: whose lease ends later is live.
-    pub cut: StoreTime,
-    /// The store's time in microseconds since 1970, for the token of a swap that grants.
-    pub stamp: u64,
+    /// The times when it was read, to decide by.
+    pub times: Times,
     /// What the store compares in a swap, where the record does not say it all.
     pub native: Option<Box<dyn Any + Send>>,
 }
@@ -243,17 +239,12 @@ pub struct Seen {
 impl Seen {
     /// The holders who must be respected. Mode, holder.
     pub fn live(&self) -> impl Iterator<Item = (Mode, &Holder)> {
-        self.record.live(self.cut)
+        self.record.live(self.times.expired_before)
     }
 
     /// Whether this holder must be respected.
     pub fn is_live(&self, holder: &Holder) -> bool {
-        holder.until.is_after(self.cut)
-    }
-
-    /// The times to decide by.
-    pub fn times(&self) -> Times {
-        Times { now: self.now, cut: self.cut, stamp: self.stamp }
+        holder.until.is_after(self.times.expired_before)
     }
 }
 

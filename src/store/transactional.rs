@@ -42,7 +42,7 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
     match answer {
         AcquireAnswer::Granted { holder, repeated } => {
             let holder = seen.record.standing(attempt.grant()).map_or(holder, |(_, stands)| stands.clone());
-            Ok(Acquired::Granted { holder, repeated, now: seen.now })
+            Ok(Acquired::Granted { holder, repeated, now: seen.times.now })
         }
         AcquireAnswer::Refused(_) => {
             seen.record.check_format().map_err(newer_format)?;
@@ -61,7 +61,7 @@ pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by
     Ok(match transacted {
         Transacted::Done(RenewAnswer::Until(until), seen) => {
             let until = seen.record.standing(attempt.grant()).map_or(until, |(_, stands)| stands.until);
-            Renewed::Until { until, now: seen.now }
+            Renewed::Until { until, now: seen.times.now }
         }
         Transacted::Done(RenewAnswer::Lost, seen) => Renewed::Lost(seen),
         Transacted::Unknown(error) => Renewed::Unknown(error),

@@ -112,7 +112,7 @@ fn a_token_that_is_ahead_takes_one_more() {
     let at = Counted::new();
     let seen = get(&at.store, "k");
     let mut ahead = seen.record.clone();
-    ahead.token = seen.stamp + 3_600_000_000;
+    ahead.token = seen.times.stamp + 3_600_000_000;
     let swapped = at.takes(1, "swap", |store| store.swap(&seen, Some(&ahead), &soon()).unwrap());
     assert!(matches!(swapped, Swapped::Done));
     let holder = at.takes(2, "acquire, token ahead", |store| granted(store, &mut exclusive("k")));

@@ -180,7 +180,7 @@ fn a_group_is_not_lost_by_a_time_in_doubt() {
     at.proxy.add(Rule::next(1, Network::ShiftDate(3_600)).on("DynamoDB_20120810.Scan"));
     assert_eq!(client.renew(lock.lock_id(), LEASE).unwrap().len(), 1);
     let until = at.holders("k")[0].until;
-    assert!(until.left(get(&at.beside, "k").now).unwrap() < LEASE + Duration::from_secs(3), "{until:?}");
+    assert!(until.left(get(&at.beside, "k").times.now).unwrap() < LEASE + Duration::from_secs(3), "{until:?}");
 }
 
 /// The row has no place for the grant ids of all of them: what stops them is that later tokens are above theirs.
@@ -230,7 +230,7 @@ fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
     let (store, _) = telling(&at);
     let gives_up = |key: &str| store.release(&mut exclusive(key), true, &soon()).unwrap();
     (0..9).for_each(|_| drop(gives_up("k")));
-    let before = get(&at.beside, "k").stamp;
+    let before = get(&at.beside, "k").times.stamp;
     // The answer by which the row is found to be full.
     at.proxy.add(Rule::next(1, Network::ShiftDate(-3_600)).on("UpdateItem"));
     gives_up("k");
@@ -294,7 +294,7 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
         }
     }
     // As those wrote it who did not note when.
-    let now = get(&store, "k").stamp;
+    let now = get(&store, "k").times.stamp;
     for (key, version) in [("gave up old", now - 365 * 86_400_000_000), ("gave up new", now)] {
         raw.put(HashMap::from([
             ("key".to_owned(), AttributeValue::S(key.to_owned())),

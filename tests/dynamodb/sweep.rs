@@ -130,7 +130,7 @@ impl Case<'_> {
             Step::Acquire(_) | Step::GiveUp(_) => {}
             Step::AcquireRaised => {
                 let seen = get(&self.at.beside, &self.name);
-                let token = seen.stamp + 3_600_000_000;
+                let token = seen.times.stamp + 3_600_000_000;
                 let ahead = LockRecord { token, ..seen.record.clone() };
                 assert!(matches!(self.at.beside.swap(&seen, Some(&ahead), &soon()), Ok(Swapped::Done)));
             }

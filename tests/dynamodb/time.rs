@@ -65,9 +65,9 @@ fn a_step_of_the_services_clock_is_followed() {
     let at = Behind::new();
     let clock = Clock::system();
     let store = open(by_way_of(&at.proxy, &at.table), &clock);
-    let before = get(&store, "k").now;
+    let before = get(&store, "k").times.now;
     at.proxy.shift_dates(-600);
-    let after = get(&store, "k").now;
+    let after = get(&store, "k").times.now;
     let back = before.since(after);
     assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605), "{back:?}");
 }
@@ -189,7 +189,7 @@ fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
     let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
     let (store, _) = self::idle(&at);
     let rivals = get(&store, "held");
-    let left = until.left(rivals.now).unwrap();
+    let left = until.left(rivals.times.now).unwrap();
     assert!(left > Duration::from_secs(17), "{left:?} of {lease:?} are left");
     assert!(until.left(now).unwrap() <= left + Duration::from_secs(1));
 }
@@ -271,7 +271,7 @@ fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
         // It stands until the one whom it replaced has heard of it.
         let seen = refused(&at.beside, &mut exclusive("k"));
         let (_, stands) = seen.record.standing(late.grant()).unwrap();
-        assert!(stands.until.left(seen.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
+        assert!(stands.until.left(seen.times.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
         assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
         refused(&idle, &mut late);
     }
@@ -300,7 +300,7 @@ fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
     assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
     let seen = refused(&at.beside, &mut exclusive("k"));
     let (_, stands) = seen.record.standing(late.grant()).unwrap();
-    let left = stands.until.left(seen.now).unwrap();
+    let left = stands.until.left(seen.times.now).unwrap();
     assert!(left > Duration::from_secs(3_500), "until what it may have replaced is over by the wrong time: {left:?}");
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
 }
@@ -360,7 +360,7 @@ fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
     assert!(matches!(idle.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Unknown(_)));
     let answer = idle.renew(&mut held, renewal(LEASE), &soon()).unwrap();
     let Renewed::Until { until, .. } = answer else { panic!("{answer:?}") };
-    let left = until.left(get(&self::idle(&at).0, "k").now).unwrap();
+    let left = until.left(get(&self::idle(&at).0, "k").times.now).unwrap();
     assert!(left > LEASE - Duration::from_secs(3) && left < LEASE + Duration::from_secs(2), "{left:?}");
 }
 
@@ -412,7 +412,7 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     let mut free = exclusive("free");
     let (holder, requests) = sent(&at, || granted(&idle, &mut free));
     assert_eq!(requests, 3, "the acquire, then the time and the row");
-    assert!(holder.until.left(get(&at.beside, "free").now).unwrap() <= LEASE + Duration::from_secs(1));
+    assert!(holder.until.left(get(&at.beside, "free").times.now).unwrap() <= LEASE + Duration::from_secs(1));
 }
 
 #[test]

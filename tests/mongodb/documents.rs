@@ -88,7 +88,7 @@ fn live_holders_of_mongo_lock_are_respected_and_expired_ones_replaced() {
     a_minute_on(Some(live(-1)));
     let before = get(&store, "nightly");
     let taken = granted(&store, &mut exclusive(&store, "nightly"));
-    assert!(taken.token >= before.stamp, "the store's time, for there was no token");
+    assert!(taken.token >= before.times.stamp, "the store's time, for there was no token");
     // One shared holder never ends, the other has; an exclusive one has to wait, a shared one joins.
     refused(&store, &mut exclusive(&store, "report"));
     let mut a = shared(&store, "report");

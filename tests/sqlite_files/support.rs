@@ -129,7 +129,7 @@ pub fn look(store: &Sqlite, key: &str) -> Seen {
 
 pub fn left(seen: &Seen) -> Duration {
     let end = seen.record.holders().map(|(_, holder)| holder.until).max();
-    end.and_then(|end: End| end.left(seen.now)).unwrap()
+    end.and_then(|end: End| end.left(seen.times.now)).unwrap()
 }
 
 /// Descriptors of files in the folder that this process has.

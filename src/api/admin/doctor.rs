@@ -132,7 +132,7 @@ impl LockClient {
             let took = started.elapsed();
             let middle = sent.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
             let millis = |micros: u128| i64::try_from(micros / 1000).unwrap_or(i64::MAX);
-            reads.push((took, millis(u128::from(seen.stamp)) - millis(middle.as_micros())));
+            reads.push((took, millis(u128::from(seen.times.stamp)) - millis(middle.as_micros())));
         }
         reads.sort();
         let difference = reads.first().map(|(_, difference)| *difference).unwrap_or_default();

@@ -76,6 +76,6 @@ impl LockClient {
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<Vec<LockStatus>> {
         let (holders, found) = self.settle(found, |found| Ok(rule(&found.seen.record)), arrived)?;
-        Ok(statuses(&found.seen, &holders, found.seen.now))
+        Ok(statuses(&found.seen, &holders, found.seen.times.now))
     }
 }

@@ -225,7 +225,7 @@ impl Leases {
         let started = Instant::now();
         loop {
             let free_in = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
-                Ok(found) => transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.cut),
+                Ok(found) => transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.times.expired_before),
                 Err(error) if error.is_retryable() => None,
                 Err(_) if by.is_over() => None,
                 Err(error) => return Err(error),
@@ -252,7 +252,7 @@ impl Leases {
         let _call = family.obtaining()?;
         let terms = Terms::of_lease(duration);
         let (status, holder, found) = self.extended(&key, holder, duration)?;
-        let now = found.seen.now;
+        let now = found.seen.times.now;
         let granted = Granted {
             attempt: attempt_of(&status.lock),
             held_until: terms.held_until(found.asked, holder.until, now),
@@ -303,7 +303,7 @@ impl Leases {
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<(LeaseStatus, Holder, Found)> {
         let decide = |found: &Found| {
-            let Step { answer, record } = rule(&found.seen.record, &found.seen.times());
+            let Step { answer, record } = rule(&found.seen.record, &found.seen.times);
             let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
             Ok(Step { answer, record })
         };
@@ -346,6 +346,6 @@ impl LeaseStatus {
     fn seen(seen: &Seen) -> Option<LeaseStatus> {
         let record = &seen.record;
         let holder = record.exclusive.as_ref().filter(|_| record.kind == Kind::Lease)?;
-        Some(LeaseStatus::new(seen, holder, seen.now))
+        Some(LeaseStatus::new(seen, holder, seen.times.now))
     }
 }

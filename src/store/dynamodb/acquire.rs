@@ -17,7 +17,7 @@ use crate::sys::deadline::Deadline;
 
 /// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC can't
 /// be compared as text.
-const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :cut \
+const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :expiredBefore \
                     AND (attribute_exists(#fence) OR contains(#leasedUntil, :z))))";
 const TOKEN_RISES: &str = "(attribute_not_exists(#fence) OR #fence < :t)";
 /// Not given up, and no lease.
@@ -164,7 +164,7 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
     let mut record = LockRecord::missing(&attempt.key);
     record.shared.push(holder.clone());
     let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
-        .value(":cut", text(row::time(times.cut)))
+        .value(":expiredBefore", text(row::time(times.expired_before)))
         .value(":z", text("Z"))
         .value(":many", number(MANY_GIVEN_UP as u64))
         .maybe(":m", row::shared(&record, None))

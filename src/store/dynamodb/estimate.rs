@@ -178,8 +178,8 @@ impl Moment {
 
     /// What the rules decide by. While too little is known nobody is taken over.
     pub fn times(&self) -> Times {
-        let cut = if self.is_known() { self.now.minus(self.grace.own) } else { ONLY_RELEASED };
-        Times { now: self.now, cut, stamp: self.stamp() }
+        let expired_before = if self.is_known() { self.now.minus(self.grace.own) } else { ONLY_RELEASED };
+        Times { now: self.now, expired_before, stamp: self.stamp() }
     }
 
     fn is_known(&self) -> bool {
@@ -263,7 +263,7 @@ mod tests {
         let days = 4 * 86_400_000;
         let idle = estimate.moment(boot(510 + days), GRACE).unwrap();
         assert_eq!(idle.width.as_millis(), 1_020 + u128::from(days) / 1_000);
-        assert!(idle.is_old(Duration::ZERO) && idle.times().cut == ONLY_RELEASED);
+        assert!(idle.is_old(Duration::ZERO) && idle.times().expired_before == ONLY_RELEASED);
         assert!(!estimate.moment(boot(60_000), GRACE).unwrap().is_old(Duration::ZERO));
         // A clock that was 50 ppm fast is no contradiction, and one answer is enough.
         estimate.learn(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days));
@@ -279,7 +279,7 @@ mod tests {
         estimate.learn(3_700, boot(490), boot(510));
         let doubted = estimate.moment(boot(510), GRACE).unwrap();
         assert!(doubted.contradicts(&used) && doubted.is_old(Duration::ZERO));
-        assert_eq!(doubted.times().cut, ONLY_RELEASED);
+        assert_eq!(doubted.times().expired_before, ONLY_RELEASED);
         estimate.learn(100, boot(490), boot(510));
         let settled = estimate.moment(boot(510), GRACE).unwrap();
         assert!(!settled.contradicts(&used) && !settled.is_old(Duration::ZERO));
@@ -318,11 +318,11 @@ mod tests {
         estimate.learn(100, boot(0), boot(2_000));
         let wide = estimate.moment(boot(2_000), GRACE).unwrap();
         assert_eq!(wide.width, Duration::from_secs(3));
-        assert_eq!(wide.times().cut, ONLY_RELEASED);
+        assert_eq!(wide.times().expired_before, ONLY_RELEASED);
         assert_eq!(wide.upper_bound().since(wide.now), SECOND);
         estimate.learn(102, boot(2_000), boot(2_050));
         let fine = estimate.moment(boot(2_050), GRACE).unwrap();
-        assert_eq!(fine.times().cut, fine.now.minus(SECOND));
+        assert_eq!(fine.times().expired_before, fine.now.minus(SECOND));
         assert!(fine.upper_bound().since(fine.now) <= Duration::from_millis(25));
     }
 
@@ -351,8 +351,8 @@ mod tests {
             // Counted from this moment, on a clock that runs as the service's.
             let held_for = end - holder.upper_bound().as_nanos();
             for (rival, rivals_now) in all.iter().filter(|(rival, _)| rival.is_known()) {
-                // How far the rival's cut is behind the service's time.
-                let behind = rivals_now - rival.times().cut.as_nanos();
+                // How far the end that the rival takes over is behind the service's time.
+                let behind = rivals_now - rival.times().expired_before.as_nanos();
                 let taken_over_after = end + behind - now;
                 worst = worst.max(held_for - taken_over_after);
             }

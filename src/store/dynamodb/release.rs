@@ -144,6 +144,6 @@ impl Expr {
 
 /// The answer where the grant does not stand.
 fn nobodys(found: Found, moment: &Moment) -> Released {
-    let cut = moment.times().cut;
-    if found.record.live(cut).next().is_some() { Released::HeldByOther(found.seen(moment)) } else { Released::Free }
+    let seen = found.seen(moment);
+    if seen.live().next().is_some() { Released::HeldByOther(seen) } else { Released::Free }
 }

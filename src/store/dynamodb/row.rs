@@ -69,14 +69,8 @@ impl Found {
 
     pub fn seen(self, moment: &Moment) -> Seen {
         let native = SeenRow { row: self.row, is_doubted: moment.is_doubted() };
-        let cut = moment.times().cut;
-        Seen {
-            record: self.record,
-            now: moment.upper_bound(),
-            cut,
-            stamp: moment.stamp(),
-            native: Some(Box::new(native)),
-        }
+        let times = Times { now: moment.upper_bound(), ..moment.times() };
+        Seen { record: self.record, times, native: Some(Box::new(native)) }
     }
 
     /// Every later grant of this key has a token above it.

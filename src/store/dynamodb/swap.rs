@@ -30,7 +30,7 @@ impl Dynamodb {
             Some(new) => {
                 // Its acquire may still be on its way a second time. A late claim of a lease fails on the version.
                 let is_gone = |grant: &GrantId| new.standing(grant).is_none();
-                let live = found.record.live(seen.now).map(|(_, holder)| &holder.grant);
+                let live = found.record.live(seen.times.now).map(|(_, holder)| &holder.grant);
                 let is_locks = |grant: &&GrantId| found.record.kind == Kind::Lock && !grant.as_str().is_empty();
                 let gone: Vec<GrantId> = live.filter(is_locks).filter(|grant| is_gone(grant)).cloned().collect();
                 let mut new = new.clone();

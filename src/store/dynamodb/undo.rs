@@ -22,8 +22,8 @@ pub(super) struct Doubted(Option<Item>);
 #[derive(Debug)]
 pub(super) struct Unanswered {
     moment: Moment,
-    /// The latest cut: whatever one of the copies replaced was over before it.
-    cut: StoreTime,
+    /// The latest of their `expired_before`: the lease of whomever one of the copies replaced had ended by then.
+    expired_before: StoreTime,
 }
 
 impl Unanswered {
@@ -33,12 +33,12 @@ impl Unanswered {
 
     /// Notes one more in the attempt.
     pub fn note(attempt: &mut Attempt, sent: Moment) {
-        let (mut moment, mut cut) = (sent, sent.times().cut);
+        let (mut moment, mut expired_before) = (sent, sent.times().expired_before);
         if let Some(before) = Unanswered::of(attempt) {
-            cut = cut.max(before.cut);
+            expired_before = expired_before.max(before.expired_before);
             moment = if before.moment.is_ahead_of(&moment) { before.moment } else { moment };
         }
-        attempt.native = Some(Box::new(Unanswered { moment, cut }));
+        attempt.native = Some(Box::new(Unanswered { moment, expired_before }));
     }
 }
 
@@ -51,10 +51,10 @@ impl Dynamodb {
     }
 
     /// Lets such a grant stand, of use to nobody, until whom it replaced has heard of it: for a lease from now on, and at
-    /// least until what it replaced is over, which was before the cut of the wrong time.
+    /// least until the lease of whom it replaced has ended by the right time, too.
     pub(super) fn lapsing(&self, attempt: &Attempt, found: &Found, moment: &Moment) -> Expr {
         let mut next = found.record.clone();
-        let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.cut);
+        let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.expired_before);
         let lease = Lease::For(attempt.ask.lease).end(moment.now).max(End::At(replaced));
         for holder in next.exclusive.iter_mut().chain(&mut next.shared).filter(|h| h.grant == *attempt.grant()) {
             holder.until = holder.until.min(lease);
@@ -89,7 +89,7 @@ impl Dynamodb {
             let Some((_, mine)) = found.record.standing(&ask.grant) else {
                 return Ok(Acquired::Refused(found.seen(&moment)));
             };
-            let mut wronged = old.live(moment.times().cut).filter(|(mode, other)| {
+            let mut wronged = old.live(moment.times().expired_before).filter(|(mode, other)| {
                 found.record.standing(&other.grant).is_none() && !is_replaced(ask, *mode, other)
             });
             let Some(first) = wronged.next() else {

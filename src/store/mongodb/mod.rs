@@ -21,7 +21,7 @@ use mongodb::bson::{Bson, Document};
 use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
-use crate::lease::{LockRecord, StoreTime};
+use crate::lease::{LockRecord, StoreTime, Times};
 use crate::model::error::{Error, Result};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -138,7 +138,8 @@ impl Found {
 
     fn seen(self) -> Seen {
         let stamp = u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0);
-        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(swap::Row(self.row))) }
+        let times = Times::without_grace(self.now, stamp);
+        Seen { record: self.record, times, native: Some(Box::new(swap::Row(self.row))) }
     }
 }
 

@@ -7,7 +7,7 @@ use super::error::{Own, SpannerError, Stage};
 use super::open::Heard;
 use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
 use super::{Spanner, Target};
-use crate::lease::{LockRecord, StoreTime};
+use crate::lease::{LockRecord, StoreTime, Times};
 use crate::store::{Page, Seen, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -29,12 +29,12 @@ pub(super) struct Native(pub Option<Row>);
 
 impl Read {
     pub fn seen(self) -> Seen {
-        let stamp = self.stamp();
-        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(Native(self.row))) }
+        let times = self.times();
+        Seen { record: self.record, times, native: Some(Box::new(Native(self.row))) }
     }
 
-    pub fn stamp(&self) -> u64 {
-        micros(self.now)
+    pub fn times(&self) -> Times {
+        Times::without_grace(self.now, micros(self.now))
     }
 }
 

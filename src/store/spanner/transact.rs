@@ -309,12 +309,6 @@ impl Write {
     }
 }
 
-impl Read {
-    fn times(&self) -> Times {
-        Times { now: self.now, cut: self.now, stamp: self.stamp() }
-    }
-}
-
 impl Transactional for Spanner {
     fn transact<A: Send + 'static>(
         &self,

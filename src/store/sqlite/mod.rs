@@ -94,7 +94,7 @@ impl Target {
 
     fn times(&self) -> Times {
         let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
-        Times { now, cut: now, stamp: self.clock.wall_micros() }
+        Times::without_grace(now, self.clock.wall_micros())
     }
 
     fn here(&self, times: &Times) -> Here<'_> {
@@ -105,11 +105,6 @@ impl Target {
 impl Sqlite {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
-
-    /// A record with the times that it was read at.
-    fn seen(&self, record: LockRecord, times: &Times) -> Seen {
-        Seen { record, now: times.now, cut: times.cut, stamp: times.stamp, native: None }
-    }
 }
 
 /// What the store is called in errors.

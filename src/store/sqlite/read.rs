@@ -10,7 +10,7 @@ use super::conn::{self, Begin, Durability, Tx};
 use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
-use super::{Page, Sqlite, Which};
+use super::{Page, Seen, Sqlite, Which};
 use crate::lease::LockRecord;
 use crate::model::error::{Error, Result};
 use crate::sys::deadline::Deadline;
@@ -35,8 +35,8 @@ impl Sqlite {
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
         match self.target.check() {
             Err(SqliteError::Moved { .. }) => {
-                let record = LockRecord::missing(key);
-                return Ok(Page { records: vec![self.seen(record, &self.target.times())], next: None });
+                let (record, times) = (LockRecord::missing(key), self.target.times());
+                return Ok(Page { records: vec![Seen { record, times, native: None }], next: None });
             }
             checked => checked?,
         }
@@ -119,7 +119,7 @@ impl Sqlite {
             // Whoever looks next tries again.
             log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
         }
-        let records = views.into_iter().map(|view| self.seen(view.record, &times)).collect();
+        let records = views.into_iter().map(|view| Seen { record: view.record, times, native: None }).collect();
         Page { records, next }
     }
 

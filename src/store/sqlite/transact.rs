@@ -6,6 +6,7 @@ use super::error::SqliteError;
 use super::row::Row;
 use crate::lease::{GrantId, LockRecord, Step, Times};
 use crate::model::error::Result;
+use crate::store::Seen;
 use crate::store::transactional::{Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
@@ -95,13 +96,15 @@ impl Sqlite {
             Ok((step.answer, record, times))
         });
         match written {
-            Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, self.seen(record, &times))),
+            Ok(Written::Done((answer, record, times))) => {
+                Ok(Transacted::Done(answer, Seen { record, times, native: None }))
+            }
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
                 let (record, times) = (LockRecord::missing(key), self.target.times());
                 let answer = transition(&record, &times).answer;
-                Ok(Transacted::Done(answer, self.seen(record, &times)))
+                Ok(Transacted::Done(answer, Seen { record, times, native: None }))
             }
             Err(error) => Err(error.into()),
         }
