@@ -31,7 +31,7 @@ impl LockClient {
     ///
     /// `arrived` says of a swap that was not answered whether it happened, by the record that it wanted to leave
     /// behind, the one before, and the one that stands now.
-    pub(crate) fn settle<A>(
+    pub(crate) fn update<A>(
         &self,
         mut found: Found,
         decide: impl Fn(&Found) -> Result<Step<A>>,

@@ -58,7 +58,7 @@ pub(super) struct InLine {
     /// It came to the head of the line, and somebody may hold the lock.
     look_first: bool,
     /// The store tells what has come since the last look: until then that look holds.
-    pub(super) is_told: bool,
+    pub(super) is_woken: bool,
     /// When to look next at one of several keys.
     pub(super) look_at: Option<Instant>,
     /// Others of this process wait, and it did not ask.

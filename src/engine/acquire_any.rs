@@ -169,7 +169,7 @@ impl AnyWait<'_> {
         let told: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
         for (wait, is_told) in self.waits.iter_mut().zip(told) {
             // Keys that nobody tells are looked at in one round, so that their order counts.
-            let is_told = is_told || is_due(wait) || (is_round && !wait.line.is_told);
+            let is_told = is_told || is_due(wait) || (is_round && !wait.line.is_woken);
             if is_told {
                 wait.line.look_at = None;
             }

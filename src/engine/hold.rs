@@ -141,7 +141,7 @@ pub enum Beat {
 }
 
 /// What the store said to a heartbeat.
-enum Answer {
+enum BeatAnswer {
     Stands { held_until: BootTime, until: End, now: StoreTime },
     Lost(Seen),
 }
@@ -296,10 +296,10 @@ impl Hold {
         self.answered(answer)
     }
 
-    fn answered(&self, answer: Result<Answer>) -> Beat {
+    fn answered(&self, answer: Result<BeatAnswer>) -> Beat {
         match answer {
-            Ok(Answer::Stands { held_until, until, now }) => self.renewed(held_until, until, now),
-            Ok(Answer::Lost(seen)) => {
+            Ok(BeatAnswer::Stands { held_until, until, now }) => self.renewed(held_until, until, now),
+            Ok(BeatAnswer::Lost(seen)) => {
                 self.lose(self.reason(&seen));
                 Beat::Over
             }
@@ -307,7 +307,7 @@ impl Hold {
         }
     }
 
-    fn ask(&self, by: &Deadline) -> Result<Answer> {
+    fn ask(&self, by: &Deadline) -> Result<BeatAnswer> {
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
         let Some(mut attempt) = self.requests.attempt.try_lock_until(by.instant()) else {
@@ -326,18 +326,18 @@ impl Hold {
                 };
                 match seen.record.standing(attempt.grant()) {
                     Some((_, holder)) => (holder.until, seen.times.now),
-                    None => return Ok(Answer::Lost(seen)),
+                    None => return Ok(BeatAnswer::Lost(seen)),
                 }
             }
             lease => match backend.renew(&mut attempt, Renewal { lease, may_end_endless: false }, by)? {
                 Renewed::Until { until, now } => (until, now),
-                Renewed::Lost(seen) => return Ok(Answer::Lost(seen)),
+                Renewed::Lost(seen) => return Ok(BeatAnswer::Lost(seen)),
                 Renewed::Unknown(error) => return Err(error),
             },
         };
         // A later end that stands seems far off to a store whose time has gone back.
         let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
-        Ok(Answer::Stands { held_until, until, now })
+        Ok(BeatAnswer::Stands { held_until, until, now })
     }
 
     fn renewed(&self, held_until: BootTime, until: End, now: StoreTime) -> Beat {

@@ -61,7 +61,7 @@ struct World {
     clock: Arc<Clock>,
     actors: Vec<Actor>,
     /// The answers that wait to be looked at, by actor.
-    answers: Vec<Option<Result<Answer>>>,
+    answers: Vec<Option<Result<BeatAnswer>>>,
     sent: Vec<Option<Result<()>>>,
     outcomes: Vec<Result<()>>,
     was_held: bool,

@@ -21,7 +21,7 @@ pub struct LossWatch(Arc<Cell>);
 struct Cell {
     process: ProcessId,
     outcome: Mutex<Outcome>,
-    settled: Condvar,
+    ended: Condvar,
 }
 
 enum Outcome {
@@ -52,7 +52,7 @@ impl Default for Outcome {
 
 impl LossWatch {
     pub(crate) fn new() -> Self {
-        LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), settled: Condvar::new() }))
+        LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), ended: Condvar::new() }))
     }
 
     /// In another process nobody tells it anything, and a thread that is not there may hold its mutex.
@@ -88,7 +88,7 @@ impl LossWatch {
                 Outcome::Lost(loss) => return Some(loss.clone()),
                 Outcome::Ended => return None,
                 Outcome::Pending(_) => {
-                    if self.0.settled.wait_until(&mut outcome, until).timed_out() && Instant::now() >= until {
+                    if self.0.ended.wait_until(&mut outcome, until).timed_out() && Instant::now() >= until {
                         return None;
                     }
                 }
@@ -133,7 +133,7 @@ impl LossWatch {
     }
 
     /// The loss, or that none can come any more.
-    pub(crate) fn settle(&self, loss: Option<Loss>) {
+    pub(crate) fn end(&self, loss: Option<Loss>) {
         let mut outcome = self.0.outcome.lock();
         if matches!(*outcome, Outcome::Lost(_) | Outcome::Ended) {
             return;
@@ -144,7 +144,7 @@ impl LossWatch {
         {
             subscriptions.iter().for_each(|subscription| drop(subscription.sender.try_send(loss.clone())));
         }
-        self.0.settled.notify_all();
+        self.0.ended.notify_all();
     }
 }
 

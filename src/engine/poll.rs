@@ -36,7 +36,7 @@ impl Wait<'_> {
     pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
         // What was just refused is not asked for again at once, however free it looks.
         let mut looked_free = true;
-        self.line.is_told = false;
+        self.line.is_woken = false;
         loop {
             let Some(ticket) = &self.line.ticket else { return true };
             if ticket.place() > 0 || ticket.is_handed() {
@@ -67,11 +67,11 @@ impl Wait<'_> {
     /// When to look next if nothing is told.
     pub(super) fn look_after(&self, begin: Begin, free_in: Option<Duration>) -> Duration {
         let poll = &self.family.options.poll;
-        match self.family.wakeups.tells(&self.spec.lock.key) {
+        match self.family.wakeups.covers(&self.spec.lock.key) {
             true if begin == Begin::Refused => Duration::ZERO,
             // What could not be asked for is not told again.
-            true if self.line.is_told && self.known.last_error.is_none() => {
-                backoff::told_delay(poll, free_in, fastrand::f64())
+            true if self.line.is_woken && self.known.last_error.is_none() => {
+                backoff::woken_delay(poll, free_in, fastrand::f64())
             }
             _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, fastrand::f64()),
         }
@@ -133,9 +133,9 @@ impl Wait<'_> {
 
     /// Reads the lock; whether it is worth asking for.
     pub(super) fn look(&mut self, overall: &Deadline) -> bool {
-        let tells = self.family.wakeups.tells(&self.spec.lock.key);
+        let is_covered = self.family.wakeups.covers(&self.spec.lock.key);
         let is_free = self.read(overall);
-        self.line.is_told = tells && self.known.last_error.is_none();
+        self.line.is_woken = is_covered && self.known.last_error.is_none();
         is_free
     }
 

@@ -195,7 +195,7 @@ impl Hold {
         // Nobody else knows of it any more.
         let handed = self.requests.handed.lock().take();
         handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));
-        self.loss.settle(None);
+        self.loss.end(None);
         matches!(before, Phase::Held | Phase::Releasing)
     }
 
@@ -279,7 +279,7 @@ impl Hold {
             state.phase = Phase::Lost(by);
             self.hold_no_longer();
             // A release that comes next shall find it, and not end the watch without it.
-            self.loss.settle(Some(loss.clone()));
+            self.loss.end(Some(loss.clone()));
             state.callbacks.on_loss.take()
         };
         self.beats.stop.cancel();

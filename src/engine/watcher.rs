@@ -64,7 +64,7 @@ impl Watcher {
             // From now on, not from when the thread gets its turn.
             let skew = Skew::new(&clock);
             *thread = Some(Thread::spawn("leasehold-watch", move || {
-                run(&clock, &holds, &inbox, jumps.told(), &sleep, skew);
+                run(&clock, &holds, &inbox, jumps.receiver(), &sleep, skew);
             })?);
         }
         drop(thread);

@@ -30,9 +30,9 @@ pub fn poll_delay(
     free_in.map_or(drawn, |free| drawn.min(free))
 }
 
-/// When a waiter looks again that is told of everything but the end of a lease: when the lock can be free. Now and
-/// then it also looks for nothing: a hundredth as often as one that polls, for a word may be lost on its way.
-pub fn told_delay(range: &RangeInclusive<Duration>, free_in: Option<Duration>, random: f64) -> Duration {
+/// When a waiter looks again that the store wakes for everything but the end of a lease: when the lock can be free, and
+/// a hundredth as often as one that polls, since a wakeup may be lost on its way.
+pub fn woken_delay(range: &RangeInclusive<Duration>, free_in: Option<Duration>, random: f64) -> Duration {
     let drawn = poll_delay(range, Duration::ZERO, None, random).saturating_mul(100);
     free_in.map_or(drawn, |free| drawn.min(free))
 }

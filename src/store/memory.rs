@@ -44,8 +44,8 @@ impl Records {
         };
         let missing = || LockRecord::missing(key);
         if transition::frees(&old.unwrap_or_else(missing), &new.unwrap_or_else(missing)) {
-            let told = |to: &Sender<String>| to.send(key.to_owned()).is_ok();
-            self.watching.retain(|_, (keys, to)| !keys.contains(key) || told(to));
+            let sent = |to: &Sender<String>| to.send(key.to_owned()).is_ok();
+            self.watching.retain(|_, (keys, to)| !keys.contains(key) || sent(to));
         }
     }
 }

@@ -25,7 +25,7 @@ impl Observed {
         Observed { inner, observing }
     }
 
-    fn run<T: Answer>(
+    fn run<T: Unknowable>(
         &self,
         operation: Operation,
         key: Option<&str>,
@@ -107,35 +107,35 @@ impl Backend for Observed {
     }
 }
 
-/// An answer that may be that none came.
-trait Answer {
+/// An answer that may say that none came.
+trait Unknowable {
     fn unknown(&mut self) -> Option<&mut Error> {
         None
     }
 }
 
-impl Answer for String {}
-impl Answer for Page {}
+impl Unknowable for String {}
+impl Unknowable for Page {}
 
-impl Answer for Acquired {
+impl Unknowable for Acquired {
     fn unknown(&mut self) -> Option<&mut Error> {
         if let Acquired::Unknown(error) = self { Some(error) } else { None }
     }
 }
 
-impl Answer for Renewed {
+impl Unknowable for Renewed {
     fn unknown(&mut self) -> Option<&mut Error> {
         if let Renewed::Unknown(error) = self { Some(error) } else { None }
     }
 }
 
-impl Answer for Released {
+impl Unknowable for Released {
     fn unknown(&mut self) -> Option<&mut Error> {
         if let Released::Unknown(error) = self { Some(error) } else { None }
     }
 }
 
-impl Answer for Swapped {
+impl Unknowable for Swapped {
     fn unknown(&mut self) -> Option<&mut Error> {
         if let Swapped::Unknown(error) = self { Some(error) } else { None }
     }

@@ -118,7 +118,7 @@ pub struct Jumps {
 
 impl Jumps {
     /// Ready after a jump. By a call, since a closure that used the field would take that alone and drop the sender.
-    pub fn told(&self) -> &Receiver<()> {
+    pub fn receiver(&self) -> &Receiver<()> {
         &self.jumps
     }
 }

@@ -68,7 +68,7 @@ impl Term {
         }
         let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
         // Whoever waits for the loss has nothing to wait for any more.
-        self.guard.loss().settle(None);
+        self.guard.loss().end(None);
         let token = self.guard.fencing_token();
         // Before the log, which may panic: whoever waits for the end of this term hears of no other before.
         self.shared.dispatcher.over(token, end.clone());

@@ -207,7 +207,7 @@ impl Leases {
         let key = self.key(name)?;
         self.check(check_text("entity", entity)).map_err(|error| error.with_key(&key))?;
         let again = |_: &LockRecord, _: &LockRecord, _: &LockRecord| false;
-        self.client.settle(self.found(&key)?, |found| Ok(rule(&found.seen.record, entity)), again).map(drop)
+        self.client.update(self.found(&key)?, |found| Ok(rule(&found.seen.record, entity)), again).map(drop)
     }
 
     /// Waits until the lease can be expired: until its time is over, or nobody holds it. It does not expire it, and
@@ -307,7 +307,7 @@ impl Leases {
             let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
             Ok(Step { answer, record })
         };
-        let (holder, found) = self.client.settle(self.found(key)?, decide, arrived)?;
+        let (holder, found) = self.client.update(self.found(key)?, decide, arrived)?;
         let now = found.now(self.client.family.clock.now());
         let status = LeaseStatus::new(&found.seen, &holder, now);
         Ok((status, holder, found))

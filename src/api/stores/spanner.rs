@@ -58,7 +58,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::connect::spanner_table;
-use crate::store::spanner::fence::{assertion, told};
+use crate::store::spanner::fence::{assertion, in_context};
 use crate::store::spanner::{Settings, SpannerOptions};
 use crate::sys::clock::Clock;
 
@@ -136,5 +136,5 @@ where
         fenced.assert_in(&transaction).await?;
         Ok(done)
     });
-    run.await.map(|result| result.into_inner()).map_err(|error| told(error, standing))
+    run.await.map(|result| result.into_inner()).map_err(|error| in_context(error, standing))
 }

@@ -1,4 +1,4 @@
-//! The service's time, as its answers tell it.
+//! The service's time, by its answers.
 //!
 //! Each answer's `Date` header is the service's time at some moment between sending and receiving, cut to the
 //! second. So (service's time - our boot-time clock) lies between `Date - received` and `Date + 1 s - sent`;
@@ -34,9 +34,9 @@ struct Known {
     ahead: Option<Ahead>,
     /// What was known before an answer contradicted it.
     before: Option<Ahead>,
-    /// The latest time that was told while it was known well: a narrower interval may have its middle earlier, and
-    /// time never goes back, only slower. With when that was.
-    told: Option<(i64, BootTime)>,
+    /// The latest time that was given out while it was known well, and when that was: a narrower interval may have its
+    /// middle earlier, but time must not go back, only run slower.
+    given: Option<(i64, BootTime)>,
 }
 
 /// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
@@ -62,9 +62,9 @@ impl Ahead {
     }
 
     /// What a new answer leaves of it.
-    fn and(self, told: Ahead) -> Ahead {
-        let both = Ahead { low: self.low.max(told.low), high: self.high.min(told.high), ..told };
-        if both.low <= both.high { both } else { told }
+    fn and(self, answer: Ahead) -> Ahead {
+        let both = Ahead { low: self.low.max(answer.low), high: self.high.min(answer.high), ..answer };
+        if both.low <= both.high { both } else { answer }
     }
 
     fn width(self) -> Duration {
@@ -81,28 +81,28 @@ impl Estimate {
     /// Learns from an answer with this `Date`, in seconds since 1970.
     pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) {
         let date = date.saturating_mul(1_000_000_000);
-        let told = Ahead {
+        let answer = Ahead {
             low: date.saturating_sub(nanos(received)),
             high: date.saturating_add(RESOLUTION).saturating_sub(nanos(sent)),
             at: received,
         };
         let mut known = self.0.lock();
         let Some(ahead) = known.ahead.map(|ahead| ahead.aged(received)) else {
-            known.ahead = Some(told);
+            known.ahead = Some(answer);
             return;
         };
-        let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(told));
+        let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(answer));
         known.ahead = Some(match before {
-            _ if ahead.fits(told) => ahead.and(told),
+            _ if ahead.fits(answer) => ahead.and(answer),
             // The answer between them was wrong.
-            Some(before) => before.and(told),
+            Some(before) => before.and(answer),
             None => {
                 known.before = Some(ahead);
-                told
+                answer
             }
         });
-        if !ahead.fits(told) {
-            known.told = None;
+        if !ahead.fits(answer) {
+            known.given = None;
         }
     }
 
@@ -119,13 +119,13 @@ impl Estimate {
             // It may be far off: nothing shall cling to it.
             return Some(moment(middle));
         }
-        let least = known.told.map_or(middle, |(told, when)| {
+        let least = known.given.map_or(middle, |(given, when)| {
             let half = i64::try_from(at.since(when).as_nanos() / 2).unwrap_or(i64::MAX);
-            told.saturating_add(half.max(1))
+            given.saturating_add(half.max(1))
         });
         let now = middle.max(least);
         // No time is counted twice, also where a thread comes late with its `at`.
-        known.told = Some((now, known.told.map_or(at, |(_, when)| when.max(at))));
+        known.given = Some((now, known.given.map_or(at, |(_, when)| when.max(at))));
         Some(moment(now))
     }
 }
@@ -333,7 +333,7 @@ mod tests {
         let mut worst = i64::MIN;
         // Where in its second the service is, for the holder and for the rival, and how long the answers took.
         let seconds = (0..1_000).step_by(37).chain([999]);
-        let told = |phase: i64, way: i64, is_late: bool| {
+        let known = |phase: i64, way: i64, is_late: bool| {
             let estimate = Estimate::default();
             let (sent, received) = (20_000 - way, 20_000);
             // Said as it was sent, or as it was received.
@@ -344,7 +344,7 @@ mod tests {
         };
         let all: Vec<(Moment, i64)> = seconds
             .flat_map(|phase| [0, 20, 100, 400, 3_000].map(|way| (phase, way)))
-            .flat_map(|(phase, way)| [false, true].map(|is_late| told(phase, way, is_late)))
+            .flat_map(|(phase, way)| [false, true].map(|is_late| known(phase, way, is_late)))
             .collect();
         for (holder, now) in &all {
             let end = holder.now.as_nanos() + lease;

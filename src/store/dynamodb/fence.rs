@@ -54,7 +54,7 @@ pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Resul
     Ok(match reason.code() {
         Some("ConditionalCheckFailed") => {
             let found = Found::new(&lock.key, reason.item().cloned()).ok();
-            let moment = store.moment().map_err(|error| store.told(error, &lock.key))?;
+            let moment = store.moment().map_err(|error| standing.in_context(error))?;
             let holders = found.map(|found| LockStatus::live(&found.seen(&moment))).unwrap_or_default();
             let error = standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not applied");
             Canceled::Lost(error.with_holders(holders))

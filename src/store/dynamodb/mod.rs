@@ -19,7 +19,7 @@ use crossbeam_channel::Sender;
 
 use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
 use crate::lease::LockRecord;
-use crate::model::error::{Error, Result};
+use crate::model::error::Result;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -113,10 +113,6 @@ impl Dynamodb {
         }
         self.moment()
     }
-
-    fn told(&self, error: DynamodbError, key: &str) -> Error {
-        Error::from(error).with_store(&self.info.label).with_key(key)
-    }
 }
 
 /// So many shared holders can renew at this interval: each renewal writes the whole row, 256 bytes for each of them,
@@ -137,32 +133,29 @@ impl Backend for Dynamodb {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.table_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+        Ok(self.table_schema(what, by)?)
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
-        self.acquire_key(attempt, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.acquire_key(attempt, by)?)
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        self.renew_grant(attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.renew_grant(attempt, renewal, by)?)
     }
 
     fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
         let purpose = if give_up { Purpose::GiveUp } else { Purpose::Release };
-        self.release_grant(attempt, purpose, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.release_grant(attempt, purpose, by)?)
     }
 
     fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
         let consistency = if strong { Consistency::Strong } else { Consistency::Eventual };
-        self.read_page(which, from, consistency, by).map_err(|error| match which {
-            Which::Key(key) => self.told(error, key),
-            _ => Error::from(error).with_store(&self.info.label),
-        })
+        Ok(self.read_page(which, from, consistency, by)?)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
-        self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
+        Ok(self.swap_record(seen, new, by)?)
     }
 
     fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {

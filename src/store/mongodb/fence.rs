@@ -87,7 +87,7 @@ fn is_in_progress(error: &DriverError) -> bool {
 }
 
 /// An error of the driver as ours: the loss, or with the driver's own as its source.
-pub(crate) fn told(error: DriverError, standing: Standing<'_>) -> Error {
+pub(crate) fn in_context(error: DriverError, standing: Standing<'_>) -> Error {
     if let Some(lost) = error.get_custom::<Error>() {
         return lost.clone();
     }
@@ -96,7 +96,6 @@ pub(crate) fn told(error: DriverError, standing: Standing<'_>) -> Error {
         true => "the transaction was in conflict; nothing of it was written, and it may be tried again as a whole",
         false => "the transaction failed",
     };
-    let told = Error::new(ErrorKind::Store, message).with_key(&standing.lock.key);
-    let told = if is_transient { told.retryable() } else { told };
-    told.with_store(&standing.backend.info().label).caused_by(error)
+    let failed = standing.error(ErrorKind::Store, message).caused_by(error);
+    if is_transient { failed.retryable() } else { failed }
 }

@@ -22,7 +22,7 @@ use super::{
     Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
 use crate::lease::{LockRecord, StoreTime, Times};
-use crate::model::error::{Error, Result};
+use crate::model::error::Result;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
@@ -101,10 +101,6 @@ impl Mongodb {
         store.warn_if_alone();
         Ok(store)
     }
-
-    fn told(&self, error: MongodbError, key: &str) -> Error {
-        Error::from(error).with_store(&self.info.label).with_key(key)
-    }
 }
 
 /// A document, the record in it, and the server's time.
@@ -149,33 +145,30 @@ impl Backend for Mongodb {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.collection_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+        Ok(self.collection_schema(what, by)?)
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
-        self.acquire_key(attempt, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.acquire_key(attempt, by)?)
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        self.renew_grant(attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.renew_grant(attempt, renewal, by)?)
     }
 
     fn release(&self, attempt: &mut Attempt, _give_up: bool, by: &Deadline) -> Result<Released> {
-        self.release_grant(attempt, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.release_grant(attempt, by)?)
     }
 
     fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
-        self.read_page(which, from, strong, by).map_err(|error| match which {
-            Which::Key(key) => self.told(error, key),
-            _ => Error::from(error).with_store(&self.info.label),
-        })
+        Ok(self.read_page(which, from, strong, by)?)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
-        self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
+        Ok(self.swap_record(seen, new, by)?)
     }
 
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
-        self.tell(keys, to, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+        Ok(self.wake_keys(keys, to, by)?)
     }
 }

@@ -12,7 +12,7 @@ use mongodb::options::IndexOptions;
 
 use super::error::{MongodbError, Own};
 use super::open::hello;
-use super::send::{Answer, Wrote, limit, majority, settle, uncounted};
+use super::send::{Answer, Wrote, limit, majority, unknown_is_an_answer, uncounted};
 use super::{Mongodb, Topology};
 use crate::store::Schema;
 use crate::store::failure::Fate;
@@ -177,7 +177,7 @@ impl Mongodb {
                         self.collection
                     )));
                 }
-                answer => match settle(answer)? {
+                answer => match unknown_is_an_answer(answer)? {
                     Wrote::Answered(()) => {}
                     Wrote::Unknown(error) => return Err(error.of_read()),
                 },

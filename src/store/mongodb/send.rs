@@ -224,7 +224,7 @@ impl Mongodb {
             match answer {
                 // Two made the document at once; it is there now.
                 Err((Fate::Duplicate, _)) if !by.is_over() => self.must_be_ours(&update.key, by)?,
-                answer => return settle(answer),
+                answer => return unknown_is_an_answer(answer),
             }
         }
     }
@@ -235,7 +235,7 @@ pub(super) fn has_time(row: &Document) -> bool {
 }
 
 /// A write whose fate is unknown is an answer; an error says that nothing was written.
-pub(super) fn settle<T>(answer: Answer<T>) -> Result<Wrote<T>, MongodbError> {
+pub(super) fn unknown_is_an_answer<T>(answer: Answer<T>) -> Result<Wrote<T>, MongodbError> {
     match answer {
         Ok(answer) => Ok(Wrote::Answered(answer)),
         Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),

@@ -6,7 +6,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::Mongodb;
 use super::error::{MongodbError, invalid};
 use super::row::encode;
-use super::send::{Wrote, limit, majority, settle};
+use super::send::{Wrote, limit, majority, unknown_is_an_answer};
 use crate::lease::LockRecord;
 use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped, Which};
@@ -73,7 +73,7 @@ impl Mongodb {
             self.must_be_ours(&seen.record.key, by)?;
             return Ok(Swapped::Changed);
         }
-        Ok(match settle(written)? {
+        Ok(match unknown_is_an_answer(written)? {
             Wrote::Answered(0) => Swapped::Changed,
             Wrote::Answered(_) => Swapped::Done,
             Wrote::Unknown(error) => Swapped::Unknown(error.into()),

@@ -38,7 +38,7 @@ pub(super) struct Waking(RefCell<Option<Telling>>);
 struct Telling {
     task: AbortHandle,
     /// Up to where it has told; none once it has ended: from there on the server may have to search for days.
-    told: Rc<RefCell<Option<ResumeToken>>>,
+    resume_at: Rc<RefCell<Option<ResumeToken>>>,
 }
 
 impl Drop for Telling {
@@ -54,7 +54,7 @@ impl Drop for Waking {
 }
 
 impl Mongodb {
-    pub(super) fn tell(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, MongodbError> {
+    pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, MongodbError> {
         if self.topology == Topology::Standalone {
             self.say_deaf("the server belongs to no replica set");
             return Ok(false);
@@ -68,16 +68,16 @@ impl Mongodb {
             // It ends here, when the new one stands. It also ends where that can't be opened, so that no call tries to
             // go on from the same place again.
             let last = owned.waking.0.take();
-            let told = last.as_ref().and_then(|telling| telling.told.borrow().clone());
+            let resume_at = last.as_ref().and_then(|telling| telling.resume_at.borrow().clone());
             let watch = Watch { keys, owned: owned.clone() };
-            let opened = match watch.open(told, limit).await {
+            let opened = match watch.open(resume_at, limit).await {
                 // What it knew up to is known no longer.
                 Err(error) if is_history_lost(&error) => watch.open(None, limit).await?,
                 opened => opened?,
             };
-            let told = Rc::new(RefCell::new(opened.stream.resume_token()));
-            let task = tokio::task::spawn_local(watch.run(opened, to, told.clone())).abort_handle();
-            owned.waking.0.replace(Some(Telling { task, told }));
+            let resume_at = Rc::new(RefCell::new(opened.stream.resume_token()));
+            let task = tokio::task::spawn_local(watch.run(opened, to, resume_at.clone())).abort_handle();
+            owned.waking.0.replace(Some(Telling { task, resume_at }));
             Ok(())
         });
         match answer {
@@ -153,12 +153,12 @@ impl Watch {
     }
 
     /// Tells until the stream breaks or nobody listens; with it goes the channel.
-    async fn run(self, opened: Opened, to: Sender<String>, told: Rc<RefCell<Option<ResumeToken>>>) {
-        self.pass_on(opened, &to, &told).await;
-        told.borrow_mut().take();
+    async fn run(self, opened: Opened, to: Sender<String>, resume_at: Rc<RefCell<Option<ResumeToken>>>) {
+        self.pass_on(opened, &to, &resume_at).await;
+        resume_at.borrow_mut().take();
     }
 
-    async fn pass_on(&self, mut opened: Opened, to: &Sender<String>, told: &RefCell<Option<ResumeToken>>) {
+    async fn pass_on(&self, mut opened: Opened, to: &Sender<String>, resume_at: &RefCell<Option<ResumeToken>>) {
         loop {
             let next = tokio::time::timeout(LOST, opened.stream.next_if_any()).await;
             let Ok(Ok(event)) = next else { return };
@@ -167,7 +167,7 @@ impl Watch {
                 if !opened.stream.is_alive() {
                     return;
                 }
-                *told.borrow_mut() = opened.stream.resume_token();
+                *resume_at.borrow_mut() = opened.stream.resume_token();
                 continue;
             };
             let id = event.document_key.as_ref().and_then(|key| key.get("_id")).map(Bson::to_string);
@@ -179,10 +179,10 @@ impl Watch {
             {
                 return;
             }
-            *told.borrow_mut() = opened.stream.resume_token();
+            *resume_at.borrow_mut() = opened.stream.resume_token();
             // A document whose id was not known.
             if is_new {
-                let after = told.borrow().clone();
+                let after = resume_at.borrow().clone();
                 match tokio::time::timeout(LOST, self.open(after, LOST)).await {
                     Ok(Ok(again)) => opened = again,
                     _ => return,

@@ -157,10 +157,10 @@ mod tests {
     fn a_token_that_can_not_be_had_for_a_moment_is_no_wrong_configuration() {
         let kind = |is_transient| {
             let error = SdkError::authentication(CredentialsError::from_msg(is_transient, "no token"));
-            let (fate, told) = SpannerError::classify(&error, Stage::Reading, "d", "t");
+            let (fate, error) = SpannerError::classify(&error, Stage::Reading, "d", "t");
             assert_eq!(fate, Fate::NotDone);
-            let told = Error::from(told);
-            (told.kind(), told.is_retryable())
+            let error = Error::from(error);
+            (error.kind(), error.is_retryable())
         };
         assert_eq!(kind(true), (ErrorKind::Store, true));
         assert_eq!(kind(false), (ErrorKind::Config, false));

@@ -33,7 +33,7 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
 }
 
 /// An error of the SDK as ours: the loss, or with the SDK's own as its source.
-pub(crate) fn told(failed: SdkError, standing: Standing<'_>) -> Error {
+pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>) -> Error {
     let is_lost = failed.status().is_some_and(|status| status.message.contains(LOST));
     if is_lost {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");

@@ -212,8 +212,8 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
     });
     let client = made?;
     let session = client.database_client(&options.database).build().await;
-    let told = |error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1;
-    let database = session.map_err(told)?;
+    let failed = |error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1;
+    let database = session.map_err(failed)?;
     Ok(Live { client, database })
 }
 

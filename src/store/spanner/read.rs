@@ -3,7 +3,7 @@
 use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::{Own, SpannerError, Stage};
+use super::error::{Own, SpannerError};
 use super::open::Heard;
 use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
 use super::{Spanner, Target};
@@ -111,19 +111,18 @@ impl Spanner {
     pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page, SpannerError> {
         let (target, which) = (self.target.clone(), which.clone());
         self.ask(by, move |handles, limit| async move {
-            let told = |error| SpannerError::classify(&error, Stage::Reading, &target.database, &target.table).1;
             let read = async {
                 let single = handles.live().database.single_use().build();
                 if let Which::Key(key) = &which {
-                    let rows = single.execute_query(target.query_key(key)).await.map_err(told)?;
-                    let read = of_key(&target, key, rows).await.map_err(told)??;
+                    let rows = single.execute_query(target.query_key(key)).await.map_err(|error| target.classify(&error))?;
+                    let read = of_key(&target, key, rows).await.map_err(|error| target.classify(&error))??;
                     return Ok(Page { records: vec![read.seen()], next: None });
                 }
                 let statement = target.query(&which, from.as_deref().unwrap_or_default());
-                let mut rows = single.execute_query(statement).await.map_err(told)?;
+                let mut rows = single.execute_query(statement).await.map_err(|error| target.classify(&error))?;
                 let (mut page, mut seen, mut last) = (Vec::new(), 0, None);
                 while let Some(row) = rows.next().await {
-                    let (now, found) = Row::read(&row.map_err(told)?).map_err(SpannerError::Damaged)?;
+                    let (now, found) = Row::read(&row.map_err(|error| target.classify(&error))?).map_err(SpannerError::Damaged)?;
                     let Some((name, row)) = found else { continue };
                     match target.record(&name, Some(&row)) {
                         Ok(record) if row.is_lock() && which.matches(&record) => {

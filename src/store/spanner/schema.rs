@@ -55,7 +55,7 @@ struct Column {
 
 /// What the service tells of the table; without columns there is none.
 #[derive(Debug, Default)]
-struct Found {
+struct Made {
     columns: BTreeMap<String, Column>,
     /// The columns of each index, the primary key among them.
     indexes: BTreeMap<String, Vec<String>>,
@@ -80,7 +80,7 @@ impl Spanner {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, SpannerError> {
         let ready = format!("{}: the table is there, with all its columns and its index", self.target.table);
         match what {
-            Schema::Describe => Ok(self.target.statements(&Found::default()).join(";\n") + ";"),
+            Schema::Describe => Ok(self.target.statements(&Made::default()).join(";\n") + ";"),
             Schema::Check | Schema::Connect { .. } => {
                 let found = self.found(by)?;
                 self.target.check(&found)?;
@@ -115,7 +115,7 @@ impl Spanner {
         }
     }
 
-    fn found(&self, by: &Deadline) -> Result<Found, SpannerError> {
+    fn found(&self, by: &Deadline) -> Result<Made, SpannerError> {
         let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value \
                    FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
                    ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
@@ -125,7 +125,7 @@ impl Spanner {
                    FROM information_schema.index_columns \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
                    ORDER BY name, place";
-        let mut found = Found::default();
+        let mut found = Made::default();
         for row in self.rows(Statement::builder(sql).add_param("table", &self.target.table).build(), by)? {
             let at: i64 = row.get(0).map_err(unread)?;
             let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
@@ -153,7 +153,7 @@ impl Spanner {
                 Ok(found)
             };
             match handles.within(limit, read, heard).await {
-                Some(read) => read.map_err(|error| target.told(&error)),
+                Some(read) => read.map_err(|error| target.classify(&error)),
                 None => Err(SpannerError::NotSent),
             }
         })
@@ -227,7 +227,8 @@ async fn make(
 }
 
 impl Target {
-    fn told(&self, error: &google_cloud_spanner::Error) -> SpannerError {
+    /// What an error of a request that writes no row means.
+    pub(super) fn classify(&self, error: &google_cloud_spanner::Error) -> SpannerError {
         SpannerError::classify(error, Stage::Reading, &self.database, &self.table).1
     }
 
@@ -237,13 +238,13 @@ impl Target {
         if cause.says("Duplicate name") || cause.says("oncurrent") {
             return Ok(false);
         }
-        Err(match self.told(error) {
+        Err(match self.classify(error) {
             SpannerError::Own(Own::Denied { database }, cause) => {
                 SpannerError::Own(Own::MayNotMake { database }, cause)
             }
             // The emulator's REST says it in its own way.
             _ if error.status().is_none() && error.http_status_code().is_some() => SpannerError::Other { cause },
-            told => told,
+            other => other,
         })
     }
 
@@ -252,7 +253,7 @@ impl Target {
     }
 
     /// What makes of what was found what is needed.
-    fn statements(&self, found: &Found) -> Vec<String> {
+    fn statements(&self, found: &Made) -> Vec<String> {
         let table = &self.table;
         let column = |(name, kind): &(&str, &str)| format!("{name} {kind}");
         let mut statements = Vec::new();
@@ -277,12 +278,12 @@ impl Target {
         statements
     }
 
-    fn missing(&self, found: &Found) -> Vec<&'static str> {
+    fn missing(&self, found: &Made) -> Vec<&'static str> {
         COLUMNS.iter().map(|(name, _)| *name).filter(|name| !found.columns.contains_key(*name)).collect()
     }
 
     /// What `statements` would mend.
-    fn lacks(&self, found: &Found) -> Option<SpannerError> {
+    fn lacks(&self, found: &Made) -> Option<SpannerError> {
         if found.columns.is_empty() {
             let (database, table) = (self.database.clone(), self.table.clone());
             return Some(SpannerError::Own(Own::NoTable { database, table }, None));
@@ -308,7 +309,7 @@ impl Target {
     }
 
     /// Refuses a table that can't be made right by adding to it.
-    fn check(&self, found: &Found) -> Result<(), SpannerError> {
+    fn check(&self, found: &Made) -> Result<(), SpannerError> {
         if found.columns.is_empty() {
             return Ok(());
         }
@@ -343,7 +344,7 @@ fn right(name: &str) -> &'static str {
 }
 
 /// The columns that are too short for what may be stored in them.
-fn short(found: &Found) -> impl Iterator<Item = (&str, &Column)> {
+fn short(found: &Made) -> impl Iterator<Item = (&str, &Column)> {
     let known = |name: &str| name == "name" || COLUMNS.iter().any(|(right, _)| *right == name);
     let is_short = |kind: &str| {
         let length = kind.split_once("STRING(").and_then(|(_, rest)| rest.split(')').next());

@@ -163,15 +163,15 @@ impl SqliteError {
 impl From<SqliteError> for Error {
     fn from(error: SqliteError) -> Error {
         let (kind, retryable) = error.kind();
-        let mut told = Error::new(kind, error.to_string()).with_store(&label(error.path()));
+        let mut failed = Error::new(kind, error.to_string()).with_store(&label(error.path()));
         if retryable {
-            told = told.retryable();
+            failed = failed.retryable();
         }
         match error {
-            SqliteError::Engine { source, .. } => told.caused_by(source),
-            SqliteError::File { source, .. } | SqliteError::Denied { source, .. } => told.caused_by(source),
-            SqliteError::Damaged { key, .. } => told.with_key(&key),
-            _ => told,
+            SqliteError::Engine { source, .. } => failed.caused_by(source),
+            SqliteError::File { source, .. } | SqliteError::Denied { source, .. } => failed.caused_by(source),
+            SqliteError::Damaged { key, .. } => failed.with_key(&key),
+            _ => failed,
         }
     }
 }

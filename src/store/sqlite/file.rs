@@ -219,7 +219,7 @@ fn empty(path: &Path, _mode: u32) -> io::Result<()> {
 pub(super) fn denied(path: &Path) -> Option<SqliteError> {
     use nix::unistd::{AccessFlags, access};
     let refused = |at: &Path| access(at, AccessFlags::R_OK | AccessFlags::W_OK).err();
-    let told = |doing, source: nix::errno::Errno| {
+    let denied = |doing, source: nix::errno::Errno| {
         let source = io::Error::from(source);
         let is_denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
         is_denied.then(|| SqliteError::Denied { path: path.to_owned(), doing, source })
@@ -227,9 +227,9 @@ pub(super) fn denied(path: &Path) -> Option<SqliteError> {
     let folder = fs::canonicalize(path).ok().and_then(|real| real.parent().map(Path::to_owned));
     let beside = || ["-wal", "-shm"].iter().find_map(|end| refused(&beside(path, end)));
     refused(path)
-        .and_then(|source| told("read and write the file", source))
-        .or_else(|| beside().and_then(|source| told("read and write the log beside the file", source)))
-        .or_else(|| refused(&folder?).and_then(|source| told("write in the file's folder", source)))
+        .and_then(|source| denied("read and write the file", source))
+        .or_else(|| beside().and_then(|source| denied("read and write the log beside the file", source)))
+        .or_else(|| refused(&folder?).and_then(|source| denied("write in the file's folder", source)))
 }
 
 /// Whether the system lets this process write to the file.

@@ -148,6 +148,6 @@ impl Backend for Sqlite {
     }
 
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
-        self.watch(keys, to, by)
+        self.wake_keys(keys, to, by)
     }
 }

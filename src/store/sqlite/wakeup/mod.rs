@@ -95,7 +95,7 @@ fn version(conn: &Connection, path: &Path) -> Result<i64, SqliteError> {
 
 impl Sqlite {
     /// [`Backend::wake`](super::Backend::wake)
-    pub(super) fn watch(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+    pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
         if keys.is_empty() {
             self.watch.end(by.instant());
             return Ok(true);
@@ -157,7 +157,7 @@ impl Eye {
         // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
         let mut written: Option<(Instant, bool)> = None;
         loop {
-            if written.is_some() || !self.notice.is_told() {
+            if written.is_some() || !self.notice.is_watching() {
                 self.notice.wait(pause(spent, if written.is_some() { PAUSE } else { lull }));
                 // A commit makes several writes; the last ones may be noticed after it was seen.
                 if self.notice.take_writes() {
@@ -288,7 +288,7 @@ mod tests {
         let old = store.eye(&soon()).unwrap();
         old.notice.bell().ring();
         let (to, _told) = crossbeam_channel::unbounded();
-        assert!(store.watch(&["k".to_owned()], to, &soon()).unwrap());
+        assert!(store.wake_keys(&["k".to_owned()], to, &soon()).unwrap());
         let thread = Thread::spawn("old-eye", move || old.run()).unwrap();
         let has_ended = thread.wait_until(Instant::now() + Duration::from_secs(5));
         assert!(store.watch.shared.lock().is_some(), "the new one goes on");

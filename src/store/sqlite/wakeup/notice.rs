@@ -63,7 +63,7 @@ mod system {
         }
 
         /// Whether writes are noticed.
-        pub fn is_told(&self) -> bool {
+        pub fn is_watching(&self) -> bool {
             self.writes.is_some()
         }
 
@@ -131,7 +131,7 @@ mod system {
         }
 
         /// Whether writes are noticed.
-        pub fn is_told(&self) -> bool {
+        pub fn is_watching(&self) -> bool {
             false
         }
 
