@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::asks::*;
-use leasehold::internals::lease::backoff::{poll_delay, retry_delay, woken_delay, with_jitter};
+use leasehold::internals::lease::backoff::{poll_delay, retry_delay, with_jitter, woken_delay};
 use leasehold::internals::lease::group::{GroupAnswer, renew_group};
 use leasehold::internals::lease::{Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime, transition};
 

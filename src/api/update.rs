@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::api::client::LockClient;
 use crate::lease::{LockRecord, Step, StoreTime, backoff};
 use crate::model::error::{ErrorKind, Result};
-use crate::store::{Seen, Swapped, Which};
+use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 
@@ -79,7 +79,7 @@ impl LockClient {
         let which = Which::Key(key.to_owned());
         self.repeated_until(by, |by| {
             let asked = self.family.clock.now();
-            let seen = self.family.backend.read(&which, None, true, by)?.records.pop();
+            let seen = self.family.backend.read(&which, None, Consistency::Strong, by)?.records.pop();
             let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");
             seen.map(|seen| Found { seen, asked }).ok_or_else(nothing)
         })

@@ -74,6 +74,13 @@ pub(super) struct Known {
     is_out: bool,
 }
 
+/// Whether what was known of the lock before the trouble is still an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    Counts,
+    IsOut,
+}
+
 impl Drop for Wait<'_> {
     /// After a panic: what was handed over meanwhile is released, and the next in line has its turn.
     fn drop(&mut self) {
@@ -110,7 +117,7 @@ impl<'a> Wait<'a> {
 
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
-        let asks_once = matches!(self.patience, Patience::Once) || self.spec.lock.instead_of.is_some();
+        let asks_once = self.asks_once();
         let has_line = self.family.queues.len(&self.spec.lock.key) > 0;
         if asks_once && self.spec.stands_back && has_line {
             self.line.stood_back = true;
@@ -119,7 +126,7 @@ impl<'a> Wait<'a> {
         if !asks_once && has_line {
             self.enter();
         }
-        let outcome = self.go_on(&overall, asks_once);
+        let outcome = self.go_on(&overall);
         // What was handed over at the last moment comes along.
         let leaves = if matches!(outcome, Ok(Obtained::Granted(_))) { Leaves::WithLock } else { Leaves::Without };
         let handed = self.line.ticket.take().and_then(|ticket| ticket.leave(leaves));
@@ -135,6 +142,10 @@ impl<'a> Wait<'a> {
                 Err(error)
             }
         }
+    }
+
+    fn asks_once(&self) -> bool {
+        matches!(self.patience, Patience::Once) || self.spec.lock.instead_of.is_some()
     }
 
     /// Releases what was handed over in vain; the next in line hears of it.
@@ -155,7 +166,7 @@ impl<'a> Wait<'a> {
         round
     }
 
-    fn go_on(&mut self, overall: &Deadline, asks_once: bool) -> Result<Obtained> {
+    fn go_on(&mut self, overall: &Deadline) -> Result<Obtained> {
         loop {
             self.family.check_open()?;
             self.check_cancelled()?;
@@ -165,7 +176,7 @@ impl<'a> Wait<'a> {
             }
             match self.act(turn, overall)? {
                 Round::Granted(granted) => return Ok(Obtained::Granted(granted)),
-                Round::Refused if asks_once => break,
+                Round::Refused if self.asks_once() => break,
                 Round::Refused => {
                     self.enter();
                     if !self.pause(overall, Begin::Refused) {
@@ -248,11 +259,12 @@ impl<'a> Wait<'a> {
     /// A request that began at `asked` failed. One that was cut off by the end of the call right after it began says
     /// nothing of the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
-        self.is_in_trouble(error, !overall.is_over() || asked.elapsed() >= SILENT);
+        let is_cut_off = overall.is_over() && asked.elapsed() < SILENT;
+        self.is_in_trouble(error, if is_cut_off { Before::Counts } else { Before::IsOut });
     }
 
-    fn is_in_trouble(&mut self, error: Error, is_out: bool) {
-        self.known.is_out |= is_out;
+    fn is_in_trouble(&mut self, error: Error, before: Before) {
+        self.known.is_out |= before == Before::IsOut;
         if self.known.is_out {
             self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
         }
@@ -416,7 +428,7 @@ impl<'a> Wait<'a> {
             };
             let left = granted.held_until.since(sent);
             let by = overall.clone().within(self.family.options.request_timeout.min(left));
-            let renewal = Renewal { lease, may_end_endless: false };
+            let renewal = Renewal::heartbeat(lease);
             let backend = &self.family.backend;
             let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
             let error = match renewed {
@@ -456,8 +468,8 @@ impl<'a> Wait<'a> {
         if !error.is_retryable() {
             return Err(error);
         }
-        let is_out = error.kind() != ErrorKind::Lost;
-        self.is_in_trouble(error, is_out);
+        let before = if error.kind() == ErrorKind::Lost { Before::Counts } else { Before::IsOut };
+        self.is_in_trouble(error, before);
         Ok(Round::Trouble)
     }
 

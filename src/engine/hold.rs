@@ -20,7 +20,7 @@ use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::Lock;
 use crate::model::loss::LossReason;
-use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, Which};
+use crate::store::{Attempt, Backend, Consistency, Renewal, Renewed, Seen, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
@@ -321,7 +321,7 @@ impl Hold {
         let (until, now) = match lease {
             Lease::Forever => {
                 let which = Which::Key(attempt.key.clone());
-                let Some(seen) = backend.read(&which, None, true, by)?.records.pop() else {
+                let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
                     return Err(Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable());
                 };
                 match seen.record.standing(attempt.grant()) {
@@ -329,7 +329,7 @@ impl Hold {
                     None => return Ok(BeatAnswer::Lost(seen)),
                 }
             }
-            lease => match backend.renew(&mut attempt, Renewal { lease, may_end_endless: false }, by)? {
+            lease => match backend.renew(&mut attempt, Renewal::heartbeat(lease), by)? {
                 Renewed::Until { until, now } => (until, now),
                 Renewed::Lost(seen) => return Ok(BeatAnswer::Lost(seen)),
                 Renewed::Unknown(error) => return Err(error),

@@ -6,7 +6,7 @@ use crate::engine::orders::{self, LEASE, all_orders, spec};
 use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
 use crate::store::memory::Memory;
-use crate::store::{Acquired, Released};
+use crate::store::{Acquired, Purpose, Released};
 use crate::sys::deadline::Deadline;
 use std::time::Instant;
 
@@ -122,7 +122,7 @@ impl World {
     }
 
     fn seen(&self) -> Seen {
-        let page = self.store.read(&Which::Key("k".to_owned()), None, true, &Deadline::after(SLACK));
+        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK));
         page.expect("a page").records.pop().expect("a record")
     }
 
@@ -206,7 +206,7 @@ impl orders::World for World {
             }
             Actor::Operator => {
                 let mut attempt = self.hold.requests.spare.lock().without_native();
-                let ended = self.store.release(&mut attempt, false, &Deadline::at(by)).expect("an answer");
+                let ended = self.store.release(&mut attempt, Purpose::Release, &Deadline::at(by)).expect("an answer");
                 self.is_ordered |= matches!(ended, Released::Done);
                 Actor::Done
             }

@@ -10,7 +10,7 @@ use crate::model::error::Result;
 use crate::model::event::{Event, WaitEnd};
 use crate::model::lock::LockStatus;
 use crate::model::waiting::Waiting;
-use crate::store::Which;
+use crate::store::{Consistency, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, contained};
@@ -145,7 +145,7 @@ impl Wait<'_> {
         let which = Which::Key(self.spec.lock.key.clone());
         let asked = Instant::now();
         self.asks(Some(asked));
-        let answer = self.family.backend.read(&which, None, false, &by);
+        let answer = self.family.backend.read(&which, None, Consistency::Eventual, &by);
         self.asks(None);
         match answer {
             Ok(mut page) => {

@@ -11,7 +11,7 @@ use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::{Loss, LossReason};
-use crate::store::{Attempt, Released, Seen};
+use crate::store::{Attempt, Purpose, Released, Seen};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::observing::later;
@@ -221,9 +221,10 @@ impl Hold {
         let mut failures = 0;
         loop {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
-            let give_up = attempt.sends > 1;
+            // A copy of its acquire may still be on its way.
+            let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { Purpose::Release };
             let backend = &self.setup.backend;
-            let error = match ends_hold(|| backend.release(attempt, give_up, &deadline), Released::Unknown) {
+            let error = match ends_hold(|| backend.release(attempt, purpose, &deadline), Released::Unknown) {
                 Ok(Released::Done) => return Ok(()),
                 // An unanswered release of ours may have done it.
                 Ok(Released::Free | Released::HeldByOther(_))

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::queue::Queues;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Attempt, Backend, Released};
+use crate::store::{Attempt, Backend, Purpose, Released};
 use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
@@ -159,7 +159,7 @@ impl Undo {
     /// One request.
     fn give_up(&self, mut left: Left, until: &Deadline) {
         let by = until.clone().within(self.request_timeout);
-        let released = ends_hold(|| self.backend.release(&mut left.attempt, true, &by), Released::Unknown);
+        let released = ends_hold(|| self.backend.release(&mut left.attempt, Purpose::GiveUp, &by), Released::Unknown);
         let error: Error = match released {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
                 // Whoever waits in this process need not wait for its next look.
@@ -208,7 +208,7 @@ pub fn give_up(
     let mut failures = 0;
     loop {
         let by = deadline.clone().within(request_timeout);
-        let error = match ends_hold(|| backend.release(attempt, true, &by), Released::Unknown) {
+        let error = match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
             Ok(Released::Unknown(error)) => error,
             Err(error) => error,

@@ -87,7 +87,7 @@ impl State {
             }
         };
         self.polls_until = Some(far_from(Instant::now(), pause));
-        self.failures <= 1
+        matches!(end, End::Deaf) || self.failures <= 1
     }
 }
 
@@ -119,9 +119,11 @@ impl Wakeups {
                 Ok(thread) => state.thread = Some(thread),
                 Err(error) => {
                     let end = End::Broken(error.to_string());
-                    let is_first = state.poll(&end);
+                    let is_news = state.poll(&end);
                     drop(state);
-                    self.say(&end, is_first);
+                    if is_news {
+                        self.say(&end);
+                    }
                     return false;
                 }
             }
@@ -148,10 +150,12 @@ impl Wakeups {
                 // Somebody came while it ended.
                 continue;
             }
-            let is_first = state.poll(&end);
+            let is_news = state.poll(&end);
             state.thread = None;
             drop(state);
-            self.say(&end, is_first);
+            if is_news {
+                self.say(&end);
+            }
             // They sleep long, since they trust in being woken.
             watched.iter().for_each(|key| self.queues.nudge(key));
             return;
@@ -159,14 +163,14 @@ impl Wakeups {
     }
 
     /// Says that waiters poll. The logger is the user's: nothing is locked meanwhile.
-    fn say(&self, end: &End, is_first: bool) {
+    fn say(&self, end: &End) {
         let store = &self.backend.info().label;
         match end {
             End::Deaf => log::debug!(target: "leasehold::wake", store:%;
                 "the store can't wake waiters when a lock is free: they poll"),
-            End::Broken(error) | End::BrokenAnew(error) if is_first => log::warn!(target: "leasehold::wake", store:%;
+            End::Broken(error) | End::BrokenAnew(error) => log::warn!(target: "leasehold::wake", store:%;
                 "the store does not wake waiters when a lock is free; they poll until it does again: {error}"),
-            End::Done | End::Broken(_) | End::BrokenAnew(_) => {}
+            End::Done => {}
         }
     }
 
@@ -213,7 +217,8 @@ impl Wakeups {
             }
             let next = [shrink_at, is_more.then_some(call_at)].into_iter().flatten().min();
             let until = far_from(now, TICK).min(next.unwrap_or_else(|| far_from(now, TICK)));
-            if !self.wait(until, &freed, jumps.receiver(), shrink_at.is_none()) {
+            let ends = shrink_at.is_none().then(|| self.queues.ends());
+            if !self.wait(until, &freed, jumps.receiver(), ends) {
                 let why = "it stopped reporting".to_owned();
                 return if started.elapsed() > LAST_RETRY { End::BrokenAnew(why) } else { End::Broken(why) };
             }
@@ -233,20 +238,24 @@ impl Wakeups {
     }
 
     /// Waits until there is something to do, and passes on what is reported; false when the store reports no more.
-    fn wait(&self, until: Instant, freed: &Receiver<String>, jumps: &Receiver<()>, also_ends: bool) -> bool {
+    fn wait(
+        &self,
+        until: Instant,
+        freed: &Receiver<String>,
+        jumps: &Receiver<()>,
+        ends: Option<&Receiver<()>>,
+    ) -> bool {
         let mut select = crossbeam_channel::Select::new();
         select.recv(freed);
         select.recv(jumps);
         select.recv(&self.mores);
         select.recv(self.closing.cancelled());
-        if also_ends {
-            select.recv(self.queues.ends());
+        if let Some(ends) = ends {
+            select.recv(ends);
         }
         let _ = select.ready_deadline(until);
         let _ = self.mores.try_recv();
-        if also_ends {
-            let _ = self.queues.ends().try_recv();
-        }
+        let _ = ends.map(Receiver::try_recv);
         loop {
             match freed.try_recv() {
                 Ok(key) => self.queues.nudge(&key),

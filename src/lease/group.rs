@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::record::{End, Holder, Kind, Lease, LockRecord, Mode};
-use super::transition::{Step, Times, renew};
+use super::transition::{Renewal, Step, Times, renew};
 
 /// A group with a holder that has less left is not renewed: it may be too late.
 pub const MIN_LEFT: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub fn renew_group(record: &LockRecord, lock_id: &str, lease: Lease, times: &Tim
     }
     let mut next = record.clone();
     for (_, member) in members(record, lock_id) {
-        let step = renew(&next, &member.grant, lease, false, times);
+        let step = renew(&next, &member.grant, Renewal::heartbeat(lease), times);
         next = step.record.unwrap_or(next);
     }
     let renewed = owned(&next, lock_id);

@@ -112,6 +112,22 @@ pub enum Refusal {
     NewerFormat,
 }
 
+/// How far a renewal extends a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// The lease from now on.
+    pub lease: Lease,
+    /// Gives an endless lease an end.
+    pub may_end_endless: bool,
+}
+
+impl Renewal {
+    /// A heartbeat's: an endless lease stays endless.
+    pub fn heartbeat(lease: Lease) -> Self {
+        Renewal { lease, may_end_endless: false }
+    }
+}
+
 /// The answer to [`renew`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewAnswer {
@@ -205,19 +221,13 @@ fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
 /// Extends a lease for as long as its grant stands, expired or not.
 ///
 /// An end never moves backwards, so a delayed renewal behind a newer one changes
-/// nothing. An endless lease stays endless unless `may_end_endless`.
-pub fn renew(
-    record: &LockRecord,
-    grant: &GrantId,
-    lease: Lease,
-    may_end_endless: bool,
-    times: &Times,
-) -> Step<RenewAnswer> {
+/// nothing. An endless lease stays endless unless the renewal may end it.
+pub fn renew(record: &LockRecord, grant: &GrantId, renewal: Renewal, times: &Times) -> Step<RenewAnswer> {
     let Some((_, holder)) = record.standing(grant) else {
         return Step::keep(RenewAnswer::Lost);
     };
-    let asked = lease.end(times.now);
-    let until = if holder.until == End::Never && may_end_endless { asked } else { holder.until.max(asked) };
+    let asked = renewal.lease.end(times.now);
+    let until = if holder.until == End::Never && renewal.may_end_endless { asked } else { holder.until.max(asked) };
     if until == holder.until && asked != until {
         return Step::keep(RenewAnswer::Until(until));
     }

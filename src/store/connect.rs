@@ -10,7 +10,6 @@ use super::url::duration;
 use super::url::flag;
 use super::url::{StoreUrl, config, near};
 use crate::model::error::Result;
-use crate::store::Backend;
 #[cfg(feature = "dynamodb")]
 use crate::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
 use crate::store::memory::Memory;
@@ -20,6 +19,7 @@ use crate::store::mongodb::{Mongodb, MongodbOptions};
 use crate::store::spanner::{Spanner, SpannerOptions};
 #[cfg(feature = "sqlite")]
 use crate::store::sqlite::{Sqlite, SqliteOptions};
+use crate::store::{Backend, Missing};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
@@ -31,11 +31,11 @@ pub(crate) struct Opener {
     pub min_margin: Duration,
     /// The lease of a client that sets none.
     pub default_lease: Duration,
-    /// Opens it, creating what it can do without unless it must exist.
+    /// Opens it.
     pub open: Open,
 }
 
-type Open = Box<dyn FnOnce(Arc<Clock>, &Deadline, bool) -> Result<Arc<dyn Backend>> + Send + Sync>;
+type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 /// The store that `url` names. Nothing is opened yet.
 pub(crate) fn opener(url: &str) -> Result<Opener> {
@@ -112,8 +112,11 @@ pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
         min_lease: Sqlite::MIN_LEASE,
         min_margin: Duration::ZERO,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, by, must_exist| {
-            let open = if must_exist { Sqlite::open_existing } else { Sqlite::open };
+        open: Box::new(move |clock, missing, by| {
+            let open = match missing {
+                Missing::IsAllowed => Sqlite::open,
+                Missing::IsRefused => Sqlite::open_existing,
+            };
             Ok(Arc::new(open(options, clock, by)?))
         }),
     }
@@ -164,7 +167,7 @@ pub(crate) fn dynamodb_table(options: DynamodbOptions) -> Result<Opener> {
         min_lease: Dynamodb::MIN_LEASE,
         min_margin: Dynamodb::MIN_MARGIN,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, by, _| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
+        open: Box::new(move |clock, _, by| Ok(Arc::new(Dynamodb::open(options, clock, by)?))),
     })
 }
 
@@ -176,7 +179,7 @@ pub(crate) fn mongodb_collection(options: Result<MongodbOptions>) -> Result<Open
         min_lease: Mongodb::MIN_LEASE,
         min_margin: Duration::ZERO,
         default_lease: Mongodb::DEFAULT_LEASE,
-        open: Box::new(move |_, by, _| Ok(Arc::new(Mongodb::open(options, by)?))),
+        open: Box::new(move |_, _, by| Ok(Arc::new(Mongodb::open(options, by)?))),
     })
 }
 
@@ -188,7 +191,7 @@ pub(crate) fn spanner_table(options: SpannerOptions) -> Result<Opener> {
         min_lease: Spanner::MIN_LEASE,
         min_margin: Duration::ZERO,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, by, _| Ok(Arc::new(Spanner::open(options, clock, by)?))),
+        open: Box::new(move |clock, _, by| Ok(Arc::new(Spanner::open(options, clock, by)?))),
     })
 }
 

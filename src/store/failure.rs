@@ -23,6 +23,13 @@ pub(super) enum Fate {
     Duplicate,
 }
 
+/// Whether a request may have left this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    No,
+    Maybe,
+}
+
 /// How the errors of a store speak of its server.
 pub(super) struct Words {
     pub server: &'static str,
@@ -94,13 +101,13 @@ impl<S: Own> Failure<S> {
         Failure::Unanswered { cause: Some(Cause::from(format!("no answer in {} ms", took.as_millis()))) }
     }
 
-    /// Of a write whose call ended so, after so long. `may_have_left`: this host.
-    pub fn stopped(stopped: Stopped, may_have_left: bool, took: Duration) -> (Fate, Self) {
-        match stopped {
-            Stopped::Over if may_have_left => (Fate::Unknown, Self::overdue(took)),
-            Stopped::Panicked | Stopped::Ended if may_have_left => (Fate::Unknown, Failure::Panicked),
-            Stopped::Over | Stopped::Panicked => (Fate::NotDone, Failure::NotSent),
-            Stopped::Ended => (Fate::Refused, Failure::Ended),
+    /// Of a write whose call ended so, after so long.
+    pub fn stopped(stopped: Stopped, left: Left, took: Duration) -> (Fate, Self) {
+        match (stopped, left) {
+            (Stopped::Over, Left::Maybe) => (Fate::Unknown, Self::overdue(took)),
+            (Stopped::Panicked | Stopped::Ended, Left::Maybe) => (Fate::Unknown, Failure::Panicked),
+            (Stopped::Over | Stopped::Panicked, Left::No) => (Fate::NotDone, Failure::NotSent),
+            (Stopped::Ended, Left::No) => (Fate::Refused, Failure::Ended),
         }
     }
 

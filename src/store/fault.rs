@@ -7,7 +7,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::LockRecord;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::Deadline;
@@ -19,7 +22,7 @@ pub enum Call {
     Acquire,
     /// [`Backend::renew`]
     Renew,
-    /// [`Backend::release`], `give_up` or not
+    /// [`Backend::release`], whatever its purpose
     Release,
     /// [`Backend::read`]
     Read,
@@ -229,12 +232,12 @@ impl Backend for Faulty {
         self.run(Call::Renew, by, || self.inner.renew(attempt, renewal, by), |error| Ok(Renewed::Unknown(error)))
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        self.run(Call::Release, by, || self.inner.release(attempt, give_up, by), |error| Ok(Released::Unknown(error)))
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        self.run(Call::Release, by, || self.inner.release(attempt, purpose, by), |error| Ok(Released::Unknown(error)))
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
-        self.run(Call::Read, by, || self.inner.read(which, from.clone(), strong, by), Err)
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
+        self.run(Call::Read, by, || self.inner.read(which, from.clone(), consistency, by), Err)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {

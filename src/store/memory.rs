@@ -11,9 +11,10 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
-use super::transactional::{self, Transacted, Transactional};
+use super::transactional::{self, Durability, Transacted, Transactional};
 use super::{
-    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
 use crate::lease::{Ask, End, Labels, LockRecord, Step, StoreTime, Times, transition};
 use crate::model::error::Result;
@@ -138,7 +139,7 @@ impl Transactional for Memory {
     fn transact<A>(
         &self,
         key: &str,
-        _issues_token: bool,
+        _durability: Durability,
         _by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
@@ -180,11 +181,11 @@ impl Backend for Memory {
         transactional::renew(self, attempt, renewal, by)
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        transactional::release(self, attempt, give_up, by)
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        transactional::release(self, attempt, purpose, by)
     }
 
-    fn read(&self, which: &Which, from: Option<String>, _strong: bool, _by: &Deadline) -> Result<Page> {
+    fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, _by: &Deadline) -> Result<Page> {
         let records = self.records.lock();
         let times = self.times();
         if let Which::Key(key) = which {

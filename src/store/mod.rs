@@ -30,7 +30,8 @@ use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Sender;
 
-use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime, Times};
+pub use crate::lease::Renewal;
+use crate::lease::{Ask, End, GrantId, Holder, LockRecord, Mode, StoreTime, Times};
 use crate::model::error::{Error, Result};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
@@ -83,15 +84,13 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// Extends the lease while the grant stands, expired or not. Never moves an end backwards.
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed>;
 
-    /// Removes the holder and keeps the token. `give_up`: also stops copies of the acquisition
-    /// that are still on their way.
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released>;
+    /// Removes the holder and keeps the token.
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released>;
 
     /// Reads records a page at a time, in any order, each of them once; `from` is the last page's `next`. A page takes
     /// no longer than one request, however many rows there are. A single key without a row answers with a missing
-    /// record, so that the store's time comes along. A poll need not be `strong`: it may see a state that is a moment
-    /// old.
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page>;
+    /// record, so that the store's time comes along.
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page>;
 
     /// Writes the whole record if nothing changed since `seen`; `None` deletes the row.
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped>;
@@ -160,10 +159,7 @@ pub enum Schema {
     /// Say whether the store can be used; an error also for what `Create` would make.
     Check,
     /// The same when a client is made. What `Create` would make is only a warning: else nobody could connect to make it.
-    Connect {
-        /// A table that is missing is an error: who connects will not make it.
-        must_exist: bool,
-    },
+    Connect(Missing),
     /// Say what `Create` would do.
     Describe,
     /// Make what is missing.
@@ -174,8 +170,17 @@ pub enum Schema {
 impl Schema {
     /// Whether a table that is missing is an error.
     fn needs_table(self) -> bool {
-        !matches!(self, Schema::Connect { must_exist: false })
+        self != Schema::Connect(Missing::IsAllowed)
     }
+}
+
+/// What connecting makes of a file, table or collection that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// A file is made; a table or a collection is a warning.
+    IsAllowed,
+    /// It is an error: who connects will not make it.
+    IsRefused,
 }
 
 /// One acquisition under way, from before its first request until it is released.
@@ -216,13 +221,22 @@ impl Attempt {
     }
 }
 
-/// How far [`Backend::renew`] shall extend.
+/// What [`Backend::release`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Renewal {
-    /// The lease from now on.
-    pub lease: Lease,
-    /// Gives an endless lease an end. A heartbeat never does.
-    pub may_end_endless: bool,
+pub enum Purpose {
+    /// To end what its caller knows to be granted.
+    Release,
+    /// To stop also copies of the acquisition that are still on their way.
+    GiveUp,
+}
+
+/// Which state [`Backend::read`] may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// What the last write left.
+    Strong,
+    /// A state that is a moment old, where that is cheaper.
+    Eventual,
 }
 
 /// A record as it was found, with the store's time.

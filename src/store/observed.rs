@@ -5,7 +5,10 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::LockRecord;
 use crate::model::error::{Error, Result};
 use crate::model::event::Operation;
@@ -85,17 +88,17 @@ impl Backend for Observed {
         self.run(Operation::Renew, Some(&key), |store| store.renew(attempt, renewal, by))
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
         let key = attempt.key.clone();
-        self.run(Operation::Release, Some(&key), |store| store.release(attempt, give_up, by))
+        self.run(Operation::Release, Some(&key), |store| store.release(attempt, purpose, by))
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
         let key = match which {
             Which::Key(key) => Some(key.as_str()),
             _ => None,
         };
-        self.run(Operation::Read, key, |store| store.read(which, from, strong, by).map_err(Error::of_read))
+        self.run(Operation::Read, key, |store| store.read(which, from, consistency, by).map_err(Error::of_read))
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {

@@ -49,7 +49,12 @@ pub fn apply(before: &LockRecord, request: &Request, times: &Times) -> (Answer, 
             (Answer::Acquired(step.answer), step.record)
         }
         Request::Renew { grant, lease, may_end_endless } => {
-            let step = transition::renew(before, grant, *lease, *may_end_endless, times);
+            let step = transition::renew(
+                before,
+                grant,
+                transition::Renewal { lease: *lease, may_end_endless: *may_end_endless },
+                times,
+            );
             check_renewal(before, step.record.as_ref(), grant, *lease, *may_end_endless, step.answer, times);
             (Answer::Renewed(step.answer), step.record)
         }

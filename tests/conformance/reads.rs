@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::{Lease, LockRecord};
-use leasehold::internals::store::{Schema, Swapped, Which};
+use leasehold::internals::store::{Consistency, Purpose, Schema, Swapped, Which};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::common::stores::{Store, soon};
@@ -25,7 +25,8 @@ pub fn a_missing_row_is_read_with_the_time(store: &Store) {
 pub fn the_time_of_the_answers_goes_on(store: &Store) {
     let at = (store.open)();
     let before = at.get("k").times.now;
-    let second = at.second.read(&Which::Key("k".to_owned()), None, false, &soon()).unwrap().records[0].times.now;
+    let second =
+        at.second.read(&Which::Key("k".to_owned()), None, Consistency::Eventual, &soon()).unwrap().records[0].times.now;
     assert!(second >= before, "both clients have one clock");
     // Where rows get older the store's own clock stays as it is, and goes on by itself.
     let passed = Duration::from_millis(if at.age.is_some() { 100 } else { 7_000 });
@@ -177,8 +178,8 @@ pub fn a_call_whose_deadline_is_over_returns(store: &Store) {
     let started = Instant::now();
     let _ = at.store.acquire(&mut exclusive(&at, "k"), &over);
     let _ = at.store.renew(&mut a, renewal(Lease::For(LEASE)), &over);
-    let _ = at.store.release(&mut a, false, &over);
-    let _ = at.store.read(&Which::Key("k".to_owned()), None, true, &over);
+    let _ = at.store.release(&mut a, Purpose::Release, &over);
+    let _ = at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &over);
     let _ = at.store.swap(&seen, None, &over);
     let _ = at.store.schema(Schema::Check, &over);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());

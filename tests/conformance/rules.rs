@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::ErrorKind;
 use leasehold::internals::lease::{End, Kind, Lease, Mode};
-use leasehold::internals::store::{Attempt, Released, Renewal};
+use leasehold::internals::store::{Attempt, Purpose, Released, Renewal};
 
 use crate::common::stores::{Store, soon};
 use crate::support::*;
@@ -319,8 +319,8 @@ pub fn a_newer_major_format_is_an_error_and_stays(store: &Store) {
     let errors = [
         at.store.acquire(&mut exclusive(&at, "k"), &soon()).map(drop),
         at.store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon()).map(drop),
-        at.store.release(&mut a, false, &soon()).map(drop),
-        at.store.release(&mut a, true, &soon()).map(drop),
+        at.store.release(&mut a, Purpose::Release, &soon()).map(drop),
+        at.store.release(&mut a, Purpose::GiveUp, &soon()).map(drop),
         at.store.swap(&before, Some(&raised(&before.record)), &soon()).map(drop),
         at.store.swap(&before, None, &soon()).map(drop),
     ];

@@ -10,7 +10,7 @@ use leasehold::internals::lease::{
     AcquireAnswer, Ask, End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, ReleaseAnswer, RenewAnswer,
     StoreTime, Times, transition,
 };
-use leasehold::internals::store::{Acquired, Attempt, Released, Renewal, Renewed, Seen, Swapped, Which};
+use leasehold::internals::store::{Acquired, Attempt, Purpose, Released, Renewal, Renewed, Seen, Swapped, Which};
 
 use crate::common::stores::{Opened, Store, fresh, soon};
 
@@ -92,8 +92,8 @@ impl Driver {
             }
             30..36 => self.with_attempt(|driver, key, ask| driver.acquire(key, ask.clone())),
             36..58 => self.with_attempt(Driver::renew),
-            58..68 => self.with_attempt(|driver, key, ask| driver.release(key, ask, false)),
-            68..73 => self.with_attempt(|driver, key, ask| driver.release(key, ask, true)),
+            58..68 => self.with_attempt(|driver, key, ask| driver.release(key, ask, Purpose::Release)),
+            68..73 => self.with_attempt(|driver, key, ask| driver.release(key, ask, Purpose::GiveUp)),
             73..85 => self.swap(key),
             85..88 => self.read_some(key),
             88..90 => {
@@ -200,7 +200,8 @@ impl Driver {
         let before = self.at.get(key);
         let answer = self.at.store.acquire(&mut Attempt::new(key, ask.clone()), &soon()).unwrap();
         let after = self.at.get(key);
-        let mut at = vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
+        let mut at =
+            vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
         let what = format!("{answer:?}");
         let gives_up = ask.instead_of.as_ref().filter(|_| self.swaps_give_up).map(|(old, _)| old.clone());
         let rule = |record: &LockRecord, times: &Times| {
@@ -246,7 +247,9 @@ impl Driver {
         // Where many gave up there may be a floor above all that they asked for. The row also notes when the last one
         // gave up; the record has the later of the two, so the floor is not known to the microsecond.
         let with_floor = before.times.stamp..=before.record.gave_up_at + 1;
-        let fits = token == stored + 1 || (before.times.stamp..=after.times.stamp).contains(&token) || with_floor.contains(&token);
+        let fits = token == stored + 1
+            || (before.times.stamp..=after.times.stamp).contains(&token)
+            || with_floor.contains(&token);
         assert!(fits, "{token}: no rule makes it: {before:?} then {after:?}");
         assert!(token >= before.times.stamp, "token {token} is behind the store's time {}", before.times.stamp);
         let highest = self.highest.entry(key.clone()).or_default();
@@ -264,11 +267,10 @@ impl Driver {
         let before = self.at.get(key);
         let answer = self.at.store.renew(&mut Attempt::new(key, ask.clone()), renewal, &soon()).unwrap();
         let after = self.at.get(key);
-        let mut at = vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
+        let mut at =
+            vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
         let what = format!("{answer:?}");
-        let rule = |record: &LockRecord, times: &Times| {
-            transition::renew(record, &ask.grant, lease, renewal.may_end_endless, times)
-        };
+        let rule = |record: &LockRecord, times: &Times| transition::renew(record, &ask.grant, renewal, times);
         match answer {
             Renewed::Until { until, now } => {
                 assert!(before.times.now <= now && now <= after.times.now);
@@ -290,9 +292,9 @@ impl Driver {
         self.check_record(&after);
     }
 
-    fn release(&mut self, key: &str, ask: &Ask, give_up: bool) {
+    fn release(&mut self, key: &str, ask: &Ask, purpose: Purpose) {
         let before = self.at.get(key);
-        let answer = self.at.store.release(&mut Attempt::new(key, ask.clone()), give_up, &soon()).unwrap();
+        let answer = self.at.store.release(&mut Attempt::new(key, ask.clone()), purpose, &soon()).unwrap();
         let after = self.at.get(key);
         let at = [self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
         let what = format!("{answer:?}");
@@ -302,9 +304,10 @@ impl Driver {
             Released::HeldByOther(_) => ReleaseAnswer::HeldByOther,
             Released::Unknown(error) => panic!("unanswered: {error:?}"),
         };
+        let gives_up = purpose == Purpose::GiveUp;
         let writes = self.remembers_who_gave_up || self.gives_up_by_writing;
-        let how = if give_up && writes { transition::give_up } else { transition::release };
-        let crowded = self.swaps_give_up && give_up && self.record(key).given_up.len() > CROWD;
+        let how = if gives_up && writes { transition::give_up } else { transition::release };
+        let crowded = self.swaps_give_up && gives_up && self.record(key).given_up.len() > CROWD;
         self.model(key, &at, &what, |record, times| how(record, &ask.grant, times), |answer| *answer == right);
         if let Some(record) = self.model.get_mut(key).filter(|_| crowded) {
             record.given_up.clear();

@@ -225,7 +225,9 @@ impl Leases {
         let started = Instant::now();
         loop {
             let free_in = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
-                Ok(found) => transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.times.expired_before),
+                Ok(found) => {
+                    transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.times.expired_before)
+                }
                 Err(error) if error.is_retryable() => None,
                 Err(_) if by.is_over() => None,
                 Err(error) => return Err(error),

@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use super::error::{DynamodbError, Own};
 use super::estimate::Grace;
 use super::expr::{Expr, Item, number};
-use super::read::Consistency;
 use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, NOBODYS};
+use crate::store::Consistency;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 

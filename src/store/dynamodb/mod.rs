@@ -17,7 +17,10 @@ use std::time::Duration;
 use aws_sdk_dynamodb::Client;
 use crossbeam_channel::Sender;
 
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::LockRecord;
 use crate::model::error::Result;
 use crate::sys::clock::Clock;
@@ -46,8 +49,6 @@ pub use estimate::Estimate;
 use estimate::Moment;
 use expr::Item;
 pub use open::{DynamodbOptions, Protection, Settings};
-use read::Consistency;
-use release::Purpose;
 
 /// The key that nobody has, which is read for the service's time. Its row says the grace.
 const NOBODYS: &str = "\u{1}time";
@@ -144,13 +145,11 @@ impl Backend for Dynamodb {
         Ok(self.renew_grant(attempt, renewal, by)?)
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        let purpose = if give_up { Purpose::GiveUp } else { Purpose::Release };
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
         Ok(self.release_grant(attempt, purpose, by)?)
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
-        let consistency = if strong { Consistency::Strong } else { Consistency::Eventual };
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
         Ok(self.read_page(which, from, consistency, by)?)
     }
 

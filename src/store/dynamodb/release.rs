@@ -10,17 +10,8 @@ use super::expr::{Expr, number, text};
 use super::row::{self, Found};
 use super::send::Wrote;
 use crate::lease::Mode;
-use crate::store::{Acquired, Attempt, Released};
+use crate::store::{Acquired, Attempt, Purpose, Released};
 use crate::sys::deadline::Deadline;
-
-/// What a release is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// To end what its caller knows to be granted.
-    Release,
-    /// To stop also copies of the acquisition that are still on their way.
-    GiveUp,
-}
 
 impl Dynamodb {
     pub(super) fn release_grant(

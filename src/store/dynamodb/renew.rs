@@ -26,7 +26,7 @@ impl Dynamodb {
         renewal: Renewal,
         by: &Deadline,
     ) -> Result<Renewed, DynamodbError> {
-        let Renewal { lease, may_end_endless } = renewal;
+        let lease = renewal.lease;
         // An end that is off by a part of the lease is of use.
         let most = match lease {
             Lease::For(lease) => lease / 10,
@@ -49,7 +49,7 @@ impl Dynamodb {
             };
             found.record.check_format()?;
             moment = self.moment()?;
-            let step = transition::renew(&found.record, attempt.grant(), lease, may_end_endless, &moment.times());
+            let step = transition::renew(&found.record, attempt.grant(), renewal, &moment.times());
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
             let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.upper_bound() }) };
             until = end;

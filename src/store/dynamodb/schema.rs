@@ -39,7 +39,7 @@ impl Dynamodb {
                 self.read_time(by)?;
                 self.look_at_table(what, by)
             }
-            Schema::Connect { .. } => self.look_at_table(what, by),
+            Schema::Connect(_) => self.look_at_table(what, by),
             Schema::Create => self.create(&by.long()),
         }
     }

@@ -20,7 +20,7 @@ use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::expr::{Expr, Item};
-use crate::store::failure::Fate;
+use crate::store::failure::{Fate, Left};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
 
@@ -50,13 +50,14 @@ impl Stamp {
         }))
     }
 
-    fn is_sent(&self) -> bool {
-        self.0.state.load(Ordering::SeqCst) == SENT
+    fn left(&self) -> Left {
+        if self.0.state.load(Ordering::SeqCst) == SENT { Left::Maybe } else { Left::No }
     }
 
-    /// Stops the request if it did not leave yet; tells whether it did.
-    fn call_off(&self) -> bool {
-        self.0.state.compare_exchange(WAITING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst).is_err()
+    /// Stops the request if it did not leave yet.
+    fn call_off(&self) -> Left {
+        let off = self.0.state.compare_exchange(WAITING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst);
+        if off.is_ok() { Left::No } else { Left::Maybe }
     }
 }
 
@@ -122,10 +123,10 @@ impl Target {
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
-        if stamp.is_sent() {
+        if stamp.left() == Left::Maybe {
             self.has_sent.store(true, Ordering::SeqCst);
         }
-        result.map_err(|error| DynamodbError::classify(&error, stamp.is_sent(), self))
+        result.map_err(|error| DynamodbError::classify(&error, stamp.left(), self))
     }
 }
 

@@ -9,7 +9,7 @@ use super::pipeline::{self, Grant};
 use super::row::{object_id, token};
 use super::send::{Update, Wrote};
 use crate::lease::GrantId;
-use crate::store::{Acquired, Attempt, Which};
+use crate::store::{Acquired, Attempt, Consistency, Which};
 use crate::sys::deadline::Deadline;
 
 impl Mongodb {
@@ -52,7 +52,7 @@ impl Mongodb {
 
     /// What is wrong with the document of a key, if it is damaged.
     fn damage(&self, key: &str, by: &Deadline) -> Option<MongodbError> {
-        let read = self.read_page(&Which::Key(key.to_owned()), None, true, by);
+        let read = self.read_page(&Which::Key(key.to_owned()), None, Consistency::Strong, by);
         read.err().filter(|error| matches!(error, MongodbError::Damaged(_)))
     }
 }

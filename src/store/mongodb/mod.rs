@@ -19,7 +19,8 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, Document};
 
 use super::{
-    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
 use crate::lease::{LockRecord, StoreTime, Times};
 use crate::model::error::Result;
@@ -156,12 +157,12 @@ impl Backend for Mongodb {
         Ok(self.renew_grant(attempt, renewal, by)?)
     }
 
-    fn release(&self, attempt: &mut Attempt, _give_up: bool, by: &Deadline) -> Result<Released> {
+    fn release(&self, attempt: &mut Attempt, _purpose: Purpose, by: &Deadline) -> Result<Released> {
         Ok(self.release_grant(attempt, by)?)
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
-        Ok(self.read_page(which, from, strong, by)?)
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
+        Ok(self.read_page(which, from, consistency, by)?)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {

@@ -9,7 +9,7 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::row::{FORMAT, nobody};
-use crate::lease::{Ask, Lease, Mode};
+use crate::lease::{Ask, Lease, Mode, Renewal};
 
 const NOW: &str = "$$NOW";
 const ROOT: &str = "$$ROOT";
@@ -177,7 +177,8 @@ fn stands(grant: &ObjectId, token: i64) -> Document {
 }
 
 /// To extend a lease for as long as its grant stands.
-pub(super) fn renew(mode: Mode, grant: ObjectId, lease: Lease, may_end_endless: bool) -> Vec<Document> {
+pub(super) fn renew(mode: Mode, grant: ObjectId, renewal: Renewal) -> Vec<Document> {
+    let Renewal { lease, may_end_endless } = renewal;
     let end = match lease {
         Lease::For(lease) => Bson::from(doc! { "$add": [NOW, millis(lease)] }),
         Lease::Forever => Bson::Null,

@@ -8,7 +8,7 @@ use super::pipeline::projection;
 use super::send::limit;
 use super::{Found, Mongodb, Topology};
 use crate::lease::StoreTime;
-use crate::store::{Page, Which};
+use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -20,12 +20,12 @@ impl Mongodb {
         &self,
         which: &Which,
         from: Option<String>,
-        strong: bool,
+        consistency: Consistency,
         by: &Deadline,
     ) -> Result<Page, MongodbError> {
         let filter = match which {
             Which::Key(key) => {
-                let row = self.find(doc! { "resource": key }, 1, strong, by)?.pop();
+                let row = self.find(doc! { "resource": key }, 1, consistency, by)?.pop();
                 let found = match row {
                     Some(row) => Found::new(key, row)?,
                     None => Found::missing(key, self.server_time(by)?),
@@ -40,7 +40,7 @@ impl Mongodb {
             Some(from) => doc! { "$and": [filter, { "resource": { "$gt": from } }] },
             None => filter,
         };
-        let rows = self.find(filter, PAGE, strong, by)?;
+        let rows = self.find(filter, PAGE, consistency, by)?;
         let is_full = rows.len() == PAGE;
         let (mut records, mut last, mut is_past) = (Vec::new(), None, false);
         for row in rows {
@@ -64,20 +64,25 @@ impl Mongodb {
         Ok(Page { records, next: last.filter(|_| is_full && !is_past) })
     }
 
-    /// The documents, in the order of their keys. `strong`: only what the majority has.
+    /// The documents, in the order of their keys. A strong read gives only what the majority has.
     pub(super) fn find(
         &self,
         filter: Document,
         most: usize,
-        strong: bool,
+        consistency: Consistency,
         by: &Deadline,
     ) -> Result<Vec<Document>, MongodbError> {
-        // A server alone has no majority, and refuses to be asked for it.
-        let is_alone = self.topology == Topology::Standalone;
-        let concern = if strong && !is_alone { ReadConcern::majority() } else { ReadConcern::local() };
+        let concern = match consistency {
+            // A server alone has no majority, and refuses to be asked for it.
+            Consistency::Strong if self.topology != Topology::Standalone => ReadConcern::majority(),
+            _ => ReadConcern::local(),
+        };
         let limit = limit(by);
         self.ask(by, move |owned| async move {
-            let _turn = if strong { None } else { owned.turns.acquire().await.ok() };
+            let _turn = match consistency {
+                Consistency::Strong => None,
+                Consistency::Eventual => owned.turns.acquire().await.ok(),
+            };
             let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);
             if most == 1 {
                 let mut cursor = request.limit(1).batch_size(2).await?;

@@ -12,10 +12,10 @@ use mongodb::options::IndexOptions;
 
 use super::error::{MongodbError, Own};
 use super::open::hello;
-use super::send::{Answer, Wrote, limit, majority, unknown_is_an_answer, uncounted};
+use super::send::{Answer, Wrote, limit, majority, uncounted, unknown_is_an_answer};
 use super::{Mongodb, Topology};
-use crate::store::Schema;
 use crate::store::failure::Fate;
+use crate::store::{Consistency, Missing, Schema};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -43,7 +43,8 @@ impl Mongodb {
     pub(super) fn collection_schema(&self, what: Schema, by: &Deadline) -> Result<String, MongodbError> {
         match what {
             Schema::Describe => Ok(self.commands()),
-            Schema::Check | Schema::Connect { .. } => self.check(what.needs_table(), by),
+            Schema::Check => self.check(Missing::IsRefused, by),
+            Schema::Connect(missing) => self.check(missing, by),
             Schema::Create => self.create(&by.long()),
         }
     }
@@ -57,7 +58,7 @@ impl Mongodb {
         std::iter::once(unique).chain(others).collect::<Vec<_>>().join("\n")
     }
 
-    fn check(&self, must_exist: bool, by: &Deadline) -> Result<String, MongodbError> {
+    fn check(&self, missing: Missing, by: &Deadline) -> Result<String, MongodbError> {
         if let Known::There(collection) = self.collection(by)? {
             self.check_kind(&collection)?;
         }
@@ -75,7 +76,7 @@ impl Mongodb {
                     "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
                 ))),
             },
-            Known::Missing if must_exist => Err(MongodbError::Schema(self.no_collection())),
+            Known::Missing if missing == Missing::IsRefused => Err(MongodbError::Schema(self.no_collection())),
             Known::Missing => Ok(self.warn(self.no_collection())),
             Known::Hidden => {
                 self.is_unique.store(true, Ordering::Relaxed);
@@ -101,7 +102,7 @@ impl Mongodb {
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let found = self.check(false, by)?;
+        let found = self.check(Missing::IsAllowed, by)?;
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -111,7 +112,7 @@ impl Mongodb {
     /// An error where something else has the `_id` that the document of this key would get: they would collide for
     /// ever.
     pub(super) fn must_be_ours(&self, key: &str, by: &Deadline) -> Result<(), MongodbError> {
-        let others = self.find(doc! { "_id": key, "resource": { "$ne": key } }, 1, true, by)?;
+        let others = self.find(doc! { "_id": key, "resource": { "$ne": key } }, 1, Consistency::Strong, by)?;
         if others.is_empty() {
             return Ok(());
         }

@@ -20,7 +20,7 @@ use super::error::MongodbError;
 use super::pipeline::projection;
 use super::session::Sessions;
 use super::{Mongodb, Topology};
-use crate::store::failure::Fate;
+use crate::store::failure::{Fate, Left};
 use crate::sys::deadline::Deadline;
 
 /// What lives on the driver's thread.
@@ -184,8 +184,8 @@ impl Mongodb {
         };
         // Until its future is dropped it may still leave.
         let is_gone = gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
-        let may_have_left = sends.count() > 0 || !is_gone;
-        Err(MongodbError::stopped(stopped, may_have_left, started.elapsed()))
+        let left = if is_gone && sends.count() == 0 { Left::No } else { Left::Maybe };
+        Err(MongodbError::stopped(stopped, left, started.elapsed()))
     }
 
     /// Does one `findAndModify`.

@@ -9,7 +9,7 @@ use super::row::encode;
 use super::send::{Wrote, limit, majority, unknown_is_an_answer};
 use crate::lease::LockRecord;
 use crate::store::failure::Fate;
-use crate::store::{Seen, Swapped, Which};
+use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 
 /// The version is raised by swaps alone: else one that writes what stands already would change nothing.
@@ -36,7 +36,7 @@ impl Mongodb {
         let written = match (row, new) {
             // Nothing to write; but a row may have come.
             (None, None) => {
-                let page = self.read_page(&Which::Key(key), None, true, by)?;
+                let page = self.read_page(&Which::Key(key), None, Consistency::Strong, by)?;
                 let stands = page.records.iter().any(|seen| seen.record.exists());
                 return Ok(if stands { Swapped::Changed } else { Swapped::Done });
             }

@@ -17,7 +17,8 @@ use crossbeam_channel::Sender;
 
 use super::transactional;
 use super::{
-    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
@@ -110,12 +111,12 @@ impl Backend for Spanner {
         transactional::renew(self, attempt, renewal, by)
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        transactional::release(self, attempt, give_up, by)
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        transactional::release(self, attempt, purpose, by)
     }
 
     /// A poll is as strong as any read: a stale one would not tell the time.
-    fn read(&self, which: &Which, from: Option<String>, _strong: bool, by: &Deadline) -> Result<Page> {
+    fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, by: &Deadline) -> Result<Page> {
         Ok(self.read_page(which, from, by)?)
     }
 

@@ -46,6 +46,13 @@ pub(super) enum At {
     Commit,
 }
 
+/// Whose times a row gets where its record has another grant or a later end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stamps {
+    Commits,
+    Records,
+}
+
 /// The columns of a row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
@@ -187,11 +194,13 @@ impl Row {
         })
     }
 
-    /// This row with `new` in it, which was `old`. `stamped`: by the commit, where `new` has another grant or a
-    /// later end; else with the times that `new` has.
-    pub fn next(&self, old: &LockRecord, new: &LockRecord, stamped: bool) -> Row {
+    /// This row with `new` in it, which was `old`.
+    pub fn next(&self, old: &LockRecord, new: &LockRecord, stamps: Stamps) -> Row {
         let mut row = self.clone();
-        let stamp = |at: StoreTime| Some(if stamped { At::Commit } else { At::Time(at) });
+        let stamp = |at: StoreTime| match stamps {
+            Stamps::Commits => Some(At::Commit),
+            Stamps::Records => Some(At::Time(at)),
+        };
         row.kind = Some(new.kind.as_str().to_owned());
         row.format = Some(format!("{}.{}", new.format.0, new.format.1));
         row.pins = (!new.pins.is_empty()).then(|| new.pins.iter().cloned().collect());

@@ -81,13 +81,13 @@ impl Spanner {
         let ready = format!("{}: the table is there, with all its columns and its index", self.target.table);
         match what {
             Schema::Describe => Ok(self.target.statements(&Made::default()).join(";\n") + ";"),
-            Schema::Check | Schema::Connect { .. } => {
+            Schema::Check | Schema::Connect(_) => {
                 let found = self.found(by)?;
                 self.target.check(&found)?;
                 match self.target.lacks(&found) {
                     Some(missing @ SpannerError::Own(Own::NoTable { .. }, _)) if what.needs_table() => Err(missing),
                     // Every use that needs it is an error.
-                    Some(lacks) if matches!(what, Schema::Connect { .. }) => {
+                    Some(lacks) if matches!(what, Schema::Connect(_)) => {
                         log::warn!(target: "leasehold::spanner", table:? = self.target.table; "{lacks}");
                         Ok(lacks.to_string())
                     }

@@ -15,6 +15,7 @@ use super::file::{self, FileId, Log};
 use super::own_locks::Header;
 use super::register::Opened;
 use crate::model::error::Error;
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -24,16 +25,6 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// So many writes in a row that others do not see may be an accident, if none was seen yet.
 const MOST_UNSEEN: u32 = 10;
-
-/// What a commit promises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Durability {
-    /// It outlives a power cut: a token that was given out is never given out again.
-    PowerCut,
-    /// It outlives the process. A power cut may take back a renewal or a release, which only makes a
-    /// lease end sooner or later than said, and the holders' host is down anyway.
-    Process,
-}
 
 /// A connection that is in the register until SQLite has closed it.
 #[derive(Debug)]

@@ -20,7 +20,10 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::transactional;
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::{LockRecord, StoreTime, Times};
 use crate::model::error::Result;
 use crate::sys::clock::Clock;
@@ -134,12 +137,12 @@ impl Backend for Sqlite {
     }
 
     /// To give up is to release: no copy of an acquisition is ever on its way.
-    fn release(&self, attempt: &mut Attempt, _give_up: bool, by: &Deadline) -> Result<Released> {
-        transactional::release(&Claiming(self, attempt.grant()), attempt, false, by)
+    fn release(&self, attempt: &mut Attempt, _purpose: Purpose, by: &Deadline) -> Result<Released> {
+        transactional::release(&Claiming(self, attempt.grant()), attempt, Purpose::Release, by)
     }
 
     /// A poll is as strong as any read.
-    fn read(&self, which: &Which, from: Option<String>, _strong: bool, by: &Deadline) -> Result<Page> {
+    fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, by: &Deadline) -> Result<Page> {
         self.read_page(which, from, by)
     }
 

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::conn::{self, Durability, Writer};
+use super::conn::{self, Writer};
 use super::error::SqliteError;
 use super::file::{self, Kernels, Log};
 use super::wakeup::Watch;
 use super::{Sqlite, Target, boot, identity, label, register, schema};
 use crate::model::error::Result;
-use crate::store::{GrantForm, StoreInfo};
+use crate::store::transactional::Durability;
+use crate::store::{GrantForm, Missing, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
@@ -29,30 +30,23 @@ pub struct SqliteOptions {
     pub clock_identity: Option<String>,
 }
 
-/// What is done where there is no file or no table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Missing {
-    IsMade,
-    IsRefused,
-}
-
 impl Sqlite {
     /// Opens the file, and makes the file and the table if they are missing. Several processes may do so at
     /// the same time.
     pub fn open(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
-        Ok(Sqlite::connect(options, clock, by, Missing::IsMade)?)
+        Ok(Sqlite::connect(options, clock, Missing::IsAllowed, by)?)
     }
 
     /// The same, but a missing file is an error, and one that can only be read is opened for that.
     pub fn open_existing(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
-        Ok(Sqlite::connect(options, clock, by, Missing::IsRefused)?)
+        Ok(Sqlite::connect(options, clock, Missing::IsRefused, by)?)
     }
 
     fn connect(
         options: SqliteOptions,
         clock: Arc<Clock>,
-        by: &Deadline,
         missing: Missing,
+        by: &Deadline,
     ) -> Result<Sqlite, SqliteError> {
         // Absolute, so that a later change of the working directory does not lead to another file.
         let path = std::path::absolute(&options.path).map_err(|source| SqliteError::File {
@@ -62,7 +56,7 @@ impl Sqlite {
         })?;
         // What is refused is not made.
         register::check(&path, by)?;
-        let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsMade);
+        let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsAllowed);
         file::prepare(&path, mode, if options.unsafe_fs { Kernels::Any } else { Kernels::One })?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {
@@ -75,12 +69,12 @@ impl Sqlite {
             }
             let mut writer = Writer::open(&path, before, by)?;
             let ready = match missing {
-                Missing::IsMade => schema::create,
+                Missing::IsAllowed => schema::create,
                 Missing::IsRefused => schema::require,
             };
             // While it is open, which takes descriptors, too.
             ready(&writer, &path, by).map_err(|error| conn::explained(error, &path))?;
-            if missing == Missing::IsMade
+            if missing == Missing::IsAllowed
                 && writer.is_readonly("main").unwrap_or(false)
                 && let Some(denied) = file::denied(&path)
             {

@@ -6,13 +6,14 @@ use std::time::Instant;
 use rusqlite::params_from_iter;
 use rusqlite::types::ValueRef;
 
-use super::conn::{self, Begin, Durability, Tx};
+use super::conn::{self, Begin, Tx};
 use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
 use super::{Page, Seen, Sqlite, Which};
 use crate::lease::LockRecord;
 use crate::model::error::{Error, Result};
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 

@@ -5,11 +5,12 @@ use std::path::Path;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::Sqlite;
-use super::conn::{self, Begin, Durability, Tx, busy_retried};
+use super::conn::{self, Begin, Tx, busy_retried};
 use super::error::SqliteError;
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::model::error::Result;
 use crate::store::Schema;
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 
 /// The table. The key is a BLOB so that it is compared byte by byte.

@@ -1,13 +1,13 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
 use super::Sqlite;
-use super::conn::{self, Begin, Durability, Tx};
+use super::conn::{self, Begin, Tx};
 use super::error::SqliteError;
 use super::row::Row;
 use crate::lease::{GrantId, LockRecord, Step, Times};
 use crate::model::error::Result;
 use crate::store::Seen;
-use crate::store::transactional::{Transacted, Transactional};
+use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
 /// The store for one grant, see [`Sqlite::transition`].
@@ -17,11 +17,10 @@ impl Transactional for Claiming<'_> {
     fn transact<A>(
         &self,
         key: &str,
-        issues_token: bool,
+        durability: Durability,
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
         self.0.transition(key, durability, Some(self.1), by, transition)
     }
 }

@@ -15,13 +15,14 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::conn::{self, Conn, Durability};
+use super::conn::{self, Conn};
 use super::error::SqliteError;
 use super::own_locks::Header;
 use super::row::Row;
 use super::{Sqlite, Target, Which};
 use crate::lease::{LockRecord, transition};
 use crate::model::error::{Error, Result};
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
