@@ -12,9 +12,10 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::transactional::{self, Durability, Transacted, Transactional};
+use super::url::StoreUrl;
 use super::{
-    Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
-    StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, DEFAULT_LEASE, GrantForm, Opener, Page, Purpose, Released, Renewal,
+    Renewed, Schema, Seen, StoreInfo, Swapped, Which,
 };
 use crate::lease::{Ask, End, Labels, LockRecord, Step, StoreTime, Times, transition};
 use crate::model::error::Result;
@@ -67,6 +68,19 @@ pub struct Memory {
 impl Memory {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
+
+    /// From a URL like `memory:NAME`.
+    pub(super) fn opener(url: &str) -> Result<Opener> {
+        let url = StoreUrl::parse(url)?;
+        url.only(&[])?;
+        let name = url.path.into_owned();
+        Ok(Opener {
+            min_lease: Memory::MIN_LEASE,
+            min_margin: Duration::ZERO,
+            default_lease: DEFAULT_LEASE,
+            open: Box::new(move |clock, _, _| Ok(Arc::new(Memory::open(&name, clock)))),
+        })
+    }
 
     /// The store with this name, shared by all its clients in the process; without a name one of its own.
     pub fn open(name: &str, clock: Arc<Clock>) -> Self {

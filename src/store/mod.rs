@@ -26,6 +26,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Sender;
@@ -33,7 +34,7 @@ use crossbeam_channel::Sender;
 pub use crate::lease::Renewal;
 use crate::lease::{Ask, End, GrantId, Holder, LockRecord, Mode, StoreTime, Times};
 use crate::model::error::{Error, Result};
-use crate::sys::clock::BootTime;
+use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
 
 pub(crate) mod connect;
@@ -103,6 +104,20 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// `false`: it can't tell. Then, and when it can tell no longer, it drops `to`.
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;
 }
+
+/// A store that is not opened yet.
+pub(crate) struct Opener {
+    /// The shortest lease that makes sense there.
+    pub min_lease: Duration,
+    /// The smallest margin.
+    pub min_margin: Duration,
+    /// The lease of a client that sets none.
+    pub default_lease: Duration,
+    /// Opens it.
+    pub open: Open,
+}
+
+type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 /// What is fixed about a store.
 #[derive(Clone, Debug)]

@@ -73,7 +73,6 @@ use mongodb::options::ClientOptions;
 use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
-use crate::store::connect::mongodb_collection;
 use crate::store::mongodb::fence::{Assertion, in_context};
 use crate::store::mongodb::{MongodbOptions, Settings};
 use crate::sys::clock::Clock;
@@ -111,7 +110,7 @@ fn given(options: ClientOptions) -> Settings {
 }
 
 fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
-    ClientBuilder::with_opener(mongodb_collection(options), Clock::system())
+    ClientBuilder::with_opener(options.and_then(MongodbOptions::opener), Clock::system())
 }
 
 /// Lets a user's own transaction be committed only while a lock or lease is held.

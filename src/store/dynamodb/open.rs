@@ -15,7 +15,8 @@ use super::estimate::Estimate;
 use super::send::Target;
 use super::{Dynamodb, most_shared};
 use crate::model::error::Result;
-use crate::store::{GrantForm, StoreInfo};
+use crate::store::url::{StoreUrl, check_endpoint, config};
+use crate::store::{DEFAULT_LEASE, GrantForm, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -91,31 +92,60 @@ impl DynamodbOptions {
         }
     }
 
+    /// From a URL like `dynamodb://TABLE?region=eu-central-1`.
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
+        url.only(&["region", "endpoint", "grace", "partition_key", "deletion_protection", "point_in_time_recovery"])?;
+        let Some(table) = url.path.strip_prefix("//").filter(|table| !table.is_empty()) else {
+            return Err(config("dynamodb: needs the name of a table, like dynamodb://locks?region=eu-central-1"));
+        };
+        let text = |name| url.option(name).map(str::to_owned);
+        for name in ["region", "endpoint"] {
+            if url.option(name).is_some_and(str::is_empty) {
+                return Err(config(&format!("the option {name} is empty; leave it out or give it a value")));
+            }
+        }
+        if let Some(endpoint) = url.option("endpoint") {
+            check_endpoint("the option endpoint", endpoint)?;
+        }
+        let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
+        let mut options = DynamodbOptions::new(table, settings);
+        options.partition_key = text("partition_key").unwrap_or(options.partition_key);
+        options.grace = url.duration("grace")?.unwrap_or(options.grace);
+        let (deletion, recovery) = (url.flag("deletion_protection")?, url.flag("point_in_time_recovery")?);
+        options.protection = Protection { deletion, recovery };
+        Ok(options)
+    }
+
+    /// The store in this table.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        self.validate()?;
+        Ok(Opener {
+            min_lease: Dynamodb::MIN_LEASE,
+            min_margin: Dynamodb::MIN_MARGIN,
+            default_lease: DEFAULT_LEASE,
+            open: Box::new(move |clock, _, by| Ok(Arc::new(Dynamodb::open(self, clock, by)?))),
+        })
+    }
+
     pub(super) fn label(&self) -> String {
         format!("dynamodb://{}", self.table)
     }
 
     /// Refuses what the service would, before anything is sent.
     pub fn validate(&self) -> Result<()> {
-        Ok(self.check()?)
-    }
-
-    pub(super) fn check(&self) -> Result<(), DynamodbError> {
         let is_named = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(3..=255).contains(&self.table.len()) || !self.table.chars().all(is_named) {
-            return Err(DynamodbError::Config(format!(
+            return Err(config(&format!(
                 "the table name {:?} must have 3 to 255 letters, digits, '_', '-' or '.'",
                 self.table
             )));
         }
         if self.partition_key.is_empty() || self.partition_key.len() > 255 {
-            return Err(DynamodbError::Config(format!(
-                "partition_key is {:?}, but must have 1 to 255 bytes",
-                self.partition_key
-            )));
+            return Err(config(&format!("partition_key is {:?}, but must have 1 to 255 bytes", self.partition_key)));
         }
         if self.grace > MAX_GRACE {
-            return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
+            return Err(config(&format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
         const TAKEN: [&str; 21] = [
             "graceMicros",
@@ -141,7 +171,7 @@ impl DynamodbOptions {
             "token",
         ];
         if TAKEN.contains(&self.partition_key.as_str()) {
-            return Err(DynamodbError::Config(format!(
+            return Err(config(&format!(
                 "partition_key is {:?}, the name of an attribute that leasehold writes; name the table's key another way",
                 self.partition_key
             )));

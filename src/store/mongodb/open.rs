@@ -8,6 +8,7 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria};
 use mongodb::{Client, Collection};
 
+use super::Mongodb;
 use super::error::MongodbError;
 use super::row::time;
 use super::send::{Owned, counting_handler, majority, turns};
@@ -15,7 +16,7 @@ use super::session::{Register, Sessions};
 use super::wakeup::Waking;
 use crate::lease::StoreTime;
 use crate::model::error::Result;
-use crate::store::url;
+use crate::store::{Opener, url};
 use crate::sys::log;
 
 /// How long the driver looks for a primary before it says why there is none.
@@ -112,6 +113,16 @@ impl MongodbOptions {
             return Err(MongodbError::Config(format!("{database:?} cannot be the name of a database")).into());
         }
         Ok(MongodbOptions { database, collection, settings })
+    }
+
+    /// The store in this collection.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        Ok(Opener {
+            min_lease: Mongodb::MIN_LEASE,
+            min_margin: Duration::ZERO,
+            default_lease: Mongodb::DEFAULT_LEASE,
+            open: Box::new(move |_, _, by| Ok(Arc::new(Mongodb::open(self, by)?))),
+        })
     }
 
     pub(super) fn label(&self) -> String {

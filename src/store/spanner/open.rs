@@ -4,16 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
+use super::Spanner;
 use super::error::{Own, SpannerError, Stage};
 use crate::model::error::Result;
 use crate::store::failure::Cause;
-use crate::store::url::{self, StoreUrl};
+use crate::store::url::{StoreUrl, check_endpoint, config};
+use crate::store::{DEFAULT_LEASE, Opener};
 use crate::sys::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
@@ -65,17 +68,16 @@ impl fmt::Debug for SpannerOptions {
 
 impl SpannerOptions {
     /// From a URL like `spanner:projects/P/instances/I/databases/D?table=locks`.
-    pub(in crate::store) fn from_url(url: StoreUrl) -> Result<Self> {
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
         url.only(&["table", "spindle_duration", "admin_endpoint"])?;
         let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
             let right = "spanner:projects/P/instances/I/databases/D?table=locks";
-            return Err(url::config(&format!("spanner: needs the name of a table, like {right}")));
+            return Err(config(&format!("spanner: needs the name of a table, like {right}")));
         };
         let mut options = SpannerOptions::new(url.path.as_ref(), table, Settings::Environment);
         options.admin_endpoint = url.option("admin_endpoint").map(str::to_owned);
-        if let Some(duration_of_spindle) = url.option("spindle_duration") {
-            options.spindle_duration = url::duration("spindle_duration", duration_of_spindle)?;
-        }
+        options.spindle_duration = url.duration("spindle_duration")?.unwrap_or(options.spindle_duration);
         Ok(options)
     }
 
@@ -90,16 +92,23 @@ impl SpannerOptions {
         }
     }
 
+    /// The store in this table.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        self.validate()?;
+        Ok(Opener {
+            min_lease: Spanner::MIN_LEASE,
+            min_margin: Duration::ZERO,
+            default_lease: DEFAULT_LEASE,
+            open: Box::new(move |clock, _, by| Ok(Arc::new(Spanner::open(self, clock, by)?))),
+        })
+    }
+
     pub(super) fn label(&self) -> String {
         format!("spanner:{}?table={}", self.database, self.table)
     }
 
     /// Refuses what the service would, before anything is sent. The table's name stands in statements.
     pub fn validate(&self) -> Result<()> {
-        Ok(self.check()?)
-    }
-
-    fn check(&self) -> Result<(), SpannerError> {
         let is_named = |name: &str| {
             let is_legal = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
             (2..=64).contains(&name.len()) && name.chars().all(is_legal)
@@ -112,7 +121,7 @@ impl SpannerOptions {
             _ => false,
         };
         if !is_path {
-            return Err(SpannerError::Config(format!(
+            return Err(config(&format!(
                 "the database is {:?}, but must be like projects/P/instances/I/databases/D, each name of 2 to 64 \
                  letters, digits, '-', '_', '.' or ':'",
                 self.database
@@ -123,7 +132,7 @@ impl SpannerOptions {
         // Its index has a longer name, of at most 128.
         let is_table = self.table.starts_with(is_first) && self.table.chars().all(is_word) && self.table.len() <= 120;
         if !is_table {
-            return Err(SpannerError::Config(format!(
+            return Err(config(&format!(
                 "the table name {:?} must have 1 to 120 letters, digits or '_', and not begin with a digit",
                 self.table
             )));
@@ -132,23 +141,10 @@ impl SpannerOptions {
             check_endpoint("the option admin_endpoint", endpoint)?;
         }
         if self.spindle_duration > Duration::from_secs(24 * 3600) {
-            return Err(SpannerError::Config(format!(
-                "spindle_duration is {:?}, but must be at most a day",
-                self.spindle_duration
-            )));
+            return Err(config(&format!("spindle_duration is {:?}, but must be at most a day", self.spindle_duration)));
         }
         Ok(())
     }
-}
-
-/// What is wrong is not shown: it may hold a password.
-fn check_endpoint(what: &str, endpoint: &str) -> Result<(), SpannerError> {
-    let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
-    if is_http && !endpoint.contains('@') {
-        return Ok(());
-    }
-    let right = "must be like http://localhost:9020, without credentials in it";
-    Err(SpannerError::Config(format!("{what} {right}")))
 }
 
 /// The SDK's objects, which never leave the driver's thread.

@@ -13,7 +13,8 @@ use super::wakeup::Watch;
 use super::{Sqlite, Target, boot, identity, label, register, schema};
 use crate::model::error::Result;
 use crate::store::transactional::Durability;
-use crate::store::{GrantForm, Missing, StoreInfo};
+use crate::store::url::{StoreUrl, config};
+use crate::store::{DEFAULT_LEASE, GrantForm, Missing, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
@@ -28,6 +29,59 @@ pub struct SqliteOptions {
     pub unsafe_fs: bool,
     /// For tests: the identity of another boot's clock.
     pub clock_identity: Option<String>,
+}
+
+impl SqliteOptions {
+    /// From a URL like `sqlite:PATH?mode=0600`.
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
+        url.only(&["mode", "unsafe_fs"])?;
+        if url.path == ":memory:" {
+            return Err(config("sqlite::memory: would be another store for each connection; use memory: instead"));
+        }
+        // `sqlite:///a/b` is how other tools write an absolute path.
+        let path = match url.path.strip_prefix("//") {
+            Some(path) if !path.starts_with('/') => {
+                return Err(config(&format!("sqlite:// names a host, which SQLite has none of; write sqlite:{path}")));
+            }
+            Some(path) => path,
+            None => &url.path,
+        };
+        if path.is_empty() {
+            return Err(config("sqlite: needs the path of a file, like sqlite:locks.db"));
+        }
+        let mode = url.option("mode").map(file_mode).transpose()?;
+        Ok(SqliteOptions { mode, unsafe_fs: url.flag("unsafe_fs")?, ..SqliteOptions::new(path) })
+    }
+
+    /// The options of this file, the rest by default.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        SqliteOptions { path: path.into(), mode: None, unsafe_fs: false, clock_identity: None }
+    }
+
+    /// The store in this file.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        Ok(Opener {
+            min_lease: Sqlite::MIN_LEASE,
+            min_margin: Duration::ZERO,
+            default_lease: DEFAULT_LEASE,
+            open: Box::new(move |clock, missing, by| {
+                let open = match missing {
+                    Missing::IsAllowed => Sqlite::open,
+                    Missing::IsRefused => Sqlite::open_existing,
+                };
+                Ok(Arc::new(open(self, clock, by)?))
+            }),
+        })
+    }
+}
+
+fn file_mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        // The owner has to read and write it.
+        Ok(mode) if mode & !0o666 == 0 && mode & 0o600 == 0o600 => Ok(mode),
+        _ => Err(config(&format!("the option mode is {text:?}, but must be an octal file mode like 0600 or 0660"))),
+    }
 }
 
 impl Sqlite {

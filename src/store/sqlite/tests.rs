@@ -12,7 +12,7 @@ const FULL: i64 = 2;
 pub(super) fn store() -> (PathBuf, Sqlite) {
     let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder).unwrap();
-    let options = SqliteOptions { path: folder.join("locks.db"), mode: None, unsafe_fs: false, clock_identity: None };
+    let options = SqliteOptions::new(folder.join("locks.db"));
     (folder, Sqlite::open(options, Clock::system(), &soon()).unwrap())
 }
 
