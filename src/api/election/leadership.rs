@@ -71,8 +71,8 @@ impl Term {
         self.guard.loss().end(None);
         let token = self.guard.fencing_token();
         // Before the log, which may panic: whoever waits for the end of this term hears of no other before.
-        self.shared.dispatcher.over(token, end.clone());
-        log::info!(target: "leasehold::election", name:? = self.shared.name, token; "term {token} of {:?} is over: {end}", self.shared.name);
+        self.shared.news.dispatcher.over(token, end.clone());
+        log::info!(target: "leasehold::election", name:? = self.shared.node.name, token; "term {token} of {:?} is over: {end}", self.shared.node.name);
     }
 }
 
@@ -147,7 +147,7 @@ impl Leadership {
 
 impl Drop for Leadership {
     fn drop(&mut self) {
-        if !self.term.shared.client.family.is_own_process() {
+        if !self.term.shared.node.client.family.is_own_process() {
             // The threads behind it do not exist here: it is never dropped.
             std::mem::forget(self.term.clone());
             return;
