@@ -40,13 +40,13 @@ impl Mongodb {
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
         found.record.check_format()?;
-        let now = found.now;
-        match found.record.standing(attempt.grant()) {
-            Some((_, holder)) if holder.until.is_after(now) => {
-                let repeated = found.copy_of(&id) != Some(copy);
-                Ok(Acquired::Granted { holder: holder.clone(), repeated, now })
+        let repeated = found.copy_of(&id) != Some(copy);
+        let seen = found.seen();
+        match seen.record.standing(attempt.grant()) {
+            Some((_, holder)) if seen.is_live(holder) => {
+                Ok(Acquired::Granted { holder: holder.clone(), repeated, now: seen.times.now })
             }
-            _ => Ok(Acquired::Refused(found.seen())),
+            _ => Ok(Acquired::Refused(seen)),
         }
     }
 

@@ -28,10 +28,11 @@ impl Mongodb {
         };
         let found = self.found(&attempt.key, row, by)?;
         found.record.check_format()?;
-        Ok(if found.record.standing(attempt.grant()).is_some() {
+        let seen = found.seen();
+        Ok(if seen.record.standing(attempt.grant()).is_some() {
             Released::Done
-        } else if found.record.live(found.now).next().is_some() {
-            Released::HeldByOther(found.seen())
+        } else if seen.live().next().is_some() {
+            Released::HeldByOther(seen)
         } else {
             Released::Free
         })
