@@ -132,7 +132,7 @@ impl Hold {
         self.state.lock().released_again
     }
 
-    /// Stops the heartbeat and leaves the lock as it stands in the store.
+    /// Stops the heartbeat and leaves the lock as it is in the store.
     pub fn hand_over(&self, bound: Duration) -> Lock {
         self.stop_holding(bound, |key, held_for| Event::HandedOver { key, held_for });
         self.info()

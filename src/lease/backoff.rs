@@ -7,7 +7,7 @@ use std::time::Duration;
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// Repeats after store errors are never further apart.
 const LAST_RETRY: Duration = Duration::from_secs(1);
-/// Nobody sees a longer poll end; the sums below can't overflow.
+/// Longer than anybody waits, and short enough that the sums below can't overflow.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// When a waiter looks again: at random within `range`, since a release may come at any time,

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::record::{End, Holder, Kind, Lease, LockRecord, Mode};
 use super::transition::{Renewal, Step, Times, renew};
 
-/// A group with a holder that has less left is not renewed: it may be too late.
+/// A group is not renewed where one of its holders has less left: its lease may be over before the write.
 pub const MIN_LEFT: Duration = Duration::from_secs(1);
 
 /// The answer to [`renew_group`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupAnswer {
-    /// The holders of the group as they stand now.
+    /// The holders of the group as they are now.
     Renewed(Vec<(Mode, Holder)>),
     /// This one has less than [`MIN_LEFT`] left.
     TooLate(Mode, Holder),

@@ -29,9 +29,9 @@ pub struct Ask {
     pub grant: GrantId,
     /// Alone or together with others.
     pub mode: Mode,
-    /// The group that the holder shall belong to.
+    /// The group that the holder is to belong to.
     pub lock_id: String,
-    /// What people are told about the holder.
+    /// What people read about the holder.
     pub labels: Labels,
     /// How long the first lease lasts.
     pub lease: Duration,
@@ -39,7 +39,7 @@ pub struct Ask {
     pub max_holders: Option<u32>,
     /// A live exclusive holder with the same owner label is replaced.
     pub replace_same_owner: bool,
-    /// A transfer: take the place of this grant, which must stand with this token.
+    /// A transfer: take the place of this grant, which must still hold with this token.
     pub instead_of: Option<(GrantId, u64)>,
 }
 
@@ -64,7 +64,7 @@ impl Ask {
 pub struct Step<A> {
     /// The answer.
     pub answer: A,
-    /// The record as it shall stand afterwards, with its version raised.
+    /// The record to write, with its version raised.
     pub record: Option<LockRecord>,
 }
 
@@ -82,7 +82,7 @@ impl<A> Step<A> {
 /// The answer to [`acquire`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AcquireAnswer {
-    /// The holder as it stands now. `repeated`: it stood before this request.
+    /// The holder as it is now.
     Granted {
         /// The entry in the record.
         holder: Holder,
@@ -102,7 +102,7 @@ pub enum Refusal {
     SameLockId,
     /// As many shared holders as the request allows are there already.
     Full,
-    /// A transfer from a grant that no longer stands.
+    /// A transfer from a grant that holds no longer.
     NotStanding,
     /// This acquisition was given up.
     GivenUp,
@@ -131,9 +131,9 @@ impl Renewal {
 /// The answer to [`renew`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewAnswer {
-    /// The grant stands until then.
+    /// The grant holds until then.
     Until(End),
-    /// The grant does not stand any more.
+    /// The grant holds no longer.
     Lost,
 }
 
@@ -218,7 +218,7 @@ fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
     }
 }
 
-/// Extends a lease for as long as its grant stands, expired or not.
+/// Extends a lease for as long as its grant holds, expired or not.
 ///
 /// An end never moves backwards, so a delayed renewal behind a newer one changes
 /// nothing. An endless lease stays endless unless the renewal may end it.
@@ -275,7 +275,7 @@ pub struct Purge {
 /// expires it, and pins stay until they are taken back.
 ///
 /// A row that is free afterwards may be deleted, if its token and the last that gave up on it are older than
-/// `idle_before`: no copy of an acquisition is on its way for so long, which would be granted on the missing row.
+/// `idle_before`: no copy of an acquisition, which would be granted on the missing row, is on its way for that long.
 pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> Step<Purge> {
     let mut next = record.clone();
     let mut freed = Vec::new();
@@ -295,7 +295,7 @@ pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> 
 }
 
 /// Whether somebody may get the lock after this change, or sooner than before it: a holder went, or an end moved
-/// back. What a store tells its waiters.
+/// back. Then a store wakes its waiters.
 pub fn frees(before: &LockRecord, after: &LockRecord) -> bool {
     let ends = |record: &LockRecord| {
         let mut ends: Vec<End> = record.shared.iter().map(|h| h.until).collect();
@@ -320,7 +320,7 @@ pub fn free_in(record: &LockRecord, mode: Mode, max_holders: Option<u32>, now: S
     if let (Mode::Shared, Some(max)) = (mode, max_holders) {
         let mut shared: Vec<End> = record.shared.iter().map(|h| h.until).filter(|end| end.is_after(now)).collect();
         shared.sort();
-        // So many must go before one more fits.
+        // How many must go before one more fits.
         let surplus = (shared.len() + 1).saturating_sub(max as usize);
         ends.extend(shared.into_iter().take(surplus));
     }

@@ -79,7 +79,7 @@ pub(super) enum Failure<S> {
     Other {
         cause: Cause,
     },
-    /// The SDK did, or its thread ended, while a write was under way.
+    /// The SDK panicked, or its thread ended, while a write was under way.
     Panicked,
     /// The thread of the SDK is gone.
     Ended,
@@ -111,7 +111,7 @@ impl<S: Own> Failure<S> {
         }
     }
 
-    /// A read that was not answered is no more than that.
+    /// The same of a read, which leaves nothing in doubt when it was not answered.
     pub fn of_read(self) -> Self {
         match self {
             Failure::Unanswered { cause } => Failure::Unread { cause },

@@ -1,4 +1,4 @@
-//! A store in front of a real one that adds faults. It never stands in for the store.
+//! A store in front of a real one that adds faults. It never replaces the store.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::lease::LockRecord;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::Deadline;
 
-/// The calls that can be told apart.
+/// The calls that a fault can be meant for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// [`Backend::acquire`]
@@ -90,7 +90,7 @@ impl FaultPlan {
         self.0.lock().always = Some((call, fault));
     }
 
-    /// The store can't tell waiters anything: they have to poll.
+    /// The store can't wake waiters: they must poll.
     pub fn never_wakes(&self) {
         self.0.lock().never_wakes = true;
     }

@@ -1,4 +1,4 @@
-//! What a user's own transaction asserts: a grant, and the store that it stands in.
+//! What a user's own transaction asserts: a grant, and the store that has it.
 
 use super::{Backend, observed};
 use crate::model::error::{Error, ErrorKind};

@@ -1,7 +1,7 @@
 //! A store inside the process, for doctests and unit tests.
 //!
 //! Atomic: one mutex around read, pure transition and write. Clock: this host's boot-time clock.
-//! No call is ever unanswered. Whoever writes tells the waiters, under the same mutex.
+//! No call is ever unanswered. A write wakes the waiters, under the same mutex.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ const PAGE: usize = 100;
 #[derive(Debug, Default)]
 struct Records {
     by_key: BTreeMap<String, LockRecord>,
-    /// By client: what it wants to be told, and where.
+    /// By client: the keys that it watches, and where to report them.
     watching: BTreeMap<u64, (BTreeSet<String>, Sender<String>)>,
 }
 
@@ -38,7 +38,7 @@ impl Records {
         self.by_key.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key))
     }
 
-    /// Puts the record in its place, or removes it, and tells who waits for that.
+    /// Puts the record in its place, or removes it, and wakes the waiters that it may free the key for.
     fn put(&mut self, key: &str, new: Option<LockRecord>) {
         let old = match new.clone() {
             Some(new) => self.by_key.insert(key.to_owned(), new),
@@ -136,7 +136,7 @@ impl Memory {
         records.put(key, Some(record));
     }
 
-    /// Grants the key to a stranger, whoever holds it.
+    /// Grants the key to a stranger, held or not.
     pub fn take_over(&self, key: &str) {
         let mut records = self.records.lock();
         let mut record = records.get(key);

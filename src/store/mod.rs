@@ -10,17 +10,17 @@
 //! - **Whose clock.** The store's clock decides what is live ([`StoreInfo::clock`]), never the
 //!   caller's wall clock. Each answer carries the store's now, as late as it may be: the caller
 //!   counts what is left of a lease from it.
-//! - **Condition.** Every write of a guard has its grant id as condition, and a condition that
-//!   failed is a question: the answer comes from the record that was found.
+//! - **Condition.** Every write of a guard has its grant id as condition. Where the condition failed,
+//!   the answer comes from the record that was found.
 //! - **Unknown.** A write that was sent and not answered is `Unknown`, never an error: it may or
-//!   may not have happened. The caller repeats it with the same attempt, which then finds itself.
+//!   may not have happened. The caller repeats it with the same attempt, which then finds its own grant.
 //!   An `Err` from a call that writes says that nothing was written.
 //! - **Giving up** an acquisition also stops a copy of it that arrives later, once or twice.
 //! - **In time.** Every call but `info` takes a deadline and returns by then.
 //! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call
 //!   that would change it, and stays as it is. Of a higher minor format it is used.
 //!
-//! How each store does each call stands in the crate's design page.
+//! The crate's design page says how each store does each call.
 //!
 //! [`swap`]: Backend::swap
 
@@ -82,7 +82,7 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// (`instead_of`) and the replacing of the same owner.
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired>;
 
-    /// Extends the lease while the grant stands, expired or not. Never moves an end backwards.
+    /// Extends the lease while the grant holds, expired or not. Never moves an end backwards.
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed>;
 
     /// Removes the holder and keeps the token.
@@ -96,12 +96,12 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// Writes the whole record if nothing changed since `seen`; `None` deletes the row.
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped>;
 
-    /// Tells each of `keys` to `to` when it may have become free, from this call's return until the next call,
-    /// which replaces the set; an empty one ends the telling. What happened before is not told: the caller looks
-    /// once more. A key of both sets is told without a gap: to the old `to` until the new one is in use. A key may
-    /// be told for nothing; that a lease ends by time is never told.
+    /// Sends each of `keys` to `to` when it may have become free, from this call's return until the next call,
+    /// which replaces the set; an empty one ends it. What happened before is not sent: the caller looks once more. A
+    /// key of both sets is reported without a gap: to the old `to` until the new one is in use. A key may be sent for
+    /// nothing; the end of a lease by time is never sent.
     ///
-    /// `false`: it can't tell. Then, and when it can tell no longer, it drops `to`.
+    /// `false`: it can't report. Then, and when it can report no longer, it drops `to`.
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;
 }
 
@@ -168,12 +168,12 @@ fn object_id() -> String {
     random.fold(format!("{seconds:08x}"), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// What [`Backend::schema`] shall do.
+/// What [`Backend::schema`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
     /// Say whether the store can be used; an error also for what `Create` would make.
     Check,
-    /// The same when a client is made. What `Create` would make is only a warning: else nobody could connect to make it.
+    /// The same when a client is made. What `Create` would make is only a warning, since who makes it must connect first.
     Connect(Missing),
     /// Say what `Create` would do.
     Describe,
@@ -282,14 +282,14 @@ impl Seen {
 pub enum Acquired {
     /// The attempt holds the key.
     Granted {
-        /// The entry as it stands.
+        /// The entry as it is.
         holder: Holder,
-        /// It stood before this request.
+        /// An earlier copy of the same request put it there.
         repeated: bool,
         /// The store's now, as late as it may be.
         now: StoreTime,
     },
-    /// Others hold the key; for a transfer: the old grant does not stand.
+    /// Others hold the key; for a transfer: the old grant holds no longer.
     Refused(Seen),
     /// No answer came.
     Unknown(Error),
@@ -298,14 +298,14 @@ pub enum Acquired {
 /// The answer to [`Backend::renew`].
 #[derive(Debug)]
 pub enum Renewed {
-    /// The grant stands until then.
+    /// The grant holds until then.
     Until {
         /// The end of the lease.
         until: End,
         /// The store's now, as late as it may be.
         now: StoreTime,
     },
-    /// The grant does not stand; what does.
+    /// The grant holds no longer; what was found instead.
     Lost(Seen),
     /// No answer came.
     Unknown(Error),
@@ -314,7 +314,7 @@ pub enum Renewed {
 /// The answer to [`Backend::release`].
 #[derive(Debug)]
 pub enum Released {
-    /// The grant stood and is gone.
+    /// The grant held, and is gone.
     Done,
     /// Nobody holds the key.
     Free,
@@ -335,7 +335,7 @@ pub enum Swapped {
     Unknown(Error),
 }
 
-/// What [`Backend::read`] shall find.
+/// What [`Backend::read`] finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The record of one key.

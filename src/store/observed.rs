@@ -1,4 +1,4 @@
-//! The one way from the client to its store: every request is told to the observer, and every
+//! The one way from the client to its store: every request is reported to the observer, and every
 //! error learns which key and which store it is about.
 
 use std::any::Any;

@@ -11,7 +11,7 @@ pub trait Transactional {
     /// Reads the record of `key` (a missing one where there is no row), applies `transition` and
     /// writes its record if it gives one, all in one transaction.
     ///
-    /// A store may stamp what it writes with the time of its commit; then what stands says it.
+    /// A store may stamp what it writes with the time of its commit; then the answer has the times of the record that was written.
     fn transact<A: Send + 'static>(
         &self,
         key: &str,
@@ -34,7 +34,7 @@ pub enum Durability {
 /// How a transaction went.
 #[derive(Debug)]
 pub enum Transacted<A> {
-    /// It is committed, or there was nothing to write. What stands now.
+    /// It is committed, or there was nothing to write. The record as it is now.
     Done(A, Seen),
     /// The commit was not answered.
     Unknown(Error),

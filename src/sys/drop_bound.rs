@@ -11,7 +11,7 @@ thread_local! {
     static BY: Cell<Option<DropBy>> = const { Cell::new(None) };
 }
 
-/// Whose drop it is: what belongs to another client has a bound of its own, for nobody else would release it.
+/// Whose drop it is: what belongs to another client has a bound of its own, since only that client releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(usize);
 

@@ -142,7 +142,7 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     Ok(done)
 }
 
-/// Waits for the closure; after a stop only for as long as that allows. Tells whether it ended.
+/// Waits for the closure; after a stop only for as long as that allows. Whether it ended.
 fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
     select! {
         recv(done) -> _ => return true,

@@ -124,7 +124,7 @@ impl Standing {
         self.crew.lock().contains(&std::thread::current().id())
     }
 
-    /// Waits for its end until `by`, but not on a thread that it needs for that. Tells whether time is over.
+    /// Waits for its end until `by`, but not on a thread that it needs for that. Whether time is over.
     fn is_late(&self, by: Instant) -> bool {
         !self.is_crew() && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
     }

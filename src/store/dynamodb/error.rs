@@ -28,8 +28,8 @@ pub(super) enum Own {
     Denied { table: String },
 
     #[error(
-        "access is denied; to make the table {table:?} as it shall be the credentials need dynamodb:{right}; schema() \
-         tells what to ask for"
+        "access is denied; to make the table {table:?} as it must be the credentials need dynamodb:{right}; schema() \
+         says what to ask for"
     )]
     MayNotMake { table: String, right: &'static str },
 

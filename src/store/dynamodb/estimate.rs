@@ -20,7 +20,7 @@ pub(super) const SLACK: Duration = Duration::from_millis(100);
 /// Only what was never held or was released ended before this: 1970-01-02.
 const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 
-/// A clock runs wrong by at most one part in so many (500 ppm), which is also as fast as NTP corrects one.
+/// A clock drifts by at most one part in this many (500 ppm), which is also as fast as NTP corrects one.
 const DRIFT: u128 = 2_000;
 /// An answer that is no older than this is as good as a new one.
 const FRESH: Duration = Duration::from_secs(10);
@@ -116,7 +116,7 @@ impl Estimate {
             |now| Moment { now: StoreTime::from_nanos(now), width: ahead.width(), at, age, ahead, before, grace };
         let middle = ahead.middle(at);
         if !moment(middle).is_known() {
-            // It may be far off: nothing shall cling to it.
+            // It may be far off, so no later time is bound by it.
             return Some(moment(middle));
         }
         let least = known.given.map_or(middle, |(given, when)| {
@@ -163,10 +163,9 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace of all others does
-    /// not cover is taken off its own lease.
+    /// As late as it may be. A holder takes off its own lease what of the width the grace of all others does not cover.
     ///
-    /// The holder may be behind by half its width w, and whoever takes over ahead by half of the widest that decides,
+    /// The holder may be behind by half its width w, and the client that takes over ahead by half of the widest that decides,
     /// its grace g and `SLACK`. What is taken off here and the wait for g leave the takeover at most
     /// `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end without its
     /// margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
@@ -176,7 +175,7 @@ impl Moment {
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
 
-    /// What the rules decide by. While too little is known nobody is taken over.
+    /// What the rules decide by. While the time is not known well enough, nobody is taken over.
     pub fn times(&self) -> Times {
         let expired_before = if self.is_known() { self.now.minus(self.grace.own) } else { ONLY_RELEASED };
         Times { now: self.now, expired_before, stamp: self.stamp() }
@@ -186,7 +185,7 @@ impl Moment {
         self.before.is_none() && self.width <= self.grace.own + SLACK
     }
 
-    /// Whether a new answer could tell it better, which is worth a request where it may be off by more than the
+    /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than the
     /// grace, and than this.
     pub fn is_old(&self, most: Duration) -> bool {
         let is_wide = self.width > (self.grace.own + SLACK).max(most);
@@ -219,7 +218,7 @@ impl Moment {
         micros(self.now)
     }
 
-    /// So far ahead of every client's stamp.
+    /// A stamp that is this far ahead of every client's.
     pub fn late_stamp(&self, ahead: Duration) -> u64 {
         micros(self.upper_bound().plus(self.grace.own + ahead))
     }

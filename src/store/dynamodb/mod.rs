@@ -52,11 +52,11 @@ pub use open::{DynamodbOptions, Protection, Settings};
 
 /// The key that nobody has, which is read for the service's time. Its row says the grace.
 const NOBODYS: &str = "\u{1}time";
-/// More given-up grant ids than this make place for a floor.
+/// More given-up grant ids than this are replaced by a floor under all tokens to come.
 const MANY_GIVEN_UP: usize = 8;
-/// A row of so many bytes is warned of.
+/// A row with more bytes than this is logged as a warning.
 const LARGE: usize = 20 * 1_024;
-/// With the grace, which bounds how far two clients' times are apart, farther ahead than any client's time.
+/// A time that is the grace and this ahead is later than any client's time: two of them differ by less than the grace.
 const AHEAD: Duration = Duration::from_secs(2);
 
 /// See the module.
@@ -106,8 +106,8 @@ impl Dynamodb {
         self.estimate.moment(self.clock.now(), self.grace_now()).ok_or_else(missing)
     }
 
-    /// Now, for a write that needs it known to the grace or to `most`: another answer is asked for first where the last
-    /// one is too old for that, or in doubt.
+    /// Now, for a write that needs the time to within the grace, or to within `most` where that is more. Asks the service
+    /// first where the last answer is too old for that, or in doubt.
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         if self.moment()?.is_old(most) {
             self.read_time(by)?;
@@ -116,7 +116,7 @@ impl Dynamodb {
     }
 }
 
-/// So many shared holders can renew at this interval: each renewal writes the whole row, 256 bytes for each of them,
+/// How many shared holders can renew at this interval: each renewal writes the whole row, 256 bytes for each of them,
 /// the service writes 1,000 KB of a row in a second, and a row may have 400 KB.
 fn most_shared(heartbeat: Duration) -> u32 {
     let by_rate = (4_000.0 * heartbeat.as_secs_f64()).sqrt();

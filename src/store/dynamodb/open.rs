@@ -21,7 +21,7 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
-/// One answer can tell the time no better than to a second; more than this beside it is worth another.
+/// One answer gives the time to a second at best; where it is less exact than this, another answer is worth its request.
 const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
 
 const MAX_GRACE: Duration = Duration::from_secs(60);
@@ -45,12 +45,12 @@ pub struct DynamodbOptions {
     pub interceptors: Vec<SharedInterceptor>,
 }
 
-/// What [`Schema::Create`](crate::store::Schema::Create) sees to beside the table itself.
+/// What [`Schema::Create`](crate::store::Schema::Create) turns on for the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Protection {
     /// The service refuses to delete the table.
     pub deletion: bool,
-    /// The service keeps what is needed to restore the table of any moment of the last weeks.
+    /// The service keeps what it needs to restore the table as it was at any moment of the last weeks.
     pub recovery: bool,
 }
 
@@ -64,7 +64,7 @@ pub enum Settings {
         /// Another endpoint than the region's.
         endpoint: Option<String>,
     },
-    /// What the user made. Only its settings are used: connections of our own.
+    /// A configuration of the user's. Only its settings are used; the connections are our own.
     Given(Box<SdkConfig>),
 }
 
@@ -222,7 +222,7 @@ pub(super) async fn client(options: DynamodbOptions) -> Result<Client> {
     let config = match options.settings {
         Settings::Given(config) => {
             let mut builder = config.into_builder();
-            // Connections belong to the runtime that made them, and the user's may stand still while we wait.
+            // Connections belong to the runtime that made them, and the user's runtime may be blocked while we wait.
             builder.set_http_client(None);
             builder.build()
         }

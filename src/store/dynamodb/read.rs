@@ -12,7 +12,7 @@ use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// How many rows a page looks at: a table with little throughput must yield them within one request's timeout.
+/// How many rows a page looks at: a table with little throughput must return them within one request's timeout.
 const PAGE: i32 = 200;
 
 impl Dynamodb {

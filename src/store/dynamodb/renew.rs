@@ -12,7 +12,7 @@ use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
 use crate::store::{Attempt, Renewal, Renewed};
 use crate::sys::deadline::Deadline;
 
-/// Whose end is the latest of the row after a renewal.
+/// Who has the latest end in the row after a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowEnd {
     Ours,
@@ -27,7 +27,7 @@ impl Dynamodb {
         by: &Deadline,
     ) -> Result<Renewed, DynamodbError> {
         let lease = renewal.lease;
-        // An end that is off by a part of the lease is of use.
+        // A renewal may be off by a tenth of its lease.
         let most = match lease {
             Lease::For(lease) => lease / 10,
             Lease::Forever => Duration::MAX,

@@ -28,7 +28,7 @@ const WAITING: u8 = 0;
 const SENT: u8 = 1;
 const CALLED_OFF: u8 = 2;
 
-/// Follows a request: whether it left, and what its answer says of the time.
+/// Follows a request: whether it left this host, and what its answer says of the time.
 #[derive(Clone, Debug)]
 pub(super) struct Stamp(Arc<Stamping>);
 
@@ -87,7 +87,7 @@ impl Intercept for Stamp {
         _config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let headers = context.response().headers();
-        // What comes from a proxy says nothing of the service's clock.
+        // A proxy's answer has the proxy's date.
         let is_the_services = headers.get("x-amzn-requestid").is_some();
         let date = headers.get("date").filter(|_| is_the_services);
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
@@ -101,7 +101,7 @@ impl Intercept for Stamp {
 /// What an operation answers on the driver's thread.
 pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 
-/// Whose table, for the errors.
+/// The table, also for the errors.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub table: String,

@@ -22,7 +22,7 @@ pub(super) struct Doubted(Option<Item>);
 #[derive(Debug)]
 pub(super) struct Unanswered {
     moment: Moment,
-    /// The latest of their `expired_before`: the lease of whomever one of the copies replaced had ended by then.
+    /// The latest of their `expired_before`: a holder that one of the copies replaced had a lease that ended by then.
     expired_before: StoreTime,
 }
 
@@ -43,15 +43,15 @@ impl Unanswered {
 }
 
 impl Dynamodb {
-    /// Whether an unanswered grant was decided by a time that had not come: it may have replaced somebody who lives.
-    /// Whom, nobody knows any more. A transfer replaces its own grant, whatever the time.
+    /// Whether an unanswered grant was decided by a time that had not come: it may have replaced a live holder, and
+    /// nobody knows which one. A transfer replaces its own grant, whatever the time.
     pub(super) fn was_early(attempt: &Attempt, moment: &Moment) -> bool {
         let sent = Unanswered::of(attempt);
         attempt.ask.instead_of.is_none() && sent.is_some_and(|sent| moment.was_behind(&sent.moment))
     }
 
-    /// Lets such a grant stand, of use to nobody, until whom it replaced has heard of it: for a lease from now on, and at
-    /// least until the lease of whom it replaced has ended by the right time, too.
+    /// Leaves such a grant in the row, unused, until the holder that it replaced has heard of its loss: for a lease from
+    /// now on, and at least until that holder's lease is over by the right time, too.
     pub(super) fn lapsing(&self, attempt: &Attempt, found: &Found, moment: &Moment) -> Expr {
         let mut next = found.record.clone();
         let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.expired_before);
@@ -63,13 +63,13 @@ impl Dynamodb {
         self.whole(found, &next, moment)
     }
 
-    /// The row as it was before this attempt was granted, if an earlier call could not settle that.
+    /// The row as it was before this attempt was granted, if an earlier call could not finish the undoing.
     pub(super) fn doubted(attempt: &mut Attempt) -> Option<Option<Item>> {
         let native = attempt.native.take_if(|native| native.is::<Doubted>())?;
         native.downcast::<Doubted>().ok().map(|doubted| doubted.0)
     }
 
-    /// Finds out what is right, and gives the key back to those who may live and were replaced.
+    /// Reads the row, and gives the key back to the live holders that were replaced, if there are any.
     pub(super) fn settle_doubt(&self, attempt: &mut Attempt, old: Option<Item>, by: &Deadline) -> Acquired {
         let answer = self.give_back(attempt, old.as_ref(), by).unwrap_or_else(|error| Acquired::Unknown(error.into()));
         attempt.native = None;
@@ -81,7 +81,7 @@ impl Dynamodb {
 
     fn give_back(&self, attempt: &Attempt, old: Option<&Item>, by: &Deadline) -> Result<Acquired, DynamodbError> {
         let (key, ask) = (&attempt.key, &attempt.ask);
-        // A damaged row had no holder that could be told.
+        // A damaged row had no holder that can be given the key back.
         let old = Found::new(key, old.cloned()).map_or_else(|_| LockRecord::missing(key), |found| found.record);
         loop {
             let moment = self.sure_moment(Duration::ZERO, by)?;

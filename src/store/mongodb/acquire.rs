@@ -1,5 +1,5 @@
-//! To be granted a key: one `findAndModify`, whose answer is the document as it stands afterwards and the server's time.
-//! What it says is read, not concluded.
+//! To be granted a key: one `findAndModify`, whose answer is the document as it is afterwards and the server's time.
+//! What became of the request is read from that document.
 
 use mongodb::bson::oid::ObjectId;
 
@@ -17,7 +17,7 @@ impl Mongodb {
         let ask = &attempt.ask;
         let id = ours(&ask.grant)?;
         let old = match &ask.instead_of {
-            // A grant of another store stands nowhere here.
+            // A grant of another kind of store is in no document.
             Some((grant, of)) => Some((ours(grant)?, token(*of).map_err(invalid)?)),
             None => None,
         };

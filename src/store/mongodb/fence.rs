@@ -1,4 +1,4 @@
-//! Whether a grant stands, asserted inside a user's own transaction.
+//! Whether a grant holds, asserted inside a user's own transaction.
 
 use mongodb::bson::{Document, doc};
 use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR};
@@ -72,7 +72,7 @@ impl Assertion {
         }
     }
 
-    /// What the driver's own loop over transactions understands.
+    /// As an error that the driver's own loop over transactions understands.
     pub(crate) fn judge(&self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
         match matched? {
             0 => Err(DriverError::custom(self.lost.clone())),
@@ -81,7 +81,7 @@ impl Assertion {
     }
 }
 
-/// The driver tells the state of a session by this alone.
+/// Only this error of the driver's shows the state of a session.
 fn is_in_progress(error: &DriverError) -> bool {
     matches!(error.kind.as_ref(), DriverKind::Transaction { message, .. } if message.contains("already in progress"))
 }

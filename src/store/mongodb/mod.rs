@@ -3,7 +3,7 @@
 //! Atomic: each call is one `findAndModify` with a pipeline that means the pure transition of its name; a swap
 //! compares what was read. Clock: the server's, `$$NOW`, to the millisecond; there is no grace. Unanswered: lost
 //! connections and timeouts after a request may have left, errors that interrupt a write, and every write concern
-//! error, for an answer that the majority does not have is none. Giving up: acquire and release go in one session,
+//! error, since only what the majority has counts. Giving up: acquire and release go in one session,
 //! whose numbered writes stop an acquire that comes after its release.
 //!
 //! The driver lives on one thread. It repeats a write once by itself, with its number, so that it is done once: what
@@ -54,7 +54,7 @@ pub struct Mongodb {
     topology: Topology,
     /// The collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
-    /// It was said that waiters are not told.
+    /// It was logged that waiters poll.
     said_deaf: AtomicBool,
     register: Arc<session::Register>,
     driver: Driver<send::Owned>,

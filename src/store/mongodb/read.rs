@@ -32,7 +32,7 @@ impl Mongodb {
                 };
                 return Ok(Page { records: vec![found.seen()], next: None });
             }
-            // Compared byte by byte. What begins with the prefix stands together, from the prefix on.
+            // Compared byte by byte, so that the keys with this prefix follow each other, from the prefix on.
             Which::Prefix(prefix) => doc! { "resource": { "$gte": prefix } },
             Which::LockId(id) => doc! { "$or": [{ "exclusive.lockId": id }, { "shared.locks.lockId": id }] },
         };
@@ -93,7 +93,7 @@ impl Mongodb {
                 return Ok(rows);
             }
             let most_i64 = i64::try_from(most).unwrap_or(i64::MAX);
-            // One batch, so that no cursor stays.
+            // One batch, so that no cursor is left open.
             let batch = u32::try_from(most + 1).unwrap_or(u32::MAX);
             let request = request.sort(doc! { "resource": 1 }).limit(most_i64).batch_size(batch);
             let mut cursor = request.await?;

@@ -1,4 +1,4 @@
-//! To extend a lease while its grant stands: one `findAndModify`, whose answer is the document as it stands afterwards.
+//! To extend a lease while its grant holds: one `findAndModify`, whose answer is the document as it is afterwards.
 
 use super::acquire::ours;
 use super::error::MongodbError;

@@ -1,4 +1,4 @@
-//! The collection and its indexes: looked at, told about, made. Without the unique index mongo-lock, or an older version
+//! The collection and its indexes: checked, described, made. Without the unique index mongo-lock, or an older version
 //! of ours, could make a second document of a key, and both would be granted: nothing is written before it was seen.
 //! Between clients of this version the `_id` of the documents keeps keys apart, too, so that nothing breaks when
 //! somebody drops the index later.
@@ -49,7 +49,7 @@ impl Mongodb {
         }
     }
 
-    /// For those who make it another way.
+    /// The commands for those who make the collection by other means.
     fn commands(&self) -> String {
         let name = &self.collection;
         let unique =
@@ -91,7 +91,7 @@ impl Mongodb {
         format!("the collection {:?} does not exist; create_schema() makes it", self.collection)
     }
 
-    /// Else nobody could connect to make it. Every use of it is an error.
+    /// Only a warning, since who makes the collection must connect first. Every use of a missing one is an error.
     fn warn(&self, text: String) -> String {
         log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
         text

@@ -12,7 +12,7 @@ use crate::store::failure::Fate;
 use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 
-/// The version is raised by swaps alone: else one that writes what stands already would change nothing.
+/// Only swaps raise the version, so that even a swap that writes the same fields changes the document.
 const COMPARED: [&str; 7] = ["exclusive", "shared", "fence", "kind", "pins", "format", "version"];
 
 /// The native part of what was read: the document as the server has it.

@@ -1,4 +1,4 @@
-//! Tells waiters when a key may have become free: one change stream for all keys that somebody waits for.
+//! Wakes waiters when a key may have become free: one change stream for all keys that somebody waits for.
 //!
 //! The server sends what happened to the documents of these keys, but for mere heartbeats and for grants of what was
 //! free. A stream for another set of keys goes on where the last one was, so that nothing is missed in between. A
@@ -37,7 +37,7 @@ pub(super) struct Waking(RefCell<Option<Telling>>);
 
 struct Telling {
     task: AbortHandle,
-    /// Up to where it has told; none once it has ended: from there on the server may have to search for days.
+    /// Where the next stream goes on; none once this one has ended: from there on the server may have to search for days.
     resume_at: Rc<RefCell<Option<ResumeToken>>>,
 }
 
@@ -65,13 +65,13 @@ impl Mongodb {
                 owned.waking.0.take();
                 return Ok(());
             }
-            // It ends here, when the new one stands. It also ends where that can't be opened, so that no call tries to
-            // go on from the same place again.
+            // The last stream ends with this call, also where the new one can't be opened, so that no later call goes on
+            // from the same place.
             let last = owned.waking.0.take();
             let resume_at = last.as_ref().and_then(|telling| telling.resume_at.borrow().clone());
             let watch = Watch { keys, owned: owned.clone() };
             let opened = match watch.open(resume_at, limit).await {
-                // What it knew up to is known no longer.
+                // The server no longer has what happened since.
                 Err(error) if is_history_lost(&error) => watch.open(None, limit).await?,
                 opened => opened?,
             };
@@ -96,7 +96,7 @@ impl Mongodb {
         if !self.said_deaf.swap(true, Ordering::Relaxed) {
             log::warn!(
                 target: "leasehold::mongodb", store:? = self.info.label;
-                "waiters are not told when a lock is free, and poll: {why}"
+                "waiters are not woken when a lock is free, and poll: {why}"
             );
         }
     }
@@ -152,7 +152,7 @@ impl Watch {
         Ok((ids, session.operation_time()))
     }
 
-    /// Tells until the stream breaks or nobody listens; with it goes the channel.
+    /// Reports until the stream breaks or nobody listens. The channel ends with it.
     async fn run(self, opened: Opened, to: Sender<String>, resume_at: Rc<RefCell<Option<ResumeToken>>>) {
         self.pass_on(opened, &to, &resume_at).await;
         resume_at.borrow_mut().take();
@@ -192,7 +192,7 @@ impl Watch {
     }
 }
 
-/// Anything but a heartbeat and a grant of what was free. An end that comes sooner says so in a field of its own.
+/// Anything but a heartbeat and a grant of a free key. A lease that is made shorter sets a field of its own.
 fn is_news() -> Document {
     let fields = doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
     let of_heartbeat = doc! { "$regexMatch": { "input": "$$field.k", "regex": r"(expiresAt|renewedAt)$|^asserts$" } };

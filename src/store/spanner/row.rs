@@ -106,7 +106,7 @@ impl Row {
         Ok((now, Some((name, row))))
     }
 
-    /// The row as it stands once it was committed.
+    /// The row as it is once it was committed.
     pub fn committed(mut self, at: StoreTime) -> Row {
         for stamp in [&mut self.heartbeat, &mut self.token].into_iter().flatten() {
             *stamp = At::Time(stamp.or(at));

@@ -1,4 +1,4 @@
-//! Whether a grant stands, asked inside a user's own transaction.
+//! Whether a grant holds, asked inside a user's own transaction.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::store::fence::Standing;
 /// not. Where its view of the file is an old one by now, that is refused.
 const CLAIM: &str = "UPDATE main.locks SET version = version WHERE key IS NULL";
 
-/// An error of kind `Lost` unless the grant stands in the file of `conn`, by what `conn`'s transaction sees.
+/// An error of kind `Lost` unless the grant holds in the file of `conn`, by what `conn`'s transaction sees.
 pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     let lock = standing.lock;
     let failed = |error: SqliteError| Error::from(error).with_key(&lock.key);

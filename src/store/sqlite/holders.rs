@@ -120,7 +120,7 @@ pub(super) fn pins_from_text(text: &str) -> Result<BTreeSet<String>, String> {
     list.iter().map(|pin| pin.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
 }
 
-/// When clocks other than its own first saw a holder as it stands: by grant id, the earliest first. One place for
+/// When clocks other than its own first saw a holder as it is: by grant id, the earliest first. One place for
 /// each clock: two that overwrote each other's would both wait for ever.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sightings(BTreeMap<String, Vec<Sighting>>);

@@ -121,7 +121,7 @@ impl Row {
         View { record, sightings }
     }
 
-    /// Whether this grant stands with times of another clock.
+    /// Whether this grant holds with times of another clock.
     pub(super) fn is_foreign(&self, grant: &GrantId, clock: &str) -> bool {
         self.entry(grant).is_some_and(|entry| entry.clock != clock)
     }

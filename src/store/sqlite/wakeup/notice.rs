@@ -67,7 +67,7 @@ mod system {
             self.writes.is_some()
         }
 
-        /// Waits for the bell, or so long, or for a write; tells whether one came.
+        /// Waits for the bell, or so long, or for a write; whether one came.
         pub fn wait_for_write(&self, limit: Duration) -> bool {
             let Some(writes) = &self.writes else {
                 self.wait(limit);
@@ -78,7 +78,7 @@ mod system {
             self.take_writes()
         }
 
-        /// Takes the notices of all writes that came so far; tells whether there were any.
+        /// Takes the notices of all writes that came so far; whether there were any.
         pub fn take_writes(&self) -> bool {
             let Some(writes) = &self.writes else { return false };
             std::iter::from_fn(|| writes.read_events().ok()).take_while(|events| !events.is_empty()).count() > 0
@@ -135,13 +135,13 @@ mod system {
             false
         }
 
-        /// Waits for the bell, or so long, or for a write; tells whether one came.
+        /// Waits for the bell, or so long, or for a write; whether one came.
         pub fn wait_for_write(&self, limit: Duration) -> bool {
             self.wait(limit);
             false
         }
 
-        /// Takes the notices of all writes that came so far; tells whether there were any.
+        /// Takes the notices of all writes that came so far; whether there were any.
         pub fn take_writes(&self) -> bool {
             false
         }
