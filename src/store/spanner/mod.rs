@@ -45,7 +45,7 @@ pub struct Spanner {
     driver: Driver<open::Handles>,
 }
 
-/// Whose table, and how its rows are read.
+/// The table, and how its rows are read.
 #[derive(Debug)]
 struct Target {
     database: String,
@@ -115,7 +115,7 @@ impl Backend for Spanner {
         transactional::release(self, attempt, purpose, by)
     }
 
-    /// A poll is as strong as any read: a stale one would not tell the time.
+    /// A poll is as strong as any read: a stale read would not give the time.
     fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, by: &Deadline) -> Result<Page> {
         Ok(self.read_page(which, from, by)?)
     }

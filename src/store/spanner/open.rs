@@ -25,11 +25,11 @@ const REST_ABOVE_GRPC: u16 = 10;
 /// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
 pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
 
-/// How long nothing may come from the service while something is asked, until a new connection is made.
+/// A new connection is made when requests are under way and nothing has come from the service for this long.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long that may take.
+/// How long making a connection may take.
 const RENEWING: Duration = Duration::from_secs(10);
-/// How long the last new connection is used at the most, however silent it is.
+/// After this time a silent connection is replaced again, however often that was of no use before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What `Spanner::open` needs to know.
@@ -107,7 +107,7 @@ impl SpannerOptions {
         format!("spanner:{}?table={}", self.database, self.table)
     }
 
-    /// Refuses what the service would, before anything is sent. The table's name stands in statements.
+    /// Refuses what the service would, before anything is sent. The table's name is a part of statements.
     pub fn validate(&self) -> Result<()> {
         let is_named = |name: &str| {
             let is_legal = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
@@ -153,14 +153,14 @@ pub(super) struct Handles {
     options: SpannerOptions,
     /// Where REST is served, when it is not where the SDK looks.
     pub admin_endpoint: Option<String>,
-    /// The emulator can do no more: found out when it says so.
+    /// The emulator, which has one transaction at a time: known once it has said so.
     pub one_at_a_time: Cell<bool>,
-    /// Whose turn it is then.
+    /// Held by the one transaction that runs then.
     pub turn: tokio::sync::Mutex<()>,
-    /// Since when something was asked and nothing answered.
+    /// Since when requests are under way and none was answered.
     silent_since: Cell<Option<Instant>>,
     is_renewing: Cell<bool>,
-    /// Until when no new connection is made because of silence, and how long that was put off.
+    /// Until when silence makes no new connection, and how long that pause is.
     pause: Cell<(Instant, Duration)>,
 }
 
@@ -214,12 +214,12 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
 }
 
 impl Handles {
-    /// What requests of now go through.
+    /// The connection and session for requests that begin now.
     pub fn live(&self) -> Rc<Live> {
         self.live.borrow().clone()
     }
 
-    /// Waits so long for what asks the service. `heard`: what of the service is in its outcome.
+    /// Waits up to `limit` for `asks`, a request. `heard`: what its outcome says of the service.
     ///
     /// The SDK never looks whether its connection still carries anything. One that a router forgot is silent until the
     /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier. Nor does the SDK make a
@@ -252,13 +252,13 @@ impl Handles {
         self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE)
     }
 
-    /// A new connection does not help where the service is slow: the next one is made after twice the time.
+    /// A new connection is of no use where the service itself is slow: the next pause is twice as long.
     fn put_off(&self) {
         let next = (self.pause.get().1 * 2).min(LONGEST_PAUSE);
         self.pause.set((Instant::now() + next, next));
     }
 
-    /// Connects anew, once at a time and beside what is under way. What fails leaves the old connection in use.
+    /// Connects anew, once at a time and beside what is under way. Where that fails, the old connection stays in use.
     fn renew(self: &Rc<Self>) {
         if self.is_renewing.replace(true) {
             return;
@@ -277,7 +277,7 @@ impl Handles {
     }
 }
 
-/// What of the service is in the outcome of a request.
+/// What the outcome of a request says of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     /// It answered, if only that it refuses.

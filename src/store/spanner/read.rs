@@ -46,7 +46,7 @@ impl Target {
         }
     }
 
-    /// Always one row, so that a missing lock tells the time, too.
+    /// Always one row, so that there is a time also where the lock is missing.
     pub fn query_key(&self, key: &str) -> Statement {
         let columns = columns();
         let sql = format!(

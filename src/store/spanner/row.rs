@@ -30,10 +30,10 @@ pub(super) const COLUMNS: [&str; 14] = [
     "given_up",
 ];
 
-/// The lock id of a row with shared holders, which no holder has: by it the index finds the row, and no heartbeat,
-/// join or leave changes the index.
+/// The lock id of a row with shared holders: the index finds the row by it, and no heartbeat, join or leave changes the
+/// index. No holder has it as its own.
 pub(super) const SEE_HOLDERS: &str = "";
-/// What the commit puts its own timestamp for.
+/// The commit replaces this value by its own timestamp.
 const COMMIT_TIMESTAMP: &str = "spanner.commit_timestamp()";
 const NANOS: i64 = 1_000_000_000;
 const MICRO: Duration = Duration::from_micros(1);
@@ -42,7 +42,7 @@ const MICRO: Duration = Duration::from_micros(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     Time(StoreTime),
-    /// That of the commit which writes it.
+    /// The timestamp of the commit that writes it.
     Commit,
 }
 
@@ -53,7 +53,7 @@ pub(super) enum Stamps {
     Records,
 }
 
-/// The columns of a row.
+/// A row: one field for each of its columns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
     /// Null: nobody holds it.
@@ -74,7 +74,8 @@ pub(super) struct Row {
     pub kind: Option<String>,
     pub pins: Option<Vec<String>>,
     pub format: Option<String>,
-    /// The last acquisition that was given up. Written, so that older reads of it break; nothing is decided by it.
+    /// The last acquisition that was given up. Nothing is decided by it: the write of it aborts transactions that read the
+    /// row before.
     pub given_up: Option<String>,
 }
 
@@ -100,13 +101,13 @@ impl Row {
             format: get(answer, 14)?,
             given_up: get(answer, 15)?,
         };
-        // What is committed is past: the time is later, by whichever of the service's clocks.
+        // A commit that can be read is past, whatever the clock of the service's host says.
         let stamps = [row.heartbeat, row.token].into_iter().flatten().map(At::time);
         let now = stamps.map(|at| floor(at).plus(MICRO)).fold(floor(time(&now)), StoreTime::max);
         Ok((now, Some((name, row))))
     }
 
-    /// The row as it is once it was committed.
+    /// The row after the commit, which came at this time.
     pub fn committed(mut self, at: StoreTime) -> Row {
         for stamp in [&mut self.heartbeat, &mut self.token].into_iter().flatten() {
             *stamp = At::Time(stamp.or(at));
@@ -247,12 +248,12 @@ impl Row {
         row
     }
 
-    /// What makes this row of `old`; none where they are the same.
+    /// Writes the columns in which this row differs from `old`.
     pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
         let mut builder = Mutation::new_insert_or_update_builder(table).set("name").to(key);
         let (new, old) = (self.values(), old.map(Row::values).unwrap_or_else(|| Row::default().values()));
         for ((column, new), old) in COLUMNS.into_iter().zip(new).zip(old) {
-            // What the commit stamps is another time, though it looks the same.
+            // The placeholder for the commit's timestamp looks the same and is another time.
             if new != old || new.as_str() == Some(COMMIT_TIMESTAMP) {
                 builder = builder.set(column).to(new);
             }
@@ -331,7 +332,7 @@ fn shifted(at: StoreTime, nanos: i64) -> StoreTime {
     StoreTime::from_nanos(at.as_nanos().saturating_add(nanos))
 }
 
-/// What is between them, in whole milliseconds, no less; it may be negative.
+/// The time between them in milliseconds, rounded up; it may be negative.
 fn lease_ms(from: StoreTime, until: End) -> Option<i64> {
     const MILLI: i64 = 1_000_000;
     match until {
@@ -360,7 +361,7 @@ fn entry(holder: &Holder) -> Json {
     put(
         "until",
         match holder.until {
-            // Never less than was promised.
+            // Rounded up: never less than was promised.
             End::At(until) => Some(at(shifted(until, 999)).into()),
             End::Never => None,
         },

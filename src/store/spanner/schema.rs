@@ -1,4 +1,4 @@
-//! The table: looked at, told about, made.
+//! The table: checked, described, made.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ const GOOGLES: &str = "https://spanner.googleapis.com";
 const LOOK: Duration = Duration::from_millis(250);
 /// How often the log says that a table is still being made.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// So many characters hold every text that is stored, whose bytes are counted.
+/// A column of this many characters holds every text that is stored: texts are bounded in bytes.
 const LONGEST: u32 = 1024;
 /// Columns that take the commit's timestamp.
 const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
@@ -45,7 +45,7 @@ const COLUMNS: [(&str, &str); 14] = [
     ("given_up", "STRING(MAX)"),
 ];
 
-/// A column as the service tells of it.
+/// A column as the service describes it.
 #[derive(Debug)]
 struct Column {
     kind: String,
@@ -53,7 +53,7 @@ struct Column {
     stamped: bool,
 }
 
-/// What the service tells of the table; without columns there is none.
+/// The table as the service describes it; without columns there is none.
 #[derive(Debug, Default)]
 struct Made {
     columns: BTreeMap<String, Column>,
@@ -62,7 +62,7 @@ struct Made {
 }
 
 impl Spanner {
-    /// Only GoogleSQL is spoken. Also the first request: it tells whether there is such a database.
+    /// Refuses a database of the other dialect. It is also the first request, which fails where there is no database.
     pub(super) fn check_dialect(&self, by: &Deadline) -> Result<(), SpannerError> {
         let sql = "SELECT option_value FROM information_schema.database_options \
                    WHERE option_name = 'database_dialect'";
@@ -107,7 +107,7 @@ impl Spanner {
             if statements.is_empty() {
                 return Ok(());
             }
-            // Where another process was faster, the next look tells.
+            // Where another process was faster, the next look sees it.
             let made = self.make(statements, by)?;
             if !made && !by.wait_for(LOOK) {
                 return Err(SpannerError::NotReady);
@@ -159,7 +159,7 @@ impl Spanner {
         })
     }
 
-    /// Tells whether it is done; not, if something else is being done to the schema.
+    /// Whether it is done; not where another change of the schema is under way.
     fn make(&self, statements: Vec<String>, by: &Deadline) -> Result<bool, SpannerError> {
         let (target, each) = (self.target.clone(), by.of_request().remaining());
         self.ask(by, move |handles, limit| async move {
@@ -194,7 +194,7 @@ async fn make(
         Ok(Err(error)) => return target.may_repeat(&error),
         Err(_) => return silent(None),
     };
-    let (started, mut told, mut answered) = (Instant::now(), Instant::now(), Instant::now());
+    let (started, mut logged, mut answered) = (Instant::now(), Instant::now(), Instant::now());
     loop {
         if let Some(status) = operation.error() {
             let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
@@ -204,8 +204,8 @@ async fn make(
         if operation.done {
             return Ok(true);
         }
-        if told.elapsed() >= PROGRESS {
-            told = Instant::now();
+        if logged.elapsed() >= PROGRESS {
+            logged = Instant::now();
             log::info!(target: "leasehold::spanner", table:? = target.table;
                 "the service is still making the table, after {} s", started.elapsed().as_secs());
         }
@@ -252,7 +252,7 @@ impl Target {
         format!("{}_lock_id", self.table)
     }
 
-    /// What makes of what was found what is needed.
+    /// The DDL that is missing to what was found.
     fn statements(&self, found: &Made) -> Vec<String> {
         let table = &self.table;
         let column = |(name, kind): &(&str, &str)| format!("{name} {kind}");
@@ -282,7 +282,7 @@ impl Target {
         COLUMNS.iter().map(|(name, _)| *name).filter(|name| !found.columns.contains_key(*name)).collect()
     }
 
-    /// What `statements` would mend.
+    /// What is missing, which `statements` would add.
     fn lacks(&self, found: &Made) -> Option<SpannerError> {
         if found.columns.is_empty() {
             let (database, table) = (self.database.clone(), self.table.clone());

@@ -88,7 +88,7 @@ enum Earlier {
     Maybe,
 }
 
-/// The SDK's own policy of repeats for a commit, and that one was made is noted.
+/// The SDK's own policy of repeats for a commit, which also notes each repeat.
 #[derive(Debug)]
 struct Repeats {
     own: SpannerRetryPolicy,
@@ -124,12 +124,12 @@ pub(super) enum Write {
     Delete,
 }
 
-/// How a transaction ended: what was decided on, and what stands now.
+/// How a transaction ended.
 pub(super) struct Done<A> {
     pub answer: A,
     /// What was read; after a write, with what it wrote.
     pub read: Read,
-    /// What was read may be what an earlier commit of it wrote.
+    /// What was read may be the work of an earlier commit of this transaction.
     pub may_be_own: bool,
 }
 
@@ -151,8 +151,8 @@ impl Spanner {
         })
     }
 
-    /// Reads the row of `key`, lets `decide` say what becomes of it, and commits that. What an error stops wrote
-    /// nothing, or its fate says that this is not known.
+    /// Reads the row of `key`, lets `decide` say what becomes of it, and commits that. After an error nothing was
+    /// written, unless its fate is unknown.
     pub(super) fn transaction<A, F>(&self, key: &str, by: &Deadline, decide: F) -> Answer<Done<A>>
     where
         A: Send + 'static,
@@ -291,7 +291,7 @@ impl TransactionRetryPolicy for UntilTheDeadline {
     }
 }
 
-/// What was not worth a commit was read.
+/// An answer that was ended without a commit was read all the same.
 pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
     match outcome.as_ref().err().map(|error| (error.status(), error)) {
         Some((Some(status), _)) if status.message.contains(NO_SESSION) => Heard::NoSession,

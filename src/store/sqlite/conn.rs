@@ -23,7 +23,7 @@ use crate::sys::log;
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest pause between two tries.
 const LAST_PAUSE: Duration = Duration::from_millis(10);
-/// So many writes in a row that others do not see may be an accident, if none was seen yet.
+/// Up to this many writes in a row that others do not see may be an accident, if none was seen yet.
 const MOST_UNSEEN: u32 = 10;
 
 /// A connection that is in the register until SQLite has closed it.
@@ -82,7 +82,7 @@ impl Drop for Conn {
     }
 }
 
-/// What stands in a log that is not the others' must not be written to the file when it is closed.
+/// A log that is not the others' must not be written to the file when the connection is closed.
 fn leave_log(conn: &Connection) {
     // It can only fail where SQLite is too old to know it.
     let _ = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
@@ -93,7 +93,7 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
     let doing = "open the database";
     let opened = Opened::new(path, file, by)?;
     let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
-    // One thread at a time uses a connection: it stands behind a mutex of ours.
+    // One thread at a time uses a connection: it is behind a mutex of ours.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Conn {
         conn: Connection::open_with_flags(path, flags).map_err(|source| explained(failed(source), path))?,
@@ -211,7 +211,7 @@ pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Res
     }
 }
 
-/// Repeats `what` while others stand in the way.
+/// Repeats `what` while others have the file locked.
 pub(super) fn busy_retried<T>(
     path: &Path,
     by: &Deadline,
@@ -238,7 +238,7 @@ pub(super) fn busy_retried<T>(
 pub(super) enum Begin {
     /// As the one writer, which waits for the others.
     Write,
-    /// As a reader, which waits for nobody and whom nobody waits for. Its first write is busy when somebody else
+    /// As a reader, which waits for nobody and holds up nobody. Its first write is busy when somebody else
     /// writes, or has written since it read: then all of it has to begin anew, to write.
     Read,
 }

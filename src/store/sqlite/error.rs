@@ -1,4 +1,4 @@
-//! What can go wrong here, told with the file's path and what to do.
+//! What can go wrong here, with the file's path and what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ pub(super) enum SqliteError {
 }
 
 impl SqliteError {
-    /// Whether somebody else stands in the way for the moment.
+    /// Whether somebody else has the file locked for the moment.
     pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
         matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }

@@ -10,8 +10,8 @@ use super::{Sqlite, identity, label};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::fence::Standing;
 
-/// Matches no row, and takes the write lock all the same, which what the transaction writes to an attached file does
-/// not. Where its view of the file is an old one by now, that is refused.
+/// Matches no row, and takes the write lock of the lock file all the same; a write to an attached file does not take it.
+/// SQLite refuses it where the transaction's view of the file is out of date.
 const CLAIM: &str = "UPDATE main.locks SET version = version WHERE key IS NULL";
 
 /// An error of kind `Lost` unless the grant holds in the file of `conn`, by what `conn`'s transaction sees.

@@ -1,4 +1,4 @@
-//! The file itself: making it, telling it from another one, and where it must not lie.
+//! The file itself: how it is made, how it is known from another one, and where it must not lie.
 
 use std::ffi::OsString;
 use std::fs;
@@ -30,7 +30,7 @@ pub(super) fn place(path: &Path) -> io::Result<u32> {
     let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let FileId(device, folder) = FileId::of(&fs::metadata(real.parent().unwrap_or(&real))?);
     let name = real.file_name().unwrap_or_default().as_encoded_bytes();
-    // FNV, the same in every process and version. Two places with one number would only not be told apart.
+    // FNV, the same in every process and version. Two places with the same number would only not be noticed.
     let bytes = device.to_le_bytes().into_iter().chain(folder.to_le_bytes()).chain(name.iter().copied());
     let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     Ok(hash.max(1))
@@ -268,7 +268,7 @@ fn check_file_system(_path: &Path, _at: &Path, _kernels: Kernels) -> Result<(), 
     Ok(())
 }
 
-/// The name of a file system that several kernels can share, by the number that `statfs` tells.
+/// The name of a file system that several kernels can share, by its number in `statfs`.
 #[cfg(target_os = "linux")]
 fn forbidden(magic: u32) -> Option<&'static str> {
     Some(match magic {

@@ -10,7 +10,7 @@
 //! noticed; and who puts another file in its place has to remove the `-wal` and `-shm` files beside it, or SQLite
 //! applies the old log to the new file, and takes its index for its own.
 //!
-//! Reads have a connection of their own and wait for no writer. `wakeup` tells waiters that a row has changed.
+//! Reads have a connection of their own and wait for no writer. `wakeup` wakes waiters when a row has changed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub struct Sqlite {
     watch: Watch,
 }
 
-/// The file, and the clock that its times are told by.
+/// The file, and the clock of its times.
 #[derive(Clone, Debug)]
 struct Target {
     path: PathBuf,

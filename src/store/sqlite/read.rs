@@ -117,7 +117,7 @@ impl Sqlite {
         if views.iter().any(|view| view.sightings.is_some())
             && let Err(error) = self.sight(rows.iter().zip(&views))
         {
-            // Whoever looks next tries again.
+            // The next read tries again.
             log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
         }
         let records = views.into_iter().map(|view| Seen { record: view.record, times, native: None }).collect();

@@ -52,7 +52,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// What stands for a key without a row.
+    /// For a key without a row.
     pub(super) fn missing(key: &str) -> Row {
         Row {
             key: key.to_owned(),
@@ -66,8 +66,8 @@ impl Row {
         }
     }
 
-    /// The format and the row of a key, or what stands for it. The format is read while the statement stands:
-    /// of the same state, and without a second read transaction.
+    /// The format and the row of a key, a missing one where there is none. The format is read while the statement is
+    /// open: from the same state of the file, and without a second read transaction.
     pub(super) fn read(conn: &Connection, path: &Path, key: &str) -> Result<(Format, Row), SqliteError> {
         let failed = |source| match schema::format(conn, path) {
             // It may have other columns.
@@ -121,7 +121,7 @@ impl Row {
         View { record, sightings }
     }
 
-    /// Whether this grant holds with times of another clock.
+    /// Whether the row has this grant with times of another clock.
     pub(super) fn is_foreign(&self, grant: &GrantId, clock: &str) -> bool {
         self.entry(grant).is_some_and(|entry| entry.clock != clock)
     }

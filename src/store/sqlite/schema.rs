@@ -73,7 +73,7 @@ pub(super) fn format(conn: &Connection, path: &Path) -> Result<Format, SqliteErr
 
 fn format_of(found: i64, path: &Path) -> Result<Format, SqliteError> {
     match found {
-        // Not said yet, or lost on the way through a dump.
+        // Not set yet, or lost in a dump.
         0 => Ok((FORMAT_MAJOR, FORMAT_MINOR)),
         found if found >= USER_VERSION + 1000 => Err(SqliteError::NewerFormat { path: path.to_owned(), found }),
         found if found < USER_VERSION => Err(SqliteError::ForeignVersion { path: path.to_owned(), found }),

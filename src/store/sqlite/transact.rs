@@ -26,7 +26,7 @@ impl Transactional for Claiming<'_> {
 }
 
 impl Sqlite {
-    /// Runs `work` in a transaction on the file that stands at the path; again if it began as a reader and could
+    /// Runs `work` in a transaction on the file that is at the path; again if it began as a reader and could
     /// not write, or if somebody's close has ended SQLite's write lock meanwhile.
     pub(super) fn write<T>(
         &self,
@@ -60,9 +60,9 @@ impl Sqlite {
         written.map_err(|error| self.target.explained(error))
     }
 
-    /// One transition on one key. A holder that stands with times of another clock and is spoken for by
-    /// `claim` is written anew on ours even if the transition changes nothing: its end on our clock is
-    /// later than on its own, so what its process is told must be what the others read.
+    /// One transition on one key. A holder with times of another clock that is the grant of `claim` is written anew on
+    /// ours even if the transition changes nothing: its end on our clock is
+    /// later than on its own, so what its process gets must be what the others read.
     fn transition<A>(
         &self,
         key: &str,
@@ -71,7 +71,7 @@ impl Sqlite {
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // An acquisition is the one that others refuse.
+        // Only an acquisition issues a token. It can be refused, and a refusal needs no write lock.
         let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
         let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
