@@ -50,7 +50,7 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtEnd {
     Release,
-    /// It stands on, as the lease of a name does.
+    /// It stays, as the lease of a name does.
     Keep,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Grant {
 
 /// What requests are sent with.
 pub(super) struct Requests {
-    /// Held by whoever sends one.
+    /// Locked while a request is sent.
     pub attempt: Mutex<Attempt>,
     /// For the release when a heartbeat hangs with `attempt`.
     pub spare: Mutex<Attempt>,
@@ -88,7 +88,7 @@ pub(super) struct Requests {
     pub handed: Mutex<Option<Attempt>>,
 }
 
-/// What the heartbeat is told.
+/// How the heartbeat is ended or hurried.
 pub(super) struct Beats {
     /// Ends it and its request.
     pub stop: CancelToken,
@@ -120,7 +120,7 @@ pub(super) enum Phase {
     Over,
 }
 
-/// Who says that a lock is lost.
+/// Who found that the lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LostBy {
     /// This host alone: the store may still have the grant.
@@ -185,7 +185,7 @@ impl Hold {
     }
 
     /// Starts the heartbeat if it is due at `now`; says when to try that. A thread that can't be started is
-    /// tried again until the deadline, like a request that fails, and the loss then tells why.
+    /// tried again until the deadline, like a request that fails, and the loss then says why.
     pub fn start_when_due(self: &Arc<Self>, now: BootTime) -> Option<BootTime> {
         let mut state = self.state.lock();
         let at = state.start_at.filter(|_| state.phase == Phase::Held)?;
@@ -249,8 +249,8 @@ impl Hold {
         self.is_own_process() && self.is_running()
     }
 
-    /// Whether the deadline is still to come. What was told to be over stays so, also for a renewal that is
-    /// being answered just now.
+    /// Whether the deadline is still to come. Once this was false it stays so, also for a renewal that is being
+    /// answered just now.
     pub(super) fn is_running(&self) -> bool {
         let mut until = self.held_until();
         while self.setup.clock.now() >= until {
@@ -272,7 +272,7 @@ impl Hold {
         BootTime::from_nanos(self.held_until.load(Ordering::SeqCst))
     }
 
-    /// Nobody is a holder any more; call it under `state`.
+    /// From now on the lock is not held; call it under `state`.
     pub(super) fn hold_no_longer(&self) {
         self.held_until.store(BootTime::PAST.as_nanos(), Ordering::SeqCst);
     }
@@ -335,7 +335,7 @@ impl Hold {
                 Renewed::Unknown(error) => return Err(error),
             },
         };
-        // A later end that stands seems far off to a store whose time has gone back.
+        // Where the store's time has gone back, an end that was set before seems too far off.
         let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
         Ok(BeatAnswer::Stands { held_until, until, now })
     }
@@ -343,7 +343,7 @@ impl Hold {
     fn renewed(&self, held_until: BootTime, until: End, now: StoreTime) -> Beat {
         let left = self.remaining();
         if left.is_zero() {
-            // The answer came too late: it has been false for a moment and stays so.
+            // The answer came too late: the lock was not held for a moment, and so is lost.
             self.expire();
             return Beat::Over;
         }
@@ -370,7 +370,7 @@ impl Hold {
     /// Sets the deadline anew, unless it has passed. Call it under `state`.
     fn extend(&self, held_until: BootTime) -> bool {
         let extended = |before: u64| match self.setup.terms.lease {
-            // A lock without end may have been given one by whoever knows it, and is not renewed.
+            // A lock without end may have been given one by others, and is not renewed.
             Lease::Forever => held_until.as_nanos(),
             Lease::For(_) => held_until.as_nanos().max(before),
         };

@@ -31,10 +31,10 @@ enum Outcome {
     Ended,
 }
 
-/// Whoever is to get the loss.
+/// One that gets the loss.
 struct Subscription {
     sender: Sender<Loss>,
-    /// A sender can't tell whether its receiver is gone; this can. `None`: it stays.
+    /// Gone with its receiver, which the sender does not show. `None`: it stays.
     receiver: Option<Weak<()>>,
 }
 
@@ -55,7 +55,7 @@ impl LossWatch {
         LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), ended: Condvar::new() }))
     }
 
-    /// In another process nobody tells it anything, and a thread that is not there may hold its mutex.
+    /// In a forked child no loss is ever declared, and its mutex may be held for ever.
     fn is_own_process(&self) -> bool {
         self.0.process.is_current()
     }
@@ -109,7 +109,7 @@ impl LossWatch {
         LossReceiver { channel: self.subscribe(Some(Arc::downgrade(&subscribed))), _subscribed: subscribed }
     }
 
-    /// The same for one that is kept for as long as the lock is held: so long its place stays.
+    /// The same for a receiver that is kept for as long as the lock is held.
     pub(crate) fn channel(&self) -> Receiver<Loss> {
         self.subscribe(None)
     }

@@ -211,7 +211,7 @@ fn utc(at: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Checks how long something shall be leased.
+/// Checks the length of a lease.
 pub(crate) fn check_duration(field: &str, d: Duration, least: Duration, or: &str) -> Result<()> {
     if d < least || d > MAX_LEASE {
         return Err(Error::invalid(field, d, &format!("from {least:?} on this store to 30 days{or}")));
@@ -226,7 +226,7 @@ fn positive(field: &str, d: Duration) -> Result<()> {
     Ok(())
 }
 
-/// What people are told about this process where the user says nothing: `host:pid`.
+/// What people read about this process where the user says nothing: `host:pid`.
 pub(crate) fn default_labels(pid: u32) -> Labels {
     let host = host_name();
     let owner = format!("{}:{pid}", host.as_deref().unwrap_or("localhost"));

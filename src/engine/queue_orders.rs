@@ -1,5 +1,5 @@
-//! Every order of steps of a holder and its waiters. Each step is one call, as in `waiters` and `release`; a
-//! waiter takes one only when it was nudged, so that a word that is lost is a standstill.
+//! Every order of steps of a holder and its waiters. Each step is one call, as in `acquire` and `release`; a
+//! waiter takes one only when it was nudged, so that a lost nudge ends in a standstill.
 
 #[path = "../../tests/common/seed.rs"]
 mod seed;
@@ -30,7 +30,7 @@ fn granted(number: u64) -> Granted {
 /// What somebody is about to do.
 enum State {
     Outside,
-    /// It stands in line and sleeps until it is nudged.
+    /// It is in the line and sleeps until it is nudged.
     Waits(Ticket),
     /// It may ask the store.
     Asks(Ticket),
@@ -39,7 +39,7 @@ enum State {
     Holds,
     /// It hands over.
     Gives(Reservation),
-    /// It has released in the store and has told nobody.
+    /// It has released in the store and has nudged nobody.
     Released,
     Done,
 }
@@ -47,7 +47,7 @@ enum State {
 struct World {
     queues: Arc<Queues>,
     states: Vec<State>,
-    /// Whose grant stands in the store.
+    /// Whose grant is in the store.
     stands: Option<u64>,
     grants: u64,
     waiters: Waiters,

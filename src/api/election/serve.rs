@@ -28,7 +28,7 @@ const ROUNDS: u32 = 3;
 enum Over {
     /// The lock was lost.
     Lost,
-    /// Somebody wants it, or has ended it already.
+    /// Somebody stopped it, or has ended it already.
     Asked,
     Unhealthy,
     /// The health check did not answer for a lease.
@@ -52,7 +52,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     loop {
         let pause = match caught(|| term(stands, work.as_ref())) {
             Some(Ok(_)) if !shared.node.stand_again => return,
-            // Whoever resigns lets others go first: so long is their longest poll.
+            // A node that resigned lets others go first, for as long as their longest poll.
             Some(Ok(true)) => backoff::poll_delay(&shared.node.client.family.options.poll, Duration::MAX, None, 1.0),
             Some(Ok(false)) => Duration::ZERO,
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
@@ -96,7 +96,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     let outcome = if has_ended {
         term.guard.release_within(by.saturating_duration_since(Instant::now()))
     } else {
-        // It still works with what the lock protects: nobody shall be let in before the lease is over.
+        // The closure still works with what the lock protects: no other node may lead before the lease is over.
         term.guard.leave(by.saturating_duration_since(Instant::now()));
         *shared.now.left_behind.lock() = Some(done);
         let message = "the closure did not end in time; the lock is not released but ends with its lease";
@@ -116,7 +116,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     Ok(by_max_hold || !is_lost)
 }
 
-/// Runs the closure on a thread of its own, which tells how it ended.
+/// Runs the closure on a thread of its own, which reports how it ended.
 fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>) -> Result<Receiver<WorkEnd>> {
     let (tell, done) = bounded(1);
     let standing = stands.standing.clone();

@@ -76,9 +76,9 @@ pub(super) struct Standing {
     ends: Mutex<Option<(Instant, Instant)>>,
     /// What the release after the stop said.
     pub outcome: Mutex<Result<()>>,
-    /// Whoever stopped it waits for that.
+    /// The caller that stopped it waits for the outcome.
     pub is_awaited: AtomicBool,
-    /// Those who would wait for themselves.
+    /// Its threads, which would wait for themselves.
     pub crew: Mutex<Vec<ThreadId>>,
     kind: Kind,
     // Nothing is ever sent: the only sender is dropped at its end.
@@ -102,7 +102,7 @@ pub(super) enum Ends {
     ButCampaigns,
 }
 
-/// What whoever asks for the end does next.
+/// What the caller that asks for the end does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// It waits, and hears how it went.
@@ -211,7 +211,7 @@ impl Shared {
         let stands = self.begin(Kind::Campaign)?;
         let stop = &stands.standing.stop;
         let leadership = self.win(&stands.standing, until)?;
-        // Whoever stops it finds the term, or is found here.
+        // A stop either finds the term, or has cancelled the token by now.
         if stop.is_cancelled() {
             return Err(self.cancelled());
         }
@@ -252,7 +252,7 @@ impl Shared {
         let (token, loss, leader) = (guard.fencing_token(), guard.loss().channel(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
         {
-            // Whoever stops a campaign cancels it first, and then finds the term, which was told by then.
+            // A stop cancels the campaign first, and then finds the term, which was reported by then.
             let mut place = self.now.term.lock();
             if standing.kind == Kind::Campaign && stop.is_cancelled() {
                 return Err(self.cancelled());
