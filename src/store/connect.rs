@@ -19,7 +19,7 @@ macro_rules! store {
 }
 
 /// The schemes of store URLs, and what reads such a URL.
-const STORES: [(&str, Option<Read>); 6] = [
+const STORES: &[(&str, Option<Read>)] = &[
     ("memory", Some(Memory::opener)),
     ("sqlite", store!("sqlite", super::sqlite::SqliteOptions)),
     ("dynamodb", store!("dynamodb", super::dynamodb::DynamodbOptions)),
@@ -48,7 +48,7 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         }
         // Only the scheme is shown: the rest may hold a password.
         None => {
-            let schemes = STORES.map(|(scheme, _)| scheme);
+            let schemes: Vec<&str> = STORES.iter().map(|(scheme, _)| *scheme).collect();
             let (hint, known) = (near(scheme, &schemes), schemes.join(":, "));
             Err(config(&format!("{scheme:?} is no store that this version knows{hint}; it knows {known}:")))
         }

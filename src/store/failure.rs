@@ -19,7 +19,6 @@ pub(super) enum Fate {
     /// Nothing was written, and a repeat is of no use.
     Refused,
     /// What it would make is there already: somebody was faster.
-    #[cfg(feature = "mongodb")]
     Duplicate,
 }
 
@@ -55,7 +54,6 @@ pub(super) trait Own: fmt::Debug + fmt::Display + Clone {
 
 /// Why a request of a server failed.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(all(feature = "dynamodb", feature = "mongodb", feature = "spanner")), allow(dead_code))]
 pub(super) enum Failure<S> {
     /// Nothing left this host in the time of the call.
     NotSent,
@@ -198,7 +196,6 @@ pub(super) struct Cause(String);
 
 impl Cause {
     /// The texts of an error and of all beneath it.
-    #[cfg(any(feature = "dynamodb", feature = "spanner"))]
     pub fn of(error: &(dyn StdError + 'static)) -> Self {
         let mut text = error.to_string();
         let mut next = error.source();
@@ -213,7 +210,6 @@ impl Cause {
         Cause(text)
     }
 
-    #[cfg(feature = "spanner")]
     pub fn says(&self, part: &str) -> bool {
         self.0.contains(part)
     }

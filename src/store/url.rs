@@ -42,7 +42,6 @@ impl<'a> StoreUrl<'a> {
         }
     }
 
-    #[cfg(any(feature = "sqlite", feature = "dynamodb", feature = "spanner"))]
     pub fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_ref())
     }
@@ -56,7 +55,6 @@ impl<'a> StoreUrl<'a> {
     }
 
     /// An option that is off where it is not given.
-    #[cfg(any(feature = "sqlite", feature = "dynamodb"))]
     pub fn flag(&self, name: &str) -> Result<bool> {
         match self.option(name) {
             Some("1" | "true") => Ok(true),
@@ -67,7 +65,6 @@ impl<'a> StoreUrl<'a> {
 }
 
 /// Refuses an endpoint that is none. What is wrong is not shown: it may hold a password.
-#[cfg(any(feature = "dynamodb", feature = "spanner"))]
 pub(super) fn check_endpoint(what: &str, endpoint: &str) -> Result<()> {
     let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
     if is_http && !endpoint.contains('@') {

@@ -47,6 +47,8 @@ impl DropBy {
 }
 
 /// Until when what a client owns may take to end, from now: no longer than the client's drop that is under way here.
+// Only SQLite has use for it.
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn drop_by(bound: Duration) -> Instant {
     let at = far_from(Instant::now(), bound);
     BY.get().map_or(at, |outer| outer.at.min(at))
