@@ -209,18 +209,12 @@ impl Family {
             at_end,
         };
         let hold = Hold::new(granted, setup, callbacks);
-        if let Err(error) = hold.start() {
-            // Without its threads nobody would renew it.
+        // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there.
+        if let Err(error) = hold.start().and_then(|()| self.check_open()) {
             let _ = hold.release(self.options.drop_timeout);
             hold.let_go();
             self.check_open()?;
             return Err(error);
-        }
-        // `close` may have looked at the guards before this one was there.
-        if let Err(closed) = self.check_open() {
-            let _ = hold.release(self.options.drop_timeout);
-            hold.let_go();
-            return Err(closed);
         }
         Ok(hold)
     }

@@ -44,15 +44,7 @@ pub fn claim(record: &LockRecord, claim: &Claim, times: &Times) -> Step<LeaseAns
     if record.exclusive.is_some() {
         return Step::keep(Err(LeaseRefusal::Stands));
     }
-    let holder = Holder {
-        grant: claim.grant.clone(),
-        lock_id: claim.lock_id.clone(),
-        labels: claim.labels.clone(),
-        token: record.token.saturating_add(1).max(times.stamp),
-        created: times.now,
-        renewed: None,
-        until: Lease::For(claim.duration).end(times.now),
-    };
+    let holder = record.grant(&claim.grant, &claim.lock_id, &claim.labels, claim.duration, times);
     let next = LockRecord { kind: Kind::Lease, token: holder.token, exclusive: Some(holder.clone()), ..record.clone() };
     Step::write(Ok(holder), next)
 }

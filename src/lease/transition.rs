@@ -22,6 +22,21 @@ impl Times {
     }
 }
 
+impl LockRecord {
+    /// The holder that a grant puts here now. Its token is above all before it, and no less than the time.
+    pub fn grant(&self, grant: &GrantId, lock_id: &str, labels: &Labels, lease: Duration, times: &Times) -> Holder {
+        Holder {
+            grant: grant.clone(),
+            lock_id: lock_id.to_owned(),
+            labels: labels.clone(),
+            token: self.token.saturating_add(1).max(times.stamp),
+            created: times.now,
+            renewed: None,
+            until: Lease::For(lease).end(times.now),
+        }
+    }
+}
+
 /// What an acquisition asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
@@ -167,15 +182,7 @@ pub fn acquire(record: &LockRecord, ask: &Ask, times: &Times) -> Step<AcquireAns
     if let Some(refusal) = refusal(record, ask, times) {
         return Step::keep(AcquireAnswer::Refused(refusal));
     }
-    let holder = Holder {
-        grant: ask.grant.clone(),
-        lock_id: ask.lock_id.clone(),
-        labels: ask.labels.clone(),
-        token: record.token.saturating_add(1).max(times.stamp),
-        created: times.now,
-        renewed: None,
-        until: Lease::For(ask.lease).end(times.now),
-    };
+    let holder = record.grant(&ask.grant, &ask.lock_id, &ask.labels, ask.lease, times);
     let mut next = record.clone();
     next.token = holder.token;
     if let Some((old, _)) = &ask.instead_of {

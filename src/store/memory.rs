@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use super::transactional::{self, Durability, Transacted, Transactional};
 use super::url::StoreUrl;
 use super::{
-    Acquired, Attempt, Backend, Consistency, DEFAULT_LEASE, GrantForm, Opener, Page, Purpose, Released, Renewal,
-    Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, Opener, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
 use crate::lease::{Ask, End, Labels, LockRecord, Step, StoreTime, Times, transition};
 use crate::model::error::Result;
@@ -74,12 +74,7 @@ impl Memory {
         let url = StoreUrl::parse(url)?;
         url.only(&[])?;
         let name = url.path.into_owned();
-        Ok(Opener {
-            min_lease: Memory::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            default_lease: DEFAULT_LEASE,
-            open: Box::new(move |clock, _, _| Ok(Arc::new(Memory::open(&name, clock)))),
-        })
+        Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, _| Ok(Memory::open(&name, clock))))
     }
 
     /// The store with this name, shared by all its clients in the process; without a name one of its own.
@@ -96,15 +91,8 @@ impl Memory {
                 fresh
             })
         };
-        let info = StoreInfo {
-            label: if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") },
-            clock: "this host's boot-time clock",
-            grace: Duration::ZERO,
-            min_lease: Memory::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            grant_form: GrantForm::Uuid,
-            most_shared: None,
-        };
+        let label = if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") };
+        let info = StoreInfo::new(label, "this host's boot-time clock", Memory::MIN_LEASE);
         Memory { info, clock, records, number: CLIENTS.fetch_add(1, Ordering::Relaxed) }
     }
 

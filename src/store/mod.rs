@@ -118,6 +118,16 @@ pub(crate) struct Opener {
 
 type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
+impl Opener {
+    fn new<B: Backend>(
+        min_lease: Duration,
+        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<B> + Send + Sync + 'static,
+    ) -> Self {
+        let open: Open = Box::new(|clock, missing, by| Ok(Arc::new(open(clock, missing, by)?)));
+        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open }
+    }
+}
+
 /// What is fixed about a store.
 #[derive(Clone, Debug)]
 pub struct StoreInfo {
@@ -135,6 +145,14 @@ pub struct StoreInfo {
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.
     pub most_shared: Option<fn(Duration) -> u32>,
+}
+
+impl StoreInfo {
+    /// Of a store that needs neither a grace nor a least margin.
+    fn new(label: String, clock: &'static str, min_lease: Duration) -> Self {
+        let (grace, min_margin, grant_form) = (Duration::ZERO, Duration::ZERO, GrantForm::Uuid);
+        StoreInfo { label, clock, grace, min_lease, min_margin, grant_form, most_shared: None }
+    }
 }
 
 /// The form of a store's grant ids.

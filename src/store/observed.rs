@@ -120,26 +120,13 @@ trait Unknowable {
 impl Unknowable for String {}
 impl Unknowable for Page {}
 
-impl Unknowable for Acquired {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Acquired::Unknown(error) = self { Some(error) } else { None }
-    }
+macro_rules! may_be_unknown {
+    ($($answer:ident)*) => {$(
+        impl Unknowable for $answer {
+            fn unknown(&mut self) -> Option<&mut Error> {
+                if let $answer::Unknown(error) = self { Some(error) } else { None }
+            }
+        }
+    )*};
 }
-
-impl Unknowable for Renewed {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Renewed::Unknown(error) = self { Some(error) } else { None }
-    }
-}
-
-impl Unknowable for Released {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Released::Unknown(error) = self { Some(error) } else { None }
-    }
-}
-
-impl Unknowable for Swapped {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Swapped::Unknown(error) = self { Some(error) } else { None }
-    }
-}
+may_be_unknown!(Acquired Renewed Released Swapped);

@@ -10,7 +10,7 @@ use super::row::{self, Found};
 use super::send::Wrote;
 use super::undo::Unanswered;
 use super::{Dynamodb, MANY_GIVEN_UP};
-use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Times, transition};
+use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
@@ -141,15 +141,8 @@ impl Expr {
 fn first(attempt: &Attempt, moment: &Moment) -> Next {
     let (ask, times) = (&attempt.ask, moment.times());
     let old = ask.instead_of.as_ref();
-    let holder = Holder {
-        grant: ask.grant.clone(),
-        lock_id: ask.lock_id.clone(),
-        labels: ask.labels.clone(),
-        token: old.map_or(times.stamp, |(_, token)| times.stamp.max(token.saturating_add(1))),
-        created: times.now,
-        renewed: None,
-        until: Lease::For(ask.lease).end(times.now),
-    };
+    let mut record = LockRecord { token: old.map_or(0, |(_, token)| *token), ..LockRecord::missing(&attempt.key) };
+    let holder = record.grant(&ask.grant, &ask.lock_id, &ask.labels, ask.lease, &times);
     let (condition, update) = match (old, ask.mode) {
         // Copies of the old grant's own acquire may still come, even with a higher token than ours: so its grant id is
         // remembered as given up.
@@ -162,7 +155,6 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
         }
         (None, Mode::Exclusive) => (format!("{FREE} AND {TOKEN_RISES}"), exclusive_update(&holder)),
     };
-    let mut record = LockRecord::missing(&attempt.key);
     record.shared.push(holder.clone());
     let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
         .value(":expiredBefore", text(row::time(times.expired_before)))

@@ -16,7 +16,7 @@ use super::send::Target;
 use super::{Dynamodb, most_shared};
 use crate::model::error::Result;
 use crate::store::url::{StoreUrl, check_endpoint, config};
-use crate::store::{DEFAULT_LEASE, GrantForm, Opener, StoreInfo};
+use crate::store::{Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -120,12 +120,8 @@ impl DynamodbOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        Ok(Opener {
-            min_lease: Dynamodb::MIN_LEASE,
-            min_margin: Dynamodb::MIN_MARGIN,
-            default_lease: DEFAULT_LEASE,
-            open: Box::new(move |clock, _, by| Ok(Arc::new(Dynamodb::open(self, clock, by)?))),
-        })
+        let opener = Opener::new(Dynamodb::MIN_LEASE, |clock, _, by| Dynamodb::open(self, clock, by));
+        Ok(Opener { min_margin: Dynamodb::MIN_MARGIN, ..opener })
     }
 
     pub(super) fn label(&self) -> String {
@@ -147,30 +143,9 @@ impl DynamodbOptions {
         if self.grace > MAX_GRACE {
             return Err(config(&format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
-        const TAKEN: [&str; 21] = [
-            "graceMicros",
-            "leastGraceMicros",
-            "floor",
-            "givenUpAt",
-            "owner",
-            "leasedUntil",
-            "createdAt",
-            "ttl",
-            "grantId",
-            "lockId",
-            "fence",
-            "host",
-            "comment",
-            "renewedAt",
-            "shared",
-            "version",
-            "givenUp",
-            "kind",
-            "pins",
-            "format",
-            "token",
-        ];
-        if TAKEN.contains(&self.partition_key.as_str()) {
+        const TAKEN: &str = "graceMicros leastGraceMicros floor givenUpAt owner leasedUntil createdAt ttl grantId \
+             lockId fence host comment renewedAt shared version givenUp kind pins format token";
+        if TAKEN.split(' ').any(|taken| taken == self.partition_key) {
             return Err(config(&format!(
                 "partition_key is {:?}, the name of an attribute that leasehold writes; name the table's key another way",
                 self.partition_key
@@ -190,13 +165,10 @@ impl Dynamodb {
     fn connect(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
         options.validate()?;
         let info = StoreInfo {
-            label: options.label(),
-            clock: "DynamoDB's, by the Date of its answers",
             grace: options.grace,
-            min_lease: Dynamodb::MIN_LEASE,
             min_margin: Dynamodb::MIN_MARGIN,
-            grant_form: GrantForm::Uuid,
             most_shared: Some(most_shared),
+            ..StoreInfo::new(options.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
         };
         let target = Target::new(&options.table, &options.partition_key);
         let protection = options.protection;

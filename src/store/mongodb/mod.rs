@@ -81,13 +81,8 @@ impl Mongodb {
 
     fn connect(options: MongodbOptions, by: &Deadline) -> Result<Mongodb> {
         let info = StoreInfo {
-            label: options.label(),
-            clock: "the MongoDB server's, $$NOW",
-            grace: Duration::ZERO,
-            min_lease: Mongodb::MIN_LEASE,
-            min_margin: Duration::ZERO,
             grant_form: GrantForm::ObjectId,
-            most_shared: None,
+            ..StoreInfo::new(options.label(), "the MongoDB server's, $$NOW", Mongodb::MIN_LEASE)
         };
         let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();

@@ -117,12 +117,8 @@ impl MongodbOptions {
 
     /// The store in this collection.
     pub(crate) fn opener(self) -> Result<Opener> {
-        Ok(Opener {
-            min_lease: Mongodb::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            default_lease: Mongodb::DEFAULT_LEASE,
-            open: Box::new(move |_, _, by| Ok(Arc::new(Mongodb::open(self, by)?))),
-        })
+        let opener = Opener::new(Mongodb::MIN_LEASE, |_, _, by| Mongodb::open(self, by));
+        Ok(Opener { default_lease: Mongodb::DEFAULT_LEASE, ..opener })
     }
 
     pub(super) fn label(&self) -> String {

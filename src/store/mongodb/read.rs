@@ -13,7 +13,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
 /// How many records a page holds.
-const PAGE: usize = 100;
+const PAGE: u32 = 100;
 
 impl Mongodb {
     pub(super) fn read_page(
@@ -41,7 +41,7 @@ impl Mongodb {
             None => filter,
         };
         let rows = self.find(filter, PAGE, consistency, by)?;
-        let is_full = rows.len() == PAGE;
+        let is_full = rows.len() == PAGE as usize;
         let (mut records, mut last, mut is_past) = (Vec::new(), None, false);
         for row in rows {
             let Ok(key) = row.get_str("resource").map(str::to_owned) else { continue };
@@ -68,7 +68,7 @@ impl Mongodb {
     pub(super) fn find(
         &self,
         filter: Document,
-        most: usize,
+        most: u32,
         consistency: Consistency,
         by: &Deadline,
     ) -> Result<Vec<Document>, MongodbError> {
@@ -84,18 +84,9 @@ impl Mongodb {
                 Consistency::Eventual => owned.turns.acquire().await.ok(),
             };
             let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);
-            if most == 1 {
-                let mut cursor = request.limit(1).batch_size(2).await?;
-                let mut rows = Vec::new();
-                while cursor.advance().await? {
-                    rows.push(cursor.deserialize_current()?);
-                }
-                return Ok(rows);
-            }
-            let most_i64 = i64::try_from(most).unwrap_or(i64::MAX);
             // One batch, so that no cursor is left open.
-            let batch = u32::try_from(most + 1).unwrap_or(u32::MAX);
-            let request = request.sort(doc! { "resource": 1 }).limit(most_i64).batch_size(batch);
+            let request = request.limit(i64::from(most)).batch_size(most + 1);
+            let request = if most > 1 { request.sort(doc! { "resource": 1 }) } else { request };
             let mut cursor = request.await?;
             let mut rows = Vec::new();
             while cursor.advance().await? {

@@ -17,8 +17,8 @@ use crossbeam_channel::Sender;
 
 use super::transactional;
 use super::{
-    Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
-    StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
@@ -72,15 +72,7 @@ impl Spanner {
 
     fn connect(options: SpannerOptions, by: &Deadline) -> Result<Spanner> {
         options.validate()?;
-        let info = StoreInfo {
-            label: options.label(),
-            clock: "Spanner's",
-            grace: Duration::ZERO,
-            min_lease: Spanner::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            grant_form: GrantForm::Uuid,
-            most_shared: None,
-        };
+        let info = StoreInfo::new(options.label(), "Spanner's", Spanner::MIN_LEASE);
         let target = Arc::new(Target {
             database: options.database.clone(),
             table: options.table.clone(),

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
@@ -14,9 +13,9 @@ use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 use super::Spanner;
 use super::error::{Own, SpannerError, Stage};
 use crate::model::error::Result;
+use crate::store::Opener;
 use crate::store::failure::Cause;
 use crate::store::url::{StoreUrl, check_endpoint, config};
-use crate::store::{DEFAULT_LEASE, Opener};
 use crate::sys::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
@@ -95,12 +94,7 @@ impl SpannerOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        Ok(Opener {
-            min_lease: Spanner::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            default_lease: DEFAULT_LEASE,
-            open: Box::new(move |clock, _, by| Ok(Arc::new(Spanner::open(self, clock, by)?))),
-        })
+        Ok(Opener::new(Spanner::MIN_LEASE, |clock, _, by| Spanner::open(self, clock, by)))
     }
 
     pub(super) fn label(&self) -> String {

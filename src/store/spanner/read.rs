@@ -84,7 +84,7 @@ impl Target {
 }
 
 fn columns() -> String {
-    COLUMNS.map(|column| format!("t.{column}")).join(", ")
+    COLUMNS.map(|(column, _)| format!("t.{column}")).join(", ")
 }
 
 /// The one row of `Target::query_key`. Two kinds of errors: of the request, and of what it read.

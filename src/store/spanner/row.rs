@@ -12,22 +12,25 @@ use serde_json::{Map, Value as Json, json};
 use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
-/// The columns beside the key, in the order in which they are read.
-pub(super) const COLUMNS: [&str; 14] = [
-    "heartbeat",
-    "token",
-    "writer",
-    "grant_id",
-    "lock_id",
-    "lease_ms",
-    "owner",
-    "host",
-    "comment",
-    "holders",
-    "kind",
-    "pins",
-    "format",
-    "given_up",
+/// Columns that take the commit's timestamp.
+pub(super) const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
+
+/// The columns beside the key, in the order in which they are read, and how they are made; the first three are spindle's.
+pub(super) const COLUMNS: [(&str, &str); 14] = [
+    ("heartbeat", STAMPED),
+    ("token", STAMPED),
+    ("writer", "STRING(MAX)"),
+    ("grant_id", "STRING(MAX)"),
+    ("lock_id", "STRING(MAX)"),
+    ("lease_ms", "INT64"),
+    ("owner", "STRING(MAX)"),
+    ("host", "STRING(MAX)"),
+    ("comment", "STRING(MAX)"),
+    ("holders", "JSON"),
+    ("kind", "STRING(MAX)"),
+    ("pins", "ARRAY<STRING(MAX)>"),
+    ("format", "STRING(MAX)"),
+    ("given_up", "STRING(MAX)"),
 ];
 
 /// The lock id of a row with shared holders: the index finds the row by it, and no heartbeat, join or leave changes the
@@ -252,7 +255,7 @@ impl Row {
     pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
         let mut builder = Mutation::new_insert_or_update_builder(table).set("name").to(key);
         let (new, old) = (self.values(), old.map(Row::values).unwrap_or_else(|| Row::default().values()));
-        for ((column, new), old) in COLUMNS.into_iter().zip(new).zip(old) {
+        for (((column, _), new), old) in COLUMNS.into_iter().zip(new).zip(old) {
             // The placeholder for the commit's timestamp looks the same and is another time.
             if new != old || new.as_str() == Some(COMMIT_TIMESTAMP) {
                 builder = builder.set(column).to(new);

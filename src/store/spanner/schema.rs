@@ -9,6 +9,7 @@ use google_cloud_spanner::statement::Statement;
 
 use super::error::{Own, SpannerError, Stage};
 use super::open::Handles;
+use super::row::{COLUMNS, STAMPED};
 use super::transact::heard;
 use super::{Spanner, Target};
 use crate::store::Schema;
@@ -24,26 +25,6 @@ const LOOK: Duration = Duration::from_millis(250);
 const PROGRESS: Duration = Duration::from_secs(10);
 /// A column of this many characters holds every text that is stored: texts are bounded in bytes.
 const LONGEST: u32 = 1024;
-/// Columns that take the commit's timestamp.
-const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
-
-/// The columns beside the key and how they are made; the first three are spindle's.
-const COLUMNS: [(&str, &str); 14] = [
-    ("heartbeat", STAMPED),
-    ("token", STAMPED),
-    ("writer", "STRING(MAX)"),
-    ("grant_id", "STRING(MAX)"),
-    ("lock_id", "STRING(MAX)"),
-    ("lease_ms", "INT64"),
-    ("owner", "STRING(MAX)"),
-    ("host", "STRING(MAX)"),
-    ("comment", "STRING(MAX)"),
-    ("holders", "JSON"),
-    ("kind", "STRING(MAX)"),
-    ("pins", "ARRAY<STRING(MAX)>"),
-    ("format", "STRING(MAX)"),
-    ("given_up", "STRING(MAX)"),
-];
 
 /// A column as the service describes it.
 #[derive(Debug)]

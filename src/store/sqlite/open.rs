@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -14,7 +13,7 @@ use super::{Sqlite, Target, boot, identity, label, register, schema};
 use crate::model::error::Result;
 use crate::store::transactional::Durability;
 use crate::store::url::{StoreUrl, config};
-use crate::store::{DEFAULT_LEASE, GrantForm, Missing, Opener, StoreInfo};
+use crate::store::{Missing, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
@@ -61,18 +60,7 @@ impl SqliteOptions {
 
     /// The store in this file.
     pub(crate) fn opener(self) -> Result<Opener> {
-        Ok(Opener {
-            min_lease: Sqlite::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            default_lease: DEFAULT_LEASE,
-            open: Box::new(move |clock, missing, by| {
-                let open = match missing {
-                    Missing::IsAllowed => Sqlite::open,
-                    Missing::IsRefused => Sqlite::open_existing,
-                };
-                Ok(Arc::new(open(self, clock, by)?))
-            }),
-        })
+        Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| Ok(Sqlite::connect(self, clock, missing, by)?)))
     }
 }
 
@@ -146,15 +134,7 @@ impl Sqlite {
         if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });
         }
-        let info = StoreInfo {
-            label: label(&path),
-            clock: "this host's boot-time clock",
-            grace: Duration::ZERO,
-            min_lease: Sqlite::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            grant_form: GrantForm::Uuid,
-            most_shared: None,
-        };
+        let info = StoreInfo::new(label(&path), "this host's boot-time clock", Sqlite::MIN_LEASE);
         let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
         let doing = "ask for the identity of this boot";
         let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;

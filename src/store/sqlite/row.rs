@@ -12,28 +12,33 @@ use super::holders::{self, Entry, Sightings};
 use super::schema::{self, Format};
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
+macro_rules! columns {
+    () => {
+        "key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, holder_token, created, \
+         renewed, leased_until, holders, pins"
+    };
+}
 /// The columns, in the order in which they are read and written.
-pub(super) const COLUMNS: &str = "key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, \
-                                  comment, holder_token, created, renewed, leased_until, holders, pins";
+pub(super) const COLUMNS: &str = columns!();
 
 /// Places in [`COLUMNS`].
 pub(super) const LOCK_ID: usize = 7;
 /// See [`LOCK_ID`].
 pub(super) const HOLDERS: usize = 15;
 
-const READ: &str = "SELECT key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, \
-                    holder_token, created, renewed, leased_until, holders, pins FROM main.locks WHERE key = ?1";
+const READ: &str = concat!("SELECT ", columns!(), " FROM main.locks WHERE key = ?1");
 
 /// Columns that a later minor version added keep what they hold.
-const WRITE: &str = "\
-INSERT INTO locks (key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, \
-holder_token, created, renewed, leased_until, holders, pins) \
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17) \
-ON CONFLICT (key) DO UPDATE SET kind = excluded.kind, token = excluded.token, version = excluded.version, \
-clock = excluded.clock, sightings = excluded.sightings, grant_id = excluded.grant_id, lock_id = excluded.lock_id, \
-owner = excluded.owner, host = excluded.host, comment = excluded.comment, holder_token = excluded.holder_token, \
-created = excluded.created, renewed = excluded.renewed, leased_until = excluded.leased_until, \
-holders = excluded.holders, pins = excluded.pins";
+const WRITE: &str = concat!(
+    "INSERT INTO locks (",
+    columns!(),
+    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17) \
+     ON CONFLICT (key) DO UPDATE SET kind = excluded.kind, token = excluded.token, version = excluded.version, \
+     clock = excluded.clock, sightings = excluded.sightings, grant_id = excluded.grant_id, lock_id = excluded.lock_id, \
+     owner = excluded.owner, host = excluded.host, comment = excluded.comment, holder_token = excluded.holder_token, \
+     created = excluded.created, renewed = excluded.renewed, leased_until = excluded.leased_until, \
+     holders = excluded.holders, pins = excluded.pins",
+);
 
 /// A sighting changes nothing about the record, so the version stays; it is only written beside what was read.
 const SIGHT: &str = "UPDATE locks SET sightings = ?2 WHERE key = ?1 AND token = ?3 AND version = ?4";
