@@ -243,3 +243,56 @@ fn host_name() -> Option<String> {
     let name = std::env::var("COMPUTERNAME").ok()?;
     check_text("host", &name).ok().map(|()| name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn heartbeat_and_margin_are_taken_up_to_their_bounds() {
+        let options = ClientOptions { min_margin: SECOND, ..ClientOptions::default() };
+        let terms = |heartbeat: Duration, margin: Duration| {
+            let options = ClientOptions { heartbeat: Some(heartbeat), margin: Some(margin), ..options.clone() };
+            options.terms(Some(Lease::For(10 * SECOND)), None, SECOND).is_ok()
+        };
+        let tick = Duration::from_nanos(1);
+        assert!(terms(5 * SECOND, SECOND) && terms(tick, SECOND) && terms(3 * SECOND, 7 * SECOND - tick));
+        assert!(!terms(5 * SECOND + tick, SECOND) && !terms(Duration::ZERO, SECOND));
+        assert!(!terms(3 * SECOND, SECOND - tick) && !terms(3 * SECOND, 7 * SECOND));
+    }
+
+    #[test]
+    fn a_lease_of_a_name_is_renewed_after_a_third_with_a_tenth_kept_back() {
+        let terms = Terms::of_lease(30 * SECOND);
+        assert_eq!((terms.heartbeat, terms.margin), (10 * SECOND, 3 * SECOND));
+    }
+
+    #[test]
+    fn a_fixed_end_leaves_time_only_beyond_the_margin() {
+        let now = BootTime::from_nanos(1);
+        let leaves = |lease: Duration, margin: Duration, left: Duration| {
+            let lease = Lease::For(lease);
+            Terms { lease, heartbeat: SECOND, margin, ends_at: Some(now + left) }.leave_time_at(now)
+        };
+        assert!(leaves(10 * SECOND, 2 * SECOND, 3 * SECOND) && !leaves(10 * SECOND, 2 * SECOND, 2 * SECOND));
+        // The first lease of a longer one has a margin of its own.
+        let hour = 3600 * SECOND;
+        assert!(leaves(hour, 600 * SECOND, 601 * SECOND) && !leaves(hour, 600 * SECOND, 600 * SECOND));
+        assert!(leaves(hour, SECOND, 2 * SECOND) && !leaves(hour, SECOND, SECOND));
+    }
+
+    #[test]
+    fn a_time_is_written_as_the_calendar_has_it() {
+        // From the year 1 to 9900, each day of the year in many years.
+        for day in (-719_000_i64..2_896_000).step_by(97) {
+            let second = day * 86_400 + day.rem_euclid(86_400);
+            let away = Duration::from_secs(second.unsigned_abs());
+            let epoch = SystemTime::UNIX_EPOCH;
+            let at = if second < 0 { epoch - away } else { epoch + away };
+            let known = jiff::Timestamp::from_second(second).unwrap().strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+            assert_eq!(utc(at), known);
+        }
+    }
+}

@@ -1,7 +1,9 @@
 //! What only the inside shows: how safely a call writes.
 
+use super::error::SqliteError;
 use super::*;
 use crate::lease::{Ask, Labels, Lease, Mode};
+use crate::model::error::{Error, ErrorKind};
 use crate::store::GrantForm;
 
 /// What `PRAGMA synchronous` answers.
@@ -102,4 +104,48 @@ fn a_page_does_not_read_the_rows_before_it() {
     assert!(nothing < whole / 10, "{nothing} steps for no row, {whole} for all");
     drop(reader);
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
+    use rusqlite::ffi;
+    use std::io::ErrorKind as Io;
+    let path = || PathBuf::from("/some.db");
+    let engine = |code| {
+        let source = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+        SqliteError::Engine { path: path(), doing: "read", source }
+    };
+    let file = |kind: Io| SqliteError::File { path: path(), doing: "open it", source: kind.into() };
+    let denied = |kind: Io| SqliteError::Denied { path: path(), doing: "open it", source: kind.into() };
+    let not_ours = "not as leasehold made it";
+    let all = [
+        // SQLITE_READONLY_DBMOVED
+        (engine(1032), ErrorKind::Store, false, "was removed or replaced"),
+        (engine(ffi::SQLITE_READONLY), ErrorKind::Permission, false, "read-only for this user"),
+        (engine(ffi::SQLITE_PERM), ErrorKind::Permission, false, "read-only for this user"),
+        (engine(ffi::SQLITE_NOTADB), ErrorKind::Schema, false, "not an SQLite database"),
+        (engine(ffi::SQLITE_CORRUPT), ErrorKind::Schema, false, "is damaged"),
+        (engine(ffi::SQLITE_CONSTRAINT), ErrorKind::Schema, false, not_ours),
+        (engine(ffi::SQLITE_ERROR), ErrorKind::Schema, false, not_ours),
+        (engine(ffi::SQLITE_FULL), ErrorKind::Store, true, "the disk is full"),
+        (engine(ffi::SQLITE_IOERR), ErrorKind::Store, true, "the disk failed"),
+        (engine(ffi::SQLITE_CANTOPEN), ErrorKind::Store, true, "a file could not be opened"),
+        (engine(ffi::SQLITE_BUSY), ErrorKind::Store, true, "another process is writing"),
+        (engine(ffi::SQLITE_LOCKED), ErrorKind::Store, true, "another process is writing"),
+        (engine(ffi::SQLITE_NOMEM), ErrorKind::Store, true, "SQLite failed"),
+        (file(Io::PermissionDenied), ErrorKind::Permission, false, "no permission"),
+        (file(Io::ReadOnlyFilesystem), ErrorKind::Permission, false, "the file system is read-only"),
+        (file(Io::NotFound), ErrorKind::Config, false, "there is no such path"),
+        (file(Io::StorageFull), ErrorKind::Store, true, "the disk is full"),
+        (file(Io::Interrupted), ErrorKind::Store, true, "the system refused"),
+        (denied(Io::PermissionDenied), ErrorKind::Permission, false, "no permission to open it"),
+        (denied(Io::ReadOnlyFilesystem), ErrorKind::Permission, false, "is read-only, so nobody can open it"),
+    ];
+    for (error, kind, retryable, advice) in all {
+        let error = Error::from(error);
+        let text = error.to_string();
+        assert!(text.contains(advice), "{text:?} does not say {advice:?}");
+        assert_eq!((error.kind(), error.is_retryable()), (kind, retryable), "{text}");
+        assert!(std::error::Error::source(&error).is_some(), "the cause of {text:?} is left out");
+    }
 }
