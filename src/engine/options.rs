@@ -135,11 +135,11 @@ impl Terms {
 
     /// Whether a lock that is asked for at `now` can be held at all: a fixed end may be too close.
     pub fn leave_time_at(&self, now: BootTime) -> bool {
-        let fits = match self.lease_at(now) {
+        // The first lease, which may be shorter, is then longer than its own margin, too: see `first_margin`.
+        match self.lease_at(now) {
             Lease::For(d) => d > self.margin,
             Lease::Forever => true,
-        };
-        fits && self.first_lease_at(now) > self.first_margin()
+        }
     }
 
     /// Until when the holder counts itself as such, where the store said at its `now` that the lease ends at `until`:
@@ -285,14 +285,25 @@ mod tests {
 
     #[test]
     fn a_time_is_written_as_the_calendar_has_it() {
-        // From the year 1 to 9900, each day of the year in many years.
-        for day in (-719_000_i64..2_896_000).step_by(97) {
-            let second = day * 86_400 + day.rem_euclid(86_400);
+        let (mut year, mut month, mut day) = (1900, 1, 1);
+        // From 1900 on, which was no leap year, to 2420.
+        for days in -25_567_i64..164_360 {
+            let second = days * 86_400 + 3_661;
             let away = Duration::from_secs(second.unsigned_abs());
             let epoch = SystemTime::UNIX_EPOCH;
             let at = if second < 0 { epoch - away } else { epoch + away };
-            let known = jiff::Timestamp::from_second(second).unwrap().strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
-            assert_eq!(utc(at), known);
+            assert_eq!(utc(at), format!("{year:04}-{month:02}-{day:02} 01:01:01 UTC"));
+            let is_leap_year = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let last = match month {
+                2 => 28 + i32::from(is_leap_year),
+                4 | 6 | 9 | 11 => 30,
+                _ => 31,
+            };
+            (year, month, day) = match (month, day == last) {
+                (12, true) => (year + 1, 1, 1),
+                (_, true) => (year, month + 1, 1),
+                _ => (year, month, day + 1),
+            };
         }
     }
 }

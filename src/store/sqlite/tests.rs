@@ -106,6 +106,29 @@ fn a_page_does_not_read_the_rows_before_it() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// Damage of others is passed over, lest it stop a group from being renewed or unlocked.
+#[test]
+fn a_damaged_row_of_the_very_group_is_told() {
+    let (folder, store) = store();
+    assert!(matches!(store.acquire(&mut attempt(), &soon()), Ok(Acquired::Granted { .. })));
+    store.writer.lock().execute_batch("UPDATE locks SET token = -1").unwrap();
+    let read = |id: &str| store.read(&Which::LockId(id.to_owned()), None, true, &soon());
+    let error = read("l").expect_err("its token can't be");
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Schema, Some("k")), "{error}");
+    assert!(read("other").unwrap().records.is_empty());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_page_begins_behind_the_last_key_and_not_before_the_prefix() {
+    for (from, above, lowest) in [(None, ">= ?1", "b"), (Some("a"), ">= ?1", "b"), (Some("b"), "> ?1", "b")] {
+        let (sql, bounds) = read::range("b", from);
+        assert!(sql.contains(above), "{sql}");
+        assert_eq!(bounds, [lowest.as_bytes(), b"c"]);
+    }
+    assert_eq!(read::range("b", Some("bc")).1, [&b"bc"[..], b"c"]);
+}
+
 #[test]
 fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
     use rusqlite::ffi;
