@@ -495,3 +495,7 @@ impl<'a> Wait<'a> {
         self.family.holds().iter().any(|hold| is_it(hold.granted()))
     }
 }
+
+#[cfg(test)]
+#[path = "acquire_tests.rs"]
+mod tests;

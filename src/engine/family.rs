@@ -333,3 +333,32 @@ impl Drop for Family {
         self.watcher.close(by);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::memory::Memory;
+
+    struct Nothing;
+
+    impl EndsFirst for Nothing {
+        fn ask_to_end(&self, _: Instant) {}
+        fn wait_for_end(&self, _: Instant) {}
+    }
+
+    #[test]
+    fn what_is_gone_is_not_remembered_to_be_ended_first() {
+        let clock = Clock::system();
+        let store = Arc::new(Memory::open("", clock.clone()));
+        let family = Family::new(store, clock, ClientOptions::default());
+        let stays: Arc<dyn EndsFirst> = Arc::new(Nothing);
+        family.ends_first(Arc::downgrade(&stays));
+        for _ in 0..100 {
+            let goes: Arc<dyn EndsFirst> = Arc::new(Nothing);
+            family.ends_first(Arc::downgrade(&goes));
+        }
+        let all = family.closing.ends_first.lock();
+        assert!(all.len() <= 2, "{} are remembered", all.len());
+        assert!(all.iter().any(|first| first.strong_count() > 0));
+    }
+}

@@ -2,7 +2,7 @@
 //! mutex, or is one request; a heartbeat may hang between its request and its answer for as long as it likes.
 
 use super::*;
-use crate::engine::orders::{self, LEASE, all_orders, spec};
+use crate::engine::orders::{self, LEASE, World as _, all_orders, spec};
 use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
 use crate::store::memory::Memory;
@@ -273,4 +273,28 @@ fn in_every_order_of_two_releases_what_is_handed_over_stands() {
 #[test]
 fn in_every_order_of_a_loss_and_a_hand_over_it_is_one_of_them() {
     in_every_order(&[Actor::Releases, Actor::Passes(MOST), Actor::Looks, Actor::Waits, Actor::Operator]);
+}
+
+#[test]
+fn a_release_beside_a_heartbeat_that_hangs_uses_the_spare_attempt() {
+    let mut world = World::new(&[]);
+    let hangs = world.hold.requests.attempt.lock();
+    let released = world.hold.release(Duration::from_millis(200));
+    drop(hangs);
+    world.outcomes.push(released);
+    world.check_end();
+}
+
+#[test]
+fn a_release_beside_another_one_that_hangs_ends_in_time_and_can_be_repeated() {
+    let mut world = World::new(&[]);
+    let hangs = (world.hold.requests.attempt.lock(), world.hold.requests.spare.lock());
+    let error = world.hold.release(Duration::from_millis(50)).expect_err("both attempts are taken");
+    assert_eq!(error.kind(), ErrorKind::Store);
+    assert!(error.is_retryable() && error.to_string().contains("another release of it is under way"), "{error}");
+    assert!(!world.hold.is_held());
+    drop(hangs);
+    let repeated = world.hold.release(SLACK);
+    world.outcomes.push(repeated);
+    world.check_end();
 }

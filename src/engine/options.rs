@@ -136,11 +136,11 @@ impl Terms {
 
     /// Whether a lock that is asked for at `now` can be held at all: a fixed end may be too close.
     pub fn leave_time_at(&self, now: BootTime) -> bool {
-        let fits = match self.lease_at(now) {
+        // The first lease, which may be shorter, is then longer than its own margin, too: see `first_margin`.
+        match self.lease_at(now) {
             Lease::For(d) => d > self.margin,
             Lease::Forever => true,
-        };
-        fits && self.first_lease_at(now) > self.first_margin()
+        }
     }
 
     /// Until when the holder counts itself as such, where the store said at its `now` that the lease ends at `until`.
@@ -243,4 +243,68 @@ fn host_name() -> Option<String> {
 fn host_name() -> Option<String> {
     let name = std::env::var("COMPUTERNAME").ok()?;
     check_text("host", &name).ok().map(|()| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn heartbeat_and_margin_are_taken_up_to_their_bounds() {
+        let options = ClientOptions { min_margin: SECOND, ..ClientOptions::default() };
+        let terms = |heartbeat: Duration, margin: Duration| {
+            let options = ClientOptions { heartbeat: Some(heartbeat), margin: Some(margin), ..options.clone() };
+            options.terms(Some(Lease::For(10 * SECOND)), None, SECOND).is_ok()
+        };
+        let tick = Duration::from_nanos(1);
+        assert!(terms(5 * SECOND, SECOND) && terms(tick, SECOND) && terms(3 * SECOND, 7 * SECOND - tick));
+        assert!(!terms(5 * SECOND + tick, SECOND) && !terms(Duration::ZERO, SECOND));
+        assert!(!terms(3 * SECOND, SECOND - tick) && !terms(3 * SECOND, 7 * SECOND));
+    }
+
+    #[test]
+    fn a_lease_of_a_name_is_renewed_after_a_third_with_a_tenth_kept_back() {
+        let terms = Terms::of_lease(30 * SECOND);
+        assert_eq!((terms.heartbeat, terms.margin), (10 * SECOND, 3 * SECOND));
+    }
+
+    #[test]
+    fn a_fixed_end_leaves_time_only_beyond_the_margin() {
+        let now = BootTime::from_nanos(1);
+        let leaves = |lease: Duration, margin: Duration, left: Duration| {
+            let lease = Lease::For(lease);
+            Terms { lease, heartbeat: SECOND, margin, ends_at: Some(now + left) }.leave_time_at(now)
+        };
+        assert!(leaves(10 * SECOND, 2 * SECOND, 3 * SECOND) && !leaves(10 * SECOND, 2 * SECOND, 2 * SECOND));
+        // The first lease of a longer one has a margin of its own.
+        let hour = 3600 * SECOND;
+        assert!(leaves(hour, 600 * SECOND, 601 * SECOND) && !leaves(hour, 600 * SECOND, 600 * SECOND));
+        assert!(leaves(hour, SECOND, 2 * SECOND) && !leaves(hour, SECOND, SECOND));
+    }
+
+    #[test]
+    fn a_time_is_written_as_the_calendar_has_it() {
+        let (mut year, mut month, mut day) = (1900, 1, 1);
+        // From 1900 on, which was no leap year, to 2420.
+        for days in -25_567_i64..164_360 {
+            let second = days * 86_400 + 3_661;
+            let away = Duration::from_secs(second.unsigned_abs());
+            let epoch = SystemTime::UNIX_EPOCH;
+            let at = if second < 0 { epoch - away } else { epoch + away };
+            assert_eq!(utc(at), format!("{year:04}-{month:02}-{day:02} 01:01:01 UTC"));
+            let is_leap_year = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let last = match month {
+                2 => 28 + i32::from(is_leap_year),
+                4 | 6 | 9 | 11 => 30,
+                _ => 31,
+            };
+            (year, month, day) = match (month, day == last) {
+                (12, true) => (year + 1, 1, 1),
+                (_, true) => (year, month + 1, 1),
+                _ => (year, month, day + 1),
+            };
+        }
+    }
 }

@@ -204,6 +204,30 @@ fn the_head_stands_back_until_it_is_time() {
 }
 
 #[test]
+fn trouble_is_left_to_the_next_in_line_but_not_by_who_got_the_lock() {
+    for (leaves, is_left) in [(Leaves::Without, true), (Leaves::WithLock, false)] {
+        let queues = Arc::<Queues>::default();
+        let (first, _second) = (queues.enter(spec()), queues.enter(spec()));
+        first.is_in_trouble(Some(Error::new(ErrorKind::Store, "it is down")));
+        assert!(queues.trouble("k").is_some_and(|error| error.to_string().contains("it is down")));
+        first.leave(leaves);
+        assert_eq!(queues.trouble("k").is_some(), is_left, "left {leaves:?}");
+    }
+}
+
+#[test]
+fn trouble_that_the_next_in_line_knows_of_is_not_replaced() {
+    let queues = Arc::<Queues>::default();
+    let (first, second) = (queues.enter(spec()), queues.enter(spec()));
+    first.is_in_trouble(Some(Error::new(ErrorKind::Store, "the first's")));
+    second.is_in_trouble(Some(Error::new(ErrorKind::Store, "the second's")));
+    drop(first);
+    assert!(queues.trouble("k").is_some_and(|error| error.to_string().contains("the second's")));
+    second.is_in_trouble(None);
+    assert!(queues.trouble("k").is_none());
+}
+
+#[test]
 fn in_every_order_all_get_the_lock_or_go_and_nothing_is_left() {
     let limit = 400_000;
     assert!(all_orders(|| World::new(2, Waiters::MayGo), limit) < limit);

@@ -219,3 +219,128 @@ pub fn give_up(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::orders::{LEASE, spec};
+    use crate::store::Which;
+    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+
+    /// Longer than any step takes.
+    const SLACK: Duration = Duration::from_secs(60);
+
+    struct Bench {
+        store: Arc<Memory>,
+        faults: FaultPlan,
+        undo: Arc<Undo>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let (clock, faults) = (Clock::system(), FaultPlan::default());
+            let store = Arc::new(Memory::open("", clock.clone()));
+            let faulty = Arc::new(Faulty::new(store.clone(), faults.clone()));
+            Bench { store, faults, undo: Arc::new(Undo::new(faulty, Arc::default(), clock, SLACK)) }
+        }
+
+        /// A grant of which nobody knows, to be given up at `due`.
+        fn left(&self, due: Instant, failures: u32) -> Left {
+            let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
+            let _ = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
+            Left { attempt, stands_until: self.undo.clock.now() + LEASE, due, failures }
+        }
+
+        fn stands(&self) -> bool {
+            let page = self.store.read(&Which::Key("k".to_owned()), None, true, &Deadline::after(SLACK));
+            page.expect("a page").records.first().is_some_and(|seen| seen.live().count() > 0)
+        }
+
+        fn push(&self, left: Left) {
+            self.undo.state.lock().left.push(left);
+        }
+    }
+
+    #[test]
+    fn what_is_due_and_failed_least_is_next() {
+        let bench = Bench::new();
+        let now = Instant::now();
+        for (due, failures) in [(now, 3), (now, 1), (now, 2), (now + SLACK, 0)] {
+            bench.push(bench.left(due, failures));
+        }
+        let until = Deadline::after(SLACK);
+        let next = || bench.undo.next(&until).map(|left| left.failures);
+        assert_eq!([next(), next(), next()], [Some(1), Some(2), Some(3)]);
+        assert_eq!(bench.undo.state.lock().left.len(), 1);
+        bench.undo.state.lock().is_running = true;
+        assert!(bench.undo.next(&Deadline::at(now)).is_none(), "the time is over");
+        let mut state = bench.undo.state.lock();
+        assert!(state.left.is_empty() && !state.is_running);
+        state.is_running = true;
+        drop(state);
+        assert!(bench.undo.next(&until).is_none(), "nothing is left");
+        assert!(!bench.undo.state.lock().is_running, "the next one finds no thread");
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_soon_and_after_many_failures_seldom() {
+        let bench = Bench::new();
+        bench.faults.always(Call::Release, Fault::LostBefore);
+        let due_in = |failures| {
+            let now = Instant::now();
+            bench.undo.give_up(bench.left(now, failures), &Deadline::after(SLACK));
+            let left = bench.undo.state.lock().left.pop().expect("it is kept");
+            assert_eq!(left.failures, failures + 1);
+            // The call itself takes some of it.
+            (left.due - now, now.elapsed())
+        };
+        let (soon, took) = due_in(0);
+        assert!(soon <= Duration::from_millis(40) + took, "{soon:?}");
+        let (late, took) = due_in(179);
+        assert!(late >= Duration::from_millis(1500) && late <= Duration::from_secs(3) + took, "{late:?}");
+        let (latest, _) = due_in(1_000_000);
+        assert!(latest >= Duration::from_secs(30), "{latest:?}");
+    }
+
+    #[test]
+    fn only_what_is_left_has_a_thread() {
+        let bench = Bench::new();
+        bench.undo.start_again();
+        assert!(bench.undo.state.lock().thread.is_none(), "nothing is left");
+        bench.push(bench.left(Instant::now() + SLACK, 0));
+        bench.undo.start_again();
+        assert!(bench.undo.state.lock().is_running());
+        let thread = bench.undo.state.lock().thread.take().expect("a thread");
+        bench.undo.start_again();
+        let mut state = bench.undo.state.lock();
+        assert!(state.is_running() && state.thread.is_none(), "one is at work");
+        state.thread = Some(thread);
+        assert!(state.is_running(), "it waits until it is time");
+        drop(state);
+        bench.undo.end(Instant::now(), Instant::now() + SLACK);
+        assert!(bench.undo.state.lock().thread.is_none());
+    }
+
+    #[test]
+    fn what_found_no_thread_is_given_up_at_the_end() {
+        let bench = Bench::new();
+        bench.push(bench.left(Instant::now(), 0));
+        assert!(bench.stands());
+        bench.undo.end(Instant::now() + SLACK, Instant::now() + SLACK);
+        assert!(!bench.stands());
+    }
+
+    #[test]
+    fn giving_up_is_repeated_while_there_is_time() {
+        let bench = Bench::new();
+        let mut attempt = bench.left(Instant::now(), 0).attempt;
+        bench.faults.next(Call::Release, Fault::LostBefore);
+        bench.faults.next(Call::Release, Fault::FailBefore);
+        let store = &*bench.undo.backend;
+        give_up(store, &mut attempt, &Deadline::after(SLACK), SLACK).expect("the third is answered");
+        assert!(!bench.stands());
+        bench.faults.always(Call::Release, Fault::LostBefore);
+        assert!(give_up(store, &mut attempt, &Deadline::after(Duration::from_millis(50)), SLACK).is_err());
+    }
+}

@@ -265,3 +265,28 @@ impl Wakeups {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_the_store_does_not_tell_the_longer_waiters_poll() {
+        let mut state = State::default();
+        let mut poll = |end| {
+            let (now, is_first) = (Instant::now(), state.poll(&end));
+            (is_first, state.polls_until.map(|until| until.saturating_duration_since(now).as_secs_f64().round()))
+        };
+        let broken = || End::Broken("it failed".to_owned());
+        assert_eq!(poll(End::Done), (false, None));
+        assert_eq!(poll(End::Deaf), (true, Some(600.0)));
+        assert_eq!(poll(broken()), (true, Some(1.0)));
+        assert_eq!(poll(broken()), (false, Some(2.0)));
+        for _ in 0..10 {
+            poll(broken());
+        }
+        let (is_first, longest) = poll(broken());
+        assert!(!is_first && longest.is_some_and(|seconds| (54.0..=66.0).contains(&seconds)), "{longest:?}");
+        assert_eq!(poll(End::BrokenAnew("after long".to_owned())), (true, Some(1.0)));
+    }
+}

@@ -187,4 +187,29 @@ mod tests {
         assert!(Instant::now() < by, "the flush had to be given up");
         assert_eq!(tells.try_iter().collect::<Vec<_>>(), expected);
     }
+    #[test]
+    fn one_callback_alone_is_told_and_waited_for() {
+        for only_lost in [false, true] {
+            let (told, tells) = channel();
+            let (open, gate) = crossbeam_channel::bounded::<Infallible>(0);
+            let tell = move |token| {
+                let _ = gate.recv();
+                told.send(token).unwrap_or_default();
+            };
+            let callbacks = match only_lost {
+                true => Callbacks { lost: Some(Box::new(move |token, _| tell(token))), ..Callbacks::default() },
+                false => Callbacks { won: Some(Box::new(tell)), ..Callbacks::default() },
+            };
+            let dispatcher = Dispatcher::new(callbacks);
+            dispatcher.won(1, never());
+            dispatcher.over(1, TermEnd::Resigned);
+            assert!(dispatcher.start().is_ok() && dispatcher.start().is_ok(), "it is started once");
+            let by = far_from(Instant::now(), Duration::from_millis(50));
+            dispatcher.flush(by);
+            assert!(Instant::now() >= by, "the callback had not ended");
+            drop(open);
+            dispatcher.flush(far_from(Instant::now(), LONG));
+            assert_eq!(tells.try_iter().collect::<Vec<_>>(), [1]);
+        }
+    }
 }

@@ -310,6 +310,31 @@ mod tests {
     }
 
     #[test]
+    fn only_used_up_descriptors_are_told_as_that() {
+        use nix::errno::Errno;
+        for (errno, used_up) in [(Errno::EMFILE, true), (Errno::ENFILE, true), (Errno::ENOENT, false)] {
+            let error = io::Error::from(errno);
+            assert_eq!(is_exhausted(&error), used_up, "{errno}");
+            let told = SqliteError::looking(Path::new("f"), error).to_string();
+            assert_eq!(told.contains("too many open files"), used_up, "{told}");
+        }
+        assert!(!is_exhausted(&io::ErrorKind::NotFound.into()) && exhausted().is_none());
+    }
+
+    #[test]
+    fn a_file_that_somebody_else_made_first_is_left_as_it_is() {
+        let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
+        fs::create_dir(&folder).unwrap();
+        let place = folder.join("place");
+        create(&place, &folder, 0o600).unwrap();
+        fs::write(&place, "theirs").unwrap();
+        assert_eq!(create(&place, &folder, 0o644).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_to_string(&place).unwrap(), "theirs");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "a draft is left");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
     fn shared_file_systems_are_known_and_local_ones_pass() {
         let named = |of: magic::FsType| forbidden(of.0 as u32);
         assert_eq!(named(magic::NFS_SUPER_MAGIC), Some("NFS"));

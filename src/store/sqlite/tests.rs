@@ -1,7 +1,9 @@
 //! What only the inside shows: how safely a call writes.
 
+use super::error::SqliteError;
 use super::*;
 use crate::lease::{Ask, Labels, Lease, Mode};
+use crate::model::error::{Error, ErrorKind};
 use crate::store::{Consistency, GrantForm, Purpose};
 
 /// What `PRAGMA synchronous` answers.
@@ -102,4 +104,71 @@ fn a_page_does_not_read_the_rows_before_it() {
     assert!(nothing < whole / 10, "{nothing} steps for no row, {whole} for all");
     drop(reader);
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Damage of others is passed over, lest it stop a group from being renewed or unlocked.
+#[test]
+fn a_damaged_row_of_the_very_group_is_told() {
+    let (folder, store) = store();
+    assert!(matches!(store.acquire(&mut attempt(), &soon()), Ok(Acquired::Granted { .. })));
+    store.writer.lock().execute_batch("UPDATE locks SET token = -1").unwrap();
+    let read = |id: &str| store.read(&Which::LockId(id.to_owned()), None, true, &soon());
+    let error = read("l").expect_err("its token can't be");
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Schema, Some("k")), "{error}");
+    assert!(read("other").unwrap().records.is_empty());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_page_begins_behind_the_last_key_and_not_before_the_prefix() {
+    for (from, above, lowest) in [(None, ">= ?1", "b"), (Some("a"), ">= ?1", "b"), (Some("b"), "> ?1", "b")] {
+        let (sql, bounds) = read::range("b", from);
+        assert!(sql.contains(above), "{sql}");
+        assert_eq!(bounds, [lowest.as_bytes(), b"c"]);
+    }
+    assert_eq!(read::range("b", Some("bc")).1, [&b"bc"[..], b"c"]);
+}
+
+#[test]
+fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
+    use rusqlite::ffi;
+    use std::io::ErrorKind as Io;
+    let path = || PathBuf::from("/some.db");
+    let engine = |code| {
+        let source = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+        SqliteError::Engine { path: path(), doing: "read", source }
+    };
+    let file = |kind: Io| SqliteError::File { path: path(), doing: "open it", source: kind.into() };
+    let denied = |kind: Io| SqliteError::Denied { path: path(), doing: "open it", source: kind.into() };
+    let not_ours = "not as leasehold made it";
+    let all = [
+        // SQLITE_READONLY_DBMOVED
+        (engine(1032), ErrorKind::Store, false, "was removed or replaced"),
+        (engine(ffi::SQLITE_READONLY), ErrorKind::Permission, false, "read-only for this user"),
+        (engine(ffi::SQLITE_PERM), ErrorKind::Permission, false, "read-only for this user"),
+        (engine(ffi::SQLITE_NOTADB), ErrorKind::Schema, false, "not an SQLite database"),
+        (engine(ffi::SQLITE_CORRUPT), ErrorKind::Schema, false, "is damaged"),
+        (engine(ffi::SQLITE_CONSTRAINT), ErrorKind::Schema, false, not_ours),
+        (engine(ffi::SQLITE_ERROR), ErrorKind::Schema, false, not_ours),
+        (engine(ffi::SQLITE_FULL), ErrorKind::Store, true, "the disk is full"),
+        (engine(ffi::SQLITE_IOERR), ErrorKind::Store, true, "the disk failed"),
+        (engine(ffi::SQLITE_CANTOPEN), ErrorKind::Store, true, "a file could not be opened"),
+        (engine(ffi::SQLITE_BUSY), ErrorKind::Store, true, "another process is writing"),
+        (engine(ffi::SQLITE_LOCKED), ErrorKind::Store, true, "another process is writing"),
+        (engine(ffi::SQLITE_NOMEM), ErrorKind::Store, true, "SQLite failed"),
+        (file(Io::PermissionDenied), ErrorKind::Permission, false, "no permission"),
+        (file(Io::ReadOnlyFilesystem), ErrorKind::Permission, false, "the file system is read-only"),
+        (file(Io::NotFound), ErrorKind::Config, false, "there is no such path"),
+        (file(Io::StorageFull), ErrorKind::Store, true, "the disk is full"),
+        (file(Io::Interrupted), ErrorKind::Store, true, "the system refused"),
+        (denied(Io::PermissionDenied), ErrorKind::Permission, false, "no permission to open it"),
+        (denied(Io::ReadOnlyFilesystem), ErrorKind::Permission, false, "is read-only, so nobody can open it"),
+    ];
+    for (error, kind, retryable, advice) in all {
+        let error = Error::from(error);
+        let text = error.to_string();
+        assert!(text.contains(advice), "{text:?} does not say {advice:?}");
+        assert_eq!((error.kind(), error.is_retryable()), (kind, retryable), "{text}");
+        assert!(std::error::Error::source(&error).is_some(), "the cause of {text:?} is left out");
+    }
 }

@@ -119,3 +119,15 @@ pub(super) enum Written<T> {
 fn raised(record: &LockRecord) -> LockRecord {
     LockRecord { version: record.version + 1, ..record.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A version that came back would let a swap through that was decided before.
+    #[test]
+    fn what_is_written_anew_has_a_later_version() {
+        let record = LockRecord { version: 7, ..LockRecord::missing("k") };
+        assert_eq!(raised(&record).version, 8);
+    }
+}

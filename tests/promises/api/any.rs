@@ -1,12 +1,12 @@
 //! The first free one of several locks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::{CancelToken, ErrorKind, LockStatus, Mode, SameOwner};
+use leasehold::{CancelToken, ErrorKind, Event, LockStatus, Mode, Mutex, Observer, SameOwner, WaitEnd};
 
 use crate::api::{LONG, MINUTE, on_every_store};
 
@@ -127,6 +127,54 @@ fn a_cancelled_or_closed_wait_ends_at_once() {
             assert_eq!((error.kind(), error.key()), (kind, None));
             assert_eq!(rival.get("a").unwrap().unwrap().holders().len(), 1);
         }
+    });
+}
+
+#[test]
+fn a_cancelled_wait_names_up_to_five_of_its_keys() {
+    on_every_store(|store| {
+        let (client, cancel) = (store.client(), CancelToken::new());
+        cancel.cancel();
+        let error = |keys: &[&str]| client.request_any(keys).cancel(&cancel).lock().unwrap_err().to_string();
+        let five = error(&["e", "d", "c", "b", "a"]);
+        assert!(five.contains("the wait for \"a\", \"b\", \"c\", \"d\", \"e\" was cancelled"), "{five}");
+        let seven = error(&["g", "f", "e", "d", "c", "b", "a"]);
+        assert!(seven.contains("\"d\", \"e\" and 2 more was cancelled"), "{seven}");
+    });
+}
+
+/// How the waits for each key ended.
+#[derive(Default)]
+struct Ends(Mutex<BTreeMap<String, Vec<WaitEnd>>>);
+
+impl Observer for Ends {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::WaitEnded { key, end, .. } = event {
+            self.0.lock().entry((*key).to_owned()).or_default().push(*end);
+        }
+    }
+}
+
+#[test]
+fn an_observer_hears_how_the_wait_for_each_key_ended() {
+    on_every_store(|store| {
+        let (ends, rival) = (Arc::new(Ends::default()), store.rival());
+        let client = store.builder().observer(ends.clone()).connect().unwrap();
+        let [a, _b] = ["a", "b"].map(|key| rival.lock(key).unwrap());
+        let ended = || std::mem::take(&mut *ends.0.lock());
+        let each = |a, b| BTreeMap::from([("a".to_owned(), vec![a]), ("b".to_owned(), vec![b])]);
+        client.request_any(["a", "b"]).wait(SHORT).lock().unwrap_err();
+        assert_eq!(ended(), each(WaitEnd::TimedOut, WaitEnd::TimedOut));
+        let (told, tells) = mpsc::channel();
+        let granted = std::thread::scope(|scope| {
+            let request = client.request_any(["a", "b"]).on_wait(move |_| told.send(()).unwrap_or_default());
+            let waiter = scope.spawn(|| request.lock().unwrap());
+            tells.recv_timeout(LONG).unwrap();
+            a.release().unwrap();
+            waiter.join().unwrap()
+        });
+        assert_eq!(granted.key(), "a");
+        assert_eq!(ended(), each(WaitEnd::Granted, WaitEnd::OtherGranted));
     });
 }
 

@@ -272,6 +272,7 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
     use crate::store::sqlite::tests::{soon, store};
 
     #[test]
@@ -280,6 +281,26 @@ mod tests {
         let pause = |spent| pause(spent, PAUSE);
         assert_eq!([ms(0), ms(1), ms(10)].map(pause), [PAUSE, ms(20), ms(200)]);
         assert_eq!([ms(600_000), Duration::MAX].map(pause), [LONGEST_PAUSE; 2]);
+    }
+
+    #[test]
+    fn a_holder_that_no_look_saw_is_noticed_by_its_token() {
+        let at = |token, holder: Option<u64>| {
+            let holder = holder.map(|token| Holder {
+                grant: GrantId::from_text("g"),
+                lock_id: "l".to_owned(),
+                labels: Labels { owner: "o".to_owned(), host: None, comment: None },
+                token,
+                created: StoreTime::from_nanos(0),
+                renewed: None,
+                until: End::Never,
+            });
+            LockRecord { token, exclusive: holder, ..LockRecord::missing("k") }
+        };
+        assert!(!has_come_and_gone(&at(5, None), &at(5, None)), "nobody came");
+        assert!(!has_come_and_gone(&at(5, None), &at(6, Some(6))), "it is still there");
+        assert!(has_come_and_gone(&at(5, None), &at(6, None)));
+        assert!(has_come_and_gone(&at(5, None), &at(7, Some(6))), "a shared one has come and gone");
     }
 
     /// As when `end` did not wait for it any longer.

@@ -1,0 +1,199 @@
+//! What a wait makes of a lock that is handed over at the last moment or too late, and how it says why it ended.
+
+use super::*;
+use crate::engine::options::ClientOptions;
+use crate::engine::orders::spec;
+use crate::model::waiting::Waiting;
+use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+use crate::store::memory::Memory;
+use crate::store::{Backend, Which};
+use crate::sys::cancel::CancelToken;
+use crate::sys::clock::{BootTime, Clock};
+
+/// Longer than any step takes.
+const SLACK: Duration = Duration::from_secs(60);
+
+struct Bench {
+    store: Arc<Memory>,
+    faults: FaultPlan,
+    family: Arc<Family>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let (clock, faults) = (Clock::system(), FaultPlan::default());
+        let store = Arc::new(Memory::open("", clock.clone()));
+        let faulty = Arc::new(Faulty::new(store.clone(), faults.clone()));
+        Bench { store, faults, family: Family::new(faulty, clock, ClientOptions::default()) }
+    }
+
+    /// The lock, granted in the store for as long as the first request asks for.
+    fn granted(&self, held_until: BootTime) -> Granted {
+        let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), MAX_ACQUIRE_LEASE);
+        let Ok(Acquired::Granted { holder, now, .. }) = self.store.acquire(&mut attempt, &Deadline::after(SLACK))
+        else {
+            panic!("it is free")
+        };
+        Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: BootTime::PAST } }
+    }
+
+    fn stands(&self) -> bool {
+        let page = self.store.read(&Which::Key("k".to_owned()), None, true, &Deadline::after(SLACK)).expect("a page");
+        page.records.first().is_some_and(|seen| seen.live().count() > 0)
+    }
+
+    /// Nothing stands once the background has done what it was left to do.
+    fn is_given_up(&self) -> bool {
+        self.family.close(SLACK).expect("there are no guards");
+        !self.stands()
+    }
+
+    fn wait(&self, patience: Patience) -> Wait<'_> {
+        let spec = WaitSpec { lock: spec(), stands_back: false, cancel: None, on_wait: None };
+        Wait::new(&self.family, spec, patience)
+    }
+
+    /// What a call gets to which the lock is handed over when its time is over and it has not left the line yet.
+    fn at_the_last_moment(&self, held_until: BootTime, cancels: bool) -> Result<Obtained> {
+        let (queues, granted) = (self.family.queues.clone(), self.granted(held_until));
+        let mut handed = Some((queues.enter(spec()), granted));
+        let cancel = CancelToken::new();
+        let also_cancel = cancel.clone();
+        let on_wait = move |_: &Waiting| {
+            if let Some((first, granted)) = handed.take() {
+                drop(first);
+                assert!(queues.reserve("k", |_| true).expect("it waits").give(granted).is_ok());
+                if cancels {
+                    also_cancel.cancel();
+                }
+            }
+        };
+        let spec =
+            WaitSpec { lock: spec(), stands_back: false, cancel: Some(cancel), on_wait: Some(Box::new(on_wait)) };
+        let outcome = obtain(&self.family, spec, Patience::Until(Instant::now()));
+        assert_eq!(self.family.queues.len("k"), 0);
+        outcome
+    }
+}
+
+#[test]
+fn what_is_handed_over_at_the_last_moment_comes_along() {
+    let bench = Bench::new();
+    assert!(matches!(bench.at_the_last_moment(BootTime::NEVER, false), Ok(Obtained::Granted(_))));
+    assert!(bench.stands());
+}
+
+#[test]
+fn what_is_handed_over_at_the_last_moment_and_too_late_is_given_up() {
+    let bench = Bench::new();
+    let refused = bench.at_the_last_moment(BootTime::PAST, false);
+    assert!(matches!(refused, Ok(Obtained::Refused(_))), "{:?}", refused.err());
+    assert!(bench.is_given_up());
+}
+
+#[test]
+fn trouble_with_what_is_handed_over_at_the_last_moment_is_the_answer() {
+    let bench = Bench::new();
+    bench.faults.always(Call::Renew, Fault::FailBefore);
+    let error = bench.at_the_last_moment(BootTime::NEVER, false).err().expect("the lease could not be set");
+    assert_eq!(error.kind(), ErrorKind::Store);
+    assert!(bench.is_given_up());
+}
+
+#[test]
+fn what_is_handed_over_to_a_call_that_was_cancelled_is_given_back() {
+    let bench = Bench::new();
+    let error = bench.at_the_last_moment(BootTime::NEVER, true).err().expect("it was cancelled");
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert!(bench.is_given_up());
+}
+
+#[test]
+fn a_grant_that_comes_too_late_is_given_up_and_asked_for_again() {
+    let bench = Bench::new();
+    let mut wait = bench.wait(Patience::Endless);
+    let round = wait.act(Turn::Given(bench.granted(BootTime::PAST)), &Deadline::after(SLACK));
+    assert!(matches!(round, Ok(Round::Trouble)));
+    assert!(!bench.stands());
+    // The one whose place it took has given it up already: there is nothing to ask for again.
+    wait.spec.lock.instead_of = Some((bench.store.info().grant_form.fresh(), 1));
+    let round = wait.act(Turn::Given(bench.granted(BootTime::PAST)), &Deadline::after(SLACK));
+    assert_eq!(round.err().expect("an error").kind(), ErrorKind::TimedOut);
+    assert!(!bench.stands());
+}
+
+#[test]
+fn a_wait_says_why_it_ended() {
+    let bench = Bench::new();
+    let mut wait = bench.wait(Patience::Endless);
+    let kind = |wait: &mut Wait<'_>| wait.ended().err().map(|error| error.kind());
+    assert_eq!(kind(&mut wait), Some(ErrorKind::TimedOut), "nobody is in its way");
+    wait.enter();
+    assert_eq!(kind(&mut wait), None, "it waits behind others");
+    wait.effort.attempts = 1;
+    assert_eq!(kind(&mut wait), Some(ErrorKind::TimedOut), "it asked and had no answer");
+    let cut_off = Error::new(ErrorKind::Store, "cut off").retryable();
+    let over = Deadline::at(Instant::now());
+    wait.failed(cut_off.clone(), Instant::now(), &over);
+    assert!(bench.family.queues.trouble("k").is_none(), "the end of the call says nothing of the store");
+    wait.failed(cut_off, Instant::now() - 2 * SILENT, &over);
+    assert!(bench.family.queues.trouble("k").is_some());
+    assert_eq!(kind(&mut wait), Some(ErrorKind::Store));
+    wait.answered();
+    assert!(bench.family.queues.trouble("k").is_none());
+}
+
+#[test]
+fn those_behind_see_how_long_a_request_takes() {
+    let bench = Bench::new();
+    let mut wait = bench.wait(Patience::Endless);
+    wait.enter();
+    wait.asks(Some(Instant::now() - 2 * SILENT));
+    let trouble = bench.family.queues.trouble("k").expect("the store is silent");
+    assert!(trouble.to_string().contains("no answer for 2.0 s"), "{trouble}");
+    wait.asks(None);
+    assert!(bench.family.queues.trouble("k").is_none());
+}
+
+#[test]
+fn others_have_their_turn_before_the_first_in_line_looks() {
+    let bench = Bench::new();
+    let mut wait = bench.wait(Patience::Endless);
+    wait.enter();
+    let until = Instant::now() + Duration::from_millis(100);
+    bench.family.queues.stand_back("k", until);
+    bench.family.queues.nudge("k");
+    assert!(wait.pause(&Deadline::after(SLACK), Begin::Wait), "it is free");
+    assert!(Instant::now() >= until, "it took the others' turn");
+    bench.family.queues.stand_back("k", Instant::now() + SLACK);
+    assert!(bench.family.queues.reserve("k", |_| true).expect("it waits").give(bench.granted(BootTime::NEVER)).is_ok());
+    let began = Instant::now();
+    assert!(wait.pause(&Deadline::after(SLACK), Begin::Wait));
+    assert!(began.elapsed() < SLACK / 2, "what was handed over needs no turn");
+}
+
+#[test]
+fn a_long_wait_is_told_now_and_then() {
+    let bench = Bench::new();
+    let _held = bench.granted(BootTime::NEVER);
+    let told = Arc::new(parking_lot::Mutex::new(0));
+    let count = told.clone();
+    let mut wait = bench.wait(Patience::Until(Instant::now() + Duration::from_millis(300)));
+    wait.spec.on_wait = Some(Box::new(move |_| *count.lock() += 1));
+    assert!(matches!(wait.run(), Ok(Obtained::Refused(_))));
+    // It polls each 150 ms at the most, and is told beside each.
+    assert!((1..10).contains(&*told.lock()), "told {} times", told.lock());
+}
+
+#[test]
+fn a_long_wait_is_logged_after_its_time_and_then_each_minute() {
+    let bench = Bench::new();
+    let mut wait = bench.wait(Patience::Endless);
+    wait.effort.warn_after = SLACK;
+    wait.tell();
+    assert_eq!(wait.effort.warn_after, SLACK, "it was logged too early");
+    wait.effort.warn_after = Duration::ZERO;
+    wait.tell();
+    let next = wait.effort.warn_after;
+    assert!(next >= Duration::from_secs(60) && next < Duration::from_secs(90), "{next:?}");
+}
