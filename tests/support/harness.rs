@@ -66,6 +66,7 @@ pub struct Store {
 }
 
 /// Makes a test of each function for each store that runs without a server; `alone`: in a process of its own.
+#[allow(unused_macros)] // Not every test binary has such tests.
 macro_rules! on_each_local {
     ($($how:ident: $($test:ident,)+;)+) => {
         mod memory {
