@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::library::{Language, compiler, root, run, store, target};
+use crate::library::{Language, compiler, library, make, root, run, store};
 
 /// What pkg-config says about the library that is installed below `prefix`.
 fn pkg_config(prefix: &std::path::Path, args: &[&str]) -> Vec<String> {
@@ -15,17 +15,15 @@ fn pkg_config(prefix: &std::path::Path, args: &[&str]) -> Vec<String> {
 fn a_program_outside_uses_the_installed_library() {
     let (folder, url) = store();
     let prefix = folder.path().join("usr");
-    let make = |goals: &[&str], cargo: &str| {
-        let mut make = Command::new("make");
-        make.arg("-C").arg(root().join("src/capi")).args(goals).arg("PROFILE=debug");
-        make.arg(format!("PREFIX={}", prefix.display())).arg(format!("TARGET={}", target("installed").display()));
-        make.arg(format!("CARGO={cargo}")).env_remove("CARGO_TARGET_DIR").env_remove("MAKEFLAGS");
+    library();
+    let make = |goals: &[&str]| {
+        let mut make = make(goals, "false");
+        make.arg(format!("PREFIX={}", prefix.display()));
         make
     };
-    run(&mut make(&["all"], &format!("{} --offline", env!("CARGO"))));
     // As root, who may have no cargo: what was built, but nothing else than what is asked for.
-    run(&mut make(&["install"], "false"));
-    let other = make(&["install", "FEATURES=mongodb"], "false").output().expect("make runs");
+    run(&mut make(&["install"]));
+    let other = make(&["install", "FEATURES=mongodb"]).output().expect("make runs");
     assert!(!other.status.success(), "it installed a library without the feature");
 
     let version = env!("CARGO_PKG_VERSION");
@@ -61,9 +59,7 @@ fn a_program_outside_uses_the_installed_library() {
         assert_eq!(run(&mut program), "proof: nightly-report is ours, with a token above 0\n");
     }
 
-    let mut uninstall = Command::new("make");
-    uninstall.arg("-C").arg(root().join("src/capi")).args(["uninstall", &format!("PREFIX={}", prefix.display())]);
-    run(&mut uninstall);
+    run(&mut make(&["uninstall"]));
     assert!(!installed("libleasehold.so").exists() && !prefix.join("include/leasehold.h").exists());
 }
 

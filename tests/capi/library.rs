@@ -33,22 +33,23 @@ pub fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
+/// The library's own Makefile, on the one build of the tests.
+pub fn make(goals: &[&str], cargo: &str) -> Command {
+    let mut make = Command::new("make");
+    make.arg("-C").arg(root().join("src/capi")).args(goals).arg("PROFILE=debug");
+    make.arg(format!("TARGET={}", target("capi").display())).arg(format!("CARGO={cargo}"));
+    // Cargo tells its children about itself, and they would build again for it.
+    make.env_remove("CARGO_TARGET_DIR").env_remove("MAKEFLAGS");
+    make
+}
+
 /// The one of the tests, built once.
 pub fn library() -> &'static Library {
     static BUILT: OnceLock<Library> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let built = Command::new(env!("CARGO"))
-            .current_dir(root())
-            .args(["rustc", "--lib", "--features", "capi", "--crate-type", "staticlib,cdylib", "--offline"])
-            .arg("--target-dir")
-            .arg(target("capi"))
-            .args(["--", "--print", "native-static-libs"])
-            // Cargo tells its children about itself, and they would build again for it.
-            .env_remove("CARGO_TARGET_DIR")
-            .output()
-            .expect("cargo runs");
-        let said = String::from_utf8_lossy(&built.stderr);
-        assert!(built.status.success(), "{said}");
+        let built = make(&["all"], &format!("{} --offline", env!("CARGO"))).output().expect("make runs");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let said = std::fs::read_to_string(target("capi").with_extension("log")).expect("what cargo said");
         let system = said.split("native-static-libs: ").nth(1).and_then(|rest| rest.lines().next());
         let system = system.map(|line| line.split_whitespace().map(str::to_owned).collect());
         Library { folder: target("capi").join("debug"), system: system.expect("rustc names the libraries") }

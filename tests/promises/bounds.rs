@@ -5,12 +5,20 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::alone::alone;
-use crate::support::harness::{Folder, PATIENCE, Store, eventually, millis, within};
+use crate::support::harness::{Folder, PATIENCE, Store, eventually, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
 use crate::support::threads::{no_new_threads, threads_again};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
+
+on_each_local! {
+    together:
+        a_wait_ends_on_its_deadline_while_another_holds_the_lock,
+        a_cancelled_wait_ends_at_once_in_every_phase,
+        a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop,
+    ;
+}
 
 /// One request.
 const REQUEST: Duration = millis(400);
@@ -127,30 +135,27 @@ fn no_release_and_no_drop_outlives_its_bound() {
     });
 }
 
-#[test]
-fn a_wait_ends_on_its_deadline_while_another_holds_the_lock() {
-    for store in Store::all() {
-        let client = client(&store);
-        let _held = store.bystander().lock("job").expect("a lock");
+fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
+    let client = client(&store);
+    let _held = store.bystander().lock("job").expect("a lock");
+    let started = Instant::now();
+    let refused = within("the wait", millis(500), || client.try_lock_for("job", millis(500)));
+    assert!(refused.expect("an answer").is_none());
+    assert!(started.elapsed() >= millis(500), "it gave up early");
+    // The polls fail or hang: that is no reason to wait longer, and no reason to give up. The wait then ends with
+    // the trouble, since nobody knows whether the holder of half a second ago still holds. A poll that was cut off
+    // by the end of the wait before a second had passed is no trouble.
+    for fault in faults() {
+        let fails = matches!(fault, Fault::FailBefore | Fault::ApplyThenFail);
+        store.plan.always(Call::Read, fault.clone());
         let started = Instant::now();
-        let refused = within("the wait", millis(500), || client.try_lock_for("job", millis(500)));
-        assert!(refused.expect("an answer").is_none());
-        assert!(started.elapsed() >= millis(500), "it gave up early");
-        // The polls fail or hang: that is no reason to wait longer, and no reason to give up. The wait then ends with
-        // the trouble, since nobody knows whether the holder of half a second ago still holds. A poll that was cut off
-        // by the end of the wait before a second had passed is no trouble.
-        for fault in faults() {
-            let fails = matches!(fault, Fault::FailBefore | Fault::ApplyThenFail);
-            store.plan.always(Call::Read, fault.clone());
-            let started = Instant::now();
-            match within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500))) {
-                Ok(refused) => assert!(refused.is_none() && !fails, "{fault:?}"),
-                Err(error) => assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{fault:?}: {error:?}"),
-            }
-            assert!(started.elapsed() >= millis(500), "it gave up early");
+        match within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500))) {
+            Ok(refused) => assert!(refused.is_none() && !fails, "{fault:?}"),
+            Err(error) => assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{fault:?}: {error:?}"),
         }
-        store.plan.heal();
+        assert!(started.elapsed() >= millis(500), "it gave up early");
     }
+    store.plan.heal();
 }
 
 #[test]
@@ -179,37 +184,34 @@ fn cancelled_at_once(what: &str, client: &LockClient, ready: impl FnMut() -> boo
     });
 }
 
-#[test]
-fn a_cancelled_wait_ends_at_once_in_every_phase() {
-    for store in Store::all() {
-        let patient = store.builder().lease(LONG).request_timeout(STALL).drop_timeout(DROP);
-        // Nor does it wait for the next poll.
-        let client = patient.poll(STALL..=STALL).connect().expect("a client");
-        let begun = |kind: Call| {
-            let before = store.plan.count(kind);
-            let plan = store.plan.clone();
-            move || plan.count(kind) > before
-        };
-        for fault in [Fault::HangBefore, Fault::ApplyThenHang] {
-            store.plan.next(Call::Acquire, fault.clone());
-            cancelled_at_once(&format!("acquire with {fault:?}"), &client, begun(Call::Acquire));
-            eventually("what it left behind is given up", || store.is_vacant("job"));
-            store.plan.next(Call::Renew, fault.clone());
-            cancelled_at_once(&format!("first renewal with {fault:?}"), &client, begun(Call::Renew));
-            eventually("what it left behind is given up", || store.is_vacant("job"));
-        }
-        // Between repeats of a request that fails.
-        store.plan.always(Call::Acquire, Fault::FailBefore);
-        cancelled_at_once("repeats", &client, begun(Call::Acquire));
-        store.plan.heal();
-        let held = store.bystander().lock("job").expect("a lock");
-        cancelled_at_once("between two polls", &client, begun(Call::Acquire));
-        let quick = store.builder().request_timeout(STALL).connect().expect("a client");
-        store.plan.always(Call::Read, Fault::HangBefore);
-        cancelled_at_once("in a poll", &quick, begun(Call::Read));
-        store.plan.heal();
-        drop(held);
+fn a_cancelled_wait_ends_at_once_in_every_phase(store: Store) {
+    let patient = store.builder().lease(LONG).request_timeout(STALL).drop_timeout(DROP);
+    // Nor does it wait for the next poll.
+    let client = patient.poll(STALL..=STALL).connect().expect("a client");
+    let begun = |kind: Call| {
+        let before = store.plan.count(kind);
+        let plan = store.plan.clone();
+        move || plan.count(kind) > before
+    };
+    for fault in [Fault::HangBefore, Fault::ApplyThenHang] {
+        store.plan.next(Call::Acquire, fault.clone());
+        cancelled_at_once(&format!("acquire with {fault:?}"), &client, begun(Call::Acquire));
+        eventually("what it left behind is given up", || store.is_vacant("job"));
+        store.plan.next(Call::Renew, fault.clone());
+        cancelled_at_once(&format!("first renewal with {fault:?}"), &client, begun(Call::Renew));
+        eventually("what it left behind is given up", || store.is_vacant("job"));
     }
+    // Between repeats of a request that fails.
+    store.plan.always(Call::Acquire, Fault::FailBefore);
+    cancelled_at_once("repeats", &client, begun(Call::Acquire));
+    store.plan.heal();
+    let held = store.bystander().lock("job").expect("a lock");
+    cancelled_at_once("between two polls", &client, begun(Call::Acquire));
+    let quick = store.builder().request_timeout(STALL).connect().expect("a client");
+    store.plan.always(Call::Read, Fault::HangBefore);
+    cancelled_at_once("in a poll", &quick, begun(Call::Read));
+    store.plan.heal();
+    drop(held);
 }
 
 /// The last handle takes the client with it, which has something to give up.
@@ -292,35 +294,32 @@ fn a_close_by_an_observer_does_not_wait_for_itself() {
 }
 
 /// A heartbeat that never comes back, as on a disk that hangs: against the contract of a store.
-#[test]
-fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop() {
-    for store in Store::all() {
-        let lease = millis(1000);
-        let client = store.builder().lease(lease).drop_timeout(DROP).connect().expect("a client");
-        let (unstick, stuck) = crossbeam_channel::bounded(0);
-        store.plan.always(Call::Renew, Fault::Stuck(stuck));
-        let guard = client.lock("job").expect("a lock");
-        let granted = Instant::now();
-        let loss = within("the loss", lease, || guard.loss().wait_timeout(PATIENCE)).expect("a loss");
-        assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
-        assert!(!guard.is_held());
-        assert!(granted.elapsed() <= lease + slack(granted));
-        within("the drop of a lost guard", DROP, || drop(guard));
+fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
+    let lease = millis(1000);
+    let client = store.builder().lease(lease).drop_timeout(DROP).connect().expect("a client");
+    let (unstick, stuck) = crossbeam_channel::bounded(0);
+    store.plan.always(Call::Renew, Fault::Stuck(stuck));
+    let guard = client.lock("job").expect("a lock");
+    let granted = Instant::now();
+    let loss = within("the loss", lease, || guard.loss().wait_timeout(PATIENCE)).expect("a loss");
+    assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
+    assert!(!guard.is_held());
+    assert!(granted.elapsed() <= lease + slack(granted));
+    within("the drop of a lost guard", DROP, || drop(guard));
 
-        let guard = client.lock("other").expect("a lock");
-        let before = store.plan.count(Call::Renew);
-        eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
-        within("the drop of a guard that is held", DROP, || drop(guard));
-        // It did not only give up: the copy of the attempt released it.
-        assert!(store.is_vacant("other"), "on {}", store.name);
+    let guard = client.lock("other").expect("a lock");
+    let before = store.plan.count(Call::Renew);
+    eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+    within("the drop of a guard that is held", DROP, || drop(guard));
+    // It did not only give up: the copy of the attempt released it.
+    assert!(store.is_vacant("other"), "on {}", store.name);
 
-        let _guard = client.lock("third").expect("a lock");
-        let before = store.plan.count(Call::Renew);
-        eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
-        within("the close", DROP, || client.close()).expect("a close");
-        assert!(store.is_vacant("third"), "on {}", store.name);
-        drop(unstick);
-    }
+    let _guard = client.lock("third").expect("a lock");
+    let before = store.plan.count(Call::Renew);
+    eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+    within("the close", DROP, || client.close()).expect("a close");
+    assert!(store.is_vacant("third"), "on {}", store.name);
+    drop(unstick);
 }
 
 /// Another process's long write transaction in the same file.

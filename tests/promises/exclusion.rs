@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::support::harness::{Store, millis};
+use crate::support::harness::{Store, millis, on_each_local};
 use crate::support::oracle::assert_rising;
 use crate::support::seed::{seed, sow};
 use leasehold::LockClient;
@@ -12,6 +12,14 @@ use leasehold::internals::store::fault::{Call, Fault};
 use parking_lot::Mutex;
 
 const THREADS: u64 = 8;
+
+on_each_local! {
+    together:
+        threads_never_overlap,
+        threads_never_overlap_while_requests_are_lost_and_repeated,
+        shared_holders_are_never_inside_with_an_exclusive_one,
+    ;
+}
 
 /// What only one may change at a time: an addition in two steps, with time for others in between.
 #[derive(Default)]
@@ -59,17 +67,15 @@ fn crowd(store: &Store, each: u64, work: impl Fn(&LockClient, u64) + Sync) {
     });
 }
 
-#[test]
-fn threads_never_overlap() {
-    for (store, each) in Store::all().into_iter().zip([500, 60]) {
-        let section = Section::default();
-        crowd(&store, each, |client, round| {
-            let guard = client.lock("job").expect("a lock");
-            section.enter(guard.fencing_token());
-            if round % 2 == 0 { drop(guard) } else { guard.release().expect("a release") }
-        });
-        section.assert_exclusive(THREADS * each);
-    }
+fn threads_never_overlap(store: Store) {
+    let each = if store.name == "memory" { 500 } else { 60 };
+    let section = Section::default();
+    crowd(&store, each, |client, round| {
+        let guard = client.lock("job").expect("a lock");
+        section.enter(guard.fencing_token());
+        if round % 2 == 0 { drop(guard) } else { guard.release().expect("a release") }
+    });
+    section.assert_exclusive(THREADS * each);
 }
 
 /// The negative control: the section does notice that the lock is missing.
@@ -108,51 +114,47 @@ fn disturb(store: &Store) {
     }
 }
 
-#[test]
-fn threads_never_overlap_while_requests_are_lost_and_repeated() {
-    for (store, each) in Store::all().into_iter().zip([100, 30]) {
-        let section = Section::default();
-        crowd(&store, each, |client, _| {
-            disturb(&store);
-            // Half of the leases need a renewal at once, which meets faults, too.
-            let lease = Duration::from_secs(if fastrand::bool() { 20 } else { 120 });
-            let guard = client.request("job").lease(lease).lock().expect("a lock");
-            disturb(&store);
-            guard.ensure_held_for(lease.mul_f64(0.8)).expect("a renewal");
-            section.enter(guard.fencing_token());
-            guard.release().expect("a release, repeated until it is answered");
-        });
-        store.plan.heal();
-        section.assert_exclusive(THREADS * each);
-        assert!(store.is_vacant("job"), "a row is left on {}", store.name);
-    }
+fn threads_never_overlap_while_requests_are_lost_and_repeated(store: Store) {
+    let each = if store.name == "memory" { 100 } else { 30 };
+    let section = Section::default();
+    crowd(&store, each, |client, _| {
+        disturb(&store);
+        // Half of the leases need a renewal at once, which meets faults, too.
+        let lease = Duration::from_secs(if fastrand::bool() { 20 } else { 120 });
+        let guard = client.request("job").lease(lease).lock().expect("a lock");
+        disturb(&store);
+        guard.ensure_held_for(lease.mul_f64(0.8)).expect("a renewal");
+        section.enter(guard.fencing_token());
+        guard.release().expect("a release, repeated until it is answered");
+    });
+    store.plan.heal();
+    section.assert_exclusive(THREADS * each);
+    assert!(store.is_vacant("job"), "a row is left on {}", store.name);
 }
 
-#[test]
-fn shared_holders_are_never_inside_with_an_exclusive_one() {
-    for (store, each) in Store::all().into_iter().zip([150, 25]) {
-        // Above zero: so many shared holders; below: exclusive ones.
-        let (inside, most) = (AtomicI64::new(0), AtomicI64::new(0));
-        crowd(&store, each, |client, _| {
-            disturb(&store);
-            if fastrand::u32(0..3) == 0 {
-                let guard = client.lock("job").expect("a lock");
-                let before = inside.fetch_sub(1000, Ordering::SeqCst);
-                assert_eq!(before, 0, "an exclusive holder met others");
-                std::thread::yield_now();
-                inside.fetch_add(1000, Ordering::SeqCst);
-                drop(guard);
-            } else {
-                let guard = client.request("job").max_holders(3).lock().expect("a lock");
-                let before = inside.fetch_add(1, Ordering::SeqCst);
-                assert!((0..3).contains(&before), "a shared holder met {before}");
-                most.fetch_max(before + 1, Ordering::SeqCst);
-                std::thread::sleep(millis(1));
-                inside.fetch_sub(1, Ordering::SeqCst);
-                drop(guard);
-            }
-        });
-        store.plan.heal();
-        assert!(most.load(Ordering::SeqCst) > 1, "nobody ever shared it on {}", store.name);
-    }
+fn shared_holders_are_never_inside_with_an_exclusive_one(store: Store) {
+    let each = if store.name == "memory" { 150 } else { 25 };
+    // Above zero: so many shared holders; below: exclusive ones.
+    let (inside, most) = (AtomicI64::new(0), AtomicI64::new(0));
+    crowd(&store, each, |client, _| {
+        disturb(&store);
+        if fastrand::u32(0..3) == 0 {
+            let guard = client.lock("job").expect("a lock");
+            let before = inside.fetch_sub(1000, Ordering::SeqCst);
+            assert_eq!(before, 0, "an exclusive holder met others");
+            std::thread::yield_now();
+            inside.fetch_add(1000, Ordering::SeqCst);
+            drop(guard);
+        } else {
+            let guard = client.request("job").max_holders(3).lock().expect("a lock");
+            let before = inside.fetch_add(1, Ordering::SeqCst);
+            assert!((0..3).contains(&before), "a shared holder met {before}");
+            most.fetch_max(before + 1, Ordering::SeqCst);
+            std::thread::sleep(millis(1));
+            inside.fetch_sub(1, Ordering::SeqCst);
+            drop(guard);
+        }
+    });
+    store.plan.heal();
+    assert!(most.load(Ordering::SeqCst) > 1, "nobody ever shared it on {}", store.name);
 }

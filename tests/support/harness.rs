@@ -65,11 +65,51 @@ pub struct Store {
     pub folder: Folder,
 }
 
+/// Makes a test of each function for each store that runs without a server; `alone`: in a process of its own.
+#[allow(unused_macros)] // Not every test binary has such tests.
+macro_rules! on_each_local {
+    ($($how:ident: $($test:ident,)+;)+) => {
+        mod memory {
+            $($(crate::support::harness::on_each_local! { @$how memory $test })+)+
+        }
+        mod sqlite {
+            $($(crate::support::harness::on_each_local! { @$how sqlite $test })+)+
+        }
+    };
+    (@together $store:ident $test:ident) => {
+        #[test]
+        fn $test() {
+            super::$test(crate::support::harness::Store::$store());
+        }
+    };
+    (@alone $store:ident $test:ident) => {
+        #[test]
+        fn $test() {
+            let (_, module) = module_path!().split_once("::").expect("a module of this program");
+            crate::support::alone::alone(&format!("{module}::{}", stringify!($test)), || {
+                super::$test(crate::support::harness::Store::$store());
+            });
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use on_each_local;
+
 impl Store {
     /// Each store that runs without a server.
     #[cfg(feature = "sqlite")]
     pub fn all() -> Vec<Store> {
         vec![Store::memory(), Store::sqlite()]
+    }
+
+    /// Another of this kind.
+    pub fn again(&self) -> Store {
+        match self.name {
+            "memory" => Store::memory(),
+            #[cfg(feature = "sqlite")]
+            "sqlite" => Store::sqlite(),
+            other => panic!("it needs a server: {other}"),
+        }
     }
 
     pub fn memory() -> Store {

@@ -14,7 +14,7 @@ const FILE: &str = "LEASEHOLD_NEIGHBOUR";
 /// Another process opens the file, tries to be granted `key`, and closes it.
 #[track_caller]
 fn is_granted_to_another_process(test: &str, folder: &Folder, key: &str) -> bool {
-    let output = rerun(&format!("neighbours::{test}"), |exe| {
+    let output = rerun(&format!("sqlite::neighbours::{test}"), |exe| {
         let mut command = Command::new(exe);
         command.env(FILE, folder.file()).env("LEASEHOLD_KEY", key);
         command
@@ -248,7 +248,7 @@ fn a_file_that_another_process_has_open_by_another_name_is_refused() {
     let names = [folder.path().join("hard.db"), elsewhere.file()];
     for name in &names {
         fs::hard_link(folder.file(), name).unwrap();
-        let output = rerun(&format!("neighbours::{test}"), |exe| {
+        let output = rerun(&format!("sqlite::neighbours::{test}"), |exe| {
             let mut command = Command::new(exe);
             command.env(FILE, name).env("LEASEHOLD_REFUSED", "1");
             command

@@ -154,7 +154,9 @@ pub fn raw(path: &Path) -> rusqlite::Connection {
 /// Runs the test `name` of this binary once more, in a process that `wrap` prepares.
 pub fn rerun(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Output {
     let mut command = wrap(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture", "--include-ignored"]).output().unwrap()
+    let output = command.args(["--exact", name, "--nocapture", "--include-ignored"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("running 0 tests"), "there is no test {name}");
+    output
 }
 
 /// Whether this is the process for `test` alone, by its full name; else it is run in one.
