@@ -6,7 +6,7 @@ use crate::engine::orders::spec;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
-use crate::store::{Backend, Which};
+use crate::store::{Backend, Consistency, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 
@@ -38,7 +38,7 @@ impl Bench {
     }
 
     fn stands(&self) -> bool {
-        let page = self.store.read(&Which::Key("k".to_owned()), None, true, &Deadline::after(SLACK)).expect("a page");
+        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK)).expect("a page");
         page.records.first().is_some_and(|seen| seen.live().count() > 0)
     }
 

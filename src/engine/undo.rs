@@ -224,7 +224,7 @@ pub fn give_up(
 mod tests {
     use super::*;
     use crate::engine::orders::{LEASE, spec};
-    use crate::store::Which;
+    use crate::store::{Consistency, Which};
     use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
     use crate::store::memory::Memory;
 
@@ -253,7 +253,7 @@ mod tests {
         }
 
         fn stands(&self) -> bool {
-            let page = self.store.read(&Which::Key("k".to_owned()), None, true, &Deadline::after(SLACK));
+            let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK));
             page.expect("a page").records.first().is_some_and(|seen| seen.live().count() > 0)
         }
 

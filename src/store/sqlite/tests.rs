@@ -112,7 +112,7 @@ fn a_damaged_row_of_the_very_group_is_told() {
     let (folder, store) = store();
     assert!(matches!(store.acquire(&mut attempt(), &soon()), Ok(Acquired::Granted { .. })));
     store.writer.lock().execute_batch("UPDATE locks SET token = -1").unwrap();
-    let read = |id: &str| store.read(&Which::LockId(id.to_owned()), None, true, &soon());
+    let read = |id: &str| store.read(&Which::LockId(id.to_owned()), None, Consistency::Strong, &soon());
     let error = read("l").expect_err("its token can't be");
     assert_eq!((error.kind(), error.key()), (ErrorKind::Schema, Some("k")), "{error}");
     assert!(read("other").unwrap().records.is_empty());
