@@ -7,6 +7,7 @@ pub mod alone;
 pub mod lateness;
 pub mod oracle;
 pub mod process;
+pub mod roamer;
 pub mod threads;
 pub mod worker;
 
