@@ -15,6 +15,8 @@ pub mod grpc;
 pub mod mongodb;
 #[cfg(unix)]
 pub mod nobody;
+#[cfg(all(feature = "mongodb", target_os = "linux"))]
+pub mod own;
 pub mod proxy;
 pub mod seed;
 pub mod servers;
