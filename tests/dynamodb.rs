@@ -31,6 +31,8 @@ mod sweep;
 mod table;
 #[path = "dynamodb/time.rs"]
 mod time;
+#[path = "dynamodb/ttl.rs"]
+mod ttl;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,6 +93,11 @@ impl Raw {
             let left = self.runtime.block_on(request.send()).unwrap().unprocessed_items;
             assert!(left.is_none_or(|left| left.is_empty()));
         }
+    }
+
+    fn delete(&self, key: &str) {
+        let key = sdk::types::AttributeValue::S(key.to_owned());
+        self.runtime.block_on(self.client.delete_item().table_name(&self.table).key("key", key).send()).unwrap();
     }
 
     /// Every row of the table.
