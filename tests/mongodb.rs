@@ -5,6 +5,9 @@ mod common;
 #[path = "conformance/support.rs"]
 mod support;
 
+#[cfg(target_os = "linux")]
+#[path = "mongodb/answers.rs"]
+mod answers;
 #[path = "mongodb/collection.rs"]
 mod collection;
 #[path = "mongodb/counts.rs"]
