@@ -9,6 +9,8 @@ mod harness;
 mod forks;
 #[path = "remote/holes.rs"]
 mod holes;
+#[path = "remote/late.rs"]
+mod late;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 #[path = "remote/panics.rs"]
 mod panics;
