@@ -7,6 +7,7 @@ mod faults;
 mod names;
 mod races;
 mod reads;
+mod real_time;
 mod rules;
 mod support;
 mod wakes;
@@ -81,6 +82,8 @@ macro_rules! contract {
         names:
             every_name_is_a_key_of_its_own,
             every_text_comes_back_as_it_was;
+        real_time:
+            leases_end_by_the_stores_own_clock;
         races:
             one_of_eight_is_granted,
             four_of_eight_share,
