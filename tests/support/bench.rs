@@ -77,12 +77,12 @@ impl Bench {
 
     /// As short as a request timeout may be that nothing else than a fault should use up.
     pub fn brief(&self) -> Duration {
-        millis(if self.is_remote { 1000 } else { 50 })
+        millis(if self.is_remote { 1000 } else { 100 })
     }
 
     /// Time for some such requests, and some polls.
     pub fn wait(&self) -> Duration {
-        (4 * self.brief()).max(millis(400))
+        (4 * self.brief()).max(millis(1000))
     }
 
     /// Runs `call`, which must be over within `bound`, and what this machine and a server may add.

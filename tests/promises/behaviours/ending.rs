@@ -37,7 +37,7 @@ pub fn b18_a_release_frees_nobody_elses_lock(store: &Store) {
 
 pub fn b19_a_release_that_failed_can_be_tried_again(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().drop_timeout(4 * bench.brief()).connect().unwrap();
+    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
     let guard = client.lock("k").unwrap();
     bench.faults.always(Call::Release, Fault::FailBefore);
     let failed = guard.release().unwrap_err();
@@ -51,7 +51,7 @@ pub fn b19_a_release_that_failed_can_be_tried_again(store: &Store) {
 
 pub fn b19_a_failed_release_that_is_passed_on_is_tried_again_in_the_background(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().drop_timeout(4 * bench.brief()).connect().unwrap();
+    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
     let guard = client.lock("k").unwrap();
     bench.faults.always(Call::Release, Fault::FailBefore);
     let failed = guard.release().unwrap_err();
@@ -211,7 +211,7 @@ pub fn b20_a_close_without_a_bound_releases(store: &Store) {
 
 pub fn b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().drop_timeout(4 * bench.brief()).connect().unwrap();
+    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
     let guard = client.lock("k").unwrap();
     let (before, waiting) = (bench.faults.count(Call::Acquire), client.clone());
     let waiter = std::thread::spawn(move || waiting.try_lock_for("k", LONG).unwrap().is_some());
