@@ -29,8 +29,8 @@ pub struct Bench {
     pub at: Opened,
     pub clock: Arc<Clock>,
     pub faults: FaultPlan,
-    /// It is not in this process: an answer takes its time.
-    pub is_remote: bool,
+    /// Not in the memory of this process: an answer takes its time.
+    pub is_elsewhere: bool,
 }
 
 impl Default for Bench {
@@ -47,8 +47,8 @@ impl Bench {
 
     pub fn on(store: &Store) -> Self {
         let at = (store.open)();
-        let (clock, is_remote) = (at.clock.clone(), !["memory", "sqlite"].contains(&store.module));
-        Bench { at, clock, faults: FaultPlan::default(), is_remote }
+        let (clock, is_elsewhere) = (at.clock.clone(), store.module != "memory");
+        Bench { at, clock, faults: FaultPlan::default(), is_elsewhere }
     }
 
     /// A client whose requests meet the faults.
@@ -77,7 +77,7 @@ impl Bench {
 
     /// As short as a request timeout may be that nothing else than a fault should use up.
     pub fn brief(&self) -> Duration {
-        millis(if self.is_remote { 1000 } else { 100 })
+        millis(if self.is_elsewhere { 1000 } else { 100 })
     }
 
     /// Time for some such requests, and some polls.
@@ -90,7 +90,7 @@ impl Bench {
         lateness::measure();
         let started = Instant::now();
         let value = call();
-        let (took, server) = (started.elapsed(), if self.is_remote { SERVER } else { Duration::ZERO });
+        let (took, server) = (started.elapsed(), if self.is_elsewhere { SERVER } else { Duration::ZERO });
         let slack = lateness::slack(started) + server;
         assert!(took <= bound + slack, "it took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
         value

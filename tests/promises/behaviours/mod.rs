@@ -38,12 +38,7 @@ macro_rules! behaviours {
             b02_a_request_that_the_network_doubles_is_no_failure,
             b03_an_acquire_whose_answer_is_lost_finds_itself,
             b03_an_acquire_that_is_given_up_leaves_nothing,
-            b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody,
             b03_an_acquire_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed,
-            b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up,
-            b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not_before,
-            b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background,
-            a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with,
             b03_an_acquire_that_is_refused_for_good_ends_the_call_and_leaves_nothing,
             b03_a_first_renewal_that_is_refused_for_good_ends_the_call_and_leaves_nothing,
             b10_grants_that_come_too_late_are_asked_for_more_and_more_rarely,
@@ -60,7 +55,6 @@ macro_rules! behaviours {
             b17_a_poll_is_aimed_at_the_end_of_the_lease,
             b24_a_grant_found_by_a_repeat_counts_from_the_first_request,
             a_lease_with_a_fixed_end_is_not_granted_within_its_margin,
-            an_adopt_that_is_given_up_unanswered_is_not_called_lost,
             an_adopt_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed,
             a_wait_whose_lock_was_granted_and_could_not_be_had_in_full_ends_with_the_trouble,
             an_adopt_that_comes_too_late_to_be_held_is_not_called_lost;
@@ -78,7 +72,6 @@ macro_rules! behaviours {
             b19_a_lock_that_was_taken_over_is_not_released,
             b19_only_an_acquire_that_was_sent_more_than_once_is_given_up_at_its_release,
             b20_a_release_waits_for_a_renewal_that_ends_in_time,
-            b20_one_release_that_fails_at_close_skips_no_other,
             b20_close_wakes_waiters,
             b20_a_close_without_a_bound_releases,
             b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release;
@@ -89,7 +82,6 @@ macro_rules! behaviours {
             b06_the_loss_is_told_at_the_deadline_when_a_heartbeat_hangs,
             b06_a_heartbeat_that_is_not_answered_leaves_time_for_another,
             b07_a_lease_is_counted_from_before_the_request_was_sent,
-            b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted,
             b09_after_a_suspend_past_the_lease_the_first_look_says_lost,
             b09_after_a_shorter_suspend_the_lock_is_renewed_at_once,
             b09_what_is_lost_by_its_deadline_stays_lost,
@@ -126,6 +118,67 @@ macro_rules! by_the_wall_clock {
 by_the_wall_clock!(memory: memory_by_the_wall_clock);
 #[cfg(feature = "sqlite")]
 by_the_wall_clock!(sqlite: sqlite_by_the_wall_clock);
+
+/// What rests on request timeouts that are shorter than an answer of a server may take.
+macro_rules! with_brief_requests {
+    ($store:ident: $name:ident) => {
+        mod $name {
+            crate::behaviours::tests! {
+                $store:
+                acquiring:
+                    b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up,
+                    b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not_before,
+                    b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background,
+                    a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with,
+                    an_adopt_that_is_given_up_unanswered_is_not_called_lost;
+                ending:
+                    b20_one_release_that_fails_at_close_skips_no_other;
+            }
+        }
+    };
+}
+
+with_brief_requests!(memory: memory_with_brief_requests);
+#[cfg(feature = "sqlite")]
+with_brief_requests!(sqlite: sqlite_with_brief_requests);
+
+/// Where whoever gave up is remembered: the fault switch delivers late what others would do anew.
+macro_rules! with_late_requests {
+    ($store:ident: $name:ident) => {
+        mod $name {
+            crate::behaviours::tests! {
+                $store:
+                acquiring:
+                    b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody;
+            }
+        }
+    };
+}
+
+with_late_requests!(memory: memory_with_late_requests);
+#[cfg(feature = "dynamodb")]
+with_late_requests!(dynamodb: dynamodb_with_late_requests);
+
+/// Where the store's time goes on as ours does: under load that of Spanner's emulator runs ahead.
+macro_rules! by_a_steady_clock {
+    ($store:ident: $name:ident) => {
+        mod $name {
+            crate::behaviours::tests! {
+                $store:
+                holding:
+                    b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted;
+            }
+        }
+    };
+}
+
+by_a_steady_clock!(memory: memory_by_a_steady_clock);
+#[cfg(feature = "sqlite")]
+by_a_steady_clock!(sqlite: sqlite_by_a_steady_clock);
+#[cfg(feature = "dynamodb")]
+by_a_steady_clock!(dynamodb: dynamodb_by_a_steady_clock);
+#[cfg(feature = "mongodb")]
+by_a_steady_clock!(mongodb: mongodb_by_a_steady_clock);
 
 /// Of the engine alone, in very many rounds.
 mod memory_in_many_rounds {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::{ClientBuilder, ErrorKind, LockClient, Mode};
 
-use crate::support::harness::{eventually, millis};
+use crate::support::harness::{PATIENCE, eventually, millis};
 
 /// All the time that the caller has, for one request.
 const SHORT: Duration = millis(1500);
@@ -33,7 +33,7 @@ enum Meanwhile {
 
 fn what_was_given_up_is_never_granted(net: Net, mode: Mode, meanwhile: Meanwhile) {
     let what = format!("{mode}, {meanwhile:?}");
-    let connect = |builder: ClientBuilder| builder.lease(LEASE).connect().expect("a client");
+    let connect = |builder: ClientBuilder| builder.lease(LEASE).request_timeout(PATIENCE).connect().expect("a client");
     let rival: LockClient = connect(net.beside);
     let client = connect(net.behind);
     let request = client.request("k").wait(SHORT);
