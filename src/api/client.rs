@@ -75,6 +75,8 @@ impl LockClient {
 
     /// Waits for the lock, without limit, and holds it until the guard is dropped.
     ///
+    /// A lock is not reentrant: a thread that holds the key already waits for itself.
+    ///
     /// # Errors
     /// Contention and store trouble never end the wait; a wrong argument or configuration does.
     /// See [`LockRequest::lock`].
@@ -93,7 +95,8 @@ impl LockClient {
     /// Waits for at most `timeout`; `None` when others held it all the while. Zero asks once.
     ///
     /// # Errors
-    /// See [`LockRequest::try_lock`].
+    /// `Store` or `Ambiguous` when the store did not answer in that time, which a busy one may do when it is a few
+    /// milliseconds; else see [`LockRequest::try_lock`].
     pub fn try_lock_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
         self.try_lock_until(key, far_from(Instant::now(), timeout))
     }

@@ -174,7 +174,8 @@ impl Error {
         self.0.lease.as_ref()
     }
 
-    /// Whether the same call may succeed later without any change.
+    /// Whether the store was in trouble that may pass, so that the same call may succeed later without any change. False
+    /// where others hold the lock, which [`kind`](Error::kind) tells.
     pub fn is_retryable(&self) -> bool {
         self.0.retryable
     }
