@@ -49,6 +49,9 @@ pub enum Fault {
     ApplyThenHang,
     /// The store never sees it, no answer comes before the call's deadline.
     HangBefore,
+    /// No answer comes before the call's deadline, and the store gets an acquisition only after that, when
+    /// [`FaultPlan::deliver`] is called; any other call never.
+    Late,
     /// It hangs past its deadline, until the other end of the channel is dropped: against the contract,
     /// as a stuck disk does.
     Stuck(Receiver<()>),
@@ -76,6 +79,8 @@ struct Plan {
     always: Option<(Call, Fault)>,
     never_wakes: bool,
     is_offline: bool,
+    late: Vec<(Arc<dyn Backend>, Attempt)>,
+    given_up: Vec<String>,
     calls: Vec<Call>,
 }
 
@@ -105,6 +110,13 @@ impl FaultPlan {
         self.0.lock().is_offline = false;
     }
 
+    /// Lets the stores have the acquisitions that were [late](Fault::Late), and tells what they answer.
+    pub fn deliver(&self) -> Vec<Result<Acquired>> {
+        let late = std::mem::take(&mut self.0.lock().late);
+        let by = Deadline::after(Duration::from_secs(60));
+        late.into_iter().map(|(store, mut attempt)| store.acquire(&mut attempt, &by)).collect()
+    }
+
     /// No more faults.
     pub fn heal(&self) {
         let mut plan = self.0.lock();
@@ -120,6 +132,11 @@ impl FaultPlan {
     /// How many calls of this kind were made.
     pub fn count(&self, call: Call) -> usize {
         self.0.lock().calls.iter().filter(|c| **c == call).count()
+    }
+
+    /// How many acquisitions of this key the store gave up, as it has answered.
+    pub fn given_up(&self, key: &str) -> usize {
+        self.0.lock().given_up.iter().filter(|given_up| *given_up == key).count()
     }
 
     fn take(&self, call: Call) -> Option<Fault> {
@@ -152,10 +169,20 @@ impl Faulty {
         &self,
         call: Call,
         by: &Deadline,
+        apply: impl FnMut() -> Result<T>,
+        unknown: impl FnOnce(Error) -> Result<T>,
+    ) -> Result<T> {
+        Faulty::suffer(self.plan.take(call), call, by, apply, unknown)
+    }
+
+    fn suffer<T>(
+        fault: Option<Fault>,
+        call: Call,
+        by: &Deadline,
         mut apply: impl FnMut() -> Result<T>,
         unknown: impl FnOnce(Error) -> Result<T>,
     ) -> Result<T> {
-        let Some(fault) = self.plan.take(call) else {
+        let Some(fault) = fault else {
             return apply();
         };
         match fault {
@@ -172,7 +199,7 @@ impl Faulty {
                 by.wait();
                 unknown(injected(ErrorKind::Ambiguous, "no answer came in time"))
             }
-            Fault::HangBefore => {
+            Fault::HangBefore | Fault::Late => {
                 by.wait();
                 unknown(injected(ErrorKind::Ambiguous, "no answer came in time"))
             }
@@ -225,7 +252,12 @@ impl Backend for Faulty {
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
-        self.run(Call::Acquire, by, || self.inner.acquire(attempt, by), |error| Ok(Acquired::Unknown(error)))
+        let fault = self.plan.take(Call::Acquire);
+        if let Some(Fault::Late) = fault {
+            self.plan.0.lock().late.push((self.inner.clone(), attempt.without_native()));
+        }
+        let apply = || self.inner.acquire(attempt, by);
+        Faulty::suffer(fault, Call::Acquire, by, apply, |error| Ok(Acquired::Unknown(error)))
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
@@ -233,7 +265,15 @@ impl Backend for Faulty {
     }
 
     fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
-        self.run(Call::Release, by, || self.inner.release(attempt, purpose, by), |error| Ok(Released::Unknown(error)))
+        let key = (purpose == Purpose::GiveUp).then(|| attempt.key.clone());
+        let released = self.run(
+            Call::Release,
+            by,
+            || self.inner.release(attempt, purpose, by),
+            |error| Ok(Released::Unknown(error)),
+        )?;
+        self.plan.0.lock().given_up.extend(key.filter(|_| !matches!(released, Released::Unknown(_))));
+        Ok(released)
     }
 
     fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {

@@ -15,6 +15,8 @@ mod processes;
 mod queue;
 mod queue_any;
 mod remote;
+mod restarts;
+mod sharing;
 #[path = "../support/mod.rs"]
 mod support;
 mod threads;

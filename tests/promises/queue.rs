@@ -338,7 +338,7 @@ fn a_guard_that_was_taken_over_hands_nothing_over() {
     let client = patient(&bench);
     let held = client.lock("k").unwrap();
     let waiting = waiter(&client, 0, |request| request.wait(LONG));
-    bench.store.take_over("k");
+    bench.take_over("k");
     let error = held.release().unwrap_err();
     assert_eq!(error.error().kind(), ErrorKind::Lost);
     bench.clock.advance(Duration::from_secs(60));
@@ -356,7 +356,7 @@ fn what_was_handed_over_is_renewed_and_lost_like_any_other() {
     let guard = waiting.join().unwrap().unwrap();
     assert!(guard.remaining() <= LONG * 9 / 10, "no margin: {:?}", guard.remaining());
     bench.wait_for_call(Call::Renew, bench.faults.count(Call::Renew) + 1);
-    bench.store.take_over("k");
+    bench.take_over("k");
     assert_eq!(loss_of(&guard).fencing_token, guard.fencing_token());
 }
 

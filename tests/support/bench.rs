@@ -1,41 +1,59 @@
-//! A memory store with faults in front, and a client that meets none.
+//! A store with faults in front, and a client that meets none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::builder_over;
+use leasehold::internals::lease::Mode;
+use leasehold::internals::store::Attempt;
 use leasehold::internals::store::fault::{Call, FaultPlan, Faulty};
-use leasehold::internals::store::memory::Memory;
-use leasehold::internals::store::{Backend, Consistency, Which};
 use leasehold::internals::sys::clock::Clock;
-use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ClientBuilder, LockClient, LockGuard, Loss};
+
+use super::calls;
+use super::lateness;
+use super::stores::{Opened, Store, enrolled, soon};
 
 /// Long enough for any event on a busy machine; no test waits for it when all is well.
 pub const LONG: Duration = Duration::from_secs(20);
 
+/// What a server may add to a bound on a busy machine.
+const SERVER: Duration = millis(1500);
+
+const fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
 /// A store that faults can be put in front of, and whose clock can be moved.
 pub struct Bench {
-    pub store: Arc<Memory>,
+    pub at: Opened,
     pub clock: Arc<Clock>,
     pub faults: FaultPlan,
+    /// Not in the memory of this process: an answer takes its time.
+    pub is_elsewhere: bool,
 }
 
 impl Default for Bench {
     fn default() -> Self {
-        let clock = Clock::system();
-        Bench { store: Arc::new(Memory::open("", clock.clone())), clock, faults: FaultPlan::default() }
+        Bench::on(&enrolled("memory").expect("it is always there"))
     }
 }
 
 impl Bench {
+    /// On a memory store.
     pub fn new() -> Self {
         Bench::default()
     }
 
+    pub fn on(store: &Store) -> Self {
+        let at = (store.open)();
+        let (clock, is_elsewhere) = (at.clock.clone(), store.module != "memory");
+        Bench { at, clock, faults: FaultPlan::default(), is_elsewhere }
+    }
+
     /// A client whose requests meet the faults.
     pub fn builder(&self) -> ClientBuilder {
-        builder_over(Arc::new(Faulty::new(self.store.clone(), self.faults.clone())), self.clock.clone())
+        builder_over(Arc::new(Faulty::new(self.at.store.clone(), self.faults.clone())), self.clock.clone())
     }
 
     pub fn client(&self) -> LockClient {
@@ -49,16 +67,63 @@ impl Bench {
 
     /// A client of the same store whose requests meet no faults and are not counted.
     pub fn rival(&self) -> LockClient {
-        builder_over(self.store.clone(), self.clock.clone()).owner("rival").connect().unwrap()
+        builder_over(self.at.second.clone(), self.clock.clone()).owner("rival").connect().unwrap()
+    }
+
+    /// The shortest lease of the store.
+    pub fn min_lease(&self) -> Duration {
+        self.at.store.info().min_lease
+    }
+
+    /// As short as a request timeout may be that nothing else than a fault should use up.
+    pub fn brief(&self) -> Duration {
+        millis(if self.is_elsewhere { 1000 } else { 100 })
+    }
+
+    /// Time for some such requests, and some polls.
+    pub fn wait(&self) -> Duration {
+        (4 * self.brief()).max(millis(1000))
+    }
+
+    /// Runs `call`, which must be over within `bound`, and what this machine and a server may add.
+    pub fn within<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
+        lateness::measure();
+        let started = Instant::now();
+        let value = call();
+        let (took, server) = (started.elapsed(), if self.is_elsewhere { SERVER } else { Duration::ZERO });
+        let slack = lateness::slack(started) + server;
+        assert!(took <= bound + slack, "it took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
+        value
+    }
+
+    /// Lets time pass.
+    pub fn advance(&self, by: Duration) {
+        self.at.advance(by);
+    }
+
+    /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
+    pub fn outlast(&self, lease: Duration) {
+        self.at.outlast(lease);
+    }
+
+    /// Grants the key to a stranger, whoever holds it alone: the stranger's acquisition.
+    pub fn take_over(&self, key: &str) -> Attempt {
+        let holder = self.at.record(key).exclusive.expect("a holder");
+        let mut stranger = calls::attempt(self.at.store.info().grant_form, key, Mode::Exclusive);
+        stranger.ask.labels.owner = "rival".to_owned();
+        stranger.ask.instead_of = Some((holder.grant, holder.token));
+        calls::acquired(&*self.at.second, &mut stranger);
+        stranger
+    }
+
+    /// Ends what somebody holds by this acquisition.
+    pub fn end(&self, mut held: Attempt) {
+        self.at.second.release(&mut held, false, &soon()).unwrap();
     }
 
     /// How many acquisitions of the key were given up, so that no late copy of them can be granted.
     pub fn given_up(&self, key: &str) -> usize {
-        let by = Deadline::after(LONG);
-        self.store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &by).unwrap().records[0]
-            .record
-            .given_up
-            .len()
+        self.faults.given_up(key)
     }
 
     /// Waits until a call of this kind was made more often than `before`.

@@ -145,7 +145,7 @@ impl Drop for Cluster {
 }
 
 /// Where there is `setpriv`, the kernel ends it with the thread that starts it, however that ends.
-fn dies_with_us(command: &Command) -> Command {
+pub fn dies_with_us(command: &Command) -> Command {
     let has =
         Command::new("setpriv").args(["--pdeathsig", "KILL", "true"]).status().is_ok_and(|status| status.success());
     let mut wrapped = if has { Command::new("setpriv") } else { Command::new(command.get_program()) };

@@ -33,6 +33,8 @@ pub enum Fault {
     Late(Duration),
     /// It does not reach the server, and the client gets this status, which is made here.
     Refused(u8),
+    /// The server has answered, but the client gets this status.
+    DoneThenRefused(u8),
 }
 
 /// A request that has arrived here.
@@ -190,7 +192,11 @@ async fn forward(
             inner.cut();
         }
         Some(Fault::Lost) => {}
-        Some(Fault::Refused(code)) => {
+        Some(Fault::Refused(code) | Fault::DoneThenRefused(code)) => {
+            if matches!(fault, Some(Fault::DoneThenRefused(_))) {
+                ask(server, request, body).await?;
+                inner.answered(number);
+            }
             let head =
                 Response::builder().header("content-type", "application/grpc").header("grpc-status", u16::from(code));
             let head = head.header("grpc-message", "made by the proxy").body(()).ok()?;

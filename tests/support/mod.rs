@@ -23,10 +23,14 @@ pub mod mongodb;
 pub mod nobody;
 #[cfg(target_os = "linux")]
 pub mod oracle;
+#[cfg(all(feature = "mongodb", target_os = "linux"))]
+pub mod own;
 #[cfg(target_os = "linux")]
 pub mod process;
 pub mod proxy;
 pub mod regressions;
+#[cfg(target_os = "linux")]
+pub mod roamer;
 pub mod seed;
 pub mod servers;
 #[cfg(feature = "spanner")]

@@ -6,6 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use leasehold::Mode;
+
 /// One critical section, named like its key.
 #[derive(Clone, Debug)]
 pub struct Oracle {
@@ -71,8 +73,8 @@ impl Resource {
     }
 }
 
-/// The outside oracle of leaders, one per process: they write down when they say that they lead, by a clock that all
-/// processes share. Unlike a critical section it bears a leader that is stopped or killed at any point.
+/// The outside oracle of holders, one per process: they write down when they say that they hold a lock, by a clock that
+/// all processes share. Unlike a critical section it bears a holder that is stopped or killed at any point.
 #[derive(Debug)]
 pub struct Claims(File);
 
@@ -82,34 +84,38 @@ impl Claims {
         Claims(OpenOptions::new().append(true).create(true).open(file).expect("a file for claims"))
     }
 
-    /// Asks whether this process leads, and writes down that it said so between these two times.
-    pub fn claim(&mut self, token: u64, leads: impl FnOnce() -> bool) -> bool {
+    /// Asks whether this process holds it, and writes down that it said so between these two times.
+    pub fn claim(&mut self, mode: Mode, token: u64, holds: impl FnOnce() -> bool) -> bool {
         let before = now();
-        let leads = leads();
+        let holds = holds();
         let after = now();
-        if leads {
+        if holds {
             // One write: a killed process leaves no half line.
-            self.0.write_all(format!("{token} {before} {after}\n").as_bytes()).expect("a line of claims");
+            self.0.write_all(format!("{mode} {token} {before} {after}\n").as_bytes()).expect("a line of claims");
         }
-        leads
+        holds
     }
 }
 
 /// Nanoseconds since the boot of this host.
-fn now() -> u128 {
+pub fn now() -> u128 {
     let now = nix::time::ClockId::CLOCK_BOOTTIME.now().expect("the clock that counts suspend");
     std::time::Duration::from(now).as_nanos()
 }
 
-/// The tokens of all who claimed to lead, in their order. Nobody may claim it who began to ask after a later term
-/// had been claimed.
+/// What one holder claimed.
+#[derive(Clone, Debug)]
+pub struct Term {
+    pub mode: Mode,
+    process: PathBuf,
+    pub first_claimed: u128,
+    /// When it began to ask for the last time.
+    pub last_asked: u128,
+}
+
+/// What was claimed so far, by token.
 #[track_caller]
-pub fn assert_one_leader_at_a_time(folder: &Path) -> Vec<u64> {
-    struct Term {
-        process: PathBuf,
-        last_asked: u128,
-        first_claimed: u128,
-    }
+pub fn terms(folder: &Path) -> BTreeMap<u64, Term> {
     let mut terms: BTreeMap<u64, Term> = BTreeMap::new();
     for entry in std::fs::read_dir(folder).expect("the folder of claims") {
         let process = entry.expect("a file").path();
@@ -118,9 +124,11 @@ pub fn assert_one_leader_at_a_time(folder: &Path) -> Vec<u64> {
         }
         for line in std::fs::read_to_string(&process).expect("claims").lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            let [token, before, after] = words[..] else { panic!("{line}") };
+            let [mode, token, before, after] = words[..] else { panic!("{line}") };
+            let mode = [Mode::Exclusive, Mode::Shared].into_iter().find(|one| one.to_string() == mode).expect("a mode");
             let (before, after) = (before.parse().expect("a time"), after.parse().expect("a time"));
             let term = terms.entry(token.parse().expect("a token")).or_insert_with(|| Term {
+                mode,
                 process: process.clone(),
                 last_asked: before,
                 first_claimed: after,
@@ -130,16 +138,29 @@ pub fn assert_one_leader_at_a_time(folder: &Path) -> Vec<u64> {
             term.first_claimed = term.first_claimed.min(after);
         }
     }
-    let mut last: Option<(&u64, &Term)> = None;
+    terms
+}
+
+/// Nobody claimed it who began to ask after a later grant had been claimed, unless both are shared. Answers with all
+/// of them, by token.
+#[track_caller]
+pub fn assert_one_writer_or_readers(folder: &Path) -> BTreeMap<u64, Term> {
+    let terms = terms(folder);
+    // Whoever was paused may have claimed last of all: the latest of those before, exclusive and of either mode.
+    let (mut last_exclusive, mut last): (Option<(&u64, &Term)>, Option<(&u64, &Term)>) = (None, None);
     for (token, term) in &terms {
-        if let Some((old, before)) = last {
+        let beside = if term.mode == Mode::Shared { last_exclusive } else { last };
+        if let Some((old, before)) = beside {
             let late = before.last_asked.saturating_sub(term.first_claimed);
-            assert_eq!(late, 0, "the leader with token {old} said so {late} ns after {token} had led");
+            assert_eq!(late, 0, "the holder with token {old} said so {late} ns after {token} held it");
         }
-        // A leader that was paused may have claimed last of all.
-        if last.is_none_or(|(_, before)| before.last_asked < term.last_asked) {
+        let is_later = |last: Option<(&u64, &Term)>| last.is_none_or(|(_, last)| last.last_asked < term.last_asked);
+        if is_later(last) {
             last = Some((token, term));
         }
+        if term.mode == Mode::Exclusive && is_later(last_exclusive) {
+            last_exclusive = Some((token, term));
+        }
     }
-    terms.into_keys().collect()
+    terms
 }

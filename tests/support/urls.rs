@@ -17,17 +17,22 @@ pub struct Shared {
 
 /// One of each kind but memory, as far as its server is there.
 pub fn shared() -> Vec<Shared> {
-    let all: [Option<Shared>; _] = [
+    super::stores::modules().into_iter().filter_map(of).collect()
+}
+
+/// One of this kind, if its server is there.
+pub fn of(module: &str) -> Option<Shared> {
+    match module {
         #[cfg(feature = "sqlite")]
-        Some(sqlite()),
+        "sqlite" => Some(sqlite()),
         #[cfg(feature = "dynamodb")]
-        super::servers::dynamodb_local().map(|endpoint| dynamodb(&endpoint)),
+        "dynamodb" => super::servers::dynamodb_local().map(|endpoint| dynamodb(&endpoint)),
         #[cfg(feature = "mongodb")]
-        super::servers::mongod().map(|_| mongodb()),
+        "mongodb" => super::servers::mongod().map(|_| mongodb()),
         #[cfg(feature = "spanner")]
-        super::servers::spanner_emulator().map(|_| spanner()),
-    ];
-    all.into_iter().flatten().collect()
+        "spanner" => super::servers::spanner_emulator().map(|_| spanner()),
+        _ => None,
+    }
 }
 
 #[cfg(feature = "sqlite")]

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{Election, LockClient, LockGuard, Loss, LossReason};
+use leasehold::{Election, LockClient, LockGuard, Loss, LossReason, Mode};
 
 use super::harness::{PATIENCE, eventually, millis};
 use super::oracle::{Claims, Oracle};
 use super::process::{ANSWER, WORKER};
+use super::roamer::Roamer;
 
 /// Follows the commands on standard input if this process is a worker.
 pub fn run() {
@@ -45,12 +46,13 @@ struct State {
     guards: HashMap<String, LockGuard>,
     node: Option<Election>,
     resigns: Arc<AtomicU64>,
+    roamer: Option<Roamer>,
 }
 
 impl State {
     fn connect(url: &str, lease: Duration, poll: Duration) -> State {
         let client = LockClient::builder(url).lease(lease).poll(poll / 5..=poll).connect().expect("a client");
-        State { client, guards: HashMap::new(), node: None, resigns: Arc::default() }
+        State { client, guards: HashMap::new(), node: None, resigns: Arc::default(), roamer: None }
     }
 
     fn follow(&mut self, words: &[&str]) -> String {
@@ -92,6 +94,14 @@ impl State {
                 self.resigns.store(token.parse().expect("a token"), Ordering::SeqCst);
                 "resigns".to_owned()
             }
+            ["roam", mode, key, folder] => {
+                self.roamer = Some(Roamer::start(&self.client, mode, key, Path::new(folder)));
+                "roams".to_owned()
+            }
+            ["pin"] => self.roamer.as_ref().expect("a roamer").pin(),
+            ["unpin"] => self.roamer.as_ref().expect("a roamer").unpin(),
+            ["halt"] => self.roamer.take().expect("a roamer").halt(),
+            ["left", key, token] => self.left(key, token.parse().expect("a token")),
             ["intrude", key, folder] => intrude(&Oracle::new(Path::new(folder), key)),
             _ => panic!("no such command: {words:?}"),
         }
@@ -117,13 +127,23 @@ impl State {
         let resigns = self.resigns.clone();
         node.lead(move |leadership| {
             let token = leadership.fencing_token();
-            while claims.claim(token, || leadership.is_leader()) && resigns.load(Ordering::SeqCst) != token {
+            while claims.claim(Mode::Exclusive, token, || leadership.is_leader())
+                && resigns.load(Ordering::SeqCst) != token
+            {
                 leadership.loss().wait_timeout(millis(1));
             }
         })
         .expect("it stands");
         self.node = Some(node);
         "stands".to_owned()
+    }
+
+    /// What is left of the lease of the holder with this token, in milliseconds.
+    fn left(&self, key: &str, token: u64) -> String {
+        let status = self.client.get(key).expect("a look").expect("a row");
+        let holder = status.holders().iter().find(|holder| holder.fencing_token() == token);
+        let left = holder.and_then(leasehold::LockStatus::remaining).unwrap_or_default();
+        format!("left {}", left.as_millis())
     }
 
     /// Enters the critical section so many times, under the lock.
@@ -190,7 +210,7 @@ pub fn wall_millis() -> i64 {
     i64::try_from(since.as_millis()).expect("a time")
 }
 
-fn told(loss: Option<Loss>) -> String {
+pub fn told(loss: Option<Loss>) -> String {
     let reason = match loss.map(|loss| loss.reason) {
         None => "none",
         Some(LossReason::TakenOver { .. }) => "TakenOver",

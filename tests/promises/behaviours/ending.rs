@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{Error, ErrorKind, LossReason};
 
-use crate::behaviours::{Bench, LONG, loss_of, wait_until};
+use crate::behaviours::{Bench, LONG, Store, loss_of, wait_until};
 
-#[test]
-fn b04_a_heartbeat_in_flight_does_not_revive_a_released_lock() {
-    let bench = Bench::new();
+pub fn b04_a_heartbeat_in_flight_does_not_revive_a_released_lock(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.builder().lease(LONG).heartbeat(Duration::from_millis(5)).connect().unwrap();
     let rival = bench.rival();
     for round in 0..100 {
@@ -22,12 +21,11 @@ fn b04_a_heartbeat_in_flight_does_not_revive_a_released_lock() {
     }
 }
 
-#[test]
-fn b18_a_release_frees_nobody_elses_lock() {
-    let bench = Bench::new();
+pub fn b18_a_release_frees_nobody_elses_lock(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.client();
     let old = client.request("k").owner("same").lease(Duration::from_secs(60)).acquire().unwrap();
-    bench.clock.advance(Duration::from_secs(60));
+    bench.outlast(Duration::from_secs(60));
     let new = client.request("k").owner("same").lock().unwrap();
     let error = client.release(&old).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
@@ -37,10 +35,9 @@ fn b18_a_release_frees_nobody_elses_lock() {
     client.release(&old).unwrap();
 }
 
-#[test]
-fn b19_a_release_that_failed_can_be_tried_again() {
-    let bench = Bench::new();
-    let client = bench.builder().drop_timeout(Duration::from_millis(200)).connect().unwrap();
+pub fn b19_a_release_that_failed_can_be_tried_again(store: &Store) {
+    let bench = Bench::on(store);
+    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
     let guard = client.lock("k").unwrap();
     bench.faults.always(Call::Release, Fault::FailBefore);
     let failed = guard.release().unwrap_err();
@@ -52,10 +49,9 @@ fn b19_a_release_that_failed_can_be_tried_again() {
     assert!(client.get("k").unwrap().unwrap().is_free());
 }
 
-#[test]
-fn b19_a_failed_release_that_is_passed_on_is_tried_again_in_the_background() {
-    let bench = Bench::new();
-    let client = bench.builder().drop_timeout(Duration::from_millis(200)).connect().unwrap();
+pub fn b19_a_failed_release_that_is_passed_on_is_tried_again_in_the_background(store: &Store) {
+    let bench = Bench::on(store);
+    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
     let guard = client.lock("k").unwrap();
     bench.faults.always(Call::Release, Fault::FailBefore);
     let failed = guard.release().unwrap_err();
@@ -65,9 +61,8 @@ fn b19_a_failed_release_that_is_passed_on_is_tried_again_in_the_background() {
     wait_until(|| client.get("k").unwrap().unwrap().is_free());
 }
 
-#[test]
-fn b19_a_release_whose_answer_is_lost_is_repeated() {
-    let bench = Bench::new();
+pub fn b19_a_release_whose_answer_is_lost_is_repeated(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.client();
     let guard = client.lock("k").unwrap();
     bench.faults.next(Call::Release, Fault::ApplyThenFail);
@@ -75,9 +70,8 @@ fn b19_a_release_whose_answer_is_lost_is_repeated() {
     assert_eq!(bench.faults.count(Call::Release), 2);
 }
 
-#[test]
-fn b19_a_release_is_repeated_until_it_is_answered_but_more_and_more_rarely() {
-    let bench = Bench::new();
+pub fn b19_a_release_is_repeated_until_it_is_answered_but_more_and_more_rarely(store: &Store) {
+    let bench = Bench::on(store);
     let guard = bench.builder().drop_timeout(LONG).connect().unwrap().lock("k").unwrap();
     bench.faults.always(Call::Release, Fault::FailBefore);
     let since = Instant::now();
@@ -89,9 +83,8 @@ fn b19_a_release_is_repeated_until_it_is_answered_but_more_and_more_rarely() {
     releasing.join().unwrap().unwrap();
 }
 
-#[test]
-fn b19_a_release_that_the_store_refuses_is_not_repeated() {
-    let bench = Bench::new();
+pub fn b19_a_release_that_the_store_refuses_is_not_repeated(store: &Store) {
+    let bench = Bench::on(store);
     let guard = bench.client().lock("k").unwrap();
     bench.faults.next(Call::Release, Fault::Refuse);
     let failed = guard.release().unwrap_err();
@@ -100,9 +93,8 @@ fn b19_a_release_that_the_store_refuses_is_not_repeated() {
     failed.into_guard().release().unwrap();
 }
 
-#[test]
-fn b19_a_release_that_may_be_done_is_repeated_even_when_the_store_refuses_once() {
-    let bench = Bench::new();
+pub fn b19_a_release_that_may_be_done_is_repeated_even_when_the_store_refuses_once(store: &Store) {
+    let bench = Bench::on(store);
     let guard = bench.client().lock("k").unwrap();
     bench.faults.next(Call::Release, Fault::ApplyThenFail);
     bench.faults.next(Call::Release, Fault::Refuse);
@@ -110,24 +102,23 @@ fn b19_a_release_that_may_be_done_is_repeated_even_when_the_store_refuses_once()
     assert_eq!(bench.faults.count(Call::Release), 3);
 }
 
-#[test]
-fn b19_a_lost_lock_is_released_by_one_request_also_when_that_fails() {
-    let bench = Bench::new();
+pub fn b19_a_lost_lock_is_released_by_one_request_also_when_that_fails(store: &Store) {
+    let bench = Bench::on(store);
     let guard = bench.client().lock("k").unwrap();
-    bench.clock.advance(Duration::from_secs(21));
+    bench.advance(Duration::from_secs(21));
     loss_of(&guard);
     bench.faults.always(Call::Release, Fault::FailBefore);
     assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
     assert_eq!(bench.faults.count(Call::Release), 1);
 }
 
-#[test]
-fn b19_a_lock_that_is_lost_already_says_so_at_its_release() {
-    let bench = Bench::new();
+pub fn b19_a_lock_that_is_lost_already_says_so_at_its_release(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.client();
     let guard = client.lock("k").unwrap();
-    bench.clock.advance(Duration::from_secs(21));
+    bench.advance(Duration::from_secs(21));
     loss_of(&guard);
+    bench.outlast(Duration::ZERO);
     let rival = bench.rival().lock("k").unwrap();
     assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
     assert_eq!(bench.faults.count(Call::Release), 1, "the store may have it still: one request");
@@ -135,22 +126,20 @@ fn b19_a_lock_that_is_lost_already_says_so_at_its_release() {
     rival.ensure_held_for(Duration::from_secs(17)).unwrap();
 }
 
-#[test]
-fn b19_a_lock_that_was_taken_over_is_not_released() {
-    let bench = Bench::new();
+pub fn b19_a_lock_that_was_taken_over_is_not_released(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.client();
     let guard = client.lock("k").unwrap();
-    bench.store.take_over("k");
-    bench.clock.advance(Duration::from_secs(1));
+    bench.take_over("k");
+    bench.advance(Duration::from_secs(1));
     let LossReason::TakenOver { by: Some(by) } = loss_of(&guard).reason else { panic!() };
     assert_eq!(by.owner(), "rival");
     drop(guard);
     assert_eq!(bench.faults.count(Call::Release), 0);
 }
 
-#[test]
-fn b19_only_an_acquire_that_was_sent_more_than_once_is_given_up_at_its_release() {
-    let bench = Bench::new();
+pub fn b19_only_an_acquire_that_was_sent_more_than_once_is_given_up_at_its_release(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.client();
     for sends in 1..=3 {
         let key = format!("sent {sends} times");
@@ -162,9 +151,8 @@ fn b19_only_an_acquire_that_was_sent_more_than_once_is_given_up_at_its_release()
     }
 }
 
-#[test]
-fn b20_a_release_waits_for_a_renewal_that_ends_in_time() {
-    let bench = Bench::new();
+pub fn b20_a_release_waits_for_a_renewal_that_ends_in_time(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.builder().request_timeout(LONG).drop_timeout(LONG).connect().unwrap();
     let guard = client.lock("k").unwrap();
     let (stuck, until) = crossbeam_channel::bounded::<()>(0);
@@ -183,10 +171,9 @@ fn b20_a_release_waits_for_a_renewal_that_ends_in_time() {
     assert_eq!(bench.given_up("k"), 0, "it was released with a copy");
 }
 
-#[test]
-fn b20_one_release_that_fails_at_close_skips_no_other() {
-    let bench = Bench::new();
-    let client = bench.builder().drop_timeout(Duration::from_millis(500)).connect().unwrap();
+pub fn b20_one_release_that_fails_at_close_skips_no_other(store: &Store) {
+    let bench = Bench::on(store);
+    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
     let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("k{n}")).unwrap()).collect();
     bench.faults.next(Call::Release, Fault::HangBefore);
     let closed = client.close();
@@ -199,9 +186,8 @@ fn b20_one_release_that_fails_at_close_skips_no_other() {
     assert_eq!(client.lock("new").unwrap_err().kind(), ErrorKind::Closed);
 }
 
-#[test]
-fn b20_close_wakes_waiters() {
-    let bench = Bench::new();
+pub fn b20_close_wakes_waiters(store: &Store) {
+    let bench = Bench::on(store);
     let _held = bench.rival().lock("k").unwrap();
     let hour = Duration::from_secs(3600);
     let client = bench.builder().poll(hour..=hour).connect().unwrap();
@@ -212,9 +198,8 @@ fn b20_close_wakes_waiters() {
     assert_eq!(waiter.join().unwrap(), ErrorKind::Closed);
 }
 
-#[test]
-fn b20_a_close_without_a_bound_releases() {
-    let bench = Bench::new();
+pub fn b20_a_close_without_a_bound_releases(store: &Store) {
+    let bench = Bench::on(store);
     let client = bench.builder().drop_timeout(Duration::MAX).connect().unwrap();
     let guard = client.lock("k").unwrap();
     // The first try fails, so that there has to be time for another.
@@ -224,10 +209,9 @@ fn b20_a_close_without_a_bound_releases() {
     assert!(bench.rival().get("k").unwrap().unwrap().is_free());
 }
 
-#[test]
-fn b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release() {
-    let bench = Bench::new();
-    let client = bench.builder().drop_timeout(Duration::from_millis(200)).connect().unwrap();
+pub fn b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release(store: &Store) {
+    let bench = Bench::on(store);
+    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
     let guard = client.lock("k").unwrap();
     let (before, waiting) = (bench.faults.count(Call::Acquire), client.clone());
     let waiter = std::thread::spawn(move || waiting.try_lock_for("k", LONG).unwrap().is_some());

@@ -4,6 +4,8 @@
 mod forks;
 mod holes;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+mod late;
+#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 mod panics;
 mod silence;
 

@@ -4,6 +4,7 @@ mod faults;
 mod names;
 mod races;
 mod reads;
+mod real_time;
 mod rules;
 mod wakes;
 
@@ -123,3 +124,22 @@ fn every_store_is_in_the_table() {
         );
     }
 }
+
+/// Where 500 leases of some seconds end fast enough on a busy machine.
+macro_rules! in_real_time {
+    ($store:ident: $name:ident) => {
+        mod $name {
+            crate::conformance::tests! {
+                $store:
+                real_time:
+                    leases_end_by_the_stores_own_clock;
+            }
+        }
+    };
+}
+
+in_real_time!(memory: memory_in_real_time);
+#[cfg(feature = "sqlite")]
+in_real_time!(sqlite: sqlite_in_real_time);
+#[cfg(feature = "mongodb")]
+in_real_time!(mongodb: mongodb_in_real_time);

@@ -4,7 +4,6 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::Schema;
 use leasehold::{ErrorKind, Filter, LockClient};
 
-use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::time::{blocking, note};
 use crate::dynamodb::*;
 use crate::support::dynamodb::{Table, options};
@@ -79,8 +78,7 @@ fn in_a_table_without_a_note_the_default_counts() {
     needs_server!();
     let table = Table::fresh();
     let raw = Raw::new(&table);
-    let key = AttributeValue::S("\u{1}time".to_owned());
-    raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
+    raw.delete("\u{1}time");
     assert!(with_grace(&table, 500).is_err());
     with_grace(&table, 1_000).unwrap().request("k").acquire().unwrap();
     note(&raw, 500_000);

@@ -151,8 +151,7 @@ fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
     let mut first = exclusive("k");
     let token = granted(&store, &mut first).token;
     store.release(&mut first, Purpose::Release, &soon()).unwrap();
-    let key = AttributeValue::S("k".to_owned());
-    raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
+    raw.delete("k");
     clock.advance(Duration::from_secs(4));
     assert!(granted(&store, &mut exclusive("k")).token > token);
 }

@@ -13,6 +13,7 @@ mod scans;
 mod sweep;
 mod table;
 mod time;
+mod ttl;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,6 +68,11 @@ impl Raw {
             let left = self.runtime.block_on(request.send()).unwrap().unprocessed_items;
             assert!(left.is_none_or(|left| left.is_empty()));
         }
+    }
+
+    fn delete(&self, key: &str) {
+        let key = sdk::types::AttributeValue::S(key.to_owned());
+        self.runtime.block_on(self.client.delete_item().table_name(&self.table).key("key", key).send()).unwrap();
     }
 
     /// Every row of the table.

@@ -1,5 +1,5 @@
-//! A network that fails at every request of every step: it does not arrive, its answer does not, or it arrives late.
-//! What is repeated finds itself, and what is given up leaves nothing.
+//! A network that fails at every request of every step: it does not arrive, its answer does not, or it arrives late;
+//! and a service that says that it is in trouble, whether it has done it or not. What is repeated finds itself, and what is given up leaves nothing.
 
 use std::time::Instant;
 
@@ -20,6 +20,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const FAULTS: [Fault; 6] =
     [Fault::CutBefore, Fault::CutAfter, Fault::Lost, Fault::AnswerLost, Fault::CutLate(LATE), Fault::Late(LATE)];
+/// What a service in trouble says: cancelled, unknown, too late, exhausted (it limits the rate), internal, unavailable.
+/// Nothing tells whether it was done.
+const TROUBLE: [u8; 6] = [1, 2, 4, 8, 13, 14];
+/// Only where nothing was done.
+const ABORTED: u8 = 10;
+
+fn faults() -> Vec<Fault> {
+    let said = TROUBLE.iter().flat_map(|code| [Fault::Refused(*code), Fault::DoneThenRefused(*code)]);
+    FAULTS.into_iter().chain(said).chain([Fault::Refused(ABORTED)]).collect()
+}
 
 /// A store behind a faulty network, and one beside it.
 struct Behind {
@@ -66,7 +76,7 @@ impl Behind {
         let mut stand = Vec::new();
         for mode in [Mode::Exclusive, Mode::Shared] {
             for request in 0..2 {
-                for fault in FAULTS {
+                for fault in faults() {
                     let key = format!("{mode} {request} {fault:?}");
                     let grants = step(&key, mode, &|| self.grpc.fault("", request, fault));
                     assert_eq!(self.grpc.clear(), 0, "{key}: the fault was not met");

@@ -19,6 +19,16 @@ pub const SERVER: Server = Server {
     ready,
 };
 
+/// The same with its tables on disk, where a restart finds them.
+pub const ON_DISK: Server = Server {
+    start: |home, port, data| {
+        let mut java = serve(home, port);
+        java.arg("-dbPath").arg(data);
+        java
+    },
+    ..SERVER
+};
+
 const POM: &str = "<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>leasehold.tests</groupId><artifactId>dynamodb-local</artifactId><version>1</version>
@@ -45,11 +55,17 @@ fn fetch(folder: &Path) -> Result<(), String> {
 }
 
 fn start(home: &Path, port: u16, _: &Path) -> Command {
+    let mut java = serve(home, port);
+    java.arg("-inMemory");
+    java
+}
+
+fn serve(home: &Path, port: u16) -> Command {
     let lib = home.join("lib");
     let mut java = Command::new("java");
     java.arg("-Xmx256m").arg(format!("-Djava.library.path={}", lib.display()));
     java.arg("-cp").arg(lib.join("*")).arg("software.amazon.dynamodb.services.local.main.ServerRunner");
-    java.args(["-inMemory", "-disableTelemetry", "-port", &port.to_string()]);
+    java.args(["-disableTelemetry", "-port", &port.to_string()]);
     java
 }
 

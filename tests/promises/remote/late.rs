@@ -1,0 +1,113 @@
+//! A request for the lock that arrives after its caller has left: it is given up, so nothing comes of it, neither on a
+//! free key nor while another holds it.
+
+use std::time::Duration;
+
+use leasehold::{ClientBuilder, ErrorKind, LockClient, Mode};
+
+use crate::support::harness::{PATIENCE, eventually, millis};
+
+/// All the time that the caller has, for one request.
+const SHORT: Duration = millis(1500);
+const LATE: Duration = millis(4000);
+/// What would be granted late would stand for a minute.
+const LEASE: Duration = Duration::from_secs(600);
+
+/// A store whose next acquisition comes late.
+struct Net {
+    /// By way of the network that is late.
+    behind: ClientBuilder,
+    beside: ClientBuilder,
+    /// Waits until the server has answered everything.
+    arrived: Box<dyn FnOnce()>,
+}
+
+/// What happens to the key meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Meanwhile {
+    Nothing,
+    Held,
+    /// Held and released.
+    Left,
+}
+
+fn what_was_given_up_is_never_granted(net: Net, mode: Mode, meanwhile: Meanwhile) {
+    let what = format!("{mode}, {meanwhile:?}");
+    let connect = |builder: ClientBuilder| builder.lease(LEASE).request_timeout(PATIENCE).connect().expect("a client");
+    let rival: LockClient = connect(net.beside);
+    let client = connect(net.behind);
+    let request = client.request("k").wait(SHORT);
+    let error = if mode == Mode::Shared { request.shared() } else { request }.lock().expect_err("it is late");
+    assert_eq!(error.kind(), ErrorKind::Ambiguous, "{what}: {error}");
+    let held = (meanwhile != Meanwhile::Nothing).then(|| rival.lock("k").expect("nobody holds it"));
+    let held = held.filter(|_| meanwhile == Meanwhile::Held);
+    (net.arrived)();
+    let stands = || {
+        // Where giving up writes nothing, a missing row stays so.
+        let status = rival.get("k").expect("a look");
+        status
+            .iter()
+            .flat_map(|status| status.holders())
+            .map(leasehold::LockStatus::fencing_token)
+            .collect::<Vec<u64>>()
+    };
+    let right: Vec<u64> = held.iter().map(leasehold::LockGuard::fencing_token).collect();
+    eventually("only who is there stands", || stands() == right);
+    assert_eq!(rival.try_lock("k").expect("an answer").is_some(), held.is_none(), "{what}");
+}
+
+fn on(net: impl Fn() -> Net + Sync) {
+    std::thread::scope(|scope| {
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            for meanwhile in [Meanwhile::Nothing, Meanwhile::Held, Meanwhile::Left] {
+                let net = &net;
+                scope.spawn(move || what_was_given_up_is_never_granted(net(), mode, meanwhile));
+            }
+        }
+    });
+}
+
+/// Of the writes that have this text, the next one is late.
+fn late(proxy: crate::support::proxy::Proxy, write: &'static str, behind: ClientBuilder, beside: ClientBuilder) -> Net {
+    use crate::support::proxy::{Mode, Rule};
+    proxy.add(Rule::next(1, Mode::Late(LATE)).on(write));
+    let arrived = move || {
+        proxy.wait_until("the late one is answered", |all| {
+            let mut writes = all.iter().filter(|one| one.has(write)).peekable();
+            writes.peek().is_some() && writes.all(|one| one.answered > 0)
+        });
+        assert!(proxy.clear().is_empty());
+    };
+    Net { behind, beside, arrived: Box::new(arrived) }
+}
+
+#[cfg(feature = "dynamodb")]
+#[test]
+fn what_was_given_up_is_never_granted_on_dynamodb() {
+    use crate::support::dynamodb::{Table, config, config_at};
+    let Some(endpoint) = crate::support::servers::dynamodb_local() else { return };
+    on(|| {
+        let (table, proxy) = (Table::fresh().0, crate::support::proxy::Proxy::http(&endpoint));
+        let behind = leasehold::dynamodb::builder(config_at(&proxy.url()), table.as_str());
+        late(proxy, "UpdateItem", behind, leasehold::dynamodb::builder(config(), table.as_str()))
+    });
+}
+
+#[cfg(feature = "mongodb")]
+#[test]
+fn what_was_given_up_is_never_granted_on_mongodb() {
+    use crate::support::mongodb::{Rows, host, with_database};
+    let Some(server) = crate::support::servers::mongod() else { return };
+    let rows: Vec<Rows> = (0..6).map(|_| Rows::fresh()).collect();
+    let names = std::sync::Mutex::new(rows.iter().map(|rows| rows.0.clone()).collect::<Vec<String>>());
+    on(|| {
+        let (name, proxy) = (
+            names.lock().unwrap().pop().expect("a name for each"),
+            crate::support::proxy::Proxy::mongodb(&host(&server)),
+        );
+        let options = format!("directConnection=true&serverMonitoringMode=poll&collection={name}");
+        let at = |host: &str| LockClient::builder(with_database(&format!("mongodb://{host}"), &options));
+        let (behind, beside) = (at(&proxy.addr().to_string()), at(&host(&server)));
+        late(proxy, "findAndModify", behind, beside)
+    });
+}

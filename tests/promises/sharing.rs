@@ -1,0 +1,125 @@
+//! Readers and writers in processes of their own, killed and stopped while they hold, on every store that processes
+//! can share.
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::harness::{Folder, eventually, millis};
+use crate::support::oracle::{Term, assert_one_writer_or_readers, now, terms};
+use crate::support::process::Worker;
+use crate::support::urls::Shared;
+use leasehold::Mode;
+
+const LEASE: Duration = millis(3000);
+const POLL: Duration = millis(60);
+/// What the answer that tells what is left may be too high by, where the clients' estimates of the store's time agree.
+const EARLY: Duration = millis(100);
+
+fn roamer(store: &Shared, mode: Mode, key: &str, folder: &Path) -> Worker {
+    let mut worker = Worker::polling(&store.url, LEASE, POLL, store.env.as_ref());
+    assert_eq!(worker.ask(&format!("roam {mode} {key} {}", folder.display())), "roams");
+    worker
+}
+
+/// When the key was first claimed after this grant by somebody who can't stand beside it.
+#[track_caller]
+fn replaced(folder: &Path, mode: Mode, old: u64) -> u128 {
+    let mut first = None;
+    eventually("another is granted what the holder left", || {
+        let all = terms(folder);
+        let mut after = all.range(old + 1..).map(|(_, term)| term);
+        first =
+            after.find(|term| mode == Mode::Exclusive || term.mode == Mode::Exclusive).map(|term| term.first_claimed);
+        first.is_some()
+    });
+    first.expect("a claim")
+}
+
+/// Three of each mode; one of each is killed and one of each is stopped, while it holds. Nobody is let in beside a
+/// writer, nor a writer beside readers, and the lease of a holder that is gone is respected to its end.
+fn readers_and_writers_exclude_each_other(store: &Shared) {
+    let folder = Folder::new();
+    let [mut writers, mut readers] =
+        [Mode::Exclusive, Mode::Shared].map(|mode| [(); 3].map(|()| roamer(store, mode, "job", folder.path())));
+    for (mode, roamers) in [(Mode::Exclusive, &mut writers), (Mode::Shared, &mut readers)] {
+        let [stays, killed, stopped] = roamers;
+        // Readers stand side by side, so that there is one for the writers to respect when another is gone.
+        let beside = (mode == Mode::Shared).then(|| stays.token("pin"));
+        let old = killed.token("pin");
+        killed.kill();
+        let asked = now();
+        let left = stays.ask(&format!("left job {old}"));
+        let left: u64 =
+            left.strip_prefix("left ").and_then(|left| left.parse().ok()).unwrap_or_else(|| panic!("{left}"));
+        if beside.is_some() {
+            println!("{}: the reader beside it: {}", store.module, stays.ask("unpin"));
+        }
+        let taken = Duration::from_nanos((replaced(folder.path(), mode, old) - asked) as u64);
+        println!("{}: a killed holder ({mode}) had {left} ms left, and was replaced after {taken:?}", store.module);
+        assert!(taken + EARLY >= millis(left), "{mode}: taken after {taken:?}, with {left} ms left");
+
+        let old = stopped.token("pin");
+        stopped.stop();
+        replaced(folder.path(), mode, old);
+        stopped.go_on();
+        let loss = stopped.ask("unpin");
+        assert!(["loss Expired", "loss TakenOver"].contains(&loss.as_str()), "{mode}: {loss}");
+    }
+    for [stays, _, stopped] in [&mut writers, &mut readers] {
+        for worker in [stays, stopped] {
+            let grants = worker.ask("halt");
+            assert!(grants.starts_with("grants ") && grants != "grants 0", "{grants}");
+        }
+    }
+    let terms = assert_one_writer_or_readers(folder.path());
+    let of = |mode| terms.values().filter(|term| term.mode == mode).collect::<Vec<&Term>>();
+    let (writers, readers) = (of(Mode::Exclusive).len(), of(Mode::Shared));
+    // Else they would have stood one by one.
+    let beside = readers.windows(2).filter(|pair| pair[1].first_claimed < pair[0].last_asked).count();
+    println!("{}: {writers} writers, {} readers, {beside} of them beside another", store.module, readers.len());
+    assert!(beside > 0, "no readers were there side by side");
+}
+
+macro_rules! on_one_store {
+    (memory) => {};
+    ($store:ident) => {
+        mod $store {
+            #[test]
+            fn readers_and_writers_exclude_each_other() {
+                let module = stringify!($store);
+                if !crate::support::stores::is_wanted(module) {
+                    return;
+                }
+                if let Some(store) = crate::support::urls::of(module) {
+                    crate::sharing::readers_and_writers_exclude_each_other(&store);
+                }
+            }
+        }
+    };
+}
+
+crate::support::stores::for_each_store!(on_one_store);
+
+/// The negative control: the oracle does see what happens without the lock, here with a key for each.
+#[test]
+fn readers_and_writers_without_the_lock_do_meet() {
+    let (store, folder) = (crate::support::urls::of("sqlite").expect("a file"), Folder::new());
+    for (first, second) in
+        [(Mode::Exclusive, Mode::Exclusive), (Mode::Exclusive, Mode::Shared), (Mode::Shared, Mode::Shared)]
+    {
+        let folder = folder.path().join(format!("{first} {second}").replace(' ', "-"));
+        std::fs::create_dir(&folder).expect("a folder");
+        let mut both = [(first, "a"), (second, "b")].map(|(mode, key)| roamer(&store, mode, key, &folder));
+        // Each holds its own to the end of the other's.
+        let tokens = both.each_mut().map(|worker| worker.token("pin"));
+        eventually("both claim it after the other", || {
+            let all = terms(&folder);
+            let [a, b] = tokens.map(|token| all.get(&token));
+            a.zip(b).is_some_and(|(a, b)| a.first_claimed < b.last_asked && b.first_claimed < a.last_asked)
+        });
+        drop(both);
+        let seen = std::panic::catch_unwind(|| assert_one_writer_or_readers(&folder));
+        assert_eq!(seen.is_err(), first == Mode::Exclusive, "{first} beside {second}: {seen:?}");
+    }
+}

@@ -1,0 +1,86 @@
+//! A server of a test's own on this host, which it can end and start again with what is on its disk.
+#![allow(dead_code)] // Each test binary uses its own part of it.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::cluster::dies_with_us;
+use super::servers::{Server, home, servers, skip};
+
+/// How long a start may take on a busy machine.
+const START: Duration = Duration::from_secs(90);
+
+/// Ends with its process when dropped.
+pub struct Own {
+    server: &'static Server,
+    home: PathBuf,
+    port: u16,
+    data: TempDir,
+    process: Option<Child>,
+}
+
+impl Own {
+    /// None where there is nothing to start, which was said.
+    pub fn start(server: &'static Server) -> Option<Own> {
+        let home = match home(server, &servers()) {
+            Ok(home) => home,
+            Err(why) => {
+                skip(&format!("no {} to start: {why}\n  install {}", server.name, server.install));
+                return None;
+            }
+        };
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = free.expect("a free port").port();
+        let mut own = Own { server, home, port, data: room().expect("a folder"), process: None };
+        own.start_again();
+        Some(own)
+    }
+
+    pub fn url(&self) -> String {
+        (self.server.url)(self.port)
+    }
+
+    /// On the same port and the same data. It serves when this returns.
+    pub fn start_again(&mut self) {
+        let (url, started) = (self.url(), Instant::now());
+        let ready = || (self.server.ready)(&url);
+        while !ready() {
+            assert!(started.elapsed() < START, "{} does not serve at {url}", self.server.name);
+            let is_running =
+                self.process.as_mut().is_some_and(|process| process.try_wait().expect("a state").is_none());
+            // Somebody may have had its port for a moment.
+            if !is_running {
+                let command = (self.server.start)(&self.home, self.port, self.data.path());
+                self.process = Some(dies_with_us(&command).spawn().expect("a server"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// SIGKILL, or SIGTERM, by which it ends in good order. It is gone when this returns.
+    pub fn end(&mut self, signal: Signal) {
+        let mut process = self.process.take().expect("it runs");
+        kill(Pid::from_raw(i32::try_from(process.id()).expect("a process id")), signal).expect("a signal");
+        process.wait().expect("its end");
+    }
+}
+
+/// In memory where that can be: a process that is killed leaves its files as they are, also without a disk to wait for.
+fn room() -> std::io::Result<TempDir> {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
