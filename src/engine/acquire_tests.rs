@@ -38,7 +38,10 @@ impl Bench {
     }
 
     fn stands(&self) -> bool {
-        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK)).expect("a page");
+        let page = self
+            .store
+            .read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK))
+            .expect("a page");
         page.records.first().is_some_and(|seen| seen.live().count() > 0)
     }
 

@@ -224,9 +224,9 @@ pub fn give_up(
 mod tests {
     use super::*;
     use crate::engine::orders::{LEASE, spec};
-    use crate::store::{Consistency, Which};
     use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
     use crate::store::memory::Memory;
+    use crate::store::{Consistency, Which};
 
     /// Longer than any step takes.
     const SLACK: Duration = Duration::from_secs(60);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::internals::builder_over;
 use leasehold::internals::lease::Mode;
-use leasehold::internals::store::Attempt;
 use leasehold::internals::store::fault::{Call, FaultPlan, Faulty};
+use leasehold::internals::store::{Attempt, Purpose};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::{ClientBuilder, LockClient, LockGuard, Loss};
 
@@ -118,7 +118,7 @@ impl Bench {
 
     /// Ends what somebody holds by this acquisition.
     pub fn end(&self, mut held: Attempt) {
-        self.at.second.release(&mut held, false, &soon()).unwrap();
+        self.at.second.release(&mut held, Purpose::Release, &soon()).unwrap();
     }
 
     /// How many acquisitions of the key were given up, so that no late copy of them can be granted.

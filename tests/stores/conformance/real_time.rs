@@ -61,7 +61,13 @@ fn take_over(at: &Opened, old: &Granted) -> Duration {
             Ok(Acquired::Refused(seen)) => {
                 let stands: Vec<&Holder> = seen.record.holders().map(|(_, holder)| holder).collect();
                 assert_eq!(stands, [&old.holder]);
-                assert!(seen.is_live(&old.holder), "{}: refused at {:?} for {:?}", old.key, seen.cut, old.holder);
+                assert!(
+                    seen.is_live(&old.holder),
+                    "{}: refused at {:?} for {:?}",
+                    old.key,
+                    seen.times.expired_before,
+                    old.holder
+                );
             }
             other => panic!("{}: {other:?}", old.key),
         }
