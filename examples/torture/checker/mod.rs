@@ -12,4 +12,4 @@ mod windows;
 
 pub use model::{Hold, Outcome, Run};
 pub use rules::{RULES, Verdict, Violation, check};
-pub use synthetic::{Key, clean};
+pub use synthetic::clean;
