@@ -39,8 +39,8 @@ pub fn answered(
 /// How long something is held: mostly briefly, at times for longer than a lease.
 fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng) -> Duration {
     let share = match random.u32(..100) {
-        0..80 => random.f64() * 0.004,
-        80..94 => random.f64() * 0.3,
+        0..90 => random.f64() * 0.004,
+        90..97 => random.f64() * 0.3,
         _ => 1.2 + random.f64() * 0.6,
     };
     worker.lease().mul_f64(share)
@@ -105,8 +105,8 @@ fn end(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: LockGuar
             drop(guard);
             Ok(())
         }),
-        900..985 => hand_over(worker, held, guard),
-        985..995 => show_to_others(worker, random, held, guard),
+        900..970 => hand_over(worker, held, guard),
+        970..994 => show_to_others(worker, random, held, guard),
         _ if worker.options.kills() => {
             worker.write(&Line::Ending { at: now(), id: held.id, how: End::Leave });
             mem::forget(guard);

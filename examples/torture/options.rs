@@ -178,7 +178,7 @@ impl Options {
 
     /// Short, so that faults of the network end in unanswered requests.
     pub fn request_timeout(&self) -> Duration {
-        if self.kind().is_local() { self.lease * 2 } else { self.lease / 3 }
+        if self.kind().is_local() { self.lease * 2 } else { self.lease / 2 }
     }
 
     /// What a worker is started with.

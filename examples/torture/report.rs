@@ -56,7 +56,7 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
     let json = json!({
         "seed": options.map(|options| options.seed),
         "operations": operations, "total": total, "losses": losses, "faults_that_hit": faults,
-        "judged": verdict.judged, "violations": verdict.counts, "void": void, "broken": broken,
+        "judged": verdict.judged, "explained_by_faults": verdict.excused, "violations": verdict.counts, "void": void, "broken": broken,
         "listed": verdict.violations.iter().enumerate().map(list).collect::<Vec<_>>(),
     });
     let write = |name: &str, text: String| {
@@ -185,12 +185,11 @@ fn text(
         text += &format!("{title}: {}\n", if list.is_empty() { "none".to_owned() } else { list.join(", ") });
     }
     for (rule, demand) in RULES {
-        let judged = verdict.judged.get(rule).copied().unwrap_or_default();
-        let count = verdict.counts.get(rule).copied().unwrap_or_default();
-        text += &format!(
-            "{} {rule}: {demand} ({judged} judged)\n",
-            if count == 0 { "  ok".to_owned() } else { format!("{count:>4}") }
-        );
+        let of = |counts: &BTreeMap<&str, usize>| counts.get(rule).copied().unwrap_or_default();
+        let (judged, excused) = (of(&verdict.judged), of(&verdict.excused));
+        let count = Some(of(&verdict.counts)).filter(|count| *count > 0);
+        let count = count.map_or("ok".to_owned(), |count| count.to_string());
+        text += &format!("{count:>5} {rule}: {demand} ({judged} judged, {excused} explained by faults)\n");
     }
     for violation in verdict.violations.iter().take(LISTED) {
         let key = violation.key.map_or("", |key| &run.keys[key]);

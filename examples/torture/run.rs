@@ -16,10 +16,12 @@ use crate::clock::{nanos, now};
 use crate::options::{Kind, Options};
 use crate::proxy::{Fault, Proxy, Told};
 use crate::resource;
-use crate::worker::ABANDONED;
+use crate::worker::{ABANDONED, NOT_CONNECTED};
 
 /// A machine that is later than this is a fault of its own.
 const LATE: Duration = Duration::from_millis(200);
+/// How long one request may take before anything is disturbed: a server may be cold.
+const START: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(10);
 /// How often the terminal hears of it.
 const PROGRESS: Duration = Duration::from_secs(5);
@@ -86,7 +88,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         return Err(format!("{} has histories of another run", dir.display()));
     }
     let told = log_to(&dir.join("parent.log"))?;
-    let client = LockClient::builder(options.store.clone()).create_schema(true).connect();
+    let client = LockClient::builder(options.store.clone()).create_schema(true).request_timeout(START).connect();
     let client = client.map_err(|error| format!("no store: {}", chain(&error)))?;
     let grace = client.diagnose().map_err(|error| chain(&error))?.grace;
     drop(client);
@@ -194,7 +196,7 @@ impl Parent<'_> {
         let child = self.spawn(number, 0, proxy.as_ref())?;
         let (child, stdin) = child;
         // Not at once: whoever starts shall get to work.
-        let next_fault = Instant::now() + self.options.lease;
+        let next_fault = Instant::now() + self.options.lease.mul_f64(0.5 + 3.0 * self.random.f64());
         Ok(Slot { number, incarnation: 0, child, _stdin: stdin, proxy, stopped: None, next_fault })
     }
 
@@ -236,7 +238,7 @@ impl Parent<'_> {
     /// Makes faults until the time is over: storms of them, with calm between.
     fn disturb(&mut self, slots: &mut [Slot]) -> Result<(), String> {
         let started = Instant::now();
-        let (storm, calm) = (self.options.lease * 6, self.options.lease * 4);
+        let (storm, calm) = (self.options.lease * 5, self.options.lease * 4);
         let mut shown = Instant::now();
         while started.elapsed() < self.options.time {
             std::thread::sleep(TICK);
@@ -274,7 +276,7 @@ impl Parent<'_> {
             self.go_on(slot, from);
         }
         if let Ok(Some(status)) = slot.child.try_wait() {
-            if status.code() != Some(ABANDONED) {
+            if ![Some(ABANDONED), Some(NOT_CONNECTED)].contains(&status.code()) {
                 self.broken.push(format!("{} ended by itself: {status}", slot.name()));
             }
             return self.replace(slot);
@@ -283,7 +285,7 @@ impl Parent<'_> {
             return Ok(());
         }
         let lease = self.options.lease;
-        slot.next_fault = Instant::now() + lease.mul_f64(0.5 + 3.0 * self.random.f64());
+        slot.next_fault = Instant::now() + lease.mul_f64(2.0 + 5.0 * self.random.f64());
         let kinds: Vec<&str> = ["stop", "kill", "net", "net"].into_iter().filter(|f| self.options.has(f)).collect();
         let Some(kind) = self.random.choice(kinds) else { return Ok(()) };
         self.faults += 1;
@@ -319,7 +321,7 @@ impl Parent<'_> {
         (self.told)(Line::Dead { at: now(), process: slot.name() });
         slot.incarnation += 1;
         (slot.child, slot._stdin) = self.spawn(slot.number, slot.incarnation, slot.proxy.as_ref())?;
-        slot.next_fault = Instant::now() + self.options.lease.mul_f64(0.5 + self.random.f64());
+        slot.next_fault = Instant::now() + self.options.lease.mul_f64(1.0 + 4.0 * self.random.f64());
         Ok(())
     }
 
@@ -343,7 +345,7 @@ impl Parent<'_> {
                         break;
                     }
                     Ok(Some(status)) => {
-                        if !status.success() && status.code() != Some(ABANDONED) {
+                        if ![Some(0), Some(ABANDONED), Some(NOT_CONNECTED)].contains(&status.code()) {
                             self.broken.push(format!("{} ended by {status}", slot.name()));
                         }
                         break;

@@ -17,8 +17,12 @@ use crate::resource::Resource;
 
 /// The exit code of a worker that leaves with its locks, as the parent expects it.
 pub const ABANDONED: i32 = 42;
+/// The exit code of one that could not connect: another one tries.
+pub const NOT_CONNECTED: i32 = 43;
 /// How long it tries to connect.
 const CONNECT: Duration = Duration::from_secs(40);
+/// The parent wants the end, or is gone.
+static STOP: AtomicBool = AtomicBool::new(false);
 
 /// What all threads of a worker share.
 pub struct Worker {
@@ -28,8 +32,6 @@ pub struct Worker {
     pub name: String,
     history: File,
     next_id: AtomicU64,
-    /// The parent wants the end.
-    pub stop: AtomicBool,
     pub cancel: CancelToken,
     pub resource: Arc<Resource>,
 }
@@ -49,7 +51,7 @@ impl Worker {
     }
 
     pub fn is_over(&self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+        STOP.load(Ordering::SeqCst)
     }
 
     pub fn lease(&self) -> Duration {
@@ -126,7 +128,8 @@ fn connect(options: &Options, name: &str) -> Result<LockClient, Error> {
         match builder.poll(poll).connect() {
             Ok(client) => return Ok(client),
             // A fault may hit it right at its start.
-            Err(error) if started.elapsed() < CONNECT && error.kind() != ErrorKind::Config => {
+            Err(error) if STOP.load(Ordering::SeqCst) || error.kind() == ErrorKind::Config => return Err(error),
+            Err(_) if started.elapsed() < CONNECT => {
                 std::thread::sleep(Duration::from_millis(100));
             }
             Err(error) => return Err(error),
@@ -136,11 +139,18 @@ fn connect(options: &Options, name: &str) -> Result<LockClient, Error> {
 
 /// Works until its standard input ends.
 pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
+    let cancel = CancelToken::new();
+    let over = cancel.clone();
+    let input = std::thread::spawn(move || {
+        let _ = std::io::stdin().read(&mut [0]);
+        STOP.store(true, Ordering::SeqCst);
+        over.cancel();
+    });
     let client = match connect(&options, name) {
         Ok(client) => client,
         Err(error) => {
             eprintln!("torture: {name}: {error}");
-            return 1;
+            return NOT_CONNECTED;
         }
     };
     let history = File::options().create(true).append(true).open(dir.join(format!("{name}.log")));
@@ -152,8 +162,7 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
         name: name.to_owned(),
         history,
         next_id: AtomicU64::new(1),
-        stop: AtomicBool::new(false),
-        cancel: CancelToken::new(),
+        cancel,
         resource,
         options,
     });
@@ -169,10 +178,7 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
             })
         })
         .collect();
-    // It ends with the parent's wish, or with the parent.
-    let _ = std::io::stdin().read(&mut [0]);
-    worker.stop.store(true, Ordering::SeqCst);
-    worker.cancel.cancel();
+    let _ = input.join();
     let failed = threads.into_iter().map(std::thread::JoinHandle::join).filter(Result::is_err).count();
     i32::from(failed > 0)
 }

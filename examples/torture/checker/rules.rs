@@ -37,11 +37,19 @@ pub struct Verdict {
     pub counts: BTreeMap<&'static str, usize>,
     /// Grants, refusals, failures, looks at the resource: what each rule has judged.
     pub judged: BTreeMap<&'static str, usize>,
+    /// What would be a violation without the fault that was there.
+    pub excused: BTreeMap<&'static str, usize>,
 }
 
 impl Verdict {
     fn judged(&mut self, rule: &'static str) {
         *self.judged.entry(rule).or_default() += 1;
+    }
+
+    /// Whether a fault explains what else would be a violation of this rule; counts it.
+    fn excuses(&mut self, rule: &'static str, is_troubled: bool) -> bool {
+        *self.excused.entry(rule).or_default() += usize::from(is_troubled);
+        is_troubled
     }
 
     fn accuse(&mut self, rule: &'static str, key: Option<usize>, at: u64, text: String) {
@@ -225,7 +233,8 @@ fn refusals(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut
                 waits && other.call <= ret && other.ret.unwrap_or(u64::MAX) >= call
             })
         };
-        if !spans.meets(call, ret) && !run.is_troubled(ask.process, call, ret) && !in_line() {
+        if !spans.meets(call, ret) && !in_line() && !verdict.excuses("refusal", run.is_troubled(ask.process, call, ret))
+        {
             let text = format!("{} was refused, but nobody can have held it", run.processes[ask.process].name);
             verdict.accuse("refusal", Some(key), ret, text);
         }
@@ -246,7 +255,8 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
         let first = gaps.partition_point(|(_, end)| *end <= ask.call);
         for (start, end) in gaps[first..].iter().take_while(|(start, _)| *start < ret) {
             let (start, end) = ((*start).max(ask.call), (*end).min(ret));
-            if end - start > run.terms.slack && !run.is_troubled(ask.process, start, end) {
+            let is_long = end - start > run.terms.slack;
+            if is_long && !verdict.excuses("blocked", run.is_troubled(ask.process, start, end)) {
                 let name = &run.processes[ask.process].name;
                 let text = format!("{name} waited for {:.3} s while nobody can have held it", seconds(end - start));
                 verdict.accuse("blocked", Some(key), start, text);
@@ -292,7 +302,7 @@ fn losses(run: &Run, verdict: &mut Verdict) {
         }
         let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
         let Some((at, reason)) = hold.lost.clone().or(answer) else { continue };
-        if hold.replaced.is_none() && !troubled(hold.process, at) {
+        if hold.replaced.is_none() && !verdict.excuses("loss", troubled(hold.process, at)) {
             let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
@@ -302,7 +312,8 @@ fn losses(run: &Run, verdict: &mut Verdict) {
         let at = ask.ret.unwrap_or(run.end);
         // What was handed over in vain, and who was told to stop.
         let is_fine = error == "cancelled" || (error == "lost" && ask.asked.instead_of.is_some());
-        if !is_fine && !run.is_troubled(ask.process, ask.call.saturating_sub(before), at) {
+        let is_troubled = || run.is_troubled(ask.process, ask.call.saturating_sub(before), at);
+        if !is_fine && !verdict.excuses("loss", is_troubled()) {
             let text = format!("a call of {} failed ({error}) without a fault", run.processes[ask.process].name);
             verdict.accuse("loss", ask.keys.first().copied(), at, text);
         }
