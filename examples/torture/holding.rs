@@ -37,10 +37,12 @@ pub fn answered(
 }
 
 /// How long something is held: mostly briefly, at times for longer than a lease.
-fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng) -> Duration {
+fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng, mode: Mode) -> Duration {
+    // Readers stay, so that they meet.
+    let brief = if mode == Mode::Shared { 50 } else { 90 };
     let share = match random.u32(..100) {
-        0..90 => random.f64() * 0.004,
-        90..97 => random.f64() * 0.3,
+        roll if roll < brief => random.f64() * 0.004,
+        0..97 => random.f64() * 0.3,
         _ => 1.2 + random.f64() * 0.6,
     };
     worker.lease().mul_f64(share)
@@ -49,7 +51,7 @@ fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng) -> Duration {
 /// Holds it for a while, looking and writing; whether it is held at the end.
 fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGuard) -> bool {
     let started = Instant::now();
-    let time = time_to_hold(worker, random);
+    let time = time_to_hold(worker, random, held.mode);
     loop {
         if !worker.look(held.id, guard) {
             return false;
@@ -205,7 +207,7 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
     let mut until = believe(worker, id, sent);
     for _ in 0..random.u32(..4) {
         // At times for longer than its lease: then only the store knows whether it is still there.
-        let nap = if random.u32(..10) == 0 { 1.0 + random.f64() * 0.5 } else { 0.02 * random.f64() };
+        let nap = if random.u32(..6) == 0 { 1.0 + random.f64() * 0.5 } else { 0.02 * random.f64() };
         std::thread::sleep(worker.lease().mul_f64(nap));
         if now() < until {
             write(worker, &held, lock.fencing_token());
@@ -213,7 +215,7 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
         let sent = now();
         match worker.client.heartbeat(&lock, worker.lease()) {
             Ok(renewed) => (lock, until) = (renewed, believe(worker, id, sent)),
-            Err(error) if error.kind() == ErrorKind::Lost => break,
+            Err(error) if error.kind() == ErrorKind::Lost => return insist(worker, random, id, &lock),
             Err(_) => {}
         }
     }
@@ -221,6 +223,20 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
         std::thread::sleep(worker.lease().mul_f64(1.0 + random.f64() * 0.5));
     }
     worker.end(id, End::Release, || worker.client.release(&lock));
+}
+
+/// Who has lost a lock and does not want to hear of it: nothing that it sends may do anything to those who have it now.
+fn insist(worker: &Worker, random: &mut fastrand::Rng, id: u64, lock: &Lock) {
+    for _ in 0..random.u32(..40) {
+        std::thread::sleep(Duration::from_micros(random.u64(..4_000)));
+        let sent = now();
+        if random.bool() && worker.client.heartbeat(lock, worker.lease()).is_ok() {
+            believe(worker, id, sent);
+        } else {
+            let _ = worker.client.release(lock);
+        }
+    }
+    worker.end(id, End::Release, || worker.client.release(lock));
 }
 
 /// Whoever renews a lock as data counts its lease from before the request was sent, less a margin as the guard's.

@@ -20,6 +20,8 @@ use crate::worker::{ABANDONED, NOT_CONNECTED};
 
 /// A machine that is later than this is a fault of its own.
 const LATE: Duration = Duration::from_millis(200);
+/// A store that takes longer for a lock and its release is a fault, too.
+const SLOW: Duration = Duration::from_millis(500);
 /// How long one request may take before anything is disturbed: a server may be cold.
 const START: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(10);
@@ -91,7 +93,6 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     let client = LockClient::builder(options.store.clone()).create_schema(true).request_timeout(START).connect();
     let client = client.map_err(|error| format!("no store: {}", chain(&error)))?;
     let grace = client.diagnose().map_err(|error| chain(&error))?.grace;
-    drop(client);
     let (slack, settle) = match options.kind() {
         Kind::Sqlite => (1_000, 1_000),
         Kind::Dynamodb => (1_500, 3_000),
@@ -114,6 +115,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     }
     let server = if options.has("net") { Some(server(options)?) } else { None };
     measure_lateness(told.clone());
+    measure_store(client, told.clone());
     let random = fastrand::Rng::with_seed(options.seed);
     let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
     let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
@@ -153,6 +155,23 @@ fn measure_lateness(told: Told) {
             if to - from > nanos(LATE) {
                 told(Line::Late { from, to });
             }
+        }
+    });
+}
+
+/// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.
+/// By a key of its own, and past all proxies.
+fn measure_store(client: LockClient, told: Told) {
+    std::thread::spawn(move || {
+        loop {
+            let from = now();
+            let asked = client.request("torture-probe").acquire();
+            let is_well = asked.and_then(|lock| client.release(&lock)).is_ok();
+            let to = now();
+            if !is_well || to - from > nanos(SLOW) {
+                told(Line::Late { from, to });
+            }
+            std::thread::sleep(TICK * 10);
         }
     });
 }

@@ -314,6 +314,25 @@ fn a_wait_for_what_nobody_holds_is_caught() {
 }
 
 #[test]
+fn one_who_waits_in_vain_does_not_explain_the_wait_of_another() {
+    let mut forged = Forged::new();
+    for name in ["a", "b"] {
+        let waiter = forged.ask(name, 1_000, waits(None));
+        forged.put(name, Line::Failed { at: 9_000 * MS, id: waiter.1, error: "cancelled".to_owned() });
+    }
+    let verdict = forged.judged();
+    assert_eq!(verdict.counts.get("blocked"), Some(&2), "{:#?}", verdict.violations);
+    // Who died in it can have had it at its last moment only, and has waited in vain, too.
+    let mut forged = Forged::new();
+    forged.ask("a", 1_000, waits(None));
+    forged.dies("a", 9_000);
+    let waiter = forged.ask("b", 1_000, waits(None));
+    forged.put("b", Line::Granted { at: 9_000 * MS, id: waiter.1, token: 1, key: "job".to_owned() });
+    let verdict = forged.judged();
+    assert_eq!(verdict.counts.get("blocked"), Some(&2), "{:#?}", verdict.violations);
+}
+
+#[test]
 fn a_loss_without_a_fault_is_caught() {
     let mut forged = Forged::new();
     let held = forged.grant("a", 1_000, 1, alone());

@@ -254,6 +254,14 @@ impl Run {
         }
     }
 
+    /// From when on a request can hold a key of which nobody knows whether it was granted: without a fault each time
+    /// that it asked was answered, but for the last.
+    pub fn unanswered_from(&self, ask: &Ask) -> u64 {
+        let end = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
+        let is_troubled = self.is_troubled(ask.process, ask.call, end);
+        if is_troubled { ask.call } else { ask.call.max(end.saturating_sub(self.terms.slack)) }
+    }
+
     /// Until when a request can hold a key of which nobody knows whether it was granted.
     pub fn unanswered_until(&self, ask: &Ask) -> u64 {
         let given_up = |at| {

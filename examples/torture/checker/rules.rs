@@ -206,7 +206,7 @@ fn refusals(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut
     };
     let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().map(until).collect();
     let unanswered = asks.iter().filter(|ask| is_unanswered(ask));
-    spans.extend(unanswered.map(|ask| (ask.asked.mode, ask.call, run.unanswered_until(ask))));
+    spans.extend(unanswered.map(|ask| (ask.asked.mode, run.unanswered_from(ask), run.unanswered_until(ask))));
     let of = |may: fn(Mode) -> bool| {
         Windows::new(spans.iter().filter(|(mode, _, _)| may(*mode)).map(|(_, from, to)| (*from, *to)).collect())
     };
@@ -245,10 +245,11 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
     let known = |process, call, ret| if run.is_troubled(process, call, ret) { call } else { ret };
     let stood = holds.iter().map(|hold| (known(hold.process, hold.call, hold.ret), run.stands_until(hold)));
     let unanswered = asks.iter().filter(|ask| is_unanswered(ask));
-    let unanswered = unanswered.map(|ask| (ask.call, run.unanswered_until(ask)));
-    // What one has for itself, a request of another has not: nobody waits for itself.
-    let waits = asks.iter().filter(|ask| ask.asked.wait != Some(0) && ask.outcome != Outcome::Open);
-    let waits: Vec<(&Ask, u64)> = waits.filter_map(|ask| Some((*ask, ask.ret?))).collect();
+    let unanswered = unanswered.map(|ask| (run.unanswered_from(ask), run.unanswered_until(ask)));
+    let waits = asks.iter().filter(|ask| ask.asked.wait != Some(0));
+    // Who died waiting has waited until then.
+    let waits = waits.filter_map(|ask| Some((*ask, ask.ret.or(run.processes[ask.process].dead)?)));
+    let waits: Vec<(&Ask, u64)> = waits.collect();
     let gaps = Windows::new(stood.chain(unanswered).collect()).gaps(0, run.over, run.terms.slack);
     for (ask, ret) in waits {
         verdict.judged("blocked");
@@ -310,8 +311,9 @@ fn losses(run: &Run, verdict: &mut Verdict) {
     for ask in &run.asks {
         let Outcome::Failed(error) = &ask.outcome else { continue };
         let at = ask.ret.unwrap_or(run.end);
-        // What was handed over in vain, and who was told to stop.
-        let is_fine = error == "cancelled" || (error == "lost" && ask.asked.instead_of.is_some());
+        // What was handed over in vain, who was told to stop, and a wait that was over before the store had answered.
+        let is_fine =
+            ["cancelled", "timed_out"].contains(&error.as_str()) || (error == "lost" && ask.asked.instead_of.is_some());
         let is_troubled = || run.is_troubled(ask.process, ask.call.saturating_sub(before), at);
         if !is_fine && !verdict.excuses("loss", is_troubled()) {
             let text = format!("a call of {} failed ({error}) without a fault", run.processes[ask.process].name);
