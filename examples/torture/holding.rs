@@ -130,9 +130,6 @@ fn end_lost(worker: &Worker, random: &mut fastrand::Rng, id: u64, guard: LockGua
 
 /// The lock as data, for whichever process takes it up first.
 fn hand_over(worker: &Worker, held: &Held, guard: LockGuard) {
-    if !cfg!(feature = "serde") {
-        return release(worker, held.id, guard);
-    }
     worker.write(&Line::Ending { at: now(), id: held.id, how: End::Leave });
     let lock = guard.into_lock();
     leave(worker, held.id, held.mode, &lock);
@@ -141,9 +138,7 @@ fn hand_over(worker: &Worker, held: &Held, guard: LockGuard) {
 
 /// Another process may adopt the lock while it is held: then its guard must hear of it.
 fn show_to_others(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: LockGuard) {
-    if cfg!(feature = "serde") {
-        leave(worker, held.id, held.mode, &guard.info());
-    }
+    leave(worker, held.id, held.mode, &guard.info());
     let until = Instant::now() + worker.lease().mul_f64(2.0);
     while Instant::now() < until && !worker.is_over() {
         if !worker.look(held.id, &guard) {
@@ -155,7 +150,6 @@ fn show_to_others(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guar
     release(worker, held.id, guard);
 }
 
-#[cfg(feature = "serde")]
 fn leave(worker: &Worker, id: u64, mode: Mode, lock: &Lock) {
     let mode = if mode == Mode::Shared { "s" } else { "x" };
     let file = worker.dir.join("handed").join(format!("{}-{id}-{mode}", worker.name));
@@ -166,11 +160,7 @@ fn leave(worker: &Worker, id: u64, mode: Mode, lock: &Lock) {
     left.expect("a file for the lock");
 }
 
-#[cfg(not(feature = "serde"))]
-fn leave(_: &Worker, _: u64, _: Mode, _: &Lock) {}
-
 /// Takes up what another process has left.
-#[cfg(feature = "serde")]
 pub fn adopt(worker: &Worker, random: &mut fastrand::Rng) {
     let Ok(found) = fs::read_dir(worker.dir.join("handed")) else { return };
     let files: Vec<_> = found.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -191,9 +181,6 @@ pub fn adopt(worker: &Worker, random: &mut fastrand::Rng) {
     let id = worker.ask(ask);
     answered(worker, random, id, mode, worker.client.adopt(lock).map(Some));
 }
-
-#[cfg(not(feature = "serde"))]
-pub fn adopt(_: &Worker, _: &mut fastrand::Rng) {}
 
 /// A lock as data, which the worker renews itself, or lets run out and renews all the same.
 pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 pub const HELP: &str = "\
 Works a store of locks hard, by many processes and under faults, and checks all that they saw.
 
+built by: cargo build --release --features sqlite,serde --example torture   (dynamodb, mongodb, spanner: as you need)
 usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--faults LIST] ..
 
   --store URL       any store URL of leasehold, like sqlite:/tmp/t.db. It is worked on by keys that begin with

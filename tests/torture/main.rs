@@ -5,6 +5,7 @@
 #[path = "../../examples/torture/checker/mod.rs"]
 mod checker;
 mod forged;
+#[allow(dead_code)] // A build without stores runs nothing.
 mod runs;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 #[path = "../common/servers/mod.rs"]
