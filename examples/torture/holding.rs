@@ -56,7 +56,7 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGu
         if !worker.look(held.id, guard) {
             return false;
         }
-        if worker.options.forks() && random.u32(..400) == 0 {
+        if worker.options.forks() && random.u32(..150) == 0 {
             fork_with(worker, held.id, guard);
         }
         // A holder that does not look again before it writes: what only the token guards.
@@ -108,7 +108,7 @@ fn end(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: LockGuar
             Ok(())
         }),
         900..970 => hand_over(worker, held, guard),
-        970..994 => show_to_others(worker, random, held, guard),
+        970..988 => show_to_others(worker, random, held, guard),
         _ if worker.options.kills() => {
             worker.write(&Line::Ending { at: now(), id: held.id, how: End::Leave });
             mem::forget(guard);

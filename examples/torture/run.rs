@@ -306,7 +306,8 @@ impl Parent<'_> {
         let lease = self.options.lease;
         slot.next_fault = Instant::now() + lease.mul_f64(2.0 + 5.0 * self.random.f64());
         let kinds: Vec<&str> = ["stop", "kill", "net", "net"].into_iter().filter(|f| self.options.has(f)).collect();
-        let Some(kind) = self.random.choice(kinds) else { return Ok(()) };
+        // In turn, so that a short run has each.
+        let Some(kind) = kinds.get(self.faults % kinds.len().max(1)).copied() else { return Ok(()) };
         self.faults += 1;
         match kind {
             "stop" => {

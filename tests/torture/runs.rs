@@ -104,31 +104,30 @@ fn unique() -> String {
 
 #[test]
 #[cfg(feature = "dynamodb")]
-fn dynamodb_under_kills_stops_and_network_faults() {
+fn dynamodb_under_stops_and_network_faults() {
     let Some(endpoint) = crate::servers::dynamodb_local() else { return };
     let dir = tempfile::tempdir().expect("a folder");
     let store = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}", unique());
-    Run { store, env: None, time: "0.4", faults: "stop,kill,net" }.is_clean(dir.path());
+    Run { store, env: None, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
 }
 
 #[test]
 #[cfg(feature = "mongodb")]
-fn mongodb_under_kills_stops_and_network_faults() {
+fn mongodb_under_stops_and_network_faults() {
     let Some(uri) = crate::servers::mongod() else { return };
     let dir = tempfile::tempdir().expect("a folder");
     let host = uri.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).expect("a host");
     let store = format!("mongodb://{host}/torture?directConnection=true&collection={}", unique());
-    Run { store, env: None, time: "0.4", faults: "stop,kill,net" }.is_clean(dir.path());
+    Run { store, env: None, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
 }
 
 #[test]
 #[cfg(feature = "spanner")]
-fn spanner_under_kills_stops_and_network_faults() {
+fn spanner_under_stops_and_network_faults() {
     let Some(host) = crate::servers::spanner_emulator() else { return };
     let dir = tempfile::tempdir().expect("a folder");
     let request = "{\"createStatement\": \"CREATE DATABASE `locks`\"}";
     let database = crate::servers::spanner::make_database(&host, "tests", &unique(), "locks", request);
     let env = Some(("SPANNER_EMULATOR_HOST", host));
-    Run { store: format!("spanner:{database}?table=locks"), env, time: "0.4", faults: "stop,kill,net" }
-        .is_clean(dir.path());
+    Run { store: format!("spanner:{database}?table=locks"), env, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
 }
