@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use leasehold::{LockClient, Mutex};
@@ -115,12 +117,16 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     }
     let server = if options.has("net") { Some(server(options)?) } else { None };
     measure_lateness(told.clone());
-    measure_store(client, told.clone());
+    let over = Arc::new(AtomicBool::new(false));
+    let probe = measure_store(client, told.clone(), over.clone());
     let random = fastrand::Rng::with_seed(options.seed);
     let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
     let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
     parent.disturb(&mut slots)?;
     parent.end(slots);
+    over.store(true, Ordering::SeqCst);
+    // What it is still waiting for may explain what the workers saw.
+    let _ = probe.join();
     let broken = parent.broken;
     Ok(Ran { dir, broken, missing })
 }
@@ -161,9 +167,9 @@ fn measure_lateness(told: Told) {
 
 /// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.
 /// By a key of its own, and past all proxies.
-fn measure_store(client: LockClient, told: Told) {
+fn measure_store(client: LockClient, told: Told, over: Arc<AtomicBool>) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        loop {
+        while !over.load(Ordering::SeqCst) {
             let from = now();
             let asked = client.request("torture-probe").acquire();
             let is_well = asked.and_then(|lock| client.release(&lock)).is_ok();
@@ -173,7 +179,7 @@ fn measure_store(client: LockClient, told: Told) {
             }
             std::thread::sleep(TICK * 10);
         }
-    });
+    })
 }
 
 /// The library that `faketime` loads.

@@ -312,8 +312,13 @@ fn losses(run: &Run, verdict: &mut Verdict) {
         let Outcome::Failed(error) = &ask.outcome else { continue };
         let at = ask.ret.unwrap_or(run.end);
         // What was handed over in vain, who was told to stop, and a wait that was over before the store had answered.
-        let is_fine =
-            ["cancelled", "timed_out"].contains(&error.as_str()) || (error == "lost" && ask.asked.instead_of.is_some());
+        let is_fine = match error.as_str() {
+            "cancelled" | "timed_out" => true,
+            "lost" => ask.asked.instead_of.is_some(),
+            // A short wait ends with the trouble that stands, also where a longer one would have seen its end.
+            "store" => ask.asked.wait.is_some_and(|wait| wait > 0 && wait < run.terms.slack),
+            _ => false,
+        };
         let is_troubled = || run.is_troubled(ask.process, ask.call.saturating_sub(before), at);
         if !is_fine && !verdict.excuses("loss", is_troubled()) {
             let text = format!("a call of {} failed ({error}) without a fault", run.processes[ask.process].name);
