@@ -8,5 +8,5 @@ mod forged;
 #[allow(dead_code)] // A build without stores runs nothing.
 mod runs;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
-#[path = "../common/servers/mod.rs"]
+#[path = "../support/servers/mod.rs"]
 mod servers;

@@ -1,0 +1,106 @@
+//! A store in front of a real one that lets a test act between two requests.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use crossbeam_channel::Sender;
+use leasehold::internals::lease::LockRecord;
+use leasehold::internals::store::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
+use leasehold::internals::sys::deadline::Deadline;
+
+type Act = Box<dyn FnMut() + Send>;
+
+/// When something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    BeforeSwap,
+    AfterSwap,
+}
+
+/// See the module. Clones share everything.
+#[derive(Clone)]
+pub struct Between {
+    inner: Arc<dyn Backend>,
+    acts: Arc<Mutex<VecDeque<(When, Act)>>>,
+    swapped: Arc<Mutex<Vec<String>>>,
+}
+
+impl Between {
+    pub fn new(inner: Arc<dyn Backend>) -> Self {
+        Between { inner, acts: Arc::default(), swapped: Arc::default() }
+    }
+
+    /// The next swap that has nothing yet at this point gets this.
+    pub fn next(&self, when: When, act: impl FnMut() + Send + 'static) {
+        self.acts.lock().unwrap().push_back((when, Box::new(act)));
+    }
+
+    /// The keys of all swaps so far, in their order.
+    pub fn swapped(&self) -> Vec<String> {
+        self.swapped.lock().unwrap().clone()
+    }
+
+    fn act(&self, when: When) {
+        let act = {
+            let mut acts = self.acts.lock().unwrap();
+            let at = acts.iter().position(|(w, _)| *w == when);
+            at.and_then(|at| acts.remove(at))
+        };
+        if let Some((_, mut act)) = act {
+            act();
+        }
+    }
+}
+
+impl std::fmt::Debug for Between {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Between")
+    }
+}
+
+impl Backend for Between {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> leasehold::Result<String> {
+        self.inner.schema(what, by)
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> leasehold::Result<Acquired> {
+        self.inner.acquire(attempt, by)
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> leasehold::Result<Renewed> {
+        self.inner.renew(attempt, renewal, by)
+    }
+
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> leasehold::Result<Released> {
+        self.inner.release(attempt, purpose, by)
+    }
+
+    fn read(
+        &self,
+        which: &Which,
+        from: Option<String>,
+        consistency: Consistency,
+        by: &Deadline,
+    ) -> leasehold::Result<Page> {
+        self.inner.read(which, from, consistency, by)
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> leasehold::Result<Swapped> {
+        self.swapped.lock().unwrap().push(seen.record.key.clone());
+        self.act(When::BeforeSwap);
+        let answer = self.inner.swap(seen, new, by);
+        self.act(When::AfterSwap);
+        answer
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> leasehold::Result<bool> {
+        self.inner.wake(keys, to, by)
+    }
+}

@@ -1,0 +1,325 @@
+//! The table of stores. The suites run on each of them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::internals::lease::{GrantId, LockRecord};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::store::{Backend, Consistency, Page, Seen, Which};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
+
+/// One store, and what its form can hold.
+pub struct Store {
+    /// The module under `src/store`.
+    pub module: &'static str,
+    /// It has a set of who gave up. A store that never leaves a copy of a request on its way needs none.
+    pub remembers_who_gave_up: bool,
+    /// Without a set of them: giving up writes the row, also a free or a missing one, which stops what is on its way.
+    pub gives_up_by_writing: bool,
+    /// When its rows are made older, their ends are, and nothing else: a token tells when it was granted.
+    pub only_ends_age: bool,
+    /// Each row says its format. Else the whole store does.
+    pub rows_have_format: bool,
+    /// It tells waiters what changes. Else they poll.
+    pub tells: bool,
+    /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
+    pub swaps_give_up: bool,
+    /// An empty store.
+    pub open: fn() -> Opened,
+}
+
+/// Calls a macro with the module of each store of this build: the one list of them.
+macro_rules! for_each_store {
+    ($each:ident) => {
+        $each!(memory);
+        #[cfg(feature = "sqlite")]
+        $each!(sqlite);
+        #[cfg(feature = "dynamodb")]
+        $each!(dynamodb);
+        #[cfg(feature = "mongodb")]
+        $each!(mongodb);
+        #[cfg(feature = "spanner")]
+        $each!(spanner);
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use for_each_store;
+
+/// The modules of the stores of this build.
+pub fn modules() -> Vec<&'static str> {
+    let mut modules = Vec::new();
+    macro_rules! add {
+        ($store:ident) => {
+            modules.push(stringify!($store))
+        };
+    }
+    for_each_store!(add);
+    modules
+}
+
+/// Whether `LEASEHOLD_TEST_STORE` names no other store than this one.
+pub fn is_wanted(module: &str) -> bool {
+    let Ok(wanted) = std::env::var("LEASEHOLD_TEST_STORE") else { return true };
+    assert!(modules().contains(&wanted.as_str()), "LEASEHOLD_TEST_STORE names no store of this build: {wanted}");
+    wanted == module
+}
+
+/// Every store of this build whose server is there, or the one that `LEASEHOLD_TEST_STORE` names.
+pub fn stores() -> Vec<Store> {
+    modules().into_iter().filter(|module| is_wanted(module)).filter_map(enrolled).collect()
+}
+
+/// Runs a test on one store, unless another was asked for, or its server is missing, which the harness says.
+pub fn on(module: &str, test: impl FnOnce(&Store)) {
+    if let Some(store) = is_wanted(module).then(|| enrolled(module)).flatten() {
+        test(&store);
+    }
+}
+
+/// Runs a test on every store, each on a thread of its own, whose name a failure says.
+pub fn on_each(test: impl Fn(&Store) + Sync) {
+    let test = &test;
+    std::thread::scope(|scope| {
+        let running = stores().into_iter().map(|store| {
+            let name = format!("on {}", store.module);
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || test(&store)).unwrap()
+        });
+        let running: Vec<_> = running.collect();
+        let ended: Vec<_> = running.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        if let Some(panic) = ended.into_iter().find_map(Result::err) {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// The store of that module. None where its server is missing, which the harness says.
+pub fn enrolled(module: &str) -> Option<Store> {
+    let store = match module {
+        "memory" => Store {
+            module: "memory",
+            remembers_who_gave_up: true,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: true,
+            tells: true,
+            swaps_give_up: false,
+            open: memory,
+        },
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Store {
+            module: "sqlite",
+            remembers_who_gave_up: false,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: false,
+            tells: true,
+            swaps_give_up: false,
+            open: sqlite,
+        },
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => super::servers::dynamodb_local().map(|_| Store {
+            module: "dynamodb",
+            remembers_who_gave_up: true,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: true,
+            tells: false,
+            swaps_give_up: true,
+            open: dynamodb,
+        })?,
+        // A number in the attempt's session stops its late copies.
+        #[cfg(feature = "mongodb")]
+        "mongodb" => super::servers::mongod().map(|_| Store {
+            module: "mongodb",
+            remembers_who_gave_up: false,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: true,
+            tells: true,
+            swaps_give_up: false,
+            open: mongodb,
+        })?,
+        #[cfg(feature = "spanner")]
+        "spanner" => super::servers::spanner_emulator().map(|_| Store {
+            module: "spanner",
+            remembers_who_gave_up: false,
+            gives_up_by_writing: true,
+            only_ends_age: true,
+            rows_have_format: true,
+            tells: false,
+            swaps_give_up: false,
+            open: spanner,
+        })?,
+        _ => return None,
+    };
+    Some(store)
+}
+
+/// A store by two clients, and the clock that it goes by.
+pub struct Opened {
+    pub store: Arc<dyn Backend>,
+    pub second: Arc<dyn Backend>,
+    pub clock: Arc<Clock>,
+    /// What the store's time may fall behind when it learns more about it.
+    pub slack: Duration,
+    /// For a server whose clock is its own: lets all leases end so much earlier.
+    pub age: Option<Box<dyn Fn(Duration) + Send + Sync>>,
+    /// What goes with the test.
+    _room: Option<Box<dyn std::any::Any + Send + Sync>>,
+}
+
+impl Opened {
+    /// Lets time pass.
+    pub fn advance(&self, by: Duration) {
+        // The clock last: whoever it wakes sees rows that are older.
+        self.age.iter().for_each(|age| age(by));
+        self.clock.advance(by);
+    }
+
+    /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
+    pub fn outlast(&self, lease: Duration) {
+        self.advance(lease + self.store.info().grace + self.slack);
+    }
+
+    /// The record of `key`, a missing one if there is no row.
+    pub fn get(&self, key: &str) -> Seen {
+        let mut page = self.page(&Which::Key(key.to_owned()), None);
+        assert_eq!((page.records.len(), &page.next), (1, &None), "a single key has one record");
+        page.records.remove(0)
+    }
+
+    pub fn record(&self, key: &str) -> LockRecord {
+        self.get(key).record
+    }
+
+    pub fn page(&self, which: &Which, from: Option<String>) -> Page {
+        self.store.read(which, from, Consistency::Strong, &soon()).unwrap()
+    }
+
+    /// Every record, over all pages, by key.
+    pub fn all(&self, which: &Which) -> Vec<LockRecord> {
+        let (mut all, mut from): (Vec<LockRecord>, _) = (Vec::new(), None);
+        loop {
+            let page = self.page(which, from);
+            all.extend(page.records.into_iter().map(|seen| seen.record));
+            from = page.next;
+            if from.is_none() {
+                all.sort_by(|a, b| a.key.cmp(&b.key));
+                return all;
+            }
+        }
+    }
+}
+
+/// A deadline that no call should come near.
+pub fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+/// A text that nothing else in this process or beside it has.
+pub fn unique() -> String {
+    leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
+}
+
+/// A grant id in the form of the store.
+pub fn fresh(store: &dyn Backend) -> GrantId {
+    store.info().grant_form.fresh()
+}
+
+fn memory() -> Opened {
+    let (name, clock) = (unique(), Clock::system());
+    let open = || Arc::new(Memory::open(&name, clock.clone()));
+    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, age: None, _room: None }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite() -> Opened {
+    use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+    let (folder, clock) = (Folder::new(), Clock::system());
+    let path = folder.0.join("locks.db");
+    let options = SqliteOptions { path, mode: None, unsafe_fs: false, clock_identity: None };
+    let open = || Arc::new(Sqlite::open(options.clone(), clock.clone(), &soon()).unwrap());
+    Opened {
+        store: open(),
+        second: open(),
+        clock: clock.clone(),
+        slack: Duration::ZERO,
+        age: None,
+        _room: Some(Box::new(folder)),
+    }
+}
+
+/// Time passes on the client's clock and on the service's alike: see `dynamodb::Shifted`. Both clients have one
+/// estimate of it, since the suites compare times to the nanosecond. The grace is wide enough for any estimate,
+/// so that no holder gets less than its lease.
+#[cfg(feature = "dynamodb")]
+fn dynamodb() -> Opened {
+    use super::dynamodb::{Table, options};
+    use leasehold::internals::store::dynamodb::Dynamodb;
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let mut options = options(&table.0, &clock);
+    options.grace = Duration::from_secs(2);
+    options.estimate = Some(Arc::default());
+    let open = || Arc::new(Dynamodb::open(options.clone(), clock.clone(), &soon()).unwrap());
+    Opened {
+        store: open(),
+        second: open(),
+        clock: clock.clone(),
+        slack: Duration::from_secs(1),
+        age: None,
+        _room: None,
+    }
+}
+
+/// The server's clock is its own: what is stored gets older instead.
+#[cfg(feature = "mongodb")]
+fn mongodb() -> Opened {
+    let rows = Arc::new(super::mongodb::Rows::fresh());
+    let open = || Arc::new(rows.open());
+    let aged = rows.clone();
+    Opened {
+        store: open(),
+        second: open(),
+        clock: Clock::system(),
+        slack: Duration::ZERO,
+        age: Some(Box::new(move |by| aged.age(by))),
+        _room: Some(Box::new(rows.clone())),
+    }
+}
+
+/// The emulator's clock is its own, so time passes on the clients' clock, and the rows grow older.
+#[cfg(feature = "spanner")]
+fn spanner() -> Opened {
+    use super::spanner::Database;
+    use leasehold::internals::store::spanner::Spanner;
+    let (database, clock) = (Database::fresh(), Clock::system());
+    let open = || Arc::new(Spanner::open(database.options(), clock.clone(), &soon()).unwrap());
+    let raw = database.raw();
+    Opened {
+        store: open(),
+        second: open(),
+        clock: clock.clone(),
+        slack: Duration::ZERO,
+        age: Some(Box::new(move |by| raw.age(by))),
+        _room: None,
+    }
+}
+
+/// A folder that goes with its test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("leasehold-test-{}", unique()));
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
