@@ -1,0 +1,330 @@
+//! The lines of a history: what a worker, the parent and the resource write, one line per event.
+//!
+//! All times are nanoseconds of the host's boot-time clock. A line is one `write`, so that a SIGKILL loses none that a
+//! call returned from; only the very last one of a file may be torn.
+
+use std::fmt;
+
+/// Shared or alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Exclusive,
+    Shared,
+}
+
+/// What a hold is, as its holder sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Renewed by the library, which tells of a loss.
+    Guard,
+    /// Renewed by the worker itself, or left to its lease's end.
+    Data,
+    /// The lease of a name: stands until somebody expires or revokes it.
+    Name,
+}
+
+/// A call that may give a hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub form: Form,
+    pub mode: Mode,
+    /// The first that is free.
+    pub keys: Vec<String>,
+    /// At most so many shared holders; zero: any number.
+    pub limit: u32,
+    /// How long it may wait; `None`: without limit.
+    pub wait: Option<u64>,
+    /// The token of the grant whose place it takes.
+    pub instead_of: Option<u64>,
+}
+
+/// How a hold is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Release,
+    Drop,
+    /// Its lease runs out, or another process adopts it.
+    Leave,
+}
+
+/// One event. `id` names the call that began a hold within its process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// A hold is asked for.
+    Ask {
+        at: u64,
+        id: u64,
+        asked: Asked,
+    },
+    Granted {
+        at: u64,
+        id: u64,
+        token: u64,
+        key: String,
+    },
+    /// Others held it, or the wait was over.
+    Refused {
+        at: u64,
+        id: u64,
+    },
+    Failed {
+        at: u64,
+        id: u64,
+        error: String,
+    },
+    /// Between these two, the holder counted itself as such for so much longer; zero: not any more.
+    Look {
+        from: u64,
+        to: u64,
+        id: u64,
+        left: u64,
+    },
+    Lost {
+        at: u64,
+        id: u64,
+        reason: String,
+    },
+    Ending {
+        at: u64,
+        id: u64,
+        how: End,
+    },
+    /// `ok`, `lost`, or the kind of an error.
+    Ended {
+        at: u64,
+        id: u64,
+        answer: String,
+    },
+    /// A write to the resource, begun and answered.
+    Write {
+        from: u64,
+        to: u64,
+        id: u64,
+        token: u64,
+        accepted: bool,
+    },
+    /// A forked child looked at a guard of its parent.
+    Forked {
+        at: u64,
+        id: u64,
+        held: bool,
+    },
+    // By the parent.
+    Terms {
+        lease: u64,
+        grace: u64,
+        slack: u64,
+        settle: u64,
+        shared_fate: bool,
+    },
+    /// This process was stopped for so long.
+    Stopped {
+        from: u64,
+        to: u64,
+        process: String,
+    },
+    /// From then on it is not there any more.
+    Dead {
+        at: u64,
+        process: String,
+    },
+    /// A network fault that met requests of this process.
+    Net {
+        from: u64,
+        to: u64,
+        process: String,
+        kind: String,
+    },
+    /// The machine itself was late.
+    Late {
+        from: u64,
+        to: u64,
+    },
+    /// Its wall clock is off.
+    Wall {
+        at: u64,
+        process: String,
+        seconds: i64,
+    },
+    /// The workers are told to end.
+    Over {
+        at: u64,
+    },
+    // By the resource.
+    Accepted {
+        at: u64,
+        key: String,
+        token: u64,
+    },
+    Outdated {
+        at: u64,
+        key: String,
+        token: u64,
+        highest: u64,
+    },
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Line::Ask { at, id, asked } => {
+                let form = match asked.form {
+                    Form::Guard => 'g',
+                    Form::Data => 'd',
+                    Form::Name => 'n',
+                };
+                let mode = if asked.mode == Mode::Shared { 's' } else { 'x' };
+                let wait = asked.wait.map_or("-".to_owned(), |wait| wait.to_string());
+                let old = asked.instead_of.unwrap_or(0);
+                write!(f, "ask {at} {id} {form}{mode} {} {} {wait} {old}", asked.keys.join(","), asked.limit)
+            }
+            Line::Granted { at, id, token, key } => write!(f, "granted {at} {id} {token} {key}"),
+            Line::Refused { at, id } => write!(f, "refused {at} {id}"),
+            Line::Failed { at, id, error } => write!(f, "failed {at} {id} {error}"),
+            Line::Look { from, to, id, left } => write!(f, "look {from} {to} {id} {left}"),
+            Line::Lost { at, id, reason } => write!(f, "lost {at} {id} {reason}"),
+            Line::Ending { at, id, how } => {
+                let how = match how {
+                    End::Release => "release",
+                    End::Drop => "drop",
+                    End::Leave => "leave",
+                };
+                write!(f, "ending {at} {id} {how}")
+            }
+            Line::Ended { at, id, answer } => write!(f, "ended {at} {id} {answer}"),
+            Line::Write { from, to, id, token, accepted } => {
+                write!(f, "write {from} {to} {id} {token} {}", u8::from(*accepted))
+            }
+            Line::Forked { at, id, held } => write!(f, "forked {at} {id} {}", u8::from(*held)),
+            Line::Terms { lease, grace, slack, settle, shared_fate } => {
+                write!(f, "terms {lease} {grace} {slack} {settle} {}", u8::from(*shared_fate))
+            }
+            Line::Stopped { from, to, process } => write!(f, "stopped {from} {to} {process}"),
+            Line::Dead { at, process } => write!(f, "dead {at} {process}"),
+            Line::Net { from, to, process, kind } => write!(f, "net {from} {to} {process} {kind}"),
+            Line::Late { from, to } => write!(f, "late {from} {to}"),
+            Line::Wall { at, process, seconds } => write!(f, "wall {at} {process} {seconds}"),
+            Line::Over { at } => write!(f, "over {at}"),
+            Line::Accepted { at, key, token } => write!(f, "accepted {at} {key} {token}"),
+            Line::Outdated { at, key, token, highest } => write!(f, "outdated {at} {key} {token} {highest}"),
+        }
+    }
+}
+
+impl Line {
+    /// The event that this line tells; `None` where it is none.
+    pub fn parse(line: &str) -> Option<Line> {
+        let mut words = Words(line.split(' '));
+        let line = match words.text()? {
+            "ask" => {
+                let (at, id) = (words.number()?, words.number()?);
+                let (form, mode) = words.text()?.split_at_checked(1)?;
+                let form = match form {
+                    "g" => Form::Guard,
+                    "d" => Form::Data,
+                    "n" => Form::Name,
+                    _ => return None,
+                };
+                let mode = match mode {
+                    "x" => Mode::Exclusive,
+                    "s" => Mode::Shared,
+                    _ => return None,
+                };
+                let keys = words.text()?.split(',').map(str::to_owned).collect();
+                let limit = words.number()?.try_into().ok()?;
+                let wait = match words.text()? {
+                    "-" => None,
+                    wait => Some(wait.parse().ok()?),
+                };
+                let instead_of = Some(words.number()?).filter(|token| *token != 0);
+                Line::Ask { at, id, asked: Asked { form, mode, keys, limit, wait, instead_of } }
+            }
+            "granted" => {
+                Line::Granted { at: words.number()?, id: words.number()?, token: words.number()?, key: words.owned()? }
+            }
+            "refused" => Line::Refused { at: words.number()?, id: words.number()? },
+            "failed" => Line::Failed { at: words.number()?, id: words.number()?, error: words.owned()? },
+            "look" => {
+                Line::Look { from: words.number()?, to: words.number()?, id: words.number()?, left: words.number()? }
+            }
+            "lost" => Line::Lost { at: words.number()?, id: words.number()?, reason: words.owned()? },
+            "ending" => {
+                let (at, id) = (words.number()?, words.number()?);
+                let how = match words.text()? {
+                    "release" => End::Release,
+                    "drop" => End::Drop,
+                    "leave" => End::Leave,
+                    _ => return None,
+                };
+                Line::Ending { at, id, how }
+            }
+            "ended" => Line::Ended { at: words.number()?, id: words.number()?, answer: words.owned()? },
+            "write" => Line::Write {
+                from: words.number()?,
+                to: words.number()?,
+                id: words.number()?,
+                token: words.number()?,
+                accepted: words.flag()?,
+            },
+            "forked" => Line::Forked { at: words.number()?, id: words.number()?, held: words.flag()? },
+            "terms" => Line::Terms {
+                lease: words.number()?,
+                grace: words.number()?,
+                slack: words.number()?,
+                settle: words.number()?,
+                shared_fate: words.flag()?,
+            },
+            "stopped" => Line::Stopped { from: words.number()?, to: words.number()?, process: words.owned()? },
+            "dead" => Line::Dead { at: words.number()?, process: words.owned()? },
+            "net" => {
+                Line::Net { from: words.number()?, to: words.number()?, process: words.owned()?, kind: words.owned()? }
+            }
+            "late" => Line::Late { from: words.number()?, to: words.number()? },
+            "wall" => {
+                let (at, process) = (words.number()?, words.owned()?);
+                Line::Wall { at, process, seconds: words.text()?.parse().ok()? }
+            }
+            "over" => Line::Over { at: words.number()? },
+            "accepted" => Line::Accepted { at: words.number()?, key: words.owned()?, token: words.number()? },
+            "outdated" => Line::Outdated {
+                at: words.number()?,
+                key: words.owned()?,
+                token: words.number()?,
+                highest: words.number()?,
+            },
+            _ => return None,
+        };
+        words.0.next().is_none().then_some(line)
+    }
+}
+
+struct Words<'a>(std::str::Split<'a, char>);
+
+impl<'a> Words<'a> {
+    fn text(&mut self) -> Option<&'a str> {
+        self.0.next().filter(|word| !word.is_empty())
+    }
+
+    fn owned(&mut self) -> Option<String> {
+        self.text().map(str::to_owned)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        self.text()?.parse().ok()
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.text()? {
+            "0" => Some(false),
+            "1" => Some(true),
+            _ => None,
+        }
+    }
+}
+
+/// The events of one file. A last line without its end was torn by a SIGKILL and is left out.
+pub fn lines(text: &str) -> Result<Vec<Line>, String> {
+    let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+    let parsed = whole.lines().enumerate();
+    parsed.map(|(at, line)| Line::parse(line).ok_or_else(|| format!("line {}: {line:?}", at + 1))).collect()
+}

@@ -1,0 +1,15 @@
+//! Judges a history of locks: whether what the workers saw can be the work of a lock that keeps its promises.
+//!
+//! It knows nothing of the library. Every rule only accuses where no order of the events could be innocent: a hold
+//! counts from when its holder surely had it, a request may have been granted at any moment of its call. Keys are
+//! independent and tokens order the grants, so all of it is n log n.
+
+pub mod history;
+mod model;
+mod rules;
+mod synthetic;
+mod windows;
+
+pub use model::{Hold, Outcome, Run};
+pub use rules::{RULES, Verdict, Violation, check};
+pub use synthetic::clean;

@@ -1,0 +1,386 @@
+//! What the histories of all processes tell together.
+
+use std::collections::HashMap;
+
+use super::history::{Asked, End, Form, Line, Mode};
+use super::windows::Windows;
+
+/// One grant, as far as its holder knew of it.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    pub process: usize,
+    pub key: usize,
+    pub form: Form,
+    pub mode: Mode,
+    pub limit: u32,
+    pub token: u64,
+    /// Asked for.
+    pub call: u64,
+    /// Known of.
+    pub ret: u64,
+    /// When its holder surely counted itself as such.
+    pub beliefs: Vec<(u64, u64)>,
+    /// It said that it is not held any more.
+    pub gone: Option<u64>,
+    /// It said that it is held, after it had said that it is not.
+    pub revived: Option<u64>,
+    pub lost: Option<(u64, String)>,
+    pub ending: Option<(u64, End)>,
+    pub ended: Option<(u64, String)>,
+    /// Another was to take its place by its token: from when on, and when it surely had it or gave up.
+    pub replaced: Option<(u64, u64)>,
+}
+
+/// How a request for a hold ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Granted(usize),
+    Refused,
+    Failed(String),
+    /// The process ended before it was answered.
+    Open,
+}
+
+/// A request for a hold.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub process: usize,
+    pub asked: Asked,
+    pub keys: Vec<usize>,
+    pub call: u64,
+    pub ret: Option<u64>,
+    pub outcome: Outcome,
+}
+
+/// A write to the resource.
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub hold: usize,
+    pub from: u64,
+    pub to: u64,
+    pub accepted: bool,
+}
+
+/// What the resource saw.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub at: u64,
+    pub key: String,
+    pub token: u64,
+    /// Refused, for this one was seen before.
+    pub highest: Option<u64>,
+}
+
+/// What happened to a process.
+#[derive(Clone, Debug, Default)]
+pub struct Process {
+    pub name: String,
+    pub dead: Option<u64>,
+    pub stops: Vec<(u64, u64)>,
+    pub nets: Vec<(u64, u64, String)>,
+    pub wall: Option<i64>,
+    /// Stops and network faults, with the time that it takes to be well again.
+    pub troubles: Windows,
+    /// It held or asked for something.
+    pub busy: Windows,
+}
+
+/// Nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    pub lease: u64,
+    /// The store's own, after the end of a lease.
+    pub grace: u64,
+    /// What the machine may add to anything.
+    pub slack: u64,
+    /// What a client may need to be well again after a fault of the network.
+    pub settle: u64,
+    /// A process that is stopped can hold up all others, for the store is in its hands.
+    pub shared_fate: bool,
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct Run {
+    pub terms: Terms,
+    pub keys: Vec<String>,
+    pub processes: Vec<Process>,
+    pub asks: Vec<Ask>,
+    pub holds: Vec<Hold>,
+    pub writes: Vec<Write>,
+    pub seen: Vec<Seen>,
+    /// A forked child, with the answer to whether it holds the lock of its parent.
+    pub forks: Vec<(u64, usize, bool)>,
+    pub over: u64,
+    /// Times when the machine was late, and for a shared fate those when anybody was stopped.
+    pub troubles: Windows,
+    /// The latest time in any line.
+    pub end: u64,
+}
+
+/// The number of each name.
+#[derive(Default)]
+struct Names(HashMap<String, usize>);
+
+impl Names {
+    fn of(&mut self, name: &str, new: impl FnOnce()) -> usize {
+        if let Some(at) = self.0.get(name) {
+            return *at;
+        }
+        new();
+        self.0.insert(name.to_owned(), self.0.len());
+        self.0.len() - 1
+    }
+}
+
+impl Run {
+    /// From the events of each file, by the name of its process.
+    pub fn new(files: Vec<(String, Vec<Line>)>) -> Result<Run, String> {
+        let (mut run, mut keys, mut processes) = (Run::default(), Names::default(), Names::default());
+        let mut late = Vec::new();
+        for (name, lines) in files {
+            let process = run.process(&mut processes, &name);
+            let mut reader = Reader { process, asks: HashMap::new() };
+            for line in lines {
+                match line {
+                    Line::Terms { lease, grace, slack, settle, shared_fate } => {
+                        run.terms = Terms { lease, grace, slack, settle, shared_fate };
+                    }
+                    Line::Stopped { from, to, process } => {
+                        let process = run.process(&mut processes, &process);
+                        run.processes[process].stops.push((from, to));
+                    }
+                    Line::Dead { at, process } => {
+                        let process = run.process(&mut processes, &process);
+                        run.processes[process].dead = Some(at);
+                    }
+                    Line::Net { from, to, process, kind } => {
+                        let process = run.process(&mut processes, &process);
+                        run.processes[process].nets.push((from, to, kind));
+                    }
+                    Line::Late { from, to } => late.push((from, to)),
+                    Line::Wall { process, seconds, .. } => {
+                        let process = run.process(&mut processes, &process);
+                        run.processes[process].wall = Some(seconds);
+                    }
+                    Line::Over { at } => run.over = at,
+                    Line::Accepted { at, key, token } => run.seen.push(Seen { at, key, token, highest: None }),
+                    Line::Outdated { at, key, token, highest } => {
+                        run.seen.push(Seen { at, key, token, highest: Some(highest) });
+                    }
+                    line => reader.read(&mut run, &mut keys, line).map_err(|why| format!("{name}: {why}"))?,
+                }
+            }
+        }
+        if run.over == 0 {
+            run.over = run.end;
+        }
+        run.relate(late);
+        Ok(run)
+    }
+
+    fn process(&mut self, names: &mut Names, name: &str) -> usize {
+        names.of(name, || self.processes.push(Process { name: name.to_owned(), ..Process::default() }))
+    }
+
+    /// What can only be said when all is read.
+    fn relate(&mut self, late: Vec<(u64, u64)>) {
+        let terms = self.terms;
+        let mut troubles: Vec<(u64, u64)> = late.iter().map(|(from, to)| (*from, to + terms.slack)).collect();
+        for process in &mut self.processes {
+            let stops = process.stops.iter().map(|(from, to)| (*from, to + terms.slack));
+            let nets = process.nets.iter().map(|(from, to, _)| (*from, to + terms.settle));
+            if terms.shared_fate {
+                troubles.extend(stops.clone());
+            }
+            process.troubles = Windows::new(stops.chain(nets).collect());
+        }
+        self.troubles = Windows::new(troubles);
+        let mut busy = vec![Vec::new(); self.processes.len()];
+        for ask in &self.asks {
+            busy[ask.process].push((ask.call, ask.ret.unwrap_or(self.end)));
+        }
+        let mut by_token = HashMap::new();
+        for (at, hold) in self.holds.iter().enumerate() {
+            by_token.insert((hold.key, hold.token), at);
+            busy[hold.process].push((hold.ret, hold.ended.as_ref().map_or(self.end, |(at, _)| *at)));
+        }
+        for (process, busy) in self.processes.iter_mut().zip(busy) {
+            process.busy = Windows::new(busy);
+        }
+        for ask in &self.asks {
+            let was_done = !matches!(&ask.outcome, Outcome::Failed(error) if error == "lost");
+            let old = ask.asked.instead_of.filter(|_| was_done).and_then(|token| by_token.get(&(ask.keys[0], token)));
+            if let Some(old) = old {
+                let until = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
+                let (from, to) = self.holds[*old].replaced.unwrap_or((ask.call, until));
+                self.holds[*old].replaced = Some((from.min(ask.call), to.max(until)));
+            }
+        }
+        for hold in &mut self.holds {
+            if let Some((at, _)) = hold.ending {
+                hold.beliefs.retain(|(start, _)| *start < at);
+                hold.beliefs.iter_mut().for_each(|(_, end)| *end = (*end).min(at));
+            }
+        }
+    }
+
+    /// Whether anything happened that can slow down a process, from `from` to `to`.
+    pub fn is_troubled(&self, process: usize, from: u64, to: u64) -> bool {
+        self.processes[process].troubles.meets(from, to) || self.troubles.meets(from, to)
+    }
+
+    /// Until when a grant can stand that was last renewed by `last`: a request may be on its way for as long as a fault
+    /// lasts.
+    pub fn lease_after(&self, process: usize, last: u64) -> u64 {
+        let trouble = self.processes[process].troubles.met(last.saturating_sub(self.terms.lease), last);
+        trouble.unwrap_or(0).max(last) + self.terms.lease + self.terms.grace + self.terms.slack
+    }
+
+    /// Until when others may be refused because of this hold.
+    pub fn stands_until(&self, hold: &Hold) -> u64 {
+        let ended = hold.ended.as_ref().map(|(at, answer)| (*at, answer == "ok"));
+        let dead = self.processes[hold.process].dead;
+        match (hold.ending, ended) {
+            (Some((_, End::Release)), Some((at, true))) => at,
+            _ if hold.form == Form::Name => u64::MAX,
+            (Some((begun, End::Drop)), Some((at, true))) if !self.is_troubled(hold.process, begun, at) => at,
+            (Some((begun, End::Leave)), _) => self.lease_after(hold.process, begun),
+            (Some(_), Some((at, _))) => self.lease_after(hold.process, at),
+            (ending, _) => {
+                let lost = hold.lost.as_ref().map(|(at, _)| *at).filter(|_| ending.is_none());
+                lost.or(dead).map_or(u64::MAX, |at| self.lease_after(hold.process, at))
+            }
+        }
+    }
+
+    /// From when on a request can hold a key of which nobody knows whether it was granted: without a fault each time
+    /// that it asked was answered, but for the last.
+    pub fn unanswered_from(&self, ask: &Ask) -> u64 {
+        let end = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
+        let is_troubled = self.is_troubled(ask.process, ask.call, end);
+        if is_troubled { ask.call } else { ask.call.max(end.saturating_sub(self.terms.slack)) }
+    }
+
+    /// Until when a request can hold a key of which nobody knows whether it was granted.
+    pub fn unanswered_until(&self, ask: &Ask) -> u64 {
+        let given_up = |at| {
+            let trouble = self.processes[ask.process].troubles.met(ask.call, at).unwrap_or(at);
+            trouble.max(at) + self.terms.settle + self.terms.slack
+        };
+        match (ask.ret, self.processes[ask.process].dead) {
+            (None, None) => u64::MAX,
+            (None, Some(dead)) => self.lease_after(ask.process, dead),
+            (Some(ret), dead) => match dead.filter(|dead| *dead < given_up(ret)) {
+                Some(dead) => self.lease_after(ask.process, dead),
+                None => given_up(ret),
+            },
+        }
+    }
+}
+
+/// The lines of one worker.
+struct Reader {
+    process: usize,
+    /// Each call's place among the asks, by its id.
+    asks: HashMap<u64, usize>,
+}
+
+impl Reader {
+    fn read(&mut self, run: &mut Run, keys: &mut Names, line: Line) -> Result<(), String> {
+        let mut key = |run: &mut Run, name: &str| keys.of(name, || run.keys.push(name.to_owned()));
+        match line {
+            Line::Ask { at, id, asked } => {
+                let keys = asked.keys.iter().map(|name| key(run, name)).collect();
+                self.asks.insert(id, run.asks.len());
+                let (process, outcome) = (self.process, Outcome::Open);
+                run.asks.push(Ask { process, asked, keys, call: at, ret: None, outcome });
+                run.end = run.end.max(at);
+            }
+            Line::Granted { at, id, token, key: name } => {
+                let (key, hold) = (key(run, &name), run.holds.len());
+                let ask = self.ask(run, id)?;
+                (ask.ret, ask.outcome) = (Some(at), Outcome::Granted(hold));
+                let hold = Hold {
+                    process: ask.process,
+                    key,
+                    form: ask.asked.form,
+                    mode: ask.asked.mode,
+                    limit: ask.asked.limit,
+                    token,
+                    call: ask.call,
+                    ret: at,
+                    beliefs: Vec::new(),
+                    gone: None,
+                    revived: None,
+                    lost: None,
+                    ending: None,
+                    ended: None,
+                    replaced: None,
+                };
+                run.holds.push(hold);
+                run.end = run.end.max(at);
+            }
+            Line::Refused { at, id } => self.answer(run, id, at, Outcome::Refused)?,
+            Line::Failed { at, id, error } => self.answer(run, id, at, Outcome::Failed(error))?,
+            Line::Look { from, to, id, left } => {
+                run.end = run.end.max(to);
+                self.hold(run, id)?.1.look(from, to, left);
+            }
+            Line::Lost { at, id, reason } => self.hold(run, id)?.1.lost = Some((at, reason)),
+            Line::Ending { at, id, how } => {
+                let hold = self.hold(run, id)?.1;
+                let first = hold.ending.map_or(at, |(first, _)| first);
+                (hold.ending, hold.ended) = (Some((first, how)), None);
+            }
+            Line::Ended { at, id, answer } => {
+                run.end = run.end.max(at);
+                self.hold(run, id)?.1.ended = Some((at, answer));
+            }
+            Line::Write { from, to, id, accepted, .. } => {
+                let (hold, _) = self.hold(run, id)?;
+                run.writes.push(Write { hold, from, to, accepted });
+            }
+            Line::Forked { at, held, .. } => run.forks.push((at, self.process, held)),
+            line => return Err(format!("no worker writes this: {line}")),
+        }
+        Ok(())
+    }
+
+    fn ask<'a>(&self, run: &'a mut Run, id: u64) -> Result<&'a mut Ask, String> {
+        let at = self.asks.get(&id).ok_or_else(|| format!("nothing was asked with the id {id}"))?;
+        Ok(&mut run.asks[*at])
+    }
+
+    fn answer(&self, run: &mut Run, id: u64, at: u64, outcome: Outcome) -> Result<(), String> {
+        run.end = run.end.max(at);
+        let ask = self.ask(run, id)?;
+        (ask.ret, ask.outcome) = (Some(at), outcome);
+        Ok(())
+    }
+
+    fn hold<'a>(&self, run: &'a mut Run, id: u64) -> Result<(usize, &'a mut Hold), String> {
+        match self.ask(run, id)?.outcome {
+            Outcome::Granted(hold) => Ok((hold, &mut run.holds[hold])),
+            _ => Err(format!("nothing was granted with the id {id}")),
+        }
+    }
+}
+
+impl Hold {
+    fn look(&mut self, from: u64, to: u64, left: u64) {
+        if left == 0 {
+            self.gone.get_or_insert(from);
+            return;
+        }
+        if self.gone.is_some() && self.form == Form::Guard {
+            self.revived.get_or_insert(from);
+        }
+        let until = from.saturating_add(left);
+        match self.beliefs.last_mut() {
+            Some((_, end)) if to <= *end => *end = until.max(*end),
+            _ if to < until => self.beliefs.push((to, until)),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! The rules. Each accuses by a sentence with the time, so that a picture can be drawn around it.
+
+use std::collections::BTreeMap;
+
+use super::history::{Form, Mode};
+use super::model::{Ask, Hold, Outcome, Run};
+use super::windows::Windows;
+
+/// What each rule demands.
+pub const RULES: [(&str, &str); 8] = [
+    ("overlap", "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time"),
+    ("tokens", "the tokens of a key rise in the order of its grants, strictly"),
+    ("limit", "never more shared holders than a request allowed"),
+    ("refusal", "whoever was refused met a hold that stood or could stand, or waited to its end"),
+    ("resource", "the resource accepted no token below one that it had seen, and refused no holder"),
+    ("blocked", "nobody waits for a key that nobody can hold"),
+    ("loss", "no guard is lost, and no call fails, without a fault that explains it"),
+    ("fork", "a forked child never holds a lock of its parent"),
+];
+/// More of one rule say nothing new.
+const MOST: usize = 100;
+
+/// Something that no lock may do.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    pub rule: &'static str,
+    pub key: Option<usize>,
+    pub at: u64,
+    pub text: String,
+}
+
+/// What the checker says.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub violations: Vec<Violation>,
+    /// How many there are of each rule, also of those that are not listed.
+    pub counts: BTreeMap<&'static str, usize>,
+    /// Grants, refusals, failures, looks at the resource: what each rule has judged.
+    pub judged: BTreeMap<&'static str, usize>,
+    /// What would be a violation without the fault that was there.
+    pub excused: BTreeMap<&'static str, usize>,
+}
+
+impl Verdict {
+    fn judged(&mut self, rule: &'static str) {
+        *self.judged.entry(rule).or_default() += 1;
+    }
+
+    /// Whether a fault explains what else would be a violation of this rule; counts it.
+    fn excuses(&mut self, rule: &'static str, is_troubled: bool) -> bool {
+        *self.excused.entry(rule).or_default() += usize::from(is_troubled);
+        is_troubled
+    }
+
+    fn accuse(&mut self, rule: &'static str, key: Option<usize>, at: u64, text: String) {
+        let count = self.counts.entry(rule).or_default();
+        *count += 1;
+        if *count <= MOST {
+            self.violations.push(Violation { rule, key, at, text });
+        }
+    }
+}
+
+/// Judges a run by all rules.
+pub fn check(run: &Run) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut holds = vec![Vec::new(); run.keys.len()];
+    run.holds.iter().for_each(|hold| holds[hold.key].push(hold));
+    let mut asks = vec![Vec::new(); run.keys.len()];
+    for ask in &run.asks {
+        ask.keys.iter().for_each(|key| asks[*key].push(ask));
+    }
+    for (key, (mut holds, asks)) in holds.into_iter().zip(asks).enumerate() {
+        holds.sort_by_key(|hold| hold.call);
+        overlaps(run, &holds, &mut verdict);
+        tokens(run, &holds, &mut verdict);
+        limits(run, &holds, &mut verdict);
+        refusals(run, key, &holds, &asks, &mut verdict);
+        blocked(run, key, &holds, &asks, &mut verdict);
+    }
+    resource(run, &mut verdict);
+    losses(run, &mut verdict);
+    for (at, process, held) in &run.forks {
+        verdict.judged("fork");
+        if *held {
+            let text = format!("a forked child of {} holds the lock of its parent", run.processes[*process].name);
+            verdict.accuse("fork", None, *at, text);
+        }
+    }
+    verdict.violations.sort_by_key(|violation| violation.at);
+    verdict
+}
+
+/// For people.
+fn named(run: &Run, hold: &Hold) -> String {
+    let mode = if hold.mode == Mode::Shared { "shared" } else { "exclusive" };
+    format!("{} ({mode}, token {})", run.processes[hold.process].name, hold.token)
+}
+
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+/// When it surely was held, by its holder. Who is adopted under the eyes of its guard may need a lease to hear of it.
+fn beliefs<'a>(run: &Run, hold: &'a Hold) -> impl Iterator<Item = (u64, u64)> + use<'a> {
+    let heard = hold.replaced.map(|(from, to)| (from, to + run.terms.lease));
+    let parts = hold.beliefs.iter().flat_map(move |(start, end)| match heard {
+        Some((from, to)) => [(*start, (*end).min(from)), ((*start).max(to), *end)],
+        None => [(*start, *end), (0, 0)],
+    });
+    parts.filter(|(start, end)| start < end)
+}
+
+fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
+    let mut spans: Vec<(u64, u64, &Hold)> = Vec::new();
+    for hold in holds {
+        spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, *hold)));
+    }
+    spans.sort_by_key(|(start, _, _)| *start);
+    let mut held: Vec<(u64, &Hold)> = Vec::new();
+    for (start, end, hold) in spans {
+        verdict.judged("overlap");
+        held.retain(|(end, _)| *end > start);
+        for (until, other) in &held {
+            let together = hold.mode == Mode::Shared && other.mode == Mode::Shared;
+            if !together && other.token != hold.token {
+                let both = seconds(end.min(*until) - start);
+                let text = format!("{} and {} held it together for {both:.3} s", named(run, other), named(run, hold));
+                verdict.accuse("overlap", Some(hold.key), start, text);
+            }
+        }
+        held.push((end, hold));
+    }
+}
+
+fn tokens(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
+    let mut answered: Vec<&Hold> = holds.to_vec();
+    answered.sort_by_key(|hold| hold.ret);
+    let mut answered = answered.into_iter().peekable();
+    let mut highest: Option<&Hold> = None;
+    for hold in holds {
+        verdict.judged("tokens");
+        while let Some(before) = answered.next_if(|before| before.ret < hold.call) {
+            highest = Some(highest.filter(|highest| highest.token >= before.token).unwrap_or(before));
+        }
+        if let Some(before) = highest.filter(|before| before.token >= hold.token) {
+            let text = format!("{} was granted after {} had been", named(run, hold), named(run, before));
+            verdict.accuse("tokens", Some(hold.key), hold.ret, text);
+        }
+    }
+    let mut by_token: Vec<&Hold> = holds.to_vec();
+    by_token.sort_by_key(|hold| (hold.token, hold.ret));
+    for pair in by_token.windows(2).filter(|pair| pair[0].token == pair[1].token) {
+        let text = format!("{} and {} have one token", named(run, pair[0]), named(run, pair[1]));
+        verdict.accuse("tokens", Some(pair[1].key), pair[1].ret, text);
+    }
+}
+
+fn limits(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
+    let shared = || holds.iter().filter(|hold| hold.mode == Mode::Shared);
+    let mut spans: Vec<(u64, u64, &Hold)> = Vec::new();
+    for hold in shared() {
+        spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, *hold)));
+    }
+    spans.sort_by_key(|(start, _, _)| *start);
+    let mut spans = spans.into_iter().peekable();
+    let mut held: Vec<(u64, &Hold)> = Vec::new();
+    for hold in shared() {
+        while let Some((_, end, other)) = spans.next_if(|(start, _, _)| *start <= hold.call) {
+            held.push((end, other));
+        }
+        held.retain(|(end, _)| *end > hold.call);
+        if hold.limit == 0 {
+            continue;
+        }
+        verdict.judged("limit");
+        // Those who surely held it all the time until the answer.
+        let mut others: Vec<u64> = held.iter().filter(|(end, _)| *end >= hold.ret).map(|(_, o)| o.token).collect();
+        others.sort_unstable();
+        others.dedup();
+        if others.len() >= hold.limit as usize {
+            let text = format!("{} met {} others, but allows {}", named(run, hold), others.len(), hold.limit - 1);
+            verdict.accuse("limit", Some(hold.key), hold.ret, text);
+        }
+    }
+}
+
+/// Requests of which nobody knows whether they were granted.
+fn is_unanswered(ask: &Ask) -> bool {
+    match &ask.outcome {
+        Outcome::Open => true,
+        Outcome::Failed(error) => error != "lost" && error != "invalid_input",
+        _ => false,
+    }
+}
+
+/// The name of a lease is free when the next one has claimed it.
+fn claimed_next<'a>(holds: &'a [&Hold], at: usize) -> Option<&'a Hold> {
+    holds.get(at + 1).copied().filter(|next| next.form == Form::Name)
+}
+
+fn refusals(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
+    let until = |(at, hold): (usize, &&Hold)| {
+        let next = claimed_next(holds, at).map_or(u64::MAX, |next| next.ret);
+        (hold.mode, hold.call, run.stands_until(hold).min(if hold.form == Form::Name { next } else { u64::MAX }))
+    };
+    let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().map(until).collect();
+    let unanswered = asks.iter().filter(|ask| is_unanswered(ask));
+    spans.extend(unanswered.map(|ask| (ask.asked.mode, run.unanswered_from(ask), run.unanswered_until(ask))));
+    let of = |may: fn(Mode) -> bool| {
+        Windows::new(spans.iter().filter(|(mode, _, _)| may(*mode)).map(|(_, from, to)| (*from, *to)).collect())
+    };
+    let (any, exclusive) = (of(|_| true), of(|mode| mode == Mode::Exclusive));
+    for ask in asks.iter().filter(|ask| ask.outcome == Outcome::Refused) {
+        verdict.judged("refusal");
+        let (call, ret) = (ask.call, ask.ret.unwrap_or(run.end));
+        let wait = ask.asked.wait.unwrap_or(0);
+        if ret - call < wait {
+            let text = format!(
+                "{} waited for {:.3} s of {:.3} s",
+                run.processes[ask.process].name,
+                seconds(ret - call),
+                seconds(wait)
+            );
+            verdict.accuse("refusal", Some(key), ret, text);
+        }
+        let shared = ask.asked.mode == Mode::Shared;
+        let spans = if shared && ask.asked.limit == 0 { &exclusive } else { &any };
+        // Others of the same process may stand in line before it.
+        let in_line = || {
+            asks.iter().any(|other| {
+                let waits = other.asked.wait != Some(0) && other.process == ask.process && !std::ptr::eq(*other, *ask);
+                waits && other.call <= ret && other.ret.unwrap_or(u64::MAX) >= call
+            })
+        };
+        if !spans.meets(call, ret) && !in_line() && !verdict.excuses("refusal", run.is_troubled(ask.process, call, ret))
+        {
+            let text = format!("{} was refused, but nobody can have held it", run.processes[ask.process].name);
+            verdict.accuse("refusal", Some(key), ret, text);
+        }
+    }
+}
+
+fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
+    let known = |process, call, ret| if run.is_troubled(process, call, ret) { call } else { ret };
+    let stood = holds.iter().map(|hold| (known(hold.process, hold.call, hold.ret), run.stands_until(hold)));
+    let unanswered = asks.iter().filter(|ask| is_unanswered(ask));
+    let unanswered = unanswered.map(|ask| (run.unanswered_from(ask), run.unanswered_until(ask)));
+    let waits = asks.iter().filter(|ask| ask.asked.wait != Some(0));
+    // Who died waiting has waited until then.
+    let waits = waits.filter_map(|ask| Some((*ask, ask.ret.or(run.processes[ask.process].dead)?)));
+    let waits: Vec<(&Ask, u64)> = waits.collect();
+    let gaps = Windows::new(stood.chain(unanswered).collect()).gaps(0, run.over, run.terms.slack);
+    for (ask, ret) in waits {
+        verdict.judged("blocked");
+        let first = gaps.partition_point(|(_, end)| *end <= ask.call);
+        for (start, end) in gaps[first..].iter().take_while(|(start, _)| *start < ret) {
+            let (start, end) = ((*start).max(ask.call), (*end).min(ret));
+            let is_long = end - start > run.terms.slack;
+            if is_long && !verdict.excuses("blocked", run.is_troubled(ask.process, start, end)) {
+                let name = &run.processes[ask.process].name;
+                let text = format!("{name} waited for {:.3} s while nobody can have held it", seconds(end - start));
+                verdict.accuse("blocked", Some(key), start, text);
+            }
+        }
+    }
+}
+
+fn resource(run: &Run, verdict: &mut Verdict) {
+    let mut highest: BTreeMap<&str, u64> = BTreeMap::new();
+    for seen in &run.seen {
+        verdict.judged("resource");
+        let key = run.keys.iter().position(|key| *key == seen.key);
+        let known = highest.entry(&seen.key).or_default();
+        let wrong = match seen.highest {
+            None => seen.token < *known,
+            Some(_) => seen.token >= *known,
+        };
+        if wrong {
+            let did = if seen.highest.is_none() { "accepted" } else { "refused" };
+            let text = format!("the resource {did} the token {} after it had seen {known}", seen.token);
+            verdict.accuse("resource", key, seen.at, text);
+        }
+        *known = (*known).max(seen.token);
+    }
+    for write in run.writes.iter().filter(|write| !write.accepted) {
+        let hold = &run.holds[write.hold];
+        if beliefs(run, hold).any(|(start, end)| start < write.from && end > write.to) {
+            let text = format!("{} held it all the time, and its write was refused as too late", named(run, hold));
+            verdict.accuse("resource", Some(hold.key), write.to, text);
+        }
+    }
+}
+
+fn losses(run: &Run, verdict: &mut Verdict) {
+    let before = run.terms.lease + run.terms.slack;
+    let troubled = |process, at: u64| run.is_troubled(process, at.saturating_sub(before), at);
+    for hold in run.holds.iter().filter(|hold| hold.form == Form::Guard) {
+        verdict.judged("loss");
+        if let Some(at) = hold.revived {
+            let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
+            verdict.accuse("loss", Some(hold.key), at, text);
+        }
+        let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
+        let Some((at, reason)) = hold.lost.clone().or(answer) else { continue };
+        if hold.replaced.is_none() && !verdict.excuses("loss", troubled(hold.process, at)) {
+            let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
+            verdict.accuse("loss", Some(hold.key), at, text);
+        }
+    }
+    for ask in &run.asks {
+        let Outcome::Failed(error) = &ask.outcome else { continue };
+        let at = ask.ret.unwrap_or(run.end);
+        // What was handed over in vain, who was told to stop, and a wait that was over before the store had answered.
+        let is_fine = match error.as_str() {
+            "cancelled" | "timed_out" => true,
+            "lost" => ask.asked.instead_of.is_some(),
+            // A short wait ends with the trouble that stands, also where a longer one would have seen its end.
+            "store" => ask.asked.wait.is_some_and(|wait| wait > 0 && wait < run.terms.slack),
+            _ => false,
+        };
+        let is_troubled = || run.is_troubled(ask.process, ask.call.saturating_sub(before), at);
+        if !is_fine && !verdict.excuses("loss", is_troubled()) {
+            let text = format!("a call of {} failed ({error}) without a fault", run.processes[ask.process].name);
+            verdict.accuse("loss", ask.keys.first().copied(), at, text);
+        }
+    }
+}

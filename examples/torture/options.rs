@@ -1,0 +1,199 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub const HELP: &str = "\
+Works a store of locks hard, by many processes and under faults, and checks all that they saw.
+
+built by: cargo build --release --features sqlite,serde --example torture   (dynamodb, mongodb, spanner: as you need)
+usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--faults LIST] ..
+
+  --store URL       any store URL of leasehold, like sqlite:/tmp/t.db. It is worked on by keys that begin with
+                    `torture-`; use a table of its own. The table is made if it is missing.
+  --seed N          repeats the choices of a run (not its timing); default: a new one, which is printed
+  --minutes M       how long the workers work; default 1, fractions are fine
+  --keys K          over how many keys; default 6. Fewer: more waits
+  --workers W       how many processes; default 4
+  --threads T       how many threads in each; default 2
+  --lease S         the lease of every lock, in seconds; default 1.5 on SQLite, 3 elsewhere
+  --faults LIST     some of stop,kill,fork,wall,net, or all, or none; default all that the store can have
+                      stop  SIGSTOP for one to three leases
+                      kill  SIGKILL, and a new process; processes that end with their locks
+                      fork  children of a process that holds locks
+                      wall  wall clocks that are up to 300 s off (needs the program faketime)
+                      net   delay, reset, black hole, cut before the answer, late behind others, by a proxy
+                            (needs a store URL with one host on loopback, or SPANNER_EMULATOR_HOST)
+  --least-ops N     fewer operations make the run void; default 20 for each worker and minute
+  --least-faults N  fewer faults of any kind that met anything make it void; default one for each two minutes, at least 1
+  --out DIR         where histories, report.txt, report.json and pictures go; default a new folder in the temporary one
+  --check DIR       only checks the histories of an earlier run again
+  --synthetic N     only checks a made-up history of so many operations, for the checker's speed
+
+The workers lock, try, wait, share, hold as data, hand over, adopt, claim and extend, through the public API, and write
+down each call and what they believed to hold, by the host's boot-time clock. A resource of the parent takes writes with
+fencing tokens and refuses late ones. When it is over, the checker compares all histories. It knows nothing of the
+library.
+
+exit codes: 0 nothing wrong, 1 a violation, 2 usage, 3 void: too few operations or faults to say anything, 4 it broke
+";
+
+/// What the store is, as far as the faults care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Sqlite,
+    Dynamodb,
+    Mongodb,
+    Spanner,
+}
+
+impl Kind {
+    /// Without a server.
+    pub fn is_local(self) -> bool {
+        self == Kind::Sqlite
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub store: String,
+    pub seed: u64,
+    pub time: Duration,
+    pub keys: usize,
+    pub workers: usize,
+    pub threads: usize,
+    pub lease: Duration,
+    pub faults: Vec<String>,
+    pub least_ops: Option<usize>,
+    pub least_faults: Option<usize>,
+    pub out: Option<PathBuf>,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Command {
+    Run(Options),
+    /// In this folder, by this name.
+    Work(Options, PathBuf, String),
+    Check(PathBuf),
+    Synthetic(usize),
+    Help,
+}
+
+const FAULTS: [&str; 5] = ["stop", "kill", "fork", "wall", "net"];
+
+impl Options {
+    pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Command, String> {
+        let mut options = Options {
+            store: String::new(),
+            seed: fastrand::u64(..1_000_000),
+            time: Duration::from_secs(60),
+            keys: 6,
+            workers: 4,
+            threads: 2,
+            lease: Duration::ZERO,
+            faults: Vec::new(),
+            least_ops: None,
+            least_faults: None,
+            out: None,
+        };
+        let (mut faults, mut work) = ("default".to_owned(), None);
+        while let Some(arg) = args.next() {
+            if arg == "--help" || arg == "-h" {
+                return Ok(Command::Help);
+            }
+            let value = args.next().ok_or_else(|| format!("{arg} needs a value"))?;
+            let number = || value.parse::<usize>().map_err(|_| format!("{arg} is {value:?}, but must be a number"));
+            let positive = || number().and_then(|n| if n > 0 { Ok(n) } else { Err(format!("{arg} must be above 0")) });
+            let seconds = |unit: f64| {
+                let time = value.parse::<f64>().ok().filter(|n| *n > 0.0 && *n < 1e5);
+                let time = time.ok_or_else(|| format!("{arg} is {value:?}, but must be a number above 0"))?;
+                Ok::<_, String>(Duration::from_secs_f64(time * unit))
+            };
+            match arg.as_str() {
+                "--store" => options.store = value,
+                "--seed" => options.seed = value.parse().map_err(|_| format!("--seed is {value:?}, not a number"))?,
+                "--minutes" => options.time = seconds(60.0)?,
+                "--keys" => options.keys = positive()?,
+                "--workers" => options.workers = positive()?,
+                "--threads" => options.threads = positive()?,
+                "--lease" => options.lease = seconds(1.0)?,
+                "--faults" => faults = value,
+                "--least-ops" => options.least_ops = Some(number()?),
+                "--least-faults" => options.least_faults = Some(number()?),
+                "--out" => options.out = Some(value.into()),
+                "--check" => return Ok(Command::Check(value.into())),
+                "--synthetic" => return Ok(Command::Synthetic(positive()?)),
+                // By the parent: the folder, and the worker's name in it.
+                "--work" => work = Some(value),
+                _ => return Err(format!("{arg} is not known; --help says what is")),
+            }
+        }
+        let kind = options.store.split_once(':').map(|(scheme, _)| scheme);
+        if !matches!(kind, Some("sqlite" | "dynamodb" | "mongodb" | "spanner")) {
+            let right = "sqlite:, dynamodb:, mongodb: or spanner: (memory: lives in one process only)";
+            return Err(format!("--store must be the URL of a store: {right}"));
+        }
+        if options.lease.is_zero() {
+            options.lease = Duration::from_millis(if options.kind().is_local() { 1_500 } else { 3_000 });
+        }
+        let can_net = !options.kind().is_local();
+        options.faults = match faults.as_str() {
+            "none" => Vec::new(),
+            "default" | "all" => FAULTS.iter().filter(|f| **f != "net" || can_net).map(|f| (*f).to_owned()).collect(),
+            list => list.split(',').map(str::to_owned).collect(),
+        };
+        if let Some(wrong) = options.faults.iter().find(|fault| !FAULTS.contains(&fault.as_str())) {
+            return Err(format!("--faults names {wrong:?}, but must be some of {}", FAULTS.join(",")));
+        }
+        if options.has("net") && !can_net {
+            return Err("--faults names net, but SQLite has no network".to_owned());
+        }
+        match work.as_deref().map(|work| work.rsplit_once('/')) {
+            Some(Some((dir, name))) => Ok(Command::Work(options, dir.into(), name.to_owned())),
+            Some(None) => Err("--work is for the parent only".to_owned()),
+            None => Ok(Command::Run(options)),
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self.store.split(':').next() {
+            Some("dynamodb") => Kind::Dynamodb,
+            Some("mongodb") => Kind::Mongodb,
+            Some("spanner") => Kind::Spanner,
+            _ => Kind::Sqlite,
+        }
+    }
+
+    pub fn has(&self, fault: &str) -> bool {
+        self.faults.iter().any(|f| f == fault)
+    }
+
+    pub fn forks(&self) -> bool {
+        self.has("fork")
+    }
+
+    pub fn kills(&self) -> bool {
+        self.has("kill")
+    }
+
+    /// Short, so that faults of the network end in unanswered requests.
+    pub fn request_timeout(&self) -> Duration {
+        if self.kind().is_local() { self.lease * 2 } else { self.lease / 2 }
+    }
+
+    /// What a worker is started with.
+    pub fn to_worker(&self, store: &str, work: &str) -> Vec<String> {
+        let faults = if self.faults.is_empty() { "none".to_owned() } else { self.faults.join(",") };
+        let pairs = [
+            ("--store", store.to_owned()),
+            ("--seed", self.seed.to_string()),
+            ("--keys", self.keys.to_string()),
+            ("--threads", self.threads.to_string()),
+            ("--lease", self.lease.as_secs_f64().to_string()),
+            ("--faults", faults),
+            ("--work", work.to_owned()),
+        ];
+        pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+    }
+}

@@ -1,0 +1,201 @@
+//! What a run has shown: as text, as JSON, and a picture of the first violations.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::checker::history::{End, Form, Mode, lines};
+use crate::checker::{Outcome, RULES, Run, Verdict, check};
+use crate::linux::{BROKEN, CLEAN, VIOLATED, VOID};
+use crate::options::Options;
+use crate::picture;
+
+/// So many are drawn.
+const PICTURES: usize = 3;
+/// So many are listed.
+const LISTED: usize = 20;
+
+type Counts = BTreeMap<String, usize>;
+
+/// Reads all histories in the folder, judges them, writes the reports there; the exit code.
+pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Result<i32, String> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?.flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|ending| ending == "log") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            files.push((name, lines(&text).map_err(|why| format!("{}: {why}", path.display()))?));
+        }
+    }
+    // The same names in the same order, whatever the file system's is.
+    files.sort_by(|a, b| a.0.cmp(&b.0));
+    let run = Run::new(files)?;
+    let started = Instant::now();
+    let verdict = check(&run);
+    let took = started.elapsed().as_secs_f64();
+    let (operations, losses, faults) = (operations(&run), losses(&run), faults(&run));
+    let total: usize = operations.iter().filter(|(name, _)| !name.contains(':')).map(|(_, n)| n).sum();
+    let void = options.map_or(Vec::new(), |options| void(options, total, &faults));
+    let is_broken = broken.iter().any(|why| !why.starts_with("MISSING"));
+    let code = match (verdict.violations.is_empty(), is_broken, void.is_empty()) {
+        (false, _, _) => VIOLATED,
+        (_, true, _) => BROKEN,
+        (_, _, false) => VOID,
+        _ => CLEAN,
+    };
+    let text = text(&run, &verdict, &operations, &losses, &faults, total, took, broken, &void);
+    print!("{text}");
+    let list = |(at, violation): (usize, &crate::checker::Violation)| {
+        let key = violation.key.map(|key| run.keys[key].as_str());
+        json!({ "number": at, "rule": violation.rule, "key": key, "at_ns": violation.at, "text": violation.text })
+    };
+    let json = json!({
+        "seed": options.map(|options| options.seed),
+        "operations": operations, "total": total, "losses": losses, "faults_that_hit": faults,
+        "judged": verdict.judged, "explained_by_faults": verdict.excused, "violations": verdict.counts, "void": void, "broken": broken,
+        "listed": verdict.violations.iter().enumerate().map(list).collect::<Vec<_>>(),
+    });
+    let write = |name: &str, text: String| {
+        fs::write(dir.join(name), text).map_err(|error| format!("{}: {error}", dir.join(name).display()))
+    };
+    write("report.txt", text)?;
+    write("report.json", format!("{json:#}\n"))?;
+    for (at, violation) in verdict.violations.iter().enumerate().take(PICTURES) {
+        if let Some(svg) = picture::draw(&run, violation) {
+            write(&format!("violation-{at}.svg"), svg)?;
+        }
+    }
+    println!("histories and reports: {}", dir.display());
+    Ok(code)
+}
+
+fn void(options: &Options, total: usize, faults: &Counts) -> Vec<String> {
+    let minutes = options.time.as_secs_f64() / 60.0;
+    let least_ops = options.least_ops.unwrap_or((20.0 * options.workers as f64 * minutes) as usize);
+    let least_faults = options.least_faults.unwrap_or((minutes / 2.0).ceil() as usize);
+    let mut void = Vec::new();
+    if total < least_ops {
+        void.push(format!("{total} operations, but at least {least_ops} are needed"));
+    }
+    for fault in &options.faults {
+        let hit: usize = faults.iter().filter(|(name, _)| name.split(' ').next() == Some(fault)).map(|(_, n)| n).sum();
+        if hit < least_faults {
+            void.push(format!("{hit} faults of the kind {fault} met anything, but at least {least_faults} are needed"));
+        }
+    }
+    void
+}
+
+/// How often each call was made; with what each ended behind a colon.
+fn operations(run: &Run) -> Counts {
+    let mut counts = Counts::new();
+    let mut count = |name: String| *counts.entry(name).or_default() += 1;
+    for ask in &run.asks {
+        let asked = &ask.asked;
+        let form = match (asked.form, asked.instead_of, asked.keys.len()) {
+            (Form::Name, _, _) => "claim",
+            (Form::Data, _, _) => "acquire as data",
+            (Form::Guard, Some(_), _) => "adopt",
+            (Form::Guard, None, 1) => match asked.wait {
+                Some(0) => "try",
+                Some(_) => "lock for a time",
+                None => "lock",
+            },
+            _ => "lock any",
+        };
+        let name = if asked.mode == Mode::Shared { format!("{form}, shared") } else { form.to_owned() };
+        let outcome = match &ask.outcome {
+            Outcome::Granted(_) => "granted".to_owned(),
+            Outcome::Refused => "refused".to_owned(),
+            Outcome::Failed(error) => error.clone(),
+            Outcome::Open => "unanswered".to_owned(),
+        };
+        count(format!("{name}: {outcome}"));
+        count(name);
+    }
+    for hold in &run.holds {
+        let Some((_, how)) = hold.ending else { continue };
+        let name = match how {
+            End::Release => "release",
+            End::Drop => "drop",
+            End::Leave => "leave or hand over",
+        };
+        let answer = hold.ended.as_ref().map_or("unanswered", |(_, answer)| answer);
+        count(format!("{name}: {answer}"));
+        count(name.to_owned());
+    }
+    for write in &run.writes {
+        count(format!("fenced write: {}", if write.accepted { "accepted" } else { "refused as late" }));
+        count("fenced write".to_owned());
+    }
+    counts
+}
+
+fn losses(run: &Run) -> Counts {
+    let mut counts = Counts::new();
+    for (_, reason) in run.holds.iter().filter_map(|hold| hold.lost.as_ref()) {
+        *counts.entry(reason.clone()).or_default() += 1;
+    }
+    counts
+}
+
+/// The faults that met something that was held or asked for.
+fn faults(run: &Run) -> Counts {
+    let mut counts = Counts::new();
+    let mut count = |name: &str| *counts.entry(name.to_owned()).or_default() += 1;
+    for (at, process) in run.processes.iter().enumerate() {
+        process.stops.iter().filter(|(from, to)| process.busy.meets(*from, *to)).for_each(|_| count("stop"));
+        process.nets.iter().for_each(|(_, _, kind)| count(&format!("net {kind}")));
+        let is_open = |hold: &&crate::checker::Hold| hold.process == at && hold.ended.is_none();
+        let asks = run.asks.iter().any(|ask| ask.process == at && ask.outcome == Outcome::Open);
+        if process.dead.is_some() && (asks || run.holds.iter().any(|hold| is_open(&hold))) {
+            count("kill");
+        }
+        if process.wall.is_some_and(|seconds| seconds != 0) && run.holds.iter().any(|hold| hold.process == at) {
+            count("wall");
+        }
+    }
+    run.forks.iter().for_each(|_| count("fork"));
+    counts
+}
+
+#[allow(clippy::too_many_arguments)]
+fn text(
+    run: &Run,
+    verdict: &Verdict,
+    operations: &Counts,
+    losses: &Counts,
+    faults: &Counts,
+    total: usize,
+    took: f64,
+    broken: &[String],
+    void: &[String],
+) -> String {
+    let mut text = format!("{total} operations over {} keys, checked in {took:.1} s\n", run.keys.len());
+    for (name, count) in operations {
+        let indent = if name.contains(':') { "    " } else { "  " };
+        text += &format!("{indent}{count:>8} {name}\n");
+    }
+    for (title, counts) in [("losses", losses), ("faults that met something", faults)] {
+        let list: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        text += &format!("{title}: {}\n", if list.is_empty() { "none".to_owned() } else { list.join(", ") });
+    }
+    for (rule, demand) in RULES {
+        let of = |counts: &BTreeMap<&str, usize>| counts.get(rule).copied().unwrap_or_default();
+        let (judged, excused) = (of(&verdict.judged), of(&verdict.excused));
+        let count = Some(of(&verdict.counts)).filter(|count| *count > 0);
+        let count = count.map_or("ok".to_owned(), |count| count.to_string());
+        text += &format!("{count:>5} {rule}: {demand} ({judged} judged, {excused} explained by faults)\n");
+    }
+    for violation in verdict.violations.iter().take(LISTED) {
+        let key = violation.key.map_or("", |key| &run.keys[key]);
+        text += &format!("VIOLATION {} {key} at {}: {}\n", violation.rule, violation.at, violation.text);
+    }
+    broken.iter().for_each(|why| text += &format!("BROKEN {why}\n"));
+    void.iter().for_each(|why| text += &format!("VOID {why}\n"));
+    text
+}

@@ -1,0 +1,399 @@
+//! The parent: starts the workers, makes the faults, and gathers the histories.
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use leasehold::{LockClient, Mutex};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::checker::history::Line;
+use crate::clock::{nanos, now};
+use crate::options::{Kind, Options};
+use crate::proxy::{Fault, Proxy, Told};
+use crate::resource;
+use crate::worker::{ABANDONED, NOT_CONNECTED};
+
+/// A machine that is later than this is a fault of its own.
+const LATE: Duration = Duration::from_millis(200);
+/// A store that takes longer for a lock and its release is a fault, too.
+const SLOW: Duration = Duration::from_millis(500);
+/// How long one request may take before anything is disturbed: a server may be cold.
+const START: Duration = Duration::from_secs(30);
+const TICK: Duration = Duration::from_millis(10);
+/// How often the terminal hears of it.
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// What a run has left.
+pub struct Ran {
+    pub dir: PathBuf,
+    /// What went wrong with processes, beside the locks.
+    pub broken: Vec<String>,
+    /// Faults that could not be made.
+    pub missing: Vec<String>,
+}
+
+/// A worker's place, for one process after the other.
+struct Slot {
+    number: usize,
+    incarnation: usize,
+    child: Child,
+    _stdin: Option<ChildStdin>,
+    proxy: Option<Proxy>,
+    stopped: Option<(u64, Instant)>,
+    next_fault: Instant,
+}
+
+impl Slot {
+    fn name(&self) -> String {
+        name(self.number, self.incarnation)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a process id");
+        // It is our child and was not waited for: nobody else has its number.
+        let _ = kill(Pid::from_raw(pid), signal);
+    }
+}
+
+fn name(slot: usize, incarnation: usize) -> String {
+    format!("w{slot}.{incarnation}")
+}
+
+/// Everything that the parent knows of a run that goes on.
+struct Parent<'a> {
+    options: &'a Options,
+    dir: &'a Path,
+    told: Told,
+    random: fastrand::Rng,
+    faketime: Option<String>,
+    /// The server that a proxy stands before.
+    server: Option<String>,
+    faults: usize,
+    broken: Vec<String>,
+}
+
+/// Runs all of it.
+pub fn run(options: &Options) -> Result<Ran, String> {
+    let dir = options
+        .out
+        .clone()
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("torture-{}-{}", options.seed, std::process::id())));
+    let made = fs::create_dir_all(dir.join("handed"));
+    made.map_err(|error| format!("{}: {error}", dir.display()))?;
+    let has_log = |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|e| e.path().extension() == Some("log".as_ref()));
+    if fs::read_dir(&dir).is_ok_and(|mut entries| entries.any(has_log)) {
+        return Err(format!("{} has histories of another run", dir.display()));
+    }
+    let told = log_to(&dir.join("parent.log"))?;
+    let client = LockClient::builder(options.store.clone()).create_schema(true).request_timeout(START).connect();
+    let client = client.map_err(|error| format!("no store: {}", chain(&error)))?;
+    let grace = client.diagnose().map_err(|error| chain(&error))?.grace;
+    let (slack, settle) = match options.kind() {
+        Kind::Sqlite => (1_000, 1_000),
+        Kind::Dynamodb => (1_500, 3_000),
+        Kind::Mongodb => (1_500, 5_000),
+        Kind::Spanner => (2_000, 10_000),
+    };
+    let millis = |ms: u64| ms * 1_000_000;
+    told(Line::Terms {
+        lease: nanos(options.lease),
+        grace: nanos(grace),
+        slack: millis(slack),
+        settle: millis(settle) + 2 * nanos(options.request_timeout()),
+        shared_fate: matches!(options.kind(), Kind::Sqlite | Kind::Spanner),
+    });
+    resource::serve(&dir).map_err(|error| format!("the resource's socket: {error}"))?;
+    let mut missing = Vec::new();
+    let faketime = options.has("wall").then(faketime).flatten();
+    if options.has("wall") && faketime.is_none() {
+        missing.push("wall (the program faketime is not there)".to_owned());
+    }
+    let server = if options.has("net") { Some(server(options)?) } else { None };
+    measure_lateness(told.clone());
+    let over = Arc::new(AtomicBool::new(false));
+    let probe = measure_store(client, told.clone(), over.clone());
+    let random = fastrand::Rng::with_seed(options.seed);
+    let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
+    let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
+    parent.disturb(&mut slots)?;
+    parent.end(slots);
+    over.store(true, Ordering::SeqCst);
+    // What it is still waiting for may explain what the workers saw.
+    let _ = probe.join();
+    let broken = parent.broken;
+    Ok(Ran { dir, broken, missing })
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn log_to(path: &Path) -> Result<Told, String> {
+    let file = File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let file = Mutex::new(file);
+    Ok(Arc::new(move |line| {
+        let wrote = file.lock().write_all(format!("{line}\n").as_bytes());
+        wrote.expect("the parent's history can be written");
+    }))
+}
+
+/// Writes down when this machine is so late that nothing can be said.
+fn measure_lateness(told: Told) {
+    std::thread::spawn(move || {
+        loop {
+            let from = now();
+            std::thread::sleep(TICK);
+            let to = now();
+            if to - from > nanos(LATE) {
+                told(Line::Late { from, to });
+            }
+        }
+    });
+}
+
+/// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.
+/// By a key of its own, and past all proxies.
+fn measure_store(client: LockClient, told: Told, over: Arc<AtomicBool>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        while !over.load(Ordering::SeqCst) {
+            let from = now();
+            let asked = client.request("torture-probe").acquire();
+            let is_well = asked.and_then(|lock| client.release(&lock)).is_ok();
+            let to = now();
+            if !is_well || to - from > nanos(SLOW) {
+                told(Line::Late { from, to });
+            }
+            std::thread::sleep(TICK * 10);
+        }
+    })
+}
+
+/// The library that `faketime` loads.
+fn faketime() -> Option<String> {
+    let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().ok()?;
+    let told = String::from_utf8(told.stdout).ok()?;
+    told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).map(str::to_owned)
+}
+
+/// The host and port that the store URL names.
+fn server(options: &Options) -> Result<String, String> {
+    let url = &options.store;
+    let found = match options.kind() {
+        Kind::Spanner => std::env::var("SPANNER_EMULATOR_HOST").ok(),
+        Kind::Dynamodb => url.split_once("endpoint=http://").map(|(_, rest)| rest.to_owned()),
+        _ => url.split_once("://").map(|(_, rest)| rest.rsplit('@').next().unwrap_or(rest).to_owned()),
+    };
+    let host = found.and_then(|rest| rest.split(['/', '?', '&']).next().map(str::to_owned));
+    let loopback = |host: &String| {
+        let one = !host.contains(',') && host.contains(':');
+        one && ["127.0.0.1:", "localhost:"].iter().any(|name| host.starts_with(name))
+    };
+    host.filter(loopback).ok_or_else(|| {
+        "faults of the network need a store with one host on loopback and a port, reached without TLS (MongoDB: with \
+         directConnection=true, too); leave net out of --faults"
+            .to_owned()
+    })
+}
+
+impl Parent<'_> {
+    fn start(&mut self, number: usize) -> Result<Slot, String> {
+        let proxy = match &self.server {
+            Some(server) => {
+                let proxy = Proxy::start(server, self.told.clone());
+                Some(proxy.map_err(|error| format!("the proxy: {error}"))?)
+            }
+            None => None,
+        };
+        let child = self.spawn(number, 0, proxy.as_ref())?;
+        let (child, stdin) = child;
+        // Not at once: whoever starts shall get to work.
+        let next_fault = Instant::now() + self.options.lease.mul_f64(0.5 + 3.0 * self.random.f64());
+        Ok(Slot { number, incarnation: 0, child, _stdin: stdin, proxy, stopped: None, next_fault })
+    }
+
+    fn spawn(
+        &mut self,
+        number: usize,
+        incarnation: usize,
+        proxy: Option<&Proxy>,
+    ) -> Result<(Child, Option<ChildStdin>), String> {
+        let name = name(number, incarnation);
+        let binary = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new(binary);
+        let mut url = self.options.store.clone();
+        if let (Some(proxy), Some(server)) = (proxy, &self.server) {
+            proxy.belongs_to(&name);
+            let here = format!("127.0.0.1:{}", proxy.port);
+            match self.options.kind() {
+                Kind::Spanner => {
+                    command.env("SPANNER_EMULATOR_HOST", here);
+                }
+                _ => url = url.replacen(server, &here, 1),
+            }
+        }
+        if let Some(library) = self.faketime.as_ref().filter(|_| number % 2 == 1) {
+            // The clocks that nobody can set on a host stay as they are.
+            let seconds = self.random.i64(-300..=300);
+            command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            command.env("FAKETIME", format!("{seconds:+}s"));
+            (self.told)(Line::Wall { at: now(), process: name.clone(), seconds });
+        }
+        let work = format!("{}/{name}", self.dir.display());
+        command.args(self.options.to_worker(&url, &work));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut child = child.map_err(|error| format!("this program again: {error}"))?;
+        let stdin = child.stdin.take();
+        Ok((child, stdin))
+    }
+
+    /// Makes faults until the time is over: storms of them, with calm between.
+    fn disturb(&mut self, slots: &mut [Slot]) -> Result<(), String> {
+        let started = Instant::now();
+        let (storm, calm) = (self.options.lease * 5, self.options.lease * 4);
+        let mut shown = Instant::now();
+        while started.elapsed() < self.options.time {
+            std::thread::sleep(TICK);
+            let into = started.elapsed().as_secs_f64() % (storm + calm).as_secs_f64();
+            let is_storm = into < storm.as_secs_f64();
+            for slot in slots.iter_mut() {
+                self.look_after(slot, is_storm)?;
+            }
+            if shown.elapsed() > PROGRESS {
+                shown = Instant::now();
+                self.show_progress(started.elapsed());
+            }
+        }
+        Ok(())
+    }
+
+    fn show_progress(&self, elapsed: Duration) {
+        let size = |path: PathBuf| fs::metadata(path).map_or(0, |data| data.len());
+        let files = fs::read_dir(self.dir).into_iter().flatten().flatten().map(|entry| size(entry.path()));
+        let bytes: u64 = files.sum();
+        let (end, of) = (if io::stderr().is_terminal() { "\r" } else { "\n" }, self.options.time.as_secs());
+        eprint!(
+            "torture: {} of {of} s, {:.1} MB of history, {} stops, kills and network faults begun  {end}",
+            elapsed.as_secs(),
+            bytes as f64 / 1e6,
+            self.faults
+        );
+    }
+
+    fn look_after(&mut self, slot: &mut Slot, is_storm: bool) -> Result<(), String> {
+        if let Some((from, until)) = slot.stopped {
+            if Instant::now() < until {
+                return Ok(());
+            }
+            self.go_on(slot, from);
+        }
+        if let Ok(Some(status)) = slot.child.try_wait() {
+            if ![Some(ABANDONED), Some(NOT_CONNECTED)].contains(&status.code()) {
+                self.broken.push(format!("{} ended by itself: {status}", slot.name()));
+            }
+            return self.replace(slot);
+        }
+        if Instant::now() < slot.next_fault || !is_storm {
+            return Ok(());
+        }
+        let lease = self.options.lease;
+        slot.next_fault = Instant::now() + lease.mul_f64(2.0 + 5.0 * self.random.f64());
+        let kinds: Vec<&str> = ["stop", "kill", "net", "net"].into_iter().filter(|f| self.options.has(f)).collect();
+        // In turn, so that a short run has each.
+        let Some(kind) = kinds.get(self.faults % kinds.len().max(1)).copied() else { return Ok(()) };
+        self.faults += 1;
+        match kind {
+            "stop" => {
+                let leases = if self.random.u32(..4) == 0 { 0.3 } else { 1.0 } + 2.0 * self.random.f64();
+                slot.signal(Signal::SIGSTOP);
+                slot.stopped = Some((now(), Instant::now() + lease.mul_f64(leases)));
+            }
+            "kill" => {
+                let _ = slot.child.kill();
+                let _ = slot.child.wait();
+                self.replace(slot)?;
+            }
+            _ => {
+                if let Some(proxy) = &slot.proxy {
+                    let (fault, time) = network_fault(&mut self.random, lease);
+                    proxy.disturb(fault, time);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn go_on(&self, slot: &mut Slot, from: u64) {
+        slot.signal(Signal::SIGCONT);
+        slot.stopped = None;
+        (self.told)(Line::Stopped { from, to: now(), process: slot.name() });
+    }
+
+    /// The process is gone: another one takes its place.
+    fn replace(&mut self, slot: &mut Slot) -> Result<(), String> {
+        (self.told)(Line::Dead { at: now(), process: slot.name() });
+        slot.incarnation += 1;
+        (slot.child, slot._stdin) = self.spawn(slot.number, slot.incarnation, slot.proxy.as_ref())?;
+        slot.next_fault = Instant::now() + self.options.lease.mul_f64(1.0 + 4.0 * self.random.f64());
+        Ok(())
+    }
+
+    fn end(&mut self, mut slots: Vec<Slot>) {
+        for slot in &mut slots {
+            if let Some((from, _)) = slot.stopped {
+                self.go_on(slot, from);
+            }
+        }
+        (self.told)(Line::Over { at: now() });
+        slots.iter_mut().for_each(|slot| slot._stdin = None);
+        let until = Instant::now() + self.options.lease * 6 + Duration::from_secs(30);
+        for slot in &mut slots {
+            loop {
+                match slot.child.try_wait() {
+                    Ok(None) if Instant::now() < until => std::thread::sleep(TICK),
+                    Ok(None) => {
+                        self.broken.push(format!("{} did not end", slot.name()));
+                        let _ = slot.child.kill();
+                        let _ = slot.child.wait();
+                        break;
+                    }
+                    Ok(Some(status)) => {
+                        if ![Some(0), Some(ABANDONED), Some(NOT_CONNECTED)].contains(&status.code()) {
+                            self.broken.push(format!("{} ended by {status}", slot.name()));
+                        }
+                        break;
+                    }
+                    Err(error) => {
+                        self.broken.push(format!("{}: {error}", slot.name()));
+                        break;
+                    }
+                }
+            }
+            (self.told)(Line::Dead { at: now(), process: slot.name() });
+        }
+    }
+}
+
+fn network_fault(random: &mut fastrand::Rng, lease: Duration) -> (Fault, Duration) {
+    let of = |from: f64, to: f64, random: &mut fastrand::Rng| lease.mul_f64(from + (to - from) * random.f64());
+    match random.u32(..5) {
+        0 => (Fault::Delay(of(0.02, 0.2, random)), of(0.3, 1.0, random)),
+        1 => (Fault::Reset, of(0.1, 0.6, random)),
+        2 => (Fault::BlackHole, of(0.3, 1.5, random)),
+        3 => (Fault::Cut, of(0.1, 0.6, random)),
+        _ => (Fault::Late(of(0.4, 1.2, random)), lease),
+    }
+}

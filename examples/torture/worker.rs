@@ -1,0 +1,255 @@
+//! A process that uses the locks, by the public API alone, and writes down what it sees.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard};
+
+use crate::checker::history::{Asked, End, Form, Line, Mode};
+use crate::clock::now;
+use crate::holding;
+use crate::options::Options;
+use crate::resource::Resource;
+
+/// The exit code of a worker that leaves with its locks, as the parent expects it.
+pub const ABANDONED: i32 = 42;
+/// The exit code of one that could not connect: another one tries.
+pub const NOT_CONNECTED: i32 = 43;
+/// How long it tries to connect.
+const CONNECT: Duration = Duration::from_secs(40);
+/// The parent wants the end, or is gone.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// What all threads of a worker share.
+pub struct Worker {
+    pub options: Options,
+    pub client: LockClient,
+    pub dir: PathBuf,
+    pub name: String,
+    history: File,
+    next_id: AtomicU64,
+    pub cancel: CancelToken,
+    pub resource: Arc<Resource>,
+}
+
+/// One hold that was granted.
+pub struct Held {
+    pub id: u64,
+    pub key: String,
+    pub mode: Mode,
+}
+
+impl Worker {
+    pub fn write(&self, line: &Line) {
+        // One write for each line: threads do not mix, and what is written outlives this process.
+        let wrote = (&self.history).write_all(format!("{line}\n").as_bytes());
+        wrote.expect("the history can be written");
+    }
+
+    pub fn is_over(&self) -> bool {
+        STOP.load(Ordering::SeqCst)
+    }
+
+    pub fn lease(&self) -> Duration {
+        self.options.lease
+    }
+
+    /// Writes that a hold is asked for.
+    pub fn ask(&self, asked: Asked) -> u64 {
+        let id = self.next_id.fetch_add(1, Ordering::SeqCst);
+        self.write(&Line::Ask { at: now(), id, asked });
+        id
+    }
+
+    pub fn granted(&self, id: u64, mode: Mode, key: &str, token: u64) -> Held {
+        self.write(&Line::Granted { at: now(), id, token, key: key.to_owned() });
+        Held { id, key: key.to_owned(), mode }
+    }
+
+    pub fn refused(&self, id: u64) {
+        self.write(&Line::Refused { at: now(), id });
+    }
+
+    pub fn failed(&self, id: u64, error: &Error) {
+        let (at, kind) = (now(), error.kind().name().to_owned());
+        match error.kind() {
+            ErrorKind::Held => self.refused(id),
+            // Without holders the store was too slow to be asked.
+            ErrorKind::TimedOut if !error.holders().is_empty() => self.refused(id),
+            _ => self.write(&Line::Failed { at, id, error: kind }),
+        }
+    }
+
+    /// Writes down what a guard says; whether it is held.
+    pub fn look(&self, id: u64, guard: &LockGuard) -> bool {
+        let from = now();
+        let left = guard.remaining();
+        self.looked(from, id, left)
+    }
+
+    pub fn looked(&self, from: u64, id: u64, left: Duration) -> bool {
+        let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+        self.write(&Line::Look { from, to: now(), id, left });
+        left > 0
+    }
+
+    /// Ends a hold by this call, and writes down both.
+    pub fn end(&self, id: u64, how: End, call: impl FnOnce() -> Result<(), Error>) {
+        self.write(&Line::Ending { at: now(), id, how });
+        let answer = match call() {
+            Ok(()) => "ok",
+            Err(error) => error.kind().name(),
+        };
+        self.write(&Line::Ended { at: now(), id, answer: answer.to_owned() });
+    }
+
+    /// What a guard heard of its loss.
+    pub fn tell_loss(&self, id: u64, guard: &LockGuard) {
+        let loss = guard.loss().wait_timeout(Duration::from_secs(1));
+        let reason = loss.map_or("unknown", |loss| loss.reason.name());
+        self.write(&Line::Lost { at: now(), id, reason: reason.to_owned() });
+    }
+}
+
+/// The name of a key, and how many may share it: any number of the even ones, two of the odd ones.
+pub fn key(number: usize) -> (String, u32) {
+    (format!("torture-{number}"), if number.is_multiple_of(2) { 0 } else { 2 })
+}
+
+fn connect(options: &Options, name: &str) -> Result<LockClient, Error> {
+    let started = Instant::now();
+    loop {
+        let builder = LockClient::builder(options.store.clone()).owner(name).lease(options.lease);
+        let builder = builder.request_timeout(options.request_timeout()).drop_timeout(options.lease);
+        let poll = if options.kind().is_local() { 5..=40 } else { 50..=150 };
+        let poll = Duration::from_millis(*poll.start())..=Duration::from_millis(*poll.end());
+        match builder.poll(poll).connect() {
+            Ok(client) => return Ok(client),
+            // A fault may hit it right at its start.
+            Err(error) if STOP.load(Ordering::SeqCst) || error.kind() == ErrorKind::Config => return Err(error),
+            Err(_) if started.elapsed() < CONNECT => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Works until its standard input ends.
+pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
+    let cancel = CancelToken::new();
+    let over = cancel.clone();
+    let input = std::thread::spawn(move || {
+        let _ = std::io::stdin().read(&mut [0]);
+        STOP.store(true, Ordering::SeqCst);
+        over.cancel();
+    });
+    let client = match connect(&options, name) {
+        Ok(client) => client,
+        Err(error) => {
+            eprintln!("torture: {name}: {error}");
+            return NOT_CONNECTED;
+        }
+    };
+    let history = File::options().create(true).append(true).open(dir.join(format!("{name}.log")));
+    let history = history.expect("a file for the history");
+    let resource = Arc::new(Resource::connect(dir));
+    let worker = Arc::new(Worker {
+        client,
+        dir: dir.to_owned(),
+        name: name.to_owned(),
+        history,
+        next_id: AtomicU64::new(1),
+        cancel,
+        resource,
+        options,
+    });
+    let threads: Vec<_> = (0..worker.options.threads)
+        .map(|n| {
+            let worker = worker.clone();
+            let seed = worker.options.seed ^ hash(name) ^ (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            std::thread::spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                while !worker.is_over() {
+                    one(&worker, &mut random);
+                }
+            })
+        })
+        .collect();
+    let _ = input.join();
+    let failed = threads.into_iter().map(std::thread::JoinHandle::join).filter(Result::is_err).count();
+    i32::from(failed > 0)
+}
+
+/// The same number for the same name.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// One operation, at random.
+fn one(worker: &Worker, random: &mut fastrand::Rng) {
+    let number = random.usize(..worker.options.keys);
+    let (name, limit) = key(number);
+    match random.u32(..100) {
+        0..18 => ask_guard(worker, random, &name, Mode::Exclusive, 0, Some(Duration::ZERO)),
+        18..30 => ask_guard(worker, random, &name, Mode::Exclusive, 0, None),
+        30..42 => {
+            let wait = worker.lease().mul_f64(random.f64());
+            ask_guard(worker, random, &name, Mode::Exclusive, 0, Some(wait));
+        }
+        42..66 => {
+            let wait = match random.u32(..3) {
+                0 => Some(Duration::ZERO),
+                1 => Some(worker.lease().mul_f64(random.f64())),
+                _ => None,
+            };
+            ask_guard(worker, random, &name, Mode::Shared, limit, wait);
+        }
+        66..74 => ask_any(worker, random),
+        74..84 => holding::data(worker, random, &name),
+        84..90 => holding::lease_of_a_name(worker, random, number),
+        _ => holding::adopt(worker, random),
+    }
+}
+
+pub fn asked(form: Form, mode: Mode, key: &str, limit: u32, wait: Option<Duration>) -> Asked {
+    let wait = wait.map(|wait| u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
+    Asked { form, mode, keys: vec![key.to_owned()], limit, wait, instead_of: None }
+}
+
+fn ask_guard(worker: &Worker, random: &mut fastrand::Rng, key: &str, mode: Mode, limit: u32, wait: Option<Duration>) {
+    let id = worker.ask(asked(Form::Guard, mode, key, limit, wait));
+    let client = &worker.client;
+    let answer = match (mode, limit, wait) {
+        (Mode::Exclusive, _, Some(Duration::ZERO)) => client.try_lock(key),
+        (Mode::Exclusive, _, Some(wait)) => client.try_lock_for(key, wait),
+        (Mode::Exclusive, _, None) => client.request(key).cancel(&worker.cancel).lock().map(Some),
+        (Mode::Shared, 0, Some(Duration::ZERO)) => client.try_lock_shared(key),
+        (Mode::Shared, 0, Some(wait)) => client.try_lock_shared_for(key, wait),
+        (Mode::Shared, 0, None) => client.request(key).shared().cancel(&worker.cancel).lock().map(Some),
+        (Mode::Shared, limit, wait) => {
+            let request = client.request(key).max_holders(limit).cancel(&worker.cancel);
+            match wait {
+                Some(Duration::ZERO) => request.try_lock(),
+                Some(wait) => request.wait(wait).lock().map(Some),
+                None => request.lock().map(Some),
+            }
+        }
+    };
+    holding::answered(worker, random, id, mode, answer);
+}
+
+fn ask_any(worker: &Worker, random: &mut fastrand::Rng) {
+    let first = random.usize(..worker.options.keys);
+    let keys: Vec<String> = (0..worker.options.keys.min(2)).map(|n| key((first + n) % worker.options.keys).0).collect();
+    let wait = if random.bool() { Duration::ZERO } else { worker.lease().mul_f64(random.f64()) };
+    let id = worker.ask(Asked { keys: keys.clone(), ..asked(Form::Guard, Mode::Exclusive, "", 0, Some(wait)) });
+    let request = worker.client.request_any(&keys);
+    let answer =
+        if wait.is_zero() { request.try_lock() } else { request.wait(wait).cancel(&worker.cancel).lock().map(Some) };
+    holding::answered(worker, random, id, Mode::Exclusive, answer);
+}

@@ -1,0 +1,418 @@
+//! The checker on trial: forged histories, at least one for each rule, that it must catch, and innocent ones beside
+//! them that it must let pass.
+
+use std::collections::BTreeMap;
+
+use crate::checker::history::{Asked, End, Form, Line, Mode, lines};
+use crate::checker::{RULES, Run, Verdict, check, clean};
+
+const MS: u64 = 1_000_000;
+const LEASE: u64 = 3_000;
+const GRACE: u64 = 500;
+const SLACK: u64 = 1_000;
+
+/// A history that is written by hand. All times are milliseconds.
+struct Forged {
+    files: BTreeMap<String, Vec<Line>>,
+    next_id: u64,
+}
+
+/// One hold in it.
+#[derive(Clone, Copy)]
+struct Held<'a>(&'a str, u64);
+
+impl Forged {
+    fn new() -> Forged {
+        let millis = |ms| ms * MS;
+        let (lease, grace, slack) = (millis(LEASE), millis(GRACE), millis(SLACK));
+        let terms = Line::Terms { lease, grace, slack, settle: slack, shared_fate: false };
+        Forged { files: BTreeMap::from([("parent".to_owned(), vec![terms])]), next_id: 0 }
+    }
+
+    fn put(&mut self, process: &str, line: Line) {
+        self.files.entry(process.to_owned()).or_default().push(line);
+    }
+
+    fn told(&mut self, line: Line) {
+        self.put("parent", line);
+    }
+
+    fn ask<'a>(&mut self, process: &'a str, at: u64, asked: Asked) -> Held<'a> {
+        self.next_id += 1;
+        self.put(process, Line::Ask { at: at * MS, id: self.next_id, asked });
+        Held(process, self.next_id)
+    }
+
+    /// Asked for at `at`, granted and believed 10 ms later, for a lease from then on.
+    fn grant<'a>(&mut self, process: &'a str, at: u64, token: u64, asked: Asked) -> Held<'a> {
+        let held = self.ask(process, at, asked.clone());
+        let granted = Line::Granted { at: (at + 10) * MS, id: held.1, token, key: asked.keys[0].clone() };
+        self.put(process, granted);
+        self.look(held, at + 10, LEASE);
+        held
+    }
+
+    fn look(&mut self, held: Held, at: u64, left: u64) {
+        self.put(held.0, Line::Look { from: at * MS, to: at * MS, id: held.1, left: left * MS });
+    }
+
+    fn refuse(&mut self, process: &str, at: u64, until: u64, asked: Asked) {
+        let asked = self.ask(process, at, asked);
+        self.put(process, Line::Refused { at: until * MS, id: asked.1 });
+    }
+
+    fn end(&mut self, held: Held, at: u64, how: End, answer: &str) {
+        self.put(held.0, Line::Ending { at: at * MS, id: held.1, how });
+        self.put(held.0, Line::Ended { at: (at + 10) * MS, id: held.1, answer: answer.to_owned() });
+    }
+
+    fn release(&mut self, held: Held, at: u64) {
+        self.end(held, at, End::Release, "ok");
+    }
+
+    fn dies(&mut self, process: &str, at: u64) {
+        self.told(Line::Dead { at: at * MS, process: process.to_owned() });
+    }
+
+    fn judged(&self) -> Verdict {
+        // By way of the text, as the files have it.
+        let text = |lines_of: &Vec<Line>| lines_of.iter().map(|line| format!("{line}\n")).collect::<String>();
+        let files = self.files.iter().map(|(name, of)| (name.clone(), lines(&text(of)).expect("a history")));
+        check(&Run::new(files.collect()).expect("a history"))
+    }
+
+    #[track_caller]
+    fn passes(&self) {
+        let verdict = self.judged();
+        assert!(verdict.violations.is_empty(), "{:#?}", verdict.violations);
+    }
+
+    /// It is caught by this rule, once, and by no other.
+    #[track_caller]
+    fn is_caught(&self, rule: &str) {
+        let verdict = self.judged();
+        let found: Vec<(&str, usize)> = verdict.counts.iter().map(|(rule, count)| (*rule, *count)).collect();
+        assert_eq!(found, [(rule, 1)], "{:#?}", verdict.violations);
+    }
+}
+
+/// Asks once for it alone.
+fn alone() -> Asked {
+    let keys = vec!["job".to_owned()];
+    Asked { form: Form::Guard, mode: Mode::Exclusive, keys, limit: 0, wait: Some(0), instead_of: None }
+}
+
+fn shared(limit: u32) -> Asked {
+    Asked { mode: Mode::Shared, limit, ..alone() }
+}
+
+fn waits(wait: Option<u64>) -> Asked {
+    Asked { wait: wait.map(|wait| wait * MS), ..alone() }
+}
+
+fn instead_of(token: u64) -> Asked {
+    Asked { instead_of: Some(token), ..alone() }
+}
+
+#[test]
+fn two_alone_at_the_same_time_are_caught() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, alone());
+    forged.grant("b", 999 + LEASE, 2, alone());
+    forged.is_caught("overlap");
+}
+
+#[test]
+fn one_after_the_other_is_fine() {
+    let mut forged = Forged::new();
+    let first = forged.grant("a", 1_000, 1, alone());
+    forged.release(first, 2_000);
+    let second = forged.grant("b", 2_001, 2, alone());
+    // Died with it: the next one waits for the lease.
+    forged.dies("b", 2_500);
+    forged.grant("a", 2_011 + LEASE, 3, alone());
+    let _ = second;
+    forged.passes();
+}
+
+#[test]
+fn a_shared_holder_beside_an_exclusive_one_is_caught() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, shared(0));
+    forged.grant("b", 1_100, 2, shared(0));
+    forged.passes();
+    forged.grant("c", LEASE + 1_050, 3, alone());
+    forged.is_caught("overlap");
+}
+
+#[test]
+fn a_guard_that_does_not_hear_of_its_adoption_for_a_lease_is_caught() {
+    let mut forged = Forged::new();
+    let old = forged.grant("a", 1_000, 1, alone());
+    let new = forged.grant("b", 2_000, 2, instead_of(1));
+    // Its heartbeat has not asked yet.
+    forged.look(old, 2_500, 2_000);
+    forged.look(new, 4_000, LEASE);
+    forged.passes();
+    forged.look(old, 5_300, 1_000);
+    forged.is_caught("overlap");
+}
+
+#[test]
+fn tokens_that_fall_or_stay_are_caught() {
+    for token in [7, 6] {
+        let mut forged = Forged::new();
+        let first = forged.grant("a", 1_000, 7, alone());
+        forged.release(first, 1_100);
+        forged.grant("b", 1_200, token, alone());
+        let verdict = forged.judged();
+        assert_eq!(verdict.counts.keys().copied().collect::<Vec<_>>(), ["tokens"], "{token}");
+    }
+}
+
+#[test]
+fn tokens_of_calls_at_the_same_time_have_no_order() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 8, shared(0));
+    forged.grant("b", 1_005, 7, shared(0));
+    forged.passes();
+}
+
+#[test]
+fn tokens_rise_also_over_a_death_and_a_long_pause() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 7, alone());
+    forged.dies("a", 1_500);
+    forged.grant("b", 100_000, 5, alone());
+    forged.is_caught("tokens");
+}
+
+#[test]
+fn one_shared_holder_too_many_is_caught() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, shared(2));
+    forged.grant("b", 1_100, 2, shared(2));
+    forged.passes();
+    forged.grant("c", 1_200, 3, shared(2));
+    forged.is_caught("limit");
+}
+
+#[test]
+fn a_limit_counts_only_who_surely_is_there() {
+    let mut forged = Forged::new();
+    let first = forged.grant("a", 1_000, 1, shared(2));
+    forged.grant("b", 1_100, 2, shared(2));
+    // Released while the third asks.
+    forged.release(first, 1_205);
+    forged.grant("c", 1_200, 3, shared(2));
+    forged.passes();
+}
+
+#[test]
+fn a_refusal_without_a_holder_is_caught() {
+    let mut forged = Forged::new();
+    let first = forged.grant("a", 1_000, 1, alone());
+    forged.refuse("b", 1_100, 1_110, alone());
+    forged.release(first, 1_200);
+    // While it is being released.
+    forged.refuse("b", 1_205, 1_215, alone());
+    forged.passes();
+    forged.refuse("b", 1_211, 1_220, alone());
+    forged.is_caught("refusal");
+}
+
+#[test]
+fn a_refusal_of_a_reader_by_readers_is_caught() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, shared(0));
+    forged.refuse("b", 1_100, 1_110, alone());
+    forged.refuse("b", 1_100, 1_110, shared(1));
+    forged.passes();
+    forged.refuse("b", 1_100, 1_110, shared(0));
+    forged.is_caught("refusal");
+}
+
+#[test]
+fn the_dead_refuse_others_for_a_lease_and_the_grace_only() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, alone());
+    forged.dies("a", 2_000);
+    let last = 2_000 + LEASE + GRACE + SLACK;
+    forged.refuse("b", last, last + 10, alone());
+    forged.passes();
+    forged.refuse("b", last + 1, last + 10, alone());
+    forged.is_caught("refusal");
+}
+
+#[test]
+fn a_wait_that_ends_early_is_caught() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, alone());
+    forged.refuse("b", 1_100, 1_600, waits(Some(500)));
+    forged.passes();
+    forged.refuse("b", 1_100, 1_599, waits(Some(500)));
+    forged.is_caught("refusal");
+}
+
+#[test]
+fn what_was_not_answered_may_hold_until_it_is_given_up() {
+    let mut forged = Forged::new();
+    let asked = forged.ask("a", 1_000, alone());
+    forged.told(Line::Net { from: 900 * MS, to: 1_800 * MS, process: "a".to_owned(), kind: "cut".to_owned() });
+    forged.put("a", Line::Failed { at: 1_500 * MS, id: asked.1, error: "ambiguous".to_owned() });
+    // The fault, the time to be well again, and the same for giving up, and the machine's.
+    let last = 1_800 + 3 * SLACK;
+    forged.refuse("b", last, last + 10, alone());
+    forged.passes();
+    forged.refuse("b", last + 1, last + 10, alone());
+    forged.is_caught("refusal");
+}
+
+#[test]
+fn a_resource_that_takes_an_old_token_is_caught() {
+    let accepted = |at: u64, token| Line::Accepted { at: at * MS, key: "job".to_owned(), token };
+    let outdated = |at: u64, token, highest| Line::Outdated { at: at * MS, key: "job".to_owned(), token, highest };
+    let mut forged = Forged::new();
+    forged.put("resource", accepted(1_000, 5));
+    forged.put("resource", accepted(1_001, 5));
+    forged.put("resource", outdated(1_002, 4, 5));
+    forged.passes();
+    let mut other = Forged::new();
+    other.put("resource", accepted(1_000, 5));
+    other.put("resource", outdated(1_001, 5, 5));
+    other.is_caught("resource");
+    forged.put("resource", accepted(1_003, 4));
+    forged.is_caught("resource");
+}
+
+#[test]
+fn a_holder_whose_write_is_refused_is_caught() {
+    let write = |at: u64, id| Line::Write { from: at * MS, to: (at + 5) * MS, id, token: 1, accepted: false };
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, alone());
+    forged.put("a", write(1_008 + LEASE, held.1));
+    forged.passes();
+    forged.put("a", write(1_500, held.1));
+    forged.is_caught("resource");
+}
+
+#[test]
+fn a_wait_for_what_nobody_holds_is_caught() {
+    let wait_until = |until: u64| {
+        let mut forged = Forged::new();
+        forged.grant("a", 1_000, 1, alone());
+        forged.dies("a", 2_000);
+        let waiter = forged.ask("b", 1_500, waits(None));
+        let granted = Line::Granted { at: until * MS, id: waiter.1, token: 2, key: "job".to_owned() };
+        forged.put("b", granted);
+        forged
+    };
+    // The lease, the grace, what the machine may add to each.
+    let last = 2_000 + LEASE + GRACE + 2 * SLACK;
+    wait_until(last).passes();
+    wait_until(last + 1).is_caught("blocked");
+}
+
+#[test]
+fn one_who_waits_in_vain_does_not_explain_the_wait_of_another() {
+    let mut forged = Forged::new();
+    for name in ["a", "b"] {
+        let waiter = forged.ask(name, 1_000, waits(None));
+        forged.put(name, Line::Failed { at: 9_000 * MS, id: waiter.1, error: "cancelled".to_owned() });
+    }
+    let verdict = forged.judged();
+    assert_eq!(verdict.counts.get("blocked"), Some(&2), "{:#?}", verdict.violations);
+    // Who died in it can have had it at its last moment only, and has waited in vain, too.
+    let mut forged = Forged::new();
+    forged.ask("a", 1_000, waits(None));
+    forged.dies("a", 9_000);
+    let waiter = forged.ask("b", 1_000, waits(None));
+    forged.put("b", Line::Granted { at: 9_000 * MS, id: waiter.1, token: 1, key: "job".to_owned() });
+    let verdict = forged.judged();
+    assert_eq!(verdict.counts.get("blocked"), Some(&2), "{:#?}", verdict.violations);
+}
+
+#[test]
+fn a_loss_without_a_fault_is_caught() {
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, alone());
+    forged.look(held, 5_000, 0);
+    forged.put("a", Line::Lost { at: 5_001 * MS, id: held.1, reason: "expired".to_owned() });
+    forged.end(held, 5_002, End::Drop, "ok");
+    forged.is_caught("loss");
+    forged.told(Line::Stopped { from: 1_500 * MS, to: 4_900 * MS, process: "a".to_owned() });
+    forged.passes();
+}
+
+#[test]
+fn a_release_that_finds_nothing_is_a_loss() {
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, alone());
+    forged.end(held, 2_000, End::Release, "lost");
+    forged.is_caught("loss");
+}
+
+#[test]
+fn a_call_that_fails_without_a_fault_is_caught() {
+    let mut forged = Forged::new();
+    let asked = forged.ask("a", 1_000, alone());
+    forged.put("a", Line::Failed { at: 1_010 * MS, id: asked.1, error: "store".to_owned() });
+    forged.is_caught("loss");
+}
+
+#[test]
+fn a_guard_that_comes_back_to_life_is_caught() {
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, alone());
+    forged.told(Line::Stopped { from: 1_500 * MS, to: 4_900 * MS, process: "a".to_owned() });
+    forged.look(held, 5_000, 0);
+    forged.passes();
+    forged.look(held, 5_100, 2_000);
+    forged.is_caught("loss");
+}
+
+#[test]
+fn a_forked_child_that_holds_is_caught() {
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, alone());
+    forged.put("a", Line::Forked { at: 1_100 * MS, id: held.1, held: false });
+    forged.passes();
+    forged.put("a", Line::Forked { at: 1_100 * MS, id: held.1, held: true });
+    forged.is_caught("fork");
+}
+
+#[test]
+fn the_name_of_a_lease_stands_until_it_is_revoked_or_claimed_anew() {
+    let name = || Asked { form: Form::Name, ..alone() };
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, name());
+    forged.refuse("b", 100_000, 100_010, name());
+    forged.release(held, 100_100);
+    forged.passes();
+    forged.refuse("b", 100_200, 100_210, name());
+    forged.is_caught("refusal");
+}
+
+#[test]
+fn only_the_last_line_may_be_torn() {
+    let whole = "refused 10 1\nrefused 20 2\n";
+    assert_eq!(lines(whole).map(|lines| lines.len()), Ok(2));
+    assert_eq!(lines(&whole[..whole.len() - 3]).map(|lines| lines.len()), Ok(1));
+    assert!(lines("refused 10\nrefused 20 2\n").is_err());
+    assert!(lines("refused 10 1 1\nrefused 20 2\n").is_err());
+}
+
+#[test]
+fn each_rule_judges_a_clean_history_and_lets_it_pass() {
+    let (operations, started) = (50_000, std::time::Instant::now());
+    let run = Run::new(clean(operations, 8)).expect("a history");
+    let verdict = check(&run);
+    assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
+    // A million take less than a minute where it was built for release: `torture --synthetic 1000000`.
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
+    // No history of ours has forks, and no shared holder is refused.
+    for (rule, _) in RULES.iter().filter(|(rule, _)| *rule != "fork") {
+        let judged = verdict.judged.get(rule).copied().unwrap_or_default();
+        assert!(judged >= operations / 10, "{rule} has judged {judged}");
+    }
+}

@@ -1,0 +1,12 @@
+//! The torture command in short: its checker on forged histories, and a run on each store.
+#![cfg(target_os = "linux")]
+
+#[allow(dead_code, unused_imports)] // The command uses all of it.
+#[path = "../../examples/torture/checker/mod.rs"]
+mod checker;
+mod forged;
+#[allow(dead_code)] // A build without stores runs nothing.
+mod runs;
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+#[path = "../support/servers/mod.rs"]
+mod servers;

@@ -1,0 +1,133 @@
+//! Short runs of the command itself: by real processes that are killed and stopped, on each store.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the command does, beside the store.
+struct Run<'a> {
+    store: String,
+    env: Option<(&'a str, String)>,
+    /// Minutes.
+    time: &'a str,
+    faults: &'a str,
+}
+
+/// Cargo puts the examples beside the folder of the test binaries.
+fn binary() -> PathBuf {
+    let test = std::env::current_exe().expect("the test knows its path");
+    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let path = profile.join("examples/torture");
+    let hint =
+        "`cargo test` builds it, `cargo test --test torture` does not; run `cargo build --example torture` first";
+    assert!(path.is_file(), "{} is missing: {hint} with the same features", path.display());
+    path
+}
+
+impl Run<'_> {
+    /// Runs it; its report must find nothing and must not be void.
+    #[track_caller]
+    fn is_clean(&self, dir: &Path) {
+        let seed = fastrand::u64(..1_000_000).to_string();
+        let out = dir.join("out");
+        let mut command = Command::new(binary());
+        command.args(["--store", &self.store, "--minutes", self.time, "--seed", &seed, "--keys", "4"]);
+        command.args(["--faults", self.faults, "--least-faults", "1"]).arg("--out").arg(&out);
+        // For servers where any credentials do.
+        command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret");
+        command.envs(self.env.clone());
+        let ran = command.output().expect("the example starts");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        // For whoever looks into a failure: the folder of the test is gone then.
+        let errors = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(0), "{said}{errors}");
+        let json = std::fs::read_to_string(out.join("report.json")).expect("a report");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert!(json["total"].as_u64().is_some_and(|total| total > 100), "{said}");
+        assert_eq!(json["violations"], serde_json::json!({}), "{said}");
+    }
+}
+
+#[test]
+#[cfg(feature = "sqlite")]
+fn sqlite_under_kills_stops_and_forks() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = format!("sqlite:{}", dir.path().join("locks.db").display());
+    Run { store, env: None, time: "0.35", faults: "stop,kill,fork" }.is_clean(dir.path());
+}
+
+/// A run in which nothing happens proves nothing, and says so.
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_run_with_too_little_is_void() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = format!("sqlite:{}", dir.path().join("locks.db").display());
+    let mut command = Command::new(binary());
+    command.args(["--store", &store, "--minutes", "0.02", "--faults", "none", "--least-ops", "100000000"]);
+    let ran = command.arg("--out").arg(dir.path().join("out")).output().expect("the example starts");
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert_eq!(ran.status.code(), Some(3), "{said}");
+    assert!(said.contains("VOID") && said.contains("at least 100000000 are needed"), "{said}");
+}
+
+/// A history that was changed by hand is caught by the command, with a picture.
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_violation_has_its_exit_code_and_a_picture() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let history = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    history("parent.log", "terms 3000000000 0 1000000000 1000000000 0\n");
+    history("w0.0.log", "ask 1000 1 gx job 0 0 0\ngranted 2000 1 5 job\nlook 2000 2001 1 2900000000\n");
+    history("w1.0.log", "ask 3000 1 gx job 0 0 0\ngranted 4000 1 6 job\nlook 4000 4001 1 2900000000\n");
+    let ran = Command::new(binary()).arg("--check").arg(dir.path()).output().expect("the example starts");
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert_eq!(ran.status.code(), Some(1), "{said}");
+    assert!(said.contains("VIOLATION overlap job"), "{said}");
+    let picture = std::fs::read_to_string(dir.path().join("violation-0.svg")).expect("a picture");
+    assert!(picture.contains("token 5") && picture.contains("token 6"), "{picture}");
+}
+
+#[test]
+fn what_is_asked_for_wrongly_is_a_usage_error() {
+    for args in [&["--store", "nowhere"][..], &["--sore", "sqlite:x"], &["--store", "sqlite:x", "--faults", "rain"]] {
+        let ran = Command::new(binary()).args(args).output().expect("the example starts");
+        assert_eq!(ran.status.code(), Some(2), "{args:?}: {}", String::from_utf8_lossy(&ran.stderr));
+    }
+    let help = Command::new(binary()).arg("--help").output().expect("the example starts");
+    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("exit codes"));
+}
+
+/// A name that nobody else has.
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+fn unique() -> String {
+    format!("t{:016x}", fastrand::u64(..))
+}
+
+#[test]
+#[cfg(feature = "dynamodb")]
+fn dynamodb_under_stops_and_network_faults() {
+    let Some(endpoint) = crate::servers::dynamodb_local() else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}", unique());
+    Run { store, env: None, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn mongodb_under_stops_and_network_faults() {
+    let Some(uri) = crate::servers::mongod() else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let host = uri.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).expect("a host");
+    let store = format!("mongodb://{host}/torture?directConnection=true&collection={}", unique());
+    Run { store, env: None, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
+}
+
+#[test]
+#[cfg(feature = "spanner")]
+fn spanner_under_stops_and_network_faults() {
+    let Some(host) = crate::servers::spanner_emulator() else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let request = "{\"createStatement\": \"CREATE DATABASE `locks`\"}";
+    let database = crate::servers::spanner::make_database(&host, "tests", &unique(), "locks", request);
+    let env = Some(("SPANNER_EMULATOR_HOST", host));
+    Run { store: format!("spanner:{database}?table=locks"), env, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
+}
