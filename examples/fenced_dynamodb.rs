@@ -72,7 +72,7 @@ fn holder(report: &Report, guard: &LockGuard) -> Result<(), Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let table = args.next().ok_or("name a table: fenced_dynamodb TABLE, with AWS_REGION and so on as usual")?;
-    let runtime = tokio::runtime::Runtime::new()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let config = runtime.block_on(load_defaults(BehaviorVersion::latest()));
     let client = leasehold::dynamodb::builder(config.clone(), &table).lease(Duration::from_secs(1)).connect()?;
     client.create_schema()?;

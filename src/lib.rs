@@ -119,7 +119,8 @@
 //! | | assert operations that gate other transactions | [`fence`]: a transaction of your own commits only while the lease, or a lock, is held |
 //! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
-//! Why it is built as it is: [`design`]. The command of the feature `cli`: [`command`].
+//! Which store, which lease, how to run a fleet: [`guide`]. Why it is built as it is: [`design`]. The command of the
+//! feature `cli`: [`command`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
@@ -179,6 +180,16 @@ pub mod design {}
 
 #[doc = include_str!("cli/guide.md")]
 pub mod command {}
+
+pub mod guide {
+    //! For those who decide and those who run it: [which store and lease](choosing), and [a fleet's care](operating).
+
+    #[doc = include_str!("api/guide/choosing.md")]
+    pub mod choosing {}
+
+    #[doc = include_str!("api/guide/operating.md")]
+    pub mod operating {}
+}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,7 +1,7 @@
 //! Every example runs, ends well and prints its proof.
 
 #[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
-#[path = "common/servers/mod.rs"]
+#[path = "support/servers/mod.rs"]
 mod servers;
 
 use std::fs;

@@ -335,12 +335,59 @@ fn every_path_in_the_docs_exists() {
     }
 }
 
+/// A name that is none would run nothing, and pass.
+#[test]
+fn tests_that_are_run_again_by_their_names_exist() {
+    let mut found = 0;
+    for program in ["election", "promises", "stores"] {
+        let folder = Path::new("tests").join(program);
+        for path in files(&format!("tests/{program}"), "rs") {
+            let code = text(&path);
+            let is_name =
+                |text: &&str| text.contains("::") && text.chars().all(|c| c.is_alphanumeric() || "_:".contains(c));
+            for name in
+                code.split('"').filter(is_name).filter(|name| !name.starts_with("leasehold::") && !name.ends_with(":"))
+            {
+                let (module, test) = name.rsplit_once("::").unwrap();
+                let file = folder.join(module.replace("::", "/"));
+                let file = [file.with_extension("rs"), file.join("mod.rs")]
+                    .into_iter()
+                    .find(|file| root().join(file).exists());
+                let there = file.is_some_and(|file| text(file).contains(&format!("#[test]\nfn {test}()")));
+                assert!(there, "{} runs the test {name}, which is not there", path.display());
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 40, "{found} tests are run again");
+}
+
+/// Each name is that of a file, a folder or a test; `b01_*` are all tests that begin so.
+#[test]
+fn what_the_readme_of_the_tests_names_is_there() {
+    let readme = text("tests/README.md");
+    let code: String = files("tests", "rs").iter().map(text).collect();
+    let is_test = |name: &str| code.contains(&format!("fn {name}("));
+    let promises = readme.split_once("## What is promised").expect("its second half").1;
+    for name in promises.split('`').skip(1).step_by(2).filter(|name| name.contains(['_', '/', '.'])) {
+        let there = match name.strip_suffix('*') {
+            Some(start) => code.contains(&format!("#[test]\nfn {start}")),
+            None => root().join("tests").join(name).exists() || is_test(name),
+        };
+        assert!(there, "tests/README.md speaks of {name}");
+    }
+    for number in 1..=25 {
+        assert!(promises.contains(&format!("\n| {number} | ")), "tests/README.md says nothing of behaviour {number}");
+    }
+}
+
 #[test]
 fn what_the_readme_runs_is_there() {
     let readme = text("README.md");
     assert!(readme.contains("cargo run --release --example batch_job"));
-    assert!(readme.contains("cargo test --all-features"));
-    assert!(text(".ci/run").contains("cargo test --all-features"), "the gate runs another test command");
+    let all = "cargo test --workspace --all-features";
+    assert!(readme.contains(all));
+    assert!(text(".ci/run").contains(all), "the gate runs another test command");
     assert!(text("CHANGELOG.md").lines().nth(2).is_some_and(|line| line == "## Unreleased"), "CHANGELOG.md");
 }
 

@@ -1,20 +1,20 @@
 //! How fast the stores are, as ratios: each call beside the same statements done raw, by turns in one run.
 //!
 //! ```sh
-//! cargo bench --bench stores --features _internals    # all stores that are compiled in
-//! cargo bench --bench stores --features _internals -- --rounds 10000
-//! cargo bench --bench stores --features _internals -- --only calls          # or: waits, waiting, many, fenced, hop
-//! cargo bench --bench stores --features _internals -- --many 10000 --seconds 60
-//! cargo bench --bench stores --features _internals,dynamodb -- --store dynamodb
-//! cargo bench --bench stores --features _internals,spanner -- --store spanner
-//! cargo bench --bench stores --features _internals,dynamodb -- --only hop
+//! cargo bench -p leasehold-tests --bench stores    # all stores that are compiled in
+//! cargo bench -p leasehold-tests --bench stores -- --rounds 10000
+//! cargo bench -p leasehold-tests --bench stores -- --only calls          # or: waits, waiting, many, fenced, hop
+//! cargo bench -p leasehold-tests --bench stores -- --many 10000 --seconds 60
+//! cargo bench -p leasehold-tests --bench stores --features dynamodb -- --store dynamodb
+//! cargo bench -p leasehold-tests --bench stores --features spanner -- --store spanner
+//! cargo bench -p leasehold-tests --bench stores --features dynamodb -- --only hop
 //! ```
 //!
 //! Only the ratios and differences of one run mean something: the machine's load moves both sides.
 
 mod calls;
 mod cost;
-#[path = "../../tests/fenced/data/mod.rs"]
+#[path = "../../tests/promises/fenced/data/mod.rs"]
 mod data;
 mod fenced;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
@@ -23,7 +23,7 @@ mod hidden;
 mod hop;
 mod many;
 #[cfg(feature = "dynamodb")]
-#[path = "../../tests/common/proxy/mod.rs"]
+#[path = "../../tests/support/proxy/mod.rs"]
 mod proxy;
 #[cfg(feature = "dynamodb")]
 mod raw_dynamodb;
@@ -34,7 +34,7 @@ mod raw_spanner;
 #[cfg(feature = "sqlite")]
 mod raw_sqlite;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
-#[path = "../../tests/common/servers/mod.rs"]
+#[path = "../../tests/support/servers/mod.rs"]
 mod servers;
 mod store;
 mod table;

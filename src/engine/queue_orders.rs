@@ -1,7 +1,7 @@
 //! Every order of steps of a holder and its waiters. Each step is one call, as in `waiters` and `release`; a
 //! waiter takes one only when it was nudged, so that a word that is lost is a standstill.
 
-#[path = "../../tests/common/seed.rs"]
+#[path = "../../tests/support/seed.rs"]
 mod seed;
 
 use super::*;

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use crate::library::root;
+
 /// In the order in which a reader wants them.
 const FILES: [&str; 15] = [
     "code",
@@ -24,7 +26,7 @@ const FILES: [&str; 15] = [
 ];
 
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/capi")
+    root().join("src/capi")
 }
 
 /// The header's functions, without the `leasehold_` before them.
@@ -52,7 +54,7 @@ fn the_header_is_what_the_code_says() {
         fs::write(&path, &written).expect("the header can be written");
     }
     let committed = fs::read_to_string(&path).unwrap_or_default();
-    let how = "LEASEHOLD_WRITE_HEADER=1 cargo test --features capi --test capi header";
+    let how = "LEASEHOLD_WRITE_HEADER=1 cargo test -p leasehold-tests --all-features --test capi header";
     assert!(written == committed, "src/capi/leasehold.h is not what the code says; `{how}` writes it");
 }
 

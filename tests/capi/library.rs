@@ -25,7 +25,7 @@ pub enum Language {
 }
 
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in a folder of it")
 }
 
 /// Kept between runs, so that only the first one compiles everything.

@@ -5,4 +5,6 @@ mod header;
 mod install;
 mod library;
 mod programs;
+#[path = "../support/skip.rs"]
+mod skip;
 mod tools;

@@ -1,9 +1,9 @@
 //! The command `leasehold`, with real children.
 #![cfg(unix)]
 
-#[path = "../common/nobody.rs"]
+#[path = "../support/nobody.rs"]
 mod nobody;
-#[path = "../common/servers/mod.rs"]
+#[path = "../support/servers/mod.rs"]
 mod servers;
 
 mod elect;

@@ -6,7 +6,7 @@ use crossbeam_channel::bounded;
 use leasehold::ErrorKind;
 use leasehold::internals::store::fault::{Call, Fault};
 
-use crate::harness::SLACK;
+use crate::support::harness::SLACK;
 use crate::*;
 
 #[test]
@@ -58,7 +58,7 @@ fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
         fn flush(&self) {}
     }
 
-    harness::alone::alone("ends::a_campaign_that_is_stopped_as_it_wins_is_told_its_end", || {
+    crate::support::alone::alone("ends::a_campaign_that_is_stopped_as_it_wins_is_told_its_end", || {
         let (election, tells) = node(&LockClient::connect("memory:").unwrap(), "a");
         let election = LOG.0.get_or_init(|| election.build().unwrap());
         log::set_logger(&LOG).unwrap();
@@ -92,7 +92,7 @@ fn a_resignation_that_fails_after_a_token_is_logged() {
         fn flush(&self) {}
     }
 
-    harness::alone::alone("ends::a_resignation_that_fails_after_a_token_is_logged", || {
+    crate::support::alone::alone("ends::a_resignation_that_fails_after_a_token_is_logged", || {
         log::set_logger(&LOG).unwrap();
         log::set_max_level(log::LevelFilter::Warn);
         let client = LockClient::builder("memory:").drop_timeout(ms(200)).connect().unwrap();
@@ -213,12 +213,12 @@ fn a_close_does_not_wait_for_ever_for_a_closure() {
             .unwrap();
         begins.recv_timeout(LONG).unwrap();
         let other = client.lock("other").unwrap();
-        let _ = harness::within("the close", SECOND, || client.close());
+        let _ = crate::support::harness::within("the close", SECOND, || client.close());
         let rival = store.client();
         assert!(!other.is_held() && rival.try_lock("other").unwrap().is_some(), "all others are released");
         assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
         drop(release);
-        harness::within("the drop", SECOND, || drop(election));
+        crate::support::harness::within("the drop", SECOND, || drop(election));
     });
 }
 
@@ -331,30 +331,30 @@ fn an_election_is_a_lock_of_its_name() {
 #[cfg(target_os = "linux")]
 #[test]
 fn nothing_is_left_when_it_is_over() {
-    harness::alone::alone("ends::nothing_is_left_when_it_is_over", || {
-        let store = harness::Store::memory();
+    crate::support::alone::alone("ends::nothing_is_left_when_it_is_over", || {
+        let store = crate::support::harness::Store::memory();
         let client = store.builder().connect().unwrap();
         let (election, tells) = node(&client, "a");
         let election = election.health_check(|| true).build().unwrap();
         election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
         won(&tells);
         election.stop().unwrap();
-        let names = harness::threads::ours();
+        let names = crate::support::threads::ours();
         assert!(!names.iter().any(|name| name.starts_with("leasehold-lead")), "{names:?}");
         drop(election);
         let leadership = client.election("job").health_check(|| true).build().unwrap().campaign().unwrap();
         drop(leadership);
         client.close().unwrap();
         drop(client);
-        harness::threads::none_soon();
+        crate::support::threads::none_soon();
     });
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn in_a_forked_child_all_of_it_is_dead() {
-    harness::alone::alone("ends::in_a_forked_child_all_of_it_is_dead", || {
-        for store in harness::Store::all() {
+    crate::support::alone::alone("ends::in_a_forked_child_all_of_it_is_dead", || {
+        for store in crate::support::harness::Store::all() {
             let client = store.builder().connect().unwrap();
             let (runs, tells) = node(&client, "runs");
             let runs = runs.health_check(|| true).build().unwrap();

@@ -158,7 +158,7 @@ fn a_drop_that_reaches_its_bound_leaves_the_lock_to_its_lease() {
             a.lead(work(begun, let_go, ended)).unwrap();
             let token = begins.recv_timeout(LONG).unwrap();
             let rival = store.client();
-            let a = harness::within("the end", SECOND, || {
+            let a = crate::support::harness::within("the end", SECOND, || {
                 if !by_stop {
                     drop(a);
                     return None;

@@ -1,9 +1,7 @@
 //! Leader election, the same on every store, and among real processes.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../harness/mod.rs"]
-mod harness;
+#[path = "../support/mod.rs"]
+mod support;
 
 mod ends;
 mod health;
@@ -17,8 +15,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use common::bench::{LONG, wait_until};
-use common::stores::{Opened, on_each};
+use crate::support::bench::{LONG, wait_until};
+use crate::support::stores::{Opened, on_each};
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::{ClientBuilder, ElectionBuilder, Leader, LockClient, TermEnd};
@@ -108,7 +106,7 @@ fn lost(tells: &Receiver<Told>) -> (u64, String) {
 #[cfg(target_os = "linux")]
 #[test]
 fn worker() {
-    harness::worker::run();
+    crate::support::worker::run();
 }
 
 #[test]

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use crossbeam_channel::Select;
 
-use crate::common::stores::stores;
-use crate::common::urls::{Shared, shared};
-use crate::harness::oracle::assert_one_leader_at_a_time;
-use crate::harness::process::Worker;
-use crate::harness::{Folder, PATIENCE, SLACK};
+use crate::support::harness::{Folder, PATIENCE, SLACK};
+use crate::support::oracle::assert_one_leader_at_a_time;
+use crate::support::process::Worker;
+use crate::support::stores::stores;
+use crate::support::urls::{Shared, shared};
 use crate::*;
 
 const NODES: usize = 5;

@@ -1,0 +1,157 @@
+//! What makes a user's program and its tests short: a store for tests, sleeps that end early, texts that say all.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::testing::{Failure, MemoryStore};
+use leasehold::{CancelToken, ErrorKind, LossReason, Operation, Slept};
+
+use crate::api::{LONG, MINUTE, on_every_store};
+
+#[test]
+fn a_lock_of_the_test_store_is_lost_on_order() {
+    let store = MemoryStore::new();
+    let client = store.client();
+    let guard = client.lock("k").unwrap();
+    store.lose("k");
+    let loss = guard.loss().wait_timeout(LONG).expect("it is not lost");
+    assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss}");
+    assert!(client.try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn a_lease_that_was_ended_on_order_can_be_taken_and_is_renewed_otherwise() {
+    let store = MemoryStore::new();
+    let (client, other) = (store.client(), store.builder().connect().unwrap());
+    let kept = client.lock("kept").unwrap();
+    store.expire("kept");
+    kept.ensure_held_for(Duration::from_secs(17)).unwrap();
+    store.advance(Duration::from_millis(500));
+    crate::api::wait_until(|| other.get("kept").unwrap().is_some_and(|status| !status.holders()[0].is_expired()));
+    assert!(kept.is_held());
+    let taken = client.lock("taken").unwrap();
+    store.expire("taken");
+    let _other = other.try_lock("taken").unwrap().expect("its lease is over");
+    store.advance(Duration::from_millis(500));
+    assert!(matches!(taken.loss().wait_timeout(LONG).unwrap().reason, LossReason::TakenOver { .. }));
+}
+
+#[test]
+fn the_test_store_goes_offline_and_online_and_forgets_its_failures() {
+    let store = MemoryStore::new();
+    let client = store.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    store.go_offline();
+    assert_eq!(client.get("k").unwrap_err().kind(), ErrorKind::Store);
+    assert_eq!(client.try_lock("k").unwrap_err().kind(), ErrorKind::Store);
+    assert_eq!(store.builder().connect().unwrap_err().kind(), ErrorKind::Store);
+    store.go_online();
+    assert!(client.try_lock("k").unwrap().is_some());
+    for _ in 0..100 {
+        store.fail_next(Operation::Acquire, Failure::NotSent);
+    }
+    assert!(client.try_lock("k").is_err());
+    store.clear_failures();
+    assert!(client.try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn the_reason_of_a_loss_is_told_by_whoever_asks_first() {
+    for _ in 0..20 {
+        let store = MemoryStore::new();
+        let guard = store.client().lock("k").unwrap();
+        store.advance(MINUTE);
+        let error = guard.ensure_held().unwrap_err();
+        assert!(error.to_string().contains("lost: expired after 60.0 s"), "{error}");
+        assert!(guard.loss().get().is_some());
+    }
+}
+
+#[test]
+fn a_sleep_ends_with_the_lock_with_the_token_or_with_the_time() {
+    on_every_store(|store| {
+        let client = store.client();
+        let (guard, cancel) = (client.lock("k").unwrap(), CancelToken::new());
+        assert!(matches!(guard.sleep(Duration::from_millis(5), &cancel), Slept::TimeOver));
+        let ended = std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| guard.sleep(MINUTE, &cancel));
+            drop(cancel.clone().drop_guard());
+            sleeper.join().unwrap()
+        });
+        assert!(matches!(ended, Slept::Cancelled) && cancel.is_cancelled());
+        store.advance(MINUTE);
+        let slept = guard.sleep(MINUTE, &CancelToken::new());
+        assert!(matches!(&slept, Slept::Lost(loss) if loss.key == "k"), "{slept:?}");
+        // A loss weighs most.
+        assert!(matches!(guard.sleep(MINUTE, &cancel), Slept::Lost(_)));
+    });
+}
+
+#[test]
+fn a_token_can_be_waited_for_and_is_cancelled_by_a_drop() {
+    let cancel = CancelToken::new();
+    assert!(!cancel.wait_timeout(Duration::from_millis(1)));
+    let on_drop = cancel.clone().drop_guard();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| cancel.wait_timeout(LONG));
+        drop(on_drop);
+        assert!(waiter.join().unwrap());
+    });
+    let kept = CancelToken::new();
+    assert!(!kept.clone().drop_guard().disarm().is_cancelled());
+    assert!(!kept.is_cancelled() && cancel.wait_timeout(Duration::ZERO));
+}
+
+#[test]
+fn a_builder_makes_the_schema_where_that_is_asked_for() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let builder = || builder_over(Arc::new(Faulty::new(store.store.clone(), faults.clone())), store.clock.clone());
+        builder().connect().unwrap();
+        assert_eq!(faults.count(Call::Schema), 1);
+        drop(builder().create_schema(true).connect().unwrap().lock("k").unwrap());
+        assert_eq!(faults.count(Call::Schema), 3, "it connects and makes what is missing");
+        let error = builder().create_schema(true).must_exist(true).connect().unwrap_err();
+        assert_eq!((error.kind(), faults.count(Call::Schema)), (ErrorKind::InvalidInput, 3));
+        faults.always(Call::Schema, Fault::Refuse);
+        assert_eq!(builder().create_schema(true).connect().unwrap_err().kind(), ErrorKind::Permission);
+    });
+}
+
+#[test]
+fn errors_name_the_store_the_keys_and_the_date() {
+    on_every_store(|store| {
+        let client = store.client();
+        let label = store.store.info().label.clone();
+        let guard = client.lock("k").unwrap();
+        let error = guard.ensure_held_for(MINUTE).unwrap_err();
+        assert_eq!((error.kind(), error.store()), (ErrorKind::InvalidInput, Some(&*label)), "{error}");
+        let cancel = CancelToken::new();
+        cancel.cancel();
+        let _other = client.lock("l").unwrap();
+        let error = client.request_any(["k", "l"]).cancel(&cancel).lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert!(error.to_string().contains("the wait for \"k\", \"l\" was cancelled"), "{error}");
+        let past = SystemTime::UNIX_EPOCH + Duration::from_secs(951_782_400);
+        let error = client.request("m").lease_until(past).lock().unwrap_err();
+        assert!(error.to_string().contains("lease_until is 2000-02-29 00:00:00 UTC, but must be"), "{error}");
+    });
+}
+
+#[test]
+fn a_warning_that_would_come_before_the_first_heartbeat_is_refused() {
+    on_every_store(|store| {
+        let lease = Duration::from_secs(20);
+        let request = || store.client().request("k").lease(lease);
+        let error = request().warn_before(lease).lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("warn_before is 20s, but must be below 18s"), "{error}");
+        drop(request().warn_before(Duration::from_secs(17)).lock().unwrap());
+        let error = request().on_warning(|_| ()).lock().unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("warn_before is not"), "{error}");
+        let began = Instant::now();
+        drop(store.client().request("k").lease_forever().warn_before(MINUTE).lock().unwrap());
+        assert!(began.elapsed() < LONG);
+    });
+}

@@ -1,0 +1,198 @@
+//! Locks as data: acquire, heartbeat, release, get, held, purge, schema.
+
+use std::time::Duration;
+
+use leasehold::{ErrorKind, Lock, LockClient};
+
+use crate::api::{LONG, MINUTE, on_every_store};
+
+#[test]
+fn acquire_gives_data_that_nothing_renews() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("k").owner("o").comment("c").lock_id("g").lease(MINUTE).acquire().unwrap();
+        assert_eq!((lock.key(), lock.owner(), lock.comment(), lock.lock_id()), ("k", "o", Some("c"), "g"));
+        let error = store.rival().request("k").acquire().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Held);
+        assert_eq!(error.holders()[0].owner(), "o");
+        assert!(error.to_string().contains("\"o\""), "{error}");
+        assert!(client.held().is_empty(), "held() lists guards");
+        store.outlast(MINUTE);
+        assert!(store.rival().try_lock("k").unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_heartbeat_extends_also_what_is_expired_but_never_backwards() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("k").lease(MINUTE).acquire().unwrap();
+        store.advance(2 * MINUTE);
+        let lock = client.heartbeat(&lock, 10 * MINUTE).unwrap();
+        let shorter = client.heartbeat(&lock, MINUTE).unwrap();
+        let left = client.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
+        assert!(left > 9 * MINUTE, "{left:?}");
+        assert!(shorter.leased_until() >= lock.leased_until().map(|end| end - Duration::from_secs(1)));
+        assert_eq!(lock.fencing_token(), shorter.fencing_token());
+    });
+}
+
+#[test]
+fn a_heartbeat_gives_an_endless_lock_an_end() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("k").lease_forever().acquire().unwrap();
+        assert!(lock.leased_until().is_none());
+        assert!(client.heartbeat(&lock, MINUTE).unwrap().leased_until().is_some());
+        store.outlast(MINUTE);
+        assert!(store.rival().try_lock("k").unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_heartbeat_is_lost_after_anyone_else_held_it_also_if_that_one_has_released() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("k").lease(MINUTE).acquire().unwrap();
+        store.advance(MINUTE);
+        drop(store.rival().lock("k").unwrap());
+        assert_eq!(client.heartbeat(&lock, MINUTE).unwrap_err().kind(), ErrorKind::Lost);
+        client.release(&lock).unwrap();
+        client.release(&lock).unwrap();
+    });
+}
+
+#[test]
+fn get_tells_token_and_holders_and_nothing_for_a_new_key() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(client.get("k").unwrap().is_none());
+        let guard = client.request("k").owner("o").lock().unwrap();
+        let status = client.get("k").unwrap().unwrap();
+        assert_eq!((status.key(), status.fencing_token()), ("k", guard.fencing_token()));
+        assert!(!status.is_free());
+        let token = guard.fencing_token();
+        drop(guard);
+        let status = client.get("k").unwrap().unwrap();
+        assert_eq!((status.holders().len(), status.fencing_token()), (0, token));
+    });
+}
+
+#[test]
+fn a_lock_of_another_store_is_refused() {
+    on_every_store(|store| {
+        let (client, elsewhere) = (store.client(), LockClient::connect("memory:elsewhere").unwrap());
+        let label = store.store.info().label.clone();
+        let (mine, theirs) = (client.request("k").acquire().unwrap(), elsewhere.lock("k").unwrap().into_lock());
+        assert_eq!((mine.store(), theirs.store()), (Some(label.as_str()), Some("memory:elsewhere")));
+        let refused = |client: &LockClient, lock: &Lock| {
+            let refused =
+                [client.adopt(lock.clone()).map(drop), client.heartbeat(lock, MINUTE).map(drop), client.release(lock)];
+            for refused in refused {
+                let error = refused.unwrap_err();
+                assert_eq!((error.kind(), error.key()), (ErrorKind::InvalidInput, Some("k")), "{error}");
+                let right = format!("must be the one that granted the lock, {:?}", lock.store().unwrap());
+                assert!(error.to_string().contains(&right), "{error}");
+            }
+        };
+        refused(&client, &theirs);
+        refused(&elsewhere, &mine);
+        store.rival().adopt(mine).unwrap().release().unwrap();
+        elsewhere.release(&theirs).unwrap();
+    });
+}
+
+#[test]
+#[cfg(feature = "serde")]
+fn data_of_an_earlier_version_names_no_store() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("k").acquire().unwrap();
+        let mut json = serde_json::to_value(&lock).unwrap();
+        assert_eq!(json["store"], store.store.info().label);
+        json.as_object_mut().unwrap().remove("store");
+        let old: Lock = serde_json::from_value(json).unwrap();
+        assert_eq!(old.store(), None);
+        client.adopt(old).unwrap().release().unwrap();
+    });
+}
+
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_file_that_is_another_one_is_another_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |path: &str| leasehold::sqlite::builder(folder.path().join(path)).connect().unwrap();
+    let (one, other) = (open("one.db"), open("other.db"));
+    let lock = one.request("k").acquire().unwrap();
+    assert_eq!(other.release(&lock).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(open("./one.db").heartbeat(&lock, MINUTE).unwrap().key(), "k");
+    // What can be the same file under another name is asked, and says where the lock was.
+    drop(one);
+    std::fs::rename(folder.path().join("one.db"), folder.path().join("moved.db")).unwrap();
+    let error = other.adopt(lock).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(error.to_string().contains("it was granted by sqlite:") && error.to_string().contains("one.db"), "{error}");
+}
+
+#[test]
+fn held_lists_the_guards_of_all_clones() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guards = [client.lock("a").unwrap(), client.clone().lock("b").unwrap()];
+        let mut held: Vec<String> = client.held().iter().map(|lock| lock.key().to_owned()).collect();
+        held.sort();
+        assert_eq!(held, ["a", "b"]);
+        assert!(store.rival().held().is_empty());
+        drop(guards);
+        assert!(client.held().is_empty());
+    });
+}
+
+#[test]
+fn purge_frees_only_what_expired_so_long_ago() {
+    on_every_store(|store| {
+        let client = store.client();
+        for n in 0..150 {
+            client.request(&format!("old-{n}")).lease(MINUTE).acquire().unwrap();
+        }
+        store.advance(10 * MINUTE);
+        client.request("young").lease(MINUTE).acquire().unwrap();
+        store.advance(2 * MINUTE);
+        let held = client.lock("held").unwrap();
+        let purged = client.purge(5 * MINUTE).unwrap();
+        assert_eq!((purged.freed.len(), purged.deleted), (150, 0));
+        assert!(purged.freed.iter().all(|status| status.key().starts_with("old-") && status.is_expired()));
+        assert_eq!(client.get("young").unwrap().unwrap().holders().len(), 1);
+        assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+        assert!(held.is_held());
+        held.release().unwrap();
+    });
+}
+
+#[test]
+fn the_same_lock_id_may_stand_on_several_keys_but_once_on_each() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guards = ["a", "b"].map(|key| client.request(key).lock_id("g").lock().unwrap());
+        let error = client.request("a").lock_id("g").lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyHeld);
+        assert_eq!(error.holders()[0].fencing_token(), guards[0].fencing_token());
+        // Another client waits like anyone.
+        assert!(store.rival().request("a").lock_id("g").try_lock().unwrap().is_none());
+        let shared = client.request("s").shared().lock_id("g").lock().unwrap();
+        let again = client.request("s").shared().lock_id("g").try_lock().unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AlreadyHeld);
+        drop(shared);
+    });
+}
+
+#[test]
+fn the_schema_is_described_and_made_as_often_as_one_likes() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(!client.schema().unwrap().is_empty());
+        client.create_schema().unwrap();
+        client.create_schema().unwrap();
+        assert!(client.try_lock_for("k", LONG).unwrap().is_some());
+    });
+}

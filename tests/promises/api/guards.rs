@@ -1,0 +1,277 @@
+//! Guards: exclusive and shared, their state, their end.
+
+use std::time::{Duration, SystemTime};
+
+use leasehold::{ErrorKind, LockGuard, LossReason, Mode, SameOwner};
+
+use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+
+#[test]
+fn an_exclusive_lock_excludes_everyone_until_it_is_dropped() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let guard = client.lock("k").unwrap();
+        assert_eq!((guard.key(), guard.mode()), ("k", Mode::Exclusive));
+        assert!(rival.try_lock("k").unwrap().is_none());
+        assert!(client.try_lock("k").unwrap().is_none());
+        assert!(rival.try_lock_shared("k").unwrap().is_none());
+        assert!(rival.try_lock("K").unwrap().is_some(), "keys are compared byte by byte");
+        let token = guard.fencing_token();
+        drop(guard);
+        assert!(rival.try_lock("k").unwrap().unwrap().fencing_token() > token);
+    });
+}
+
+#[test]
+fn shared_holders_share_up_to_the_limit_and_exclude_an_exclusive_one() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let first = client.lock_shared("k").unwrap();
+        let second = rival.request("k").max_holders(2).try_lock().unwrap().unwrap();
+        assert_eq!(second.mode(), Mode::Shared);
+        assert!(client.request("k").max_holders(2).try_lock().unwrap().is_none());
+        let third = client.try_lock_shared_for("k", LONG).unwrap().unwrap();
+        assert!(client.try_lock("k").unwrap().is_none());
+        assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 3);
+        drop((first, second, third));
+        assert!(client.try_lock("k").unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_heartbeat_keeps_the_lock_and_what_the_guard_shows() {
+    on_every_store(|store| {
+        let client = store.builder().lease(LONG).heartbeat(Duration::from_millis(20)).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        let shown = guard.shared_info();
+        let looking = shown.lock();
+        // Whoever looks at it holds up nothing.
+        wait_until(|| guard.info().renewed().is_some());
+        assert!(looking.renewed().is_none());
+        drop(looking);
+        wait_until(|| shown.lock().renewed().is_some());
+        let before = shown.lock().leased_until().unwrap();
+        wait_until(|| shown.lock().leased_until().unwrap() > before);
+        assert!(guard.is_held());
+    });
+}
+
+#[test]
+fn ensure_held_for_renews_only_when_less_is_left() {
+    on_every_store(|store| {
+        let client = store.builder().lease(Duration::from_secs(10)).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        guard.ensure_held().unwrap();
+        guard.ensure_held_for(Duration::from_secs(1)).unwrap();
+        assert!(guard.info().renewed().is_none());
+        store.advance(Duration::from_secs(3));
+        guard.ensure_held_for(Duration::from_secs(8)).unwrap();
+        assert!(guard.info().renewed().is_some());
+        assert_eq!(guard.ensure_held_for(Duration::from_secs(10)).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert!(guard.is_held());
+    });
+}
+
+#[test]
+fn a_lock_without_end_survives_every_suspend_and_notices_a_release() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        store.advance(Duration::from_secs(10 * 24 * 3600));
+        assert!(guard.is_held());
+        assert_eq!(guard.remaining(), Duration::MAX);
+        assert!(guard.info().leased_until().is_none());
+        assert!(store.rival().try_lock("k").unwrap().is_none());
+        store.rival().release(&guard.info()).unwrap();
+        store.advance(Duration::from_secs(1));
+        let loss = guard.loss().wait_timeout(LONG).unwrap();
+        assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss:?}");
+        assert!(!guard.is_held());
+    });
+}
+
+#[test]
+fn a_long_lease_stands_after_the_first_renewal() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("k").lease(Duration::from_secs(8 * 3600)).lock().unwrap();
+        let left = client.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
+        assert!(left > Duration::from_secs(8 * 3600 - 60), "{left:?}");
+        // Less a margin of a tenth.
+        assert!(guard.remaining() > Duration::from_secs(7 * 3600));
+        assert!(guard.remaining() <= Duration::from_secs(8 * 3600 * 9 / 10));
+    });
+}
+
+#[test]
+fn a_lease_until_a_time_is_not_renewed_past_it() {
+    on_every_store(|store| {
+        let client = store.client();
+        let end = SystemTime::now() + Duration::from_secs(30);
+        let guard = client.request("k").lease_until(end).lock().unwrap();
+        store.advance(Duration::from_secs(10));
+        wait_until(|| guard.info().renewed().is_some());
+        assert!(guard.remaining() <= Duration::from_secs(20));
+        store.outlast(Duration::from_secs(20));
+        assert!(!guard.is_held());
+        assert!(store.rival().try_lock("k").unwrap().is_some());
+    });
+}
+
+#[test]
+fn the_same_owner_replaces_its_own_lock_only_where_asked() {
+    on_every_store(|store| {
+        let client = store.client();
+        let old = client.request("k").owner("job").lock().unwrap();
+        assert!(client.request("k").owner("job").try_lock().unwrap().is_none());
+        let other = client.request("k").owner("else").same_owner(SameOwner::Replace).try_lock().unwrap();
+        assert!(other.is_none());
+        let new = client.request("k").owner("job").same_owner(SameOwner::Replace).try_lock().unwrap().unwrap();
+        assert!(new.fencing_token() > old.fencing_token());
+        store.advance(Duration::from_secs(1));
+        let loss = old.loss().wait_timeout(LONG).unwrap();
+        assert!(matches!(loss.reason, LossReason::TakenOver { .. }), "{loss:?}");
+        assert!(new.is_held());
+    });
+}
+
+#[test]
+fn with_lock_gives_the_value_and_tells_a_loss() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(client.with_lock("k", |guard| guard.is_held()).unwrap());
+        assert!(client.get("k").unwrap().unwrap().is_free());
+        let lost = client.with_lock("k", |guard| {
+            store.rival().release(&guard.info()).unwrap();
+            7
+        });
+        let error = lost.unwrap_err();
+        assert_eq!((error.kind(), error.into_value()), (ErrorKind::Lost, Some(7)));
+    });
+}
+
+#[test]
+fn with_locks_error_goes_into_any_other_whatever_its_value_is() {
+    let client = leasehold::LockClient::connect("memory:").unwrap();
+    // Neither `'static` nor `Send`.
+    let word = |words: &str| -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
+        let work = |_: &leasehold::LockGuard| std::rc::Rc::new(words.split(' ').next());
+        let first = client.with_lock("k", work).map_err(leasehold::WithLockError::into_error)?;
+        Ok(first.map_or(0, str::len))
+    };
+    assert_eq!(word("two words").unwrap(), 3);
+    client.close().unwrap();
+    let error = word("two words").unwrap_err();
+    assert_eq!(error.downcast::<leasehold::Error>().unwrap().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn a_panic_releases_the_lock() {
+    on_every_store(|store| {
+        let client = store.client();
+        let panicking = client.clone();
+        std::thread::spawn(move || {
+            let _guard = panicking.lock("k").unwrap();
+            panic!("on purpose");
+        })
+        .join()
+        .unwrap_err();
+        assert!(client.try_lock("k").unwrap().is_some());
+    });
+}
+
+#[test]
+fn an_adopted_lock_has_a_new_token_and_no_gap() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let guard = client.request("k").lock_id("group").comment("c").lock().unwrap();
+        let token = guard.fencing_token();
+        let lock = guard.into_lock();
+        assert!(rival.try_lock("k").unwrap().is_none());
+        let adopted = rival.adopt(lock.clone()).unwrap();
+        assert!(adopted.fencing_token() > token);
+        assert_eq!(adopted.lock_id(), "group");
+        assert_eq!((adopted.info().owner(), adopted.info().comment()), ("rival", Some("c")));
+        let again = client.adopt(lock.clone()).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::Lost);
+        assert_eq!(again.holders().len(), 1);
+        assert_eq!(client.heartbeat(&lock, MINUTE).unwrap_err().kind(), ErrorKind::Lost);
+        assert!(adopted.is_held());
+        adopted.release().unwrap();
+    });
+}
+
+#[test]
+fn whoever_is_adopted_from_is_lost_at_its_next_heartbeat() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.lock("k").unwrap();
+        let adopted = store.rival().adopt(guard.info()).unwrap();
+        store.advance(Duration::from_secs(1));
+        let LossReason::TakenOver { by: Some(by) } = guard.loss().wait_timeout(LONG).unwrap().reason else { panic!() };
+        assert_eq!(by.fencing_token(), adopted.fencing_token());
+    });
+}
+
+#[test]
+fn the_reason_of_a_loss_says_who_took_it_and_whether_anyone_did() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let reason = |guard: &LockGuard| {
+            store.advance(Duration::from_secs(1));
+            guard.loss().wait_timeout(LONG).unwrap().reason
+        };
+
+        let exclusive = client.lock("a").unwrap();
+        rival.release(&exclusive.info()).unwrap();
+        let _shared = rival.lock_shared("a").unwrap();
+        let LossReason::TakenOver { by: Some(by) } = reason(&exclusive) else { panic!() };
+        assert_eq!((by.owner(), by.mode()), ("rival", Mode::Shared));
+
+        let exclusive = client.lock("b").unwrap();
+        rival.release(&exclusive.info()).unwrap();
+        rival.lock("b").unwrap().release().unwrap();
+        assert!(matches!(reason(&exclusive), LossReason::TakenOver { by: None }));
+
+        let shared = client.lock_shared("c").unwrap();
+        rival.release(&shared.info()).unwrap();
+        let _exclusive = rival.lock("c").unwrap();
+        let LossReason::TakenOver { by: Some(by) } = reason(&shared) else { panic!() };
+        assert_eq!((by.owner(), by.mode()), ("rival", Mode::Exclusive));
+
+        // Who shares takes nothing from anyone, however late it came.
+        let shared = client.lock_shared("d").unwrap();
+        let _other = rival.lock_shared("d").unwrap();
+        rival.release(&shared.info()).unwrap();
+        assert!(matches!(reason(&shared), LossReason::ReleasedByOther));
+    });
+}
+
+#[test]
+fn shared_and_endless_locks_are_adopted_as_such() {
+    on_every_store(|store| {
+        let client = store.client();
+        let _other = client.lock_shared("k").unwrap();
+        let shared = client.request("k").shared().lease_forever().lock().unwrap().into_lock();
+        let adopted = client.adopt(shared).unwrap();
+        assert_eq!(adopted.mode(), Mode::Shared);
+        assert!(adopted.info().leased_until().is_none());
+        assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 2);
+    });
+}
+
+#[test]
+fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        client.heartbeat(&guard.info(), MINUTE).unwrap();
+        // As long as the guard goes without a look.
+        store.advance(Duration::from_secs(30));
+        wait_until(|| guard.remaining() < MINUTE);
+        store.outlast(Duration::from_secs(30));
+        assert!(!guard.is_held());
+        assert!(store.rival().try_lock("k").unwrap().is_some());
+        assert!(matches!(guard.loss().wait_timeout(LONG).unwrap().reason, LossReason::Expired { .. }));
+    });
+}

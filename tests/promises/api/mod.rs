@@ -1,0 +1,67 @@
+//! The public API, the same on every store.
+
+mod any;
+mod comfort;
+mod data;
+mod groups;
+mod guards;
+mod lease_model;
+mod leases;
+mod listing;
+mod operators;
+mod readers;
+mod told;
+mod waiting;
+
+use std::time::Duration;
+
+use crate::support::bench::{LONG, wait_until};
+use crate::support::stores::{Opened, on_each};
+use leasehold::internals::builder_over;
+use leasehold::{ClientBuilder, LockClient};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+impl Opened {
+    /// A lease that a test waits for.
+    fn short_lease(&self) -> Duration {
+        self.store.info().min_lease.max(Duration::from_millis(300))
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        builder_over(self.store.clone(), self.clock.clone())
+    }
+
+    fn client(&self) -> LockClient {
+        self.builder().connect().unwrap()
+    }
+
+    /// Another client, as another process would have one.
+    fn rival(&self) -> LockClient {
+        builder_over(self.second.clone(), self.clock.clone()).owner("rival").connect().unwrap()
+    }
+}
+
+/// Runs a case on an empty store of each kind.
+fn on_every_store(case: impl Fn(&Opened) + Sync) {
+    on_each(|store| case(&(store.open)()));
+}
+
+#[test]
+fn everything_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<LockClient>();
+    shared::<leasehold::LockGuard>();
+    shared::<leasehold::LockRequest>();
+    shared::<leasehold::LockAnyRequest>();
+    shared::<leasehold::Filter>();
+    shared::<leasehold::ClientBuilder>();
+    shared::<leasehold::Lock>();
+    shared::<leasehold::LossWatch>();
+    shared::<leasehold::LossReceiver>();
+    shared::<leasehold::CancelToken>();
+    shared::<leasehold::Error>();
+    shared::<leasehold::ReleaseError>();
+    shared::<leasehold::WithLockError<String>>();
+    assert_eq!(size_of::<leasehold::Error>(), size_of::<usize>());
+}

@@ -1,0 +1,268 @@
+//! What an operator does: frees what others hold, looks before a purge, and asks what is wrong.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::{Swapped, Which};
+use leasehold::{ErrorKind, Filter, LockClient, LossReason};
+
+use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::between::{Between, When};
+use crate::support::stores::{Opened, soon};
+
+fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
+    let faults = FaultPlan::default();
+    let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+    (builder_over(faulty, store.clock.clone()).connect().unwrap(), faults)
+}
+
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_store_whose_table_is_missing_is_reached_and_its_schema_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("locks.db");
+    let client = leasehold::sqlite::builder(&file).connect().unwrap();
+    leasehold::sqlite::rusqlite::Connection::open(&file).unwrap().execute_batch("DROP TABLE locks").unwrap();
+    let found = client.diagnose().unwrap();
+    assert!(found.round_trip.is_ok(), "{found:?}");
+    assert_eq!(found.schema.as_ref().unwrap_err().kind(), ErrorKind::Schema);
+    let missing = |error: &leasehold::Error| error.to_string().contains("the table `locks` is missing");
+    assert!(found.rights.len() == 6 && found.rights.iter().all(|right| right.outcome.as_ref().is_err_and(missing)));
+}
+
+#[test]
+fn a_forced_release_frees_every_holder_and_no_other_key() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(client.force_release("k").unwrap().is_empty(), "nobody ever held it");
+        client.request("k").shared().owner("ann").lease(MINUTE).acquire().unwrap();
+        client.request("k").shared().owner("bob").lease_forever().acquire().unwrap();
+        client.request("kk").lease(MINUTE).acquire().unwrap();
+        let token = client.get("k").unwrap().unwrap().fencing_token();
+        let freed = store.rival().force_release("k").unwrap();
+        let mut owners: Vec<&str> = freed.iter().map(|status| status.owner()).collect();
+        owners.sort();
+        assert_eq!(owners, ["ann", "bob"]);
+        assert!(client.force_release("k").unwrap().is_empty());
+        assert!(!client.get("kk").unwrap().unwrap().is_free());
+        assert!(client.request("k").acquire().unwrap().fencing_token() > token, "tokens rise over it");
+    });
+}
+
+#[test]
+fn a_forced_release_frees_the_expired_too() {
+    on_every_store(|store| {
+        let client = store.client();
+        client.request("k").lease(MINUTE).acquire().unwrap();
+        store.outlast(MINUTE);
+        assert!(client.force_release("k").unwrap()[0].is_expired());
+        assert!(client.get("k").unwrap().unwrap().holders().is_empty());
+    });
+}
+
+#[test]
+fn a_guard_is_told_of_a_forced_release() {
+    on_every_store(|store| {
+        let lease = store.short_lease();
+        let guard = store.client().request("k").lease(lease).lock().unwrap();
+        store.rival().force_release("k").unwrap();
+        let loss = guard.loss().wait_timeout(LONG).expect("its next heartbeat notices");
+        assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss:?}");
+    });
+}
+
+#[test]
+fn a_forced_release_is_settled_when_its_answer_was_lost() {
+    on_every_store(|store| {
+        let (client, faults) = faulty(store);
+        client.request("k").owner("ann").lease(MINUTE).acquire().unwrap();
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        faults.next(Call::Swap, Fault::FailBefore);
+        assert_eq!(client.force_release("k").unwrap()[0].owner(), "ann");
+        assert_eq!(faults.count(Call::Swap), 1, "it was not sent again");
+    });
+}
+
+#[test]
+fn a_forced_release_spares_who_came_after_it() {
+    on_every_store(|store| {
+        let acts = Between::new(store.store.clone());
+        let faults = FaultPlan::default();
+        let both = Arc::new(Faulty::new(Arc::new(acts.clone()), faults.clone()));
+        let client = builder_over(both, store.clock.clone()).connect().unwrap();
+        client.request("k").owner("ann").lease(MINUTE).acquire().unwrap();
+        let rival = store.rival();
+        acts.next(When::AfterSwap, move || drop(rival.request("k").acquire().unwrap()));
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        assert_eq!(client.force_release("k").unwrap()[0].owner(), "ann");
+        assert_eq!(client.get("k").unwrap().unwrap().holders()[0].owner(), "rival");
+    });
+}
+
+#[test]
+fn one_key_is_unlocked_by_its_lock_id() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(client.unlock_key("a", "g").unwrap().is_empty(), "nobody ever held it");
+        for key in ["a", "b"] {
+            client.request(key).shared().lock_id("g").lease(MINUTE).acquire().unwrap();
+        }
+        client.request("a").shared().owner("other").lock_id("h-is-a-secret").lease(MINUTE).acquire().unwrap();
+        let freed = store.rival().unlock_key("a", "g").unwrap();
+        assert_eq!(freed.iter().map(|status| status.lock_id()).collect::<Vec<_>>(), ["g"]);
+        assert_eq!(client.get("b").unwrap().unwrap().holders().len(), 1);
+        let error = client.unlock_key("a", "g").unwrap_err();
+        assert_eq!((error.kind(), error.holders()[0].owner()), (ErrorKind::Held, "other"));
+        assert!(!format!("{error} {error:?}").contains("secret"), "a lock id is a capability");
+        client.unlock_key("a", "h-is-a-secret").unwrap();
+        assert!(client.unlock_key("a", "g").unwrap().is_empty());
+    });
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    on_every_store(|store| {
+        let client = store.client();
+        for error in [
+            client.force_release("").unwrap_err(),
+            client.unlock_key("a\n", "g").unwrap_err(),
+            client.unlock_key("a", "").unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.store().is_some(), "{error:?}");
+        }
+        client.close().unwrap();
+        assert_eq!(client.force_release("k").unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(client.unlock_key("k", "g").unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(client.purge_preview(MINUTE).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(client.diagnose().unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
+#[test]
+fn a_preview_tells_what_a_purge_would_do_and_writes_nothing() {
+    on_every_store(|store| {
+        let client = store.client();
+        client.request("short").lease(MINUTE).acquire().unwrap();
+        client.request("long").lease(10 * MINUTE).acquire().unwrap();
+        store.outlast(MINUTE);
+        assert!(client.purge_preview(MINUTE).unwrap().freed.is_empty(), "not for so long");
+        let before = store.record("short");
+        let preview = client.purge_preview(Duration::ZERO).unwrap();
+        assert_eq!(store.record("short"), before);
+        let keys = |freed: &[leasehold::LockStatus]| freed.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>();
+        assert_eq!((keys(&preview.freed), preview.deleted), (vec!["short".to_owned()], 0));
+        let purged = client.purge(Duration::ZERO).unwrap();
+        assert_eq!((keys(&purged.freed), purged.deleted), (keys(&preview.freed), preview.deleted));
+        assert!(client.purge_preview(Duration::ZERO).unwrap().freed.is_empty());
+    });
+}
+
+#[test]
+fn a_purge_passes_over_rows_of_a_newer_format() {
+    on_every_store(|store| {
+        let client = store.client();
+        for key in ["a", "newer", "z"] {
+            client.request(key).lease(MINUTE).acquire().unwrap();
+        }
+        store.outlast(MINUTE);
+        let seen = store.get("newer");
+        let mut newer = seen.record.clone();
+        newer.version += 1;
+        newer.format.0 += 1;
+        let swapped = store.store.swap(&seen, Some(&newer), &soon()).unwrap();
+        assert!(matches!(swapped, Swapped::Done), "{swapped:?}");
+        if store.record("newer").format.0 == store.record("a").format.0 {
+            return; // The format is the whole store's.
+        }
+        let keys = |purged: &leasehold::Purged| purged.freed.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>();
+        assert_eq!(keys(&client.purge_preview(Duration::ZERO).unwrap()), ["a", "z"]);
+        let before = store.record("newer");
+        assert_eq!(keys(&client.purge(Duration::ZERO).unwrap()), ["a", "z"]);
+        assert_eq!(store.record("newer"), before, "it stays as it is");
+    });
+}
+
+#[test]
+fn a_purge_goes_page_by_page_and_only_as_far_as_it_is_asked() {
+    on_every_store(|store| {
+        let client = store.client();
+        for n in 0..250 {
+            client.request(&format!("k{n}")).lease(MINUTE).acquire().unwrap();
+        }
+        store.outlast(MINUTE);
+        let left = || client.list(&Filter::new()).unwrap().len();
+        let preview: Vec<_> =
+            client.purge_pages(Duration::ZERO).preview().map(|page| page.unwrap().freed.len()).collect();
+        assert_eq!((preview.iter().sum::<usize>(), left()), (250, 250));
+        let mut pages = client.purge_pages(Duration::ZERO);
+        let first = pages.next().unwrap().unwrap().freed.len();
+        assert!((1..250).contains(&first), "{first}");
+        assert_eq!(left(), 250 - first);
+        assert_eq!(pages.map(|page| page.unwrap().freed.len()).sum::<usize>(), 250 - first);
+        assert_eq!(left(), 0);
+    });
+}
+
+#[test]
+fn a_purge_says_what_it_did_before_the_store_refused() {
+    on_every_store(|store| {
+        let between = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), between.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        for key in ["a", "b", "c"] {
+            client.request(key).lease(MINUTE).acquire().unwrap();
+        }
+        store.outlast(MINUTE);
+        between.next(Call::Swap, Fault::Delay(Duration::ZERO));
+        between.next(Call::Swap, Fault::Refuse);
+        let mut pages = client.purge_pages(Duration::ZERO);
+        assert_eq!(pages.next().unwrap().unwrap().freed.len(), 1);
+        assert_eq!(pages.next().unwrap().unwrap_err().kind(), ErrorKind::Permission);
+        assert!(pages.next().is_none());
+        assert_eq!(client.list(&Filter::new()).unwrap().len(), 2);
+    });
+}
+
+#[test]
+fn a_diagnosis_of_a_good_store_finds_nothing_and_leaves_nothing() {
+    on_every_store(|store| {
+        let client = store.client();
+        let diagnosis = client.diagnose().unwrap();
+        assert!(diagnosis.is_well(), "{:?}", diagnosis.problem());
+        assert_eq!(diagnosis.store, store.store.info().label);
+        assert!(diagnosis.round_trip.unwrap() < LONG);
+        // The clock of the tests is this host's.
+        assert!(diagnosis.clock_difference_ms.unwrap().abs() < 2_000, "{:?}", diagnosis.clock_difference_ms);
+        assert_eq!(diagnosis.rights.len(), 6);
+        assert!(store.all(&Which::Prefix(String::new())).is_empty());
+        assert!(client.list(&Filter::new()).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_diagnosis_names_what_is_denied() {
+    on_every_store(|store| {
+        let cases = [
+            (Call::Acquire, "acquire a lock"),
+            (Call::Renew, "renew a lock"),
+            (Call::Release, "release a lock"),
+            (Call::Swap, "purge: delete a row"),
+        ];
+        for (call, what) in cases {
+            let (client, faults) = faulty(store);
+            faults.always(call, Fault::Refuse);
+            let diagnosis = client.diagnose().unwrap();
+            let denied: Vec<&str> = diagnosis.rights.iter().filter(|r| r.outcome.is_err()).map(|r| r.what).collect();
+            assert_eq!(denied, [what]);
+            assert!(!diagnosis.is_well());
+        }
+        let (client, faults) = faulty(store);
+        faults.always(Call::Read, Fault::FailBefore);
+        let diagnosis = client.diagnose().unwrap();
+        assert_eq!(diagnosis.problem().unwrap().kind(), ErrorKind::Store);
+        assert!(diagnosis.round_trip.is_err() && diagnosis.clock_difference_ms.is_none());
+    });
+}

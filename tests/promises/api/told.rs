@@ -1,0 +1,266 @@
+//! What users are told: loss, warnings, observers.
+
+use std::error::Error;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
+
+use crate::api::{LONG, on_every_store, wait_until};
+
+#[test]
+fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {
+    on_every_store(|store| {
+        let guard = store.client().lock("k").unwrap();
+        let watch = guard.loss();
+        let (early, waiting) = (watch.receiver(), watch.clone());
+        assert!(watch.get().is_none());
+        assert!(watch.wait_timeout(Duration::from_millis(1)).is_none());
+        let waiter = std::thread::spawn(move || waiting.wait().unwrap().fencing_token);
+        store.advance(Duration::from_secs(21));
+        let token = guard.fencing_token();
+        assert_eq!(early.recv_timeout(LONG).unwrap().fencing_token, token);
+        assert_eq!(waiter.join().unwrap(), token);
+        assert_eq!(watch.receiver().recv().unwrap().key, "k");
+        assert!(matches!(watch.get().unwrap().reason, LossReason::Expired { .. }));
+    });
+}
+
+#[test]
+fn a_release_ends_every_watch_without_a_loss() {
+    on_every_store(|store| {
+        let guard = store.client().lock("k").unwrap();
+        let watch = guard.loss();
+        let (receiver, waiting) = (watch.receiver(), watch.clone());
+        let waiter = std::thread::spawn(move || waiting.wait().is_none());
+        guard.release().unwrap();
+        assert!(waiter.join().unwrap());
+        assert!(receiver.recv().is_err() && watch.receiver().recv().is_err());
+        assert!(watch.get().is_none());
+    });
+}
+
+#[test]
+fn a_warning_comes_before_the_loss_when_heartbeats_fail() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(1)).connect().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        let (told, tells) = mpsc::channel();
+        let guard = client
+            .request("k")
+            .warn_before(Duration::from_millis(400))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
+        let left = tells.recv_timeout(LONG).unwrap();
+        assert!(left <= Duration::from_millis(400), "{left:?}");
+        assert!(tells.recv_timeout(LONG).is_err(), "warned twice");
+        assert!(guard.loss().wait_timeout(LONG).is_some());
+    });
+}
+
+#[test]
+fn no_warning_comes_while_heartbeats_succeed() {
+    on_every_store(|store| {
+        let (told, tells) = mpsc::channel::<Duration>();
+        let client = store.builder().lease(LONG).heartbeat(Duration::from_millis(10)).connect().unwrap();
+        let guard = client
+            .request("k")
+            .warn_before(LONG / 10 * 9 - Duration::from_millis(1))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
+        let shown = guard.shared_info();
+        wait_until(|| shown.lock().renewed().is_some());
+        drop(guard);
+        assert!(tells.recv().is_err());
+    });
+}
+
+#[test]
+fn a_loss_says_how_and_after_how_long() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let lost = |guard: &LockGuard| guard.loss().wait_timeout(LONG).unwrap();
+        let taken = client.lock("taken").unwrap();
+        let adopted = rival.adopt(taken.info()).unwrap();
+        let released = client.lock("released").unwrap();
+        rival.release(&released.info()).unwrap();
+        store.advance(Duration::from_secs(1));
+        let by = format!("taken over by \"rival\" (exclusive, token {}, ", adopted.fencing_token());
+        assert!(lost(&taken).to_string().starts_with(&by), "{}", lost(&taken));
+        let after = |loss: &Loss| format!(" after {:.1} s", loss.held_for.as_secs_f64());
+        let loss = lost(&released);
+        assert_eq!(loss.to_string(), format!("released by another{}", after(&loss)));
+        let old = client.lock("old").unwrap();
+        store.advance(Duration::from_secs(21));
+        let loss = lost(&old);
+        assert_eq!(loss.to_string(), format!("expired{}", after(&loss)));
+        assert!(loss.held_for >= Duration::from_secs(21));
+        drop(adopted);
+    });
+}
+
+#[test]
+fn an_error_that_carries_something_reads_like_the_error_that_it_is() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        let is_like = |failed: &dyn Error, error: &leasehold::Error| {
+            assert!(failed.to_string().contains("refused the request"), "{failed}");
+            assert_eq!(failed.to_string(), error.to_string());
+            assert_eq!(failed.source().unwrap().to_string(), error.source().unwrap().to_string());
+        };
+        faults.next(Call::Release, Fault::Refuse);
+        let failed = client.lock("k").unwrap().release().unwrap_err();
+        is_like(&failed, failed.error());
+        drop(failed);
+        faults.next(Call::Acquire, Fault::Refuse);
+        let failed = client.with_lock("k", |_| ()).unwrap_err();
+        is_like(&failed, failed.error());
+    });
+}
+
+#[derive(Default)]
+struct Recorded(Mutex<Vec<String>>);
+
+impl Observer for Recorded {
+    fn event(&self, event: &Event<'_>) {
+        let text = match event {
+            Event::Request { operation, error, .. } => format!("request {operation:?} {}", error.is_none()),
+            Event::Unknown { operation, key, .. } => format!("unknown {operation:?} {key}"),
+            Event::Granted { key, .. } => format!("granted {key}"),
+            Event::Refused { key, holders } => format!("refused {key} {}", holders.len()),
+            Event::Renewed { key, .. } => format!("renewed {key}"),
+            Event::Lost { loss } => format!("lost {}", loss.key),
+            Event::Released { key, .. } => format!("released {key}"),
+            other => panic!("{other:?}"),
+        };
+        self.0.lock().push(text);
+        panic!("an observer that panics harms nobody");
+    }
+}
+
+#[test]
+fn an_observer_hears_of_every_request_and_event() {
+    on_every_store(|store| {
+        let recorded = Arc::new(Recorded::default());
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).observer(recorded.clone());
+        let client = builder.connect().unwrap();
+        faults.next(Call::Acquire, Fault::ApplyThenFail);
+        let guard = client.lock("k").unwrap();
+        assert!(client.try_lock("k").unwrap().is_none());
+        let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
+        guard.release().unwrap();
+        let heard = std::mem::take(&mut *recorded.0.lock());
+        let expected = [
+            "request Schema true",
+            "request Acquire false",
+            "unknown Acquire k",
+            "request Acquire true",
+            "granted k",
+            "request Acquire true",
+            "refused k 1",
+            "request Renew true",
+            "renewed k",
+            "request Release true",
+            "released k",
+        ];
+        assert_eq!(heard, expected);
+        let guard = client.lock("k").unwrap();
+        store.advance(Duration::from_secs(21));
+        guard.loss().wait_timeout(LONG).unwrap();
+        wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
+    });
+}
+
+/// Calls the guard when it hears of a heartbeat, once.
+#[derive(Default)]
+struct Calls {
+    guard: Mutex<Option<Arc<LockGuard>>>,
+    outcome: Mutex<Option<ErrorKind>>,
+}
+
+impl Observer for Calls {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Request { operation: Operation::Renew, .. } = event
+            && let Some(guard) = { self.guard.lock().take() }
+        {
+            // More than a renewal gives: it is sent, and answered.
+            let outcome = guard.ensure_held_for(Duration::from_secs(18));
+            *self.outcome.lock() = outcome.err().map(|error| error.kind());
+        }
+    }
+}
+
+#[test]
+fn an_observer_may_call_the_guard_whose_request_it_hears_of() {
+    on_every_store(|store| {
+        let calls = Arc::new(Calls::default());
+        let client = store.builder().observer(calls.clone()).connect().unwrap();
+        let guard = Arc::new(client.lock("k").unwrap());
+        *calls.guard.lock() = Some(guard.clone());
+        let _ = guard.ensure_held_for(Duration::from_secs(18));
+        assert_eq!(*calls.outcome.lock(), Some(ErrorKind::InvalidInput), "the renewal waited for the one before it");
+    });
+}
+
+#[test]
+fn a_guard_that_is_dropped_without_an_answer_ends_every_watch() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).drop_timeout(Duration::from_millis(100));
+        let guard = builder.connect().unwrap().lock("k").unwrap();
+        let (watch, receiver) = (guard.loss(), guard.loss().receiver());
+        faults.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        let (told, tells) = mpsc::channel();
+        let waiting = watch.clone();
+        std::thread::spawn(move || told.send(waiting.wait().is_none()));
+        assert!(tells.recv_timeout(LONG).expect("it waits for what can't come any more"));
+        assert_eq!(receiver.recv_timeout(LONG).unwrap_err().to_string(), "channel is empty and disconnected");
+    });
+}
+
+#[test]
+fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let builder = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(1));
+        let client = builder.heartbeat(Duration::from_millis(500)).connect().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        let (told, tells) = mpsc::channel();
+        let guard = client
+            .request("k")
+            .warn_before(Duration::from_millis(700))
+            .on_warning(move |left| told.send(left).unwrap())
+            .lock()
+            .unwrap();
+        assert!(guard.loss().wait_timeout(LONG).is_some());
+        tells.recv_timeout(Duration::from_secs(1)).expect("lost without a warning");
+    });
+}
+
+#[test]
+fn a_callback_has_the_stack_of_any_thread() {
+    #[inline(never)]
+    fn deep() -> u8 {
+        std::hint::black_box([1_u8; 400 * 1024])[17]
+    }
+    on_every_store(|store| {
+        let (told, tells) = mpsc::channel();
+        let guard = store.client().request("k").on_loss(move |_| told.send(deep()).unwrap()).lock().unwrap();
+        store.advance(Duration::from_secs(21));
+        assert_eq!(tells.recv_timeout(LONG), Ok(1));
+        drop(guard);
+    });
+}

@@ -1,0 +1,324 @@
+//! Waiting for a lock that others hold.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use leasehold::{CancelToken, ErrorKind, LockAnyRequest, LockRequest};
+
+use crate::api::{LONG, MINUTE, on_every_store};
+
+const SHORT: Duration = Duration::from_millis(150);
+
+#[test]
+fn a_waiter_gets_the_lock_after_its_release() {
+    on_every_store(|store| {
+        let held = store.rival().lock("k").unwrap();
+        let token = held.fencing_token();
+        let (told, tells) = mpsc::channel();
+        let client = store.client();
+        let waiter = std::thread::spawn(move || {
+            let guard = client.request("k").on_wait(move |waiting| told.send(waiting.clone()).unwrap()).lock();
+            guard.unwrap().fencing_token()
+        });
+        let waiting = tells.recv_timeout(LONG).unwrap();
+        assert_eq!((waiting.key.as_str(), waiting.holders[0].owner(), waiting.attempts), ("k", "rival", 1));
+        assert!(!waiting.held_by_this_client && waiting.until.is_none());
+        drop(held);
+        assert!(waiter.join().unwrap() > token);
+    });
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline_with_none_or_with_the_holders() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let client = store.client();
+        let started = Instant::now();
+        assert!(client.try_lock_for("k", SHORT).unwrap().is_none());
+        assert!(client.try_lock_until("k", Instant::now() + SHORT).unwrap().is_none());
+        assert!(client.try_lock_shared_until("k", Instant::now() + SHORT).unwrap().is_none());
+        let error = client.request("k").wait(SHORT).lock().unwrap_err();
+        assert!(started.elapsed() >= 4 * SHORT);
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(error.holders()[0].owner(), "rival");
+        assert_eq!(client.request("k").wait_until(Instant::now()).lock().unwrap_err().kind(), ErrorKind::TimedOut);
+    });
+}
+
+#[test]
+fn a_deadline_that_has_passed_asks_once() {
+    on_every_store(|store| {
+        let client = store.client();
+        assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_some());
+        assert!(client.request("k").wait(Duration::ZERO).lock().is_ok());
+        assert!(client.try_lock_until("k", Instant::now()).unwrap().is_some());
+        let _held = store.rival().lock("k").unwrap();
+        assert!(client.try_lock_for("k", Duration::ZERO).unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_cancelled_wait_ends_at_once_and_leaves_nothing() {
+    on_every_store(|store| {
+        let held = store.rival().lock("k").unwrap();
+        let hour = Duration::from_secs(3600);
+        let client = store.builder().poll(hour..=hour).connect().unwrap();
+        let cancel = CancelToken::new();
+        let (told, tells) = mpsc::channel();
+        let waiting = (client.clone(), cancel.clone());
+        let waiter = std::thread::spawn(move || {
+            let request = waiting.0.request("k").cancel(&waiting.1);
+            request.on_wait(move |_| told.send(()).unwrap()).lock().unwrap_err().kind()
+        });
+        tells.recv_timeout(LONG).unwrap();
+        cancel.cancel();
+        assert_eq!(waiter.join().unwrap(), ErrorKind::Cancelled);
+        assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 1);
+        drop(held);
+        assert!(client.get("k").unwrap().unwrap().is_free());
+        assert_eq!(client.request("k").cancel(&cancel).lock().unwrap_err().kind(), ErrorKind::Cancelled);
+    });
+}
+
+#[test]
+fn a_wait_for_oneself_goes_on_with_a_hint() {
+    on_every_store(|store| {
+        let client = store.client();
+        let _held = client.lock("k").unwrap();
+        let (told, tells) = mpsc::channel();
+        let waiting = client.request("k").on_wait(move |waiting| told.send(waiting.held_by_this_client).unwrap());
+        assert_eq!(waiting.wait(SHORT).lock().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(tells.recv().unwrap());
+    });
+}
+
+#[test]
+fn a_waiter_hears_how_often_it_asked_and_until_when_it_waits() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let poll = Duration::from_millis(5);
+        let client = store.builder().poll(poll..=poll).connect().unwrap();
+        let (told, tells) = mpsc::channel();
+        let (cancel, until) = (CancelToken::new(), Instant::now() + LONG);
+        let request = client.request("k").wait_until(until).cancel(&cancel);
+        let cancelled = request.on_wait(move |waiting| {
+            told.send((waiting.attempts, waiting.until)).unwrap();
+            if waiting.attempts >= 4 {
+                cancel.cancel();
+            }
+        });
+        assert_eq!(cancelled.lock().unwrap_err().kind(), ErrorKind::Cancelled);
+        let mut heard: Vec<_> = tells.iter().collect();
+        // Also told between two looks.
+        heard.dedup();
+        assert_eq!(heard, (1..=4).map(|asked| (asked, Some(until))).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn only_the_same_key_and_token_are_a_hold_of_this_client() {
+    on_every_store(|store| {
+        // Without a wall clock the tokens of each key count from one.
+        store.clock.set_wall_offset(i64::MIN);
+        let (client, rival) = (store.client(), store.rival());
+        let elsewhere = client.lock("elsewhere").unwrap();
+        let theirs = rival.request("k").shared().lock_id("group").lock().unwrap();
+        let mine = client.lock_shared("k").unwrap();
+        // A service's tokens are made from its own time, and never the same for two keys.
+        if store.store.info().clock.starts_with("this host's") {
+            assert_eq!((elsewhere.fencing_token(), theirs.fencing_token(), mine.fencing_token()), (1, 1, 2));
+        }
+        assert!(client.request("k").lock_id("group").try_lock().unwrap().is_none(), "waiting for another is fine");
+    });
+}
+
+#[test]
+fn a_waiter_takes_over_at_the_end_of_the_lease_however_seldom_it_polls() {
+    on_every_store(|store| {
+        let lock = store.rival().request("k").lease(store.short_lease()).acquire().unwrap();
+        let client = store.builder().poll(MINUTE..=MINUTE).connect().unwrap();
+        let started = Instant::now();
+        let guard = client.lock("k").unwrap();
+        assert!(started.elapsed() < LONG);
+        assert!(guard.fencing_token() > lock.fencing_token());
+    });
+}
+
+#[test]
+fn a_shared_waiter_with_a_limit_takes_the_place_of_whoever_ends_first() {
+    on_every_store(|store| {
+        let rival = store.rival();
+        rival.request("k").shared().lease(MINUTE).acquire().unwrap();
+        rival.request("k").shared().lease(store.short_lease()).acquire().unwrap();
+        let client = store.builder().poll(MINUTE..=MINUTE).connect().unwrap();
+        let guard = client.request("k").max_holders(2).wait(LONG).lock().unwrap();
+        assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 2);
+        drop(guard);
+    });
+}
+
+#[test]
+fn what_asks_once_refuses_a_wait() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("adopted").acquire().unwrap();
+        let later = || Instant::now() + LONG;
+        let (one, any) = (|| client.request("k").wait(SHORT), || client.request_any(["k", "l"]).wait_until(later()));
+        let refused = [
+            one().try_lock().map(drop),
+            one().try_lock_for(SHORT).map(drop),
+            one().try_lock_until(later()).map(drop),
+            one().acquire().map(drop),
+            client.request("adopted").wait(SHORT).adopt(lock).map(drop),
+            any().try_lock().map(drop),
+            any().try_lock_for(SHORT).map(drop),
+            any().try_lock_until(later()).map(drop),
+            any().acquire().map(drop),
+        ];
+        for refused in refused {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("a wait is set, but"), "{error}");
+        }
+        assert!(client.get("k").unwrap().is_none() && client.held().is_empty(), "something was asked");
+    });
+}
+
+#[test]
+fn a_request_waits_with_none_at_its_end() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let held = ["k", "l"].map(|key| rival.lock(key).unwrap());
+        let (one, any) = (|| client.request("k"), || client.request_any(["k", "l"]));
+        // A busy server has time to answer; else that is the answer.
+        let (wait, started) = (Duration::from_secs(2), Instant::now());
+        assert!(one().comment("c").try_lock_for(wait).unwrap().is_none());
+        assert!(any().try_lock_until(Instant::now() + wait).unwrap().is_none());
+        assert!(started.elapsed() >= 2 * wait);
+        assert!(one().try_lock_for(Duration::ZERO).unwrap().is_none());
+        drop(held);
+        let guards = (one().try_lock_for(LONG).unwrap().unwrap(), any().try_lock_for(LONG).unwrap().unwrap());
+        assert_eq!((guards.0.key(), guards.1.key()), ("k", "l"));
+    });
+}
+
+#[test]
+fn an_error_says_that_this_client_holds_the_lock() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let _mine = [client.lock("k").unwrap(), client.request("g").lock_id("group").lock().unwrap()];
+        let once = Duration::ZERO;
+        let waited = [
+            client.request("k").wait(once).lock().unwrap_err(),
+            client.request("k").acquire().unwrap_err(),
+            client.request_any(["k", "g"]).wait(once).lock().unwrap_err(),
+        ];
+        for error in waited {
+            assert!(error.held_by_this_client(), "{error}");
+            assert!(error.to_string().contains("a guard of this very client is among them"), "{error}");
+        }
+        assert!(client.request("g").lock_id("group").lock().unwrap_err().held_by_this_client());
+        let error = rival.request("k").wait(once).lock().unwrap_err();
+        assert!(!error.held_by_this_client() && !error.to_string().contains("very client"), "{error}");
+    });
+}
+
+#[test]
+fn progress_borrows_and_stays_on_its_thread() {
+    on_every_store(|store| {
+        let client = store.client();
+        let _held = ["k", "l"].map(|key| store.rival().lock(key).unwrap());
+        // Not `Send`, and not `'static`.
+        let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+        let here = std::thread::current().id();
+        let note = |waiting: &leasehold::Waiting, cancel: &CancelToken| {
+            assert_eq!(std::thread::current().id(), here);
+            seen.borrow_mut().push(waiting.key.clone());
+            cancel.cancel();
+        };
+        let cancel = CancelToken::new();
+        let one = client.request("k").cancel(&cancel).on_wait(|_| panic!("it is replaced"));
+        assert_eq!(one.lock_with_progress(|waiting| note(waiting, &cancel)).unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(*seen.borrow(), ["k"]);
+        let cancel = CancelToken::new();
+        let any = client.request_any(["l"]).cancel(&cancel);
+        assert_eq!(any.lock_with_progress(|waiting| note(waiting, &cancel)).unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(*seen.borrow(), ["k", "l"]);
+    });
+}
+
+#[test]
+fn a_waiter_hears_as_often_as_it_wants() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let poll = Duration::from_millis(5);
+        let calls = |every: Option<Duration>, poll: Duration, most: u32| {
+            let client = store.builder().poll(poll..=poll).connect().unwrap();
+            let (cancel, mut heard, started) = (CancelToken::new(), Vec::new(), Instant::now());
+            let request: LockRequest = client.request("k").wait(LONG).cancel(&cancel);
+            let request =
+                every.map_or(request, |every| client.request("k").wait(LONG).cancel(&cancel).on_wait_every(every));
+            let _ = request.lock_with_progress(|waiting| {
+                heard.push(started.elapsed());
+                if waiting.attempts >= most || heard.len() > 4 {
+                    cancel.cancel();
+                }
+            });
+            heard
+        };
+        // Seldom, though it looks often.
+        let every = Duration::from_millis(100);
+        let heard = calls(Some(every), poll, u32::MAX);
+        assert!(heard.windows(2).all(|two| two[1] - two[0] >= every - poll), "{heard:?}");
+        assert!(calls(None, poll, 8).len() >= 4);
+        // Often, though it looks seldom, or once for all.
+        assert_eq!(calls(Some(poll), MINUTE, u32::MAX).len(), 5);
+        let any: LockAnyRequest = store.client().request_any(["k"]).on_wait_every(Duration::ZERO);
+        let error = any.lock().unwrap_err();
+        assert!(error.to_string().contains("on_wait_every is 0ns, but must be above zero"), "{error}");
+    });
+}
+
+#[test]
+fn a_panic_in_the_wait_callback_is_contained() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let request = store.client().request("k").wait(SHORT).on_wait(|_| panic!("on purpose"));
+        assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
+    });
+}
+
+#[test]
+fn a_wait_is_counted_from_its_start_and_not_from_the_setter() {
+    on_every_store(|store| {
+        let _held = store.rival().lock("k").unwrap();
+        let request = store.client().request("k").wait(SHORT);
+        std::thread::sleep(SHORT);
+        let started = Instant::now();
+        assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(started.elapsed() >= SHORT, "it waited {:?}", started.elapsed());
+    });
+}
+
+#[test]
+fn another_process_gets_its_turn_between_the_waiters_of_one() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                        let guard = client.lock("k").unwrap();
+                        std::thread::sleep(Duration::from_millis(2));
+                        drop(guard);
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            let got = rival.try_lock_for("k", Duration::from_secs(8)).unwrap().is_some();
+            over.store(true, std::sync::atomic::Ordering::SeqCst);
+            assert!(got, "the waiters of one process starve all others");
+        });
+    });
+}

@@ -1,0 +1,429 @@
+//! Obtaining a lock: unanswered requests, waiting, tokens.
+
+use std::time::{Duration, Instant};
+
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{ErrorKind, SameOwner};
+
+use crate::behaviours::{Bench, LONG, wait_until};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[test]
+fn b02_a_request_that_the_network_doubles_is_no_failure() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Acquire, Fault::Twice);
+    let guard = client.lock("k").unwrap();
+    bench.faults.next(Call::Renew, Fault::Twice);
+    let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
+    assert!(guard.info().renewed().is_some() && guard.is_held());
+    bench.faults.next(Call::Release, Fault::Twice);
+    // The second copy finds nothing, and that is told: it could be an operator's release.
+    let _ = guard.release();
+    assert!(client.get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn b03_an_acquire_whose_answer_is_lost_finds_itself() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    let guard = client.try_lock("k").unwrap().expect("it refused itself");
+    assert_eq!(bench.faults.count(Call::Acquire), 2);
+    assert_eq!(client.get("k").unwrap().unwrap().fencing_token(), guard.fencing_token(), "granted twice");
+}
+
+#[test]
+fn b03_an_acquire_that_is_given_up_leaves_nothing() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
+    let error = client.try_lock_for("k", Duration::from_millis(200)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Ambiguous);
+    let rival = bench.rival();
+    wait_until(|| rival.get("k").unwrap().unwrap().is_free());
+    assert!(rival.try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn b03_an_acquire_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed() {
+    let bench = Bench::new();
+    bench.faults.next(Call::Acquire, Fault::LostBefore);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    let client = bench.builder().request_timeout(Duration::from_millis(200)).connect().unwrap();
+    let error = client.try_lock("k").unwrap_err();
+    assert!(bench.faults.count(Call::Acquire) > 1);
+    assert_eq!(error.kind(), ErrorKind::Ambiguous, "{error}");
+}
+
+#[test]
+fn b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up() {
+    let bench = Bench::new();
+    let held = bench.rival().lock("k").unwrap();
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    let client = bench.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    assert!(client.try_lock_for("k", Duration::from_millis(400)).unwrap().is_none());
+    wait_until(|| bench.faults.count(Call::Release) > 0);
+    drop(held);
+}
+
+#[test]
+fn b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not_before() {
+    let bench = Bench::new();
+    let client = bench.builder().request_timeout(Duration::from_millis(10)).connect().unwrap();
+    bench.faults.always(Call::Acquire, Fault::HangBefore);
+    let waiter = std::thread::spawn(move || client.lock("k").map(drop));
+    bench.wait_for_call(Call::Acquire, 3);
+    assert_eq!(bench.faults.count(Call::Release), 0, "it was given up too early");
+    bench.clock.advance(Duration::from_secs(11));
+    bench.wait_for_call(Call::Release, 0);
+    // Then it is asked for anew.
+    bench.faults.heal();
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
+fn b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background() {
+    let bench = Bench::new();
+    let _held = bench.rival().lock("k").unwrap();
+    let client = bench.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    bench.faults.always(Call::Release, Fault::FailBefore);
+    assert!(client.try_lock_for("k", Duration::from_millis(300)).unwrap().is_none());
+    assert_eq!(bench.given_up("k"), 0);
+    bench.faults.heal();
+    wait_until(|| bench.given_up("k") == 1);
+}
+
+#[test]
+fn a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with() {
+    let bench = Bench::new();
+    let _held = bench.rival().lock("k").unwrap();
+    let client = bench.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    for fault in [Fault::FailBefore, Fault::HangBefore] {
+        bench.faults.always(Call::Read, fault);
+        let error = client.request("k").wait(Duration::from_millis(400)).lock().unwrap_err();
+        assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Store, 0), "{error}");
+        assert_eq!(client.try_lock_for("k", Duration::from_millis(400)).unwrap_err().kind(), ErrorKind::Store);
+    }
+    // Nothing is known of a store that a last request was not waited for.
+    let client = bench.builder().connect().unwrap();
+    let error = client.request("k").wait(Duration::from_millis(400)).lock().unwrap_err();
+    assert_eq!((error.kind(), error.holders().len()), (ErrorKind::TimedOut, 1), "{error}");
+    bench.faults.heal();
+    let error = client.request("k").wait(Duration::from_millis(400)).lock().unwrap_err();
+    assert_eq!((error.kind(), error.holders().len()), (ErrorKind::TimedOut, 1), "{error}");
+}
+
+#[test]
+fn b03_an_acquire_that_is_refused_for_good_ends_the_call_and_leaves_nothing() {
+    let bench = Bench::new();
+    let client = bench.client();
+    // Its answer was lost, so the lock may be held already.
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    bench.faults.next(Call::Acquire, Fault::Refuse);
+    assert_eq!(client.lock("k").unwrap_err().kind(), ErrorKind::Permission);
+    assert_eq!(bench.faults.count(Call::Acquire), 2);
+    wait_until(|| bench.given_up("k") == 1);
+    assert!(client.get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn b03_a_first_renewal_that_is_refused_for_good_ends_the_call_and_leaves_nothing() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Renew, Fault::Refuse);
+    assert_eq!(client.request("k").lease(60 * MINUTE).lock().unwrap_err().kind(), ErrorKind::Permission);
+    assert!(client.get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn b10_grants_that_come_too_late_are_asked_for_more_and_more_rarely() {
+    let bench = Bench::new();
+    let lease = Duration::from_millis(100);
+    let client = bench.builder().lease(lease).connect().unwrap();
+    for _ in 0..5 {
+        bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(lease));
+    }
+    let started = Instant::now();
+    drop(client.lock("k").unwrap());
+    // Five answers, and five waits, each of at least half of 40, 80, .. 640 ms.
+    assert!(started.elapsed() >= 5 * lease + Duration::from_millis(500), "the repeats do not get rarer");
+}
+
+#[test]
+fn b10_a_grant_that_comes_too_late_to_be_used_is_not_returned() {
+    let bench = Bench::new();
+    let client = bench.hasty();
+    // The store grants at once, the answer takes longer than lease less margin.
+    bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_millis(950)));
+    let guard = client.lock("k").unwrap();
+    assert_eq!(bench.faults.count(Call::Acquire), 2, "the late grant was returned");
+    assert!(guard.remaining() > Duration::from_millis(100));
+}
+
+#[test]
+fn b11_tokens_rise_over_release_expiry_takeover_purge_and_deleted_rows() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let day = 24 * 3600 * 1_000_000;
+    bench.clock.set_wall_offset(-40 * day);
+    let mut tokens = vec![client.lock("k").unwrap().fencing_token()];
+    tokens.push(client.request("k").lease(MINUTE).acquire().unwrap().fencing_token());
+    bench.clock.advance(MINUTE);
+    tokens.push(client.request("k").owner("a").acquire().unwrap().fencing_token());
+    let taken = client.request("k").owner("a").same_owner(SameOwner::Replace).acquire().unwrap();
+    tokens.push(taken.fencing_token());
+    bench.clock.advance(MINUTE);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+    tokens.push(client.lock("k").unwrap().fencing_token());
+    bench.clock.set_wall_offset(0);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 1);
+    assert!(client.get("k").unwrap().is_none());
+    tokens.push(client.lock("k").unwrap().fencing_token());
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+#[test]
+fn b11_a_wall_clock_that_is_set_back_does_not_lower_a_token() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let before = client.lock("k").unwrap().fencing_token();
+    bench.clock.set_wall_offset(-3_600_000_000);
+    assert_eq!(client.lock("k").unwrap().fencing_token(), before + 1);
+}
+
+#[test]
+fn b13_a_caller_that_comes_once_takes_over_an_expired_lock_at_once() {
+    let bench = Bench::new();
+    bench.client().request("k").lease(MINUTE).acquire().unwrap();
+    assert!(bench.rival().try_lock("k").unwrap().is_none());
+    bench.clock.advance(MINUTE);
+    assert!(bench.rival().try_lock("k").unwrap().is_some(), "it has to watch first");
+}
+
+#[test]
+fn b14_a_client_with_a_short_lease_respects_a_long_one() {
+    let bench = Bench::new();
+    bench.client().request("k").lease(MINUTE).acquire().unwrap();
+    bench.clock.advance(Duration::from_secs(2));
+    assert!(bench.hasty().try_lock("k").unwrap().is_none());
+}
+
+#[test]
+fn b15_losing_a_race_or_an_error_of_the_store_does_not_end_a_wait() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(Duration::from_millis(1)..=Duration::from_millis(2)).connect().unwrap();
+    let rival = bench.rival();
+    let held = rival.lock("k").unwrap();
+    let waiter = std::thread::spawn(move || client.lock("k").map(|guard| guard.fencing_token()));
+    bench.wait_for_call(Call::Read, 2);
+    for _ in 0..5 {
+        bench.faults.next(Call::Read, Fault::FailBefore);
+        bench.faults.next(Call::Acquire, Fault::FailBefore);
+    }
+    // The waiter finds it free, and another is faster.
+    for _ in 0..20 {
+        rival.request("k").same_owner(SameOwner::Replace).owner("rival").acquire().unwrap();
+        bench.wait_for_call(Call::Read, bench.faults.count(Call::Read));
+    }
+    let token = rival.get("k").unwrap().unwrap().fencing_token();
+    drop(held);
+    bench.clock.advance(MINUTE);
+    assert!(waiter.join().unwrap().unwrap() > token);
+}
+
+#[test]
+fn b15_a_store_that_is_away_is_asked_more_and_more_rarely() {
+    for (call, lease) in [(Call::Acquire, MINUTE), (Call::Renew, 60 * MINUTE)] {
+        let bench = Bench::new();
+        let client = bench.client();
+        bench.faults.always(call, Fault::FailBefore);
+        let started = Instant::now();
+        let waiter = std::thread::spawn(move || client.request("k").lease(lease).lock().map(drop));
+        bench.wait_for_call(call, 5);
+        // Five waits, each of at least half of 40, 80, .. 640 ms.
+        assert!(started.elapsed() >= Duration::from_millis(300), "{call:?} does not get rarer");
+        bench.faults.heal();
+        waiter.join().unwrap().unwrap();
+        assert_eq!(bench.faults.count(Call::Release), 1, "a grant was given up for it");
+    }
+}
+
+#[test]
+fn b15_a_store_that_is_away_for_longer_than_a_lease_does_not_end_a_wait() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(Duration::from_millis(100)).connect().unwrap();
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    let waiter = std::thread::spawn(move || client.lock("k").map(drop));
+    bench.wait_for_call(Call::Acquire, 10);
+    bench.faults.heal();
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
+fn b15_a_takeover_before_the_first_renewal_does_not_end_a_wait() {
+    let bench = Bench::new();
+    let client = bench.builder().request_timeout(LONG).connect().unwrap();
+    let (stuck, until) = crossbeam_channel::bounded::<()>(0);
+    bench.faults.next(Call::Renew, Fault::Stuck(until));
+    let waiter = std::thread::spawn(move || {
+        let guard = client.request("k").lease(60 * MINUTE).lock()?;
+        Ok::<_, leasehold::Error>(guard.fencing_token())
+    });
+    bench.wait_for_call(Call::Renew, 0);
+    bench.store.take_over("k");
+    let taken = bench.rival().get("k").unwrap().unwrap().fencing_token();
+    drop(stuck);
+    bench.wait_for_call(Call::Acquire, 1);
+    bench.store.expire("k");
+    assert!(waiter.join().unwrap().unwrap() > taken);
+}
+
+#[test]
+fn b15_a_poll_that_fails_is_no_reason_to_ask_for_the_lock() {
+    let bench = Bench::new();
+    let held = bench.rival().lock("k").unwrap();
+    let poll = Duration::from_millis(5);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let waiter = std::thread::spawn(move || client.lock("k").map(drop));
+    bench.wait_for_call(Call::Acquire, 0);
+    bench.faults.always(Call::Read, Fault::FailBefore);
+    bench.wait_for_call(Call::Read, bench.faults.count(Call::Read) + 5);
+    assert_eq!(bench.faults.count(Call::Acquire), 1);
+    // What is final is: the request for the lock says it best.
+    bench.faults.always(Call::Read, Fault::Refuse);
+    bench.wait_for_call(Call::Acquire, 1);
+    drop(held);
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
+fn b15_a_wrong_argument_ends_a_wait_at_once() {
+    let bench = Bench::new();
+    let error = bench.client().request("k").max_holders(0).lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(bench.faults.calls().is_empty(), "something was sent");
+}
+
+#[test]
+fn b17_a_waiter_reads_at_its_poll_rate_and_does_not_write() {
+    let bench = Bench::new();
+    let _held = bench.rival().lock("k").unwrap();
+    let poll = Duration::from_millis(50);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let started = Instant::now();
+    assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
+    assert!(started.elapsed() < LONG);
+    assert_eq!(bench.faults.count(Call::Acquire), 1);
+    assert!(bench.faults.count(Call::Read) <= 10, "{} reads", bench.faults.count(Call::Read));
+}
+
+#[test]
+fn b17_a_poll_is_aimed_at_the_end_of_the_lease() {
+    let bench = Bench::new();
+    let lease = Duration::from_millis(300);
+    bench.rival().request("k").lease(lease).acquire().unwrap();
+    // Without the aim it would look after an hour.
+    let hour = Duration::from_secs(3600);
+    let client = bench.builder().poll(hour..=hour).connect().unwrap();
+    let started = Instant::now();
+    drop(client.lock("k").unwrap());
+    assert!(started.elapsed() < LONG);
+}
+
+#[test]
+fn b24_a_grant_found_by_a_repeat_counts_from_the_first_request() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(Duration::from_secs(10)).margin(Duration::from_secs(1)).connect().unwrap();
+    let delay = Duration::from_millis(300);
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    bench.faults.next(Call::Acquire, Fault::Delay(delay));
+    let started = bench.clock.now();
+    let guard = client.lock("k").unwrap();
+    let left = guard.remaining();
+    let since = bench.clock.now().since(started);
+    assert!(left + delay <= Duration::from_secs(9), "{left:?} left {since:?} after the first request");
+}
+
+#[test]
+fn a_lease_with_a_fixed_end_is_not_granted_within_its_margin() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let others = Duration::from_secs(110 * 60);
+    bench.rival().request("k").lease(others).acquire().unwrap();
+    let request = client.request("k").lease_until(std::time::SystemTime::now() + Duration::from_secs(120 * 60));
+    // Its margin is twelve minutes, and only ten are left when the lock is free.
+    let waiter = std::thread::spawn(move || request.lock().map(|guard| guard.is_held()));
+    bench.wait_for_call(Call::Acquire, 0);
+    bench.clock.advance(others);
+    let refused = waiter.join().unwrap().expect_err("it was granted within its margin");
+    assert_eq!(refused.kind(), ErrorKind::TimedOut);
+    assert!(bench.rival().get("k").unwrap().unwrap().is_free(), "what nobody holds was left");
+}
+
+#[test]
+fn an_adopt_that_is_given_up_unanswered_is_not_called_lost() {
+    let bench = Bench::new();
+    let (client, rival) = (bench.hasty(), bench.rival());
+    // Done or not: nobody can say.
+    for (fault, happened) in [(Fault::ApplyThenFail, true), (Fault::HangBefore, false)] {
+        let lock = rival.request("k").acquire().unwrap();
+        bench.faults.always(Call::Acquire, fault.clone());
+        let before = bench.faults.count(Call::Release);
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // All is well again once it is given up.
+                bench.wait_for_call(Call::Release, before);
+                bench.faults.heal();
+            });
+            client.adopt(lock.clone()).map(drop).unwrap_err()
+        });
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{fault:?}: {error}");
+        // What it may have left is given up, and the second adopt knows.
+        let again = client.adopt(lock);
+        assert_eq!(again.as_ref().err().map(|error| error.kind()), happened.then_some(ErrorKind::Lost), "{fault:?}");
+        drop(again);
+        wait_until(|| client.get("k").unwrap().unwrap().is_free());
+    }
+}
+
+#[test]
+fn an_adopt_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed() {
+    let bench = Bench::new();
+    let (client, rival) = (bench.hasty(), bench.rival());
+    let lock = rival.request("k").acquire().unwrap();
+    bench.faults.next(Call::Acquire, Fault::LostBefore);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    let error = client.adopt(lock).unwrap_err();
+    assert!(bench.faults.count(Call::Acquire) > 1);
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{error}");
+}
+
+/// Whoever held it before has released it by then, and would be named as the reason.
+#[test]
+fn a_wait_whose_lock_was_granted_and_could_not_be_had_in_full_ends_with_the_trouble() {
+    let bench = Bench::new();
+    let held = bench.rival().lock("k").unwrap();
+    // So long a lease is set by a renewal.
+    let client = bench.builder().lease(2 * MINUTE).connect().unwrap();
+    bench.faults.always(Call::Renew, Fault::FailBefore);
+    let waiter = std::thread::spawn(move || client.request("k").wait(Duration::from_secs(2)).lock());
+    bench.wait_for_call(Call::Read, 0);
+    drop(held);
+    let error = waiter.join().unwrap().unwrap_err();
+    assert!(bench.faults.count(Call::Renew) > 0, "it was never granted");
+    assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Store, 0), "{error}");
+}
+
+#[test]
+fn an_adopt_that_comes_too_late_to_be_held_is_not_called_lost() {
+    let bench = Bench::new();
+    let (client, rival) = (bench.hasty(), bench.rival());
+    let lock = rival.request("k").acquire().unwrap();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_secs(1)));
+    let error = client.adopt(lock).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    wait_until(|| client.get("k").unwrap().unwrap().is_free());
+}

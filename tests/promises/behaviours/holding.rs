@@ -1,0 +1,315 @@
+//! Holding a lock: heartbeats, time, loss.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use leasehold::internals::lease::StoreTime;
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{ErrorKind, LossReason};
+
+use crate::behaviours::{Bench, LONG, loss_of};
+
+const BEAT: Duration = Duration::from_millis(20);
+
+/// A client that beats often, with a lease that no busy machine lets run out.
+fn eager(bench: &Bench) -> leasehold::LockClient {
+    bench.builder().lease(LONG).heartbeat(BEAT).connect().unwrap()
+}
+
+#[test]
+fn b01_a_holder_survives_a_heartbeat_whose_answer_is_lost() {
+    let bench = Bench::new();
+    let guard = eager(&bench).lock("k").unwrap();
+    for _ in 0..5 {
+        bench.faults.next(Call::Renew, Fault::ApplyThenFail);
+    }
+    bench.wait_for_call(Call::Renew, 8);
+    assert!(guard.is_held());
+    guard.release().unwrap();
+}
+
+#[test]
+fn b05_a_heartbeat_repeats_what_failed_and_a_panic_in_it_is_a_loss() {
+    let bench = Bench::new();
+    let guard = eager(&bench).lock("k").unwrap();
+    for _ in 0..5 {
+        bench.faults.next(Call::Renew, Fault::FailBefore);
+    }
+    bench.wait_for_call(Call::Renew, 6);
+    assert!(guard.is_held());
+    bench.faults.next(Call::Renew, Fault::Panic);
+    assert!(matches!(loss_of(&guard).reason, LossReason::HeartbeatDied));
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn b06_the_loss_is_told_at_the_deadline_when_heartbeats_fail() {
+    let bench = Bench::new();
+    bench.faults.always(Call::Renew, Fault::FailBefore);
+    let guard = bench.hasty().lock("k").unwrap();
+    let loss = loss_of(&guard);
+    let LossReason::Expired { last_error: Some(error) } = loss.reason else { panic!("{loss:?}") };
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Store, Some("k")));
+    assert!(!guard.is_held());
+    assert!(guard.remaining().is_zero());
+    assert_eq!(guard.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[test]
+fn b06_the_loss_is_told_at_the_deadline_when_a_heartbeat_hangs() {
+    let bench = Bench::new();
+    let (_stuck, until) = crossbeam_channel::bounded(0);
+    bench.faults.always(Call::Renew, Fault::Stuck(until));
+    let client = bench.builder().lease(Duration::from_secs(1)).drop_timeout(Duration::from_millis(200));
+    let guard = client.connect().unwrap().lock("k").unwrap();
+    assert!(matches!(loss_of(&guard).reason, LossReason::Expired { .. }));
+}
+
+#[test]
+fn b06_a_heartbeat_that_is_not_answered_leaves_time_for_another() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(Duration::from_secs(3)).heartbeat(BEAT).request_timeout(LONG).connect().unwrap();
+    bench.faults.next(Call::Renew, Fault::HangBefore);
+    let guard = client.lock("k").unwrap();
+    bench.wait_for_call(Call::Renew, 1);
+    assert!(guard.is_held());
+    guard.release().unwrap();
+}
+
+#[test]
+fn b07_a_lease_is_counted_from_before_the_request_was_sent() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(Duration::from_secs(10)).margin(Duration::from_secs(1)).connect().unwrap();
+    let delay = Duration::from_millis(300);
+    let promised = Duration::from_secs(9);
+    bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(delay));
+    let guard = client.lock("k").unwrap();
+    assert!(guard.remaining() <= promised - delay, "{:?}", guard.remaining());
+    bench.faults.next(Call::Renew, Fault::ApplyThenDelay(delay));
+    // It renews; whether that gave a microsecond more depends on which of the two took longer.
+    let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
+    assert!(guard.info().renewed().is_some());
+    assert!(guard.remaining() <= promised - delay, "{:?}", guard.remaining());
+}
+
+#[test]
+fn b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted() {
+    let bench = Bench::new();
+    bench.faults.always(Call::Renew, Fault::FailBefore);
+    let margin = Duration::from_millis(400);
+    let client = bench.builder().lease(Duration::from_secs(1)).margin(margin).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    let stored = bench.rival().get("k").unwrap().unwrap();
+    let left = stored.holders()[0].remaining().unwrap();
+    assert!(guard.remaining() + margin <= left + Duration::from_millis(1));
+    loss_of(&guard);
+}
+
+#[test]
+fn b09_after_a_suspend_past_the_lease_the_first_look_says_lost() {
+    let bench = Bench::new();
+    let guard = bench.client().lock("k").unwrap();
+    bench.clock.advance(Duration::from_secs(21));
+    assert!(!guard.is_held());
+    assert!(matches!(loss_of(&guard).reason, LossReason::Expired { .. }));
+}
+
+#[test]
+fn b09_after_a_shorter_suspend_the_lock_is_renewed_at_once() {
+    let bench = Bench::new();
+    let guard = bench.client().lock("k").unwrap();
+    bench.clock.advance(Duration::from_secs(10));
+    bench.wait_for_call(Call::Renew, 0);
+    guard.ensure_held_for(Duration::from_secs(17)).unwrap();
+    assert!(guard.is_held());
+}
+
+#[test]
+fn b09_what_is_lost_by_its_deadline_stays_lost() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let guard = client.lock("k").unwrap();
+    bench.clock.advance(Duration::from_secs(21));
+    // Nobody took it, so the store would renew it; a guard does not.
+    let lock = guard.info();
+    client.heartbeat(&lock, Duration::from_secs(20)).unwrap();
+    loss_of(&guard);
+    assert!(!guard.is_held());
+    assert_eq!(guard.ensure_held_for(Duration::from_millis(1)).unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[test]
+fn b09_an_answer_that_comes_after_the_deadline_does_not_revive() {
+    let bench = Bench::new();
+    let client = bench.builder().lease(Duration::from_secs(1)).request_timeout(LONG).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    let (stuck, until) = crossbeam_channel::bounded::<()>(0);
+    bench.faults.next(Call::Renew, Fault::Stuck(until));
+    bench.wait_for_call(Call::Renew, 0);
+    bench.clock.advance(Duration::from_secs(1));
+    drop(stuck);
+    loss_of(&guard);
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn b12_the_token_is_the_same_for_the_whole_hold() {
+    let bench = Bench::new();
+    let client = eager(&bench);
+    let guard = client.lock("k").unwrap();
+    let token = guard.fencing_token();
+    bench.wait_for_call(Call::Renew, 3);
+    assert_eq!(guard.info().fencing_token(), token);
+    assert_eq!(client.get("k").unwrap().unwrap().fencing_token(), token);
+}
+
+#[test]
+fn b16_a_store_that_is_away_for_a_while_costs_no_lock() {
+    let bench = Bench::new();
+    let guard = eager(&bench).lock("k").unwrap();
+    bench.faults.always(Call::Renew, Fault::FailBefore);
+    let (failed, since) = (bench.faults.count(Call::Renew), Instant::now());
+    bench.wait_for_call(Call::Renew, failed + 5);
+    // Five waits, each of at least half of 40, 80, .. 640 ms.
+    assert!(since.elapsed() >= Duration::from_millis(300), "the repeats do not get rarer");
+    bench.faults.heal();
+    let healed = bench.faults.count(Call::Renew);
+    bench.wait_for_call(Call::Renew, healed + 1);
+    assert!(guard.is_held());
+    guard.release().unwrap();
+}
+
+#[test]
+fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold() {
+    let bench = Bench::new();
+    let client = eager(&bench);
+    let guard = client.request("k").max_hold(Duration::from_millis(200)).lock().unwrap();
+    let loss = loss_of(&guard);
+    assert!(matches!(loss.reason, LossReason::MaxHold));
+    assert!(loss.held_for >= Duration::from_millis(200), "{:?}", loss.held_for);
+    let renewals = bench.faults.count(Call::Renew);
+    bench.clock.advance(LONG);
+    assert!(bench.rival().try_lock("k").unwrap().is_some(), "it is still renewed");
+    assert_eq!(bench.faults.count(Call::Renew), renewals);
+}
+
+#[test]
+fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails() {
+    for fault in [Fault::FailBefore, Fault::HangBefore, Fault::ApplyThenFail, Fault::Panic] {
+        let bench = Bench::new();
+        let client = bench.builder().lease(60 * LONG).request_timeout(Duration::from_millis(100)).connect().unwrap();
+        let guard = client.request("k").max_hold(Duration::from_millis(10)).lock().unwrap();
+        loss_of(&guard);
+        bench.faults.next(Call::Release, fault.clone());
+        drop(guard);
+        assert!(bench.rival().try_lock("k").unwrap().is_some(), "{fault:?}: it is left to its lease");
+    }
+}
+
+#[test]
+fn b22_a_callback_runs_once_on_its_own_thread_and_may_release() {
+    let bench = Bench::new();
+    let (told, tells) = mpsc::channel();
+    let guard_slot = std::sync::Arc::new(leasehold::Mutex::new(None));
+    let slot = guard_slot.clone();
+    let client = bench.client();
+    let guard = client
+        .request("k")
+        .on_loss(move |loss| {
+            let released = slot.lock().take().map(|guard: leasehold::LockGuard| guard.release().is_err());
+            told.send((loss, released, std::thread::current().name().map(str::to_owned))).unwrap();
+        })
+        .lock()
+        .unwrap();
+    *guard_slot.lock() = Some(guard);
+    bench.clock.advance(Duration::from_secs(21));
+    let (loss, released, thread) = tells.recv_timeout(LONG).unwrap();
+    assert_eq!((loss.key.as_str(), released), ("k", Some(true)));
+    assert_eq!(thread.as_deref(), Some("leasehold-call"));
+    drop(client);
+    assert!(tells.recv_timeout(LONG).is_err(), "told twice");
+}
+
+#[test]
+fn b22_a_panic_in_a_callback_is_contained() {
+    let bench = Bench::new();
+    let client = bench.client();
+    let (told, tells) = mpsc::channel();
+    let first = client.request("a").on_loss(|_| panic!("on purpose")).lock().unwrap();
+    let second = client.request("b").on_loss(move |_| told.send(()).unwrap()).lock().unwrap();
+    bench.clock.advance(Duration::from_secs(21));
+    tells.recv_timeout(LONG).unwrap();
+    loss_of(&first);
+    loss_of(&second);
+    drop(client.lock("c").unwrap());
+}
+
+#[test]
+fn b22_a_slow_callback_delays_no_heartbeat() {
+    let bench = Bench::new();
+    let client = eager(&bench);
+    let (_stuck, until) = mpsc::channel::<()>();
+    let slow = client.request("a").max_hold(Duration::from_millis(50)).on_loss(move |_| assert!(until.recv().is_err()));
+    let slow = slow.lock().unwrap();
+    loss_of(&slow);
+    let held = client.lock("b").unwrap();
+    bench.wait_for_call(Call::Renew, bench.faults.count(Call::Renew) + 3);
+    assert!(held.is_held());
+    let short = client.request("c").max_hold(Duration::from_millis(50)).lock().unwrap();
+    loss_of(&short);
+}
+
+#[test]
+fn b25_time_to_live_and_purge_are_not_needed_for_a_takeover() {
+    let bench = Bench::new();
+    let client = bench.client();
+    for _ in 0..3 {
+        client.request("k").shared().lease(Duration::from_secs(60)).acquire().unwrap();
+    }
+    assert!(bench.rival().try_lock("k").unwrap().is_none());
+    bench.clock.advance(Duration::from_secs(60));
+    let guard = bench.rival().try_lock("k").unwrap().expect("expired holders block it");
+    let status = client.get("k").unwrap().unwrap();
+    assert_eq!(status.holders().len(), 1, "the expired ones were not dropped in the same write");
+    assert_eq!(status.holders()[0].fencing_token(), guard.fencing_token());
+    // The origin of the store's time is its own; only differences count.
+    assert!(StoreTime::from_nanos(5).since(StoreTime::from_nanos(7)).is_zero());
+}
+
+/// Lets the test know when a renewal was answered.
+struct Answered(std::sync::atomic::AtomicBool);
+
+impl leasehold::Observer for Answered {
+    fn event(&self, event: &leasehold::Event<'_>) {
+        if let leasehold::Event::Request { operation: leasehold::Operation::Renew, .. } = event {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn b09_what_was_seen_as_lost_is_never_held_again() {
+    let bench = Bench::new();
+    let answered = std::sync::Arc::new(Answered(std::sync::atomic::AtomicBool::new(false)));
+    let client = bench.builder().lease(LONG).observer(answered.clone()).connect().unwrap();
+    let mut lost = 0;
+    for round in 0..1500_u32 {
+        let guard = client.lock("k").unwrap();
+        answered.0.store(false, std::sync::atomic::Ordering::SeqCst);
+        // The heartbeat comes at once; the deadline passes just when it is answered.
+        bench.clock.advance(LONG * 6 / 10);
+        while !answered.0.load(std::sync::atomic::Ordering::SeqCst) {
+            std::hint::spin_loop();
+        }
+        (0..round % 60).for_each(|_| std::hint::spin_loop());
+        bench.clock.advance(LONG * 4 / 10);
+        if !guard.is_held() {
+            lost += 1;
+            for _ in 0..1000 {
+                assert!(!guard.is_held(), "held again in round {round}");
+            }
+        }
+    }
+    println!("{lost} were lost");
+    assert!(lost > 0, "no deadline passed before the answer");
+}

@@ -1,0 +1,405 @@
+//! No call outlives its deadline and no drop its bound, whatever the store does.
+#![cfg(target_os = "linux")]
+
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::support::alone::alone;
+use crate::support::harness::{Folder, PATIENCE, Store, eventually, millis, within};
+use crate::support::lateness::slack;
+use crate::support::process::Worker;
+use crate::support::threads::{no_new_threads, threads_again};
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
+
+/// One request.
+const REQUEST: Duration = millis(400);
+/// One drop.
+const DROP: Duration = millis(1000);
+/// Long enough that no heartbeat comes by itself and no bound is met by an expiry.
+const LONG: Duration = Duration::from_secs(600);
+/// Far longer than every bound.
+const STALL: Duration = Duration::from_secs(30);
+
+fn client(store: &Store) -> LockClient {
+    store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect().expect("a client")
+}
+
+/// Whatever keeps the contract of a store.
+fn faults() -> Vec<Fault> {
+    vec![Fault::FailBefore, Fault::ApplyThenFail, Fault::ApplyThenHang, Fault::HangBefore, Fault::Delay(STALL)]
+}
+
+/// Runs `call` while each request of this kind has each of the faults; side by side, since it is all waiting.
+fn under_each_fault(kind: Call, bound: Duration, call: impl Fn(&Store, &LockClient) + Sync) {
+    std::thread::scope(|scope| {
+        for (store, fault) in faults().into_iter().flat_map(|fault| Store::all().into_iter().zip(vec![fault; 2])) {
+            let call = &call;
+            scope.spawn(move || {
+                let client = client(&store);
+                let what = format!("{kind:?} on {} with {fault:?}", store.name);
+                store.plan.always(kind, fault);
+                within(&what, bound, || call(&store, &client));
+                store.plan.heal();
+                assert!(store.plan.count(kind) > 0, "{what}: no such call was made");
+                client.close().expect("a close");
+            });
+        }
+    });
+}
+
+#[test]
+fn no_acquire_outlives_its_deadline() {
+    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.try_lock("job")));
+    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.request("data").acquire()));
+    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| drop(client.try_lock_for("wait", 2 * REQUEST)));
+    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| drop(client.request("ask").wait(2 * REQUEST).lock()));
+}
+
+/// A lease of more than a minute is set by a renewal that belongs to the acquisition.
+#[test]
+fn no_first_renewal_outlives_its_deadline() {
+    under_each_fault(Call::Renew, REQUEST, |_, client| drop(client.try_lock("job")));
+}
+
+#[test]
+fn no_call_with_a_lock_as_data_outlives_its_deadline() {
+    let lock = |store: &Store| store.bystander().request("data").acquire().expect("a lock");
+    under_each_fault(Call::Renew, REQUEST, |store, client| drop(client.heartbeat(&lock(store), LONG)));
+    under_each_fault(Call::Release, REQUEST, |store, client| drop(client.release(&lock(store))));
+    under_each_fault(Call::Acquire, REQUEST, |store, client| drop(client.adopt(lock(store))));
+}
+
+#[test]
+fn no_look_and_no_purge_outlives_its_deadline() {
+    let expired = |store: &Store| {
+        let lock = store.bystander().request("old").lease(millis(100)).acquire().expect("a lock");
+        eventually("its lease ends", || lock.leased_until() < Some(SystemTime::now() - millis(50)));
+    };
+    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.get("job")));
+    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.purge(Duration::ZERO)));
+    under_each_fault(Call::Swap, REQUEST, |store, client| {
+        expired(store);
+        drop(client.purge(Duration::ZERO));
+    });
+}
+
+#[test]
+fn no_call_on_several_locks_outlives_its_deadline() {
+    let held = |store: &Store| store.bystander().request("data").lock_id("group").acquire().expect("a lock");
+    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.list(&Filter::new())));
+    for kind in [Call::Read, Call::Swap] {
+        // The group, then its only lock by itself: each has the time of a request.
+        under_each_fault(kind, 2 * REQUEST, |store, client| {
+            held(store);
+            drop(client.renew("group", LONG));
+        });
+        under_each_fault(kind, 2 * REQUEST, |store, client| {
+            held(store);
+            drop(client.unlock("group"));
+        });
+    }
+    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.try_lock_any(["a", "b", "c"])));
+    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| {
+        drop(client.request_any(["d", "e"]).wait(2 * REQUEST).lock());
+    });
+    under_each_fault(Call::Read, 2 * REQUEST, |store, client| {
+        let _held = ["f", "g"].map(|key| store.bystander().lock(key).expect("a lock"));
+        drop(client.request_any(["f", "g"]).wait(2 * REQUEST).lock());
+    });
+}
+
+#[test]
+fn no_release_and_no_drop_outlives_its_bound() {
+    let granted = |client: &LockClient| client.request("job").lease(millis(20_000)).lock().expect("a lock");
+    under_each_fault(Call::Release, DROP, |_, client| drop(granted(client)));
+    under_each_fault(Call::Release, DROP, |_, client| {
+        // What is given back is released again by whoever drops it: that is another bound.
+        if let Err(failed) = granted(client).release() {
+            drop(failed.into_guard().into_lock());
+        }
+    });
+    // The drop of the guard that was held has a bound of its own.
+    under_each_fault(Call::Release, 2 * DROP, |_, client| {
+        let guard = granted(client);
+        let _ = within("the close", DROP, || client.close());
+        within("the drop of a guard after the close", DROP, || drop(guard));
+    });
+}
+
+#[test]
+fn a_wait_ends_on_its_deadline_while_another_holds_the_lock() {
+    for store in Store::all() {
+        let client = client(&store);
+        let _held = store.bystander().lock("job").expect("a lock");
+        let started = Instant::now();
+        let refused = within("the wait", millis(500), || client.try_lock_for("job", millis(500)));
+        assert!(refused.expect("an answer").is_none());
+        assert!(started.elapsed() >= millis(500), "it gave up early");
+        // The polls fail or hang: that is no reason to wait longer, and no reason to give up. The wait then ends with
+        // the trouble, since nobody knows whether the holder of half a second ago still holds. A poll that was cut off
+        // by the end of the wait before a second had passed is no trouble.
+        for fault in faults() {
+            let fails = matches!(fault, Fault::FailBefore | Fault::ApplyThenFail);
+            store.plan.always(Call::Read, fault.clone());
+            let started = Instant::now();
+            match within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500))) {
+                Ok(refused) => assert!(refused.is_none() && !fails, "{fault:?}"),
+                Err(error) => assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{fault:?}: {error:?}"),
+            }
+            assert!(started.elapsed() >= millis(500), "it gave up early");
+        }
+        store.plan.heal();
+    }
+}
+
+#[test]
+fn a_wait_for_a_lease_with_a_fixed_end_ends_with_it() {
+    let store = Store::memory();
+    let client = store.builder().connect().expect("a client");
+    let _held = store.bystander().lock("job").expect("a lock");
+    let request = client.request("job").lease_until(SystemTime::now() + millis(500));
+    let error = within("the wait", millis(500), || request.lock()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+/// Runs a wait on a thread, cancels it when `ready`, and expects it to end at once.
+fn cancelled_at_once(what: &str, client: &LockClient, ready: impl FnMut() -> bool) {
+    let cancel = CancelToken::new();
+    let (over, end) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let request = client.request("job").cancel(&cancel);
+        scope.spawn(move || over.send(request.lock().map(drop)));
+        eventually(what, ready);
+        cancel.cancel();
+        let cancelled = Instant::now();
+        let answer = end.recv_timeout(PATIENCE).expect("an answer");
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Cancelled, "{what}");
+        assert!(cancelled.elapsed() < slack(cancelled), "{what}: it took {:?}", cancelled.elapsed());
+    });
+}
+
+#[test]
+fn a_cancelled_wait_ends_at_once_in_every_phase() {
+    for store in Store::all() {
+        let patient = store.builder().lease(LONG).request_timeout(STALL).drop_timeout(DROP);
+        // Nor does it wait for the next poll.
+        let client = patient.poll(STALL..=STALL).connect().expect("a client");
+        let begun = |kind: Call| {
+            let before = store.plan.count(kind);
+            let plan = store.plan.clone();
+            move || plan.count(kind) > before
+        };
+        for fault in [Fault::HangBefore, Fault::ApplyThenHang] {
+            store.plan.next(Call::Acquire, fault.clone());
+            cancelled_at_once(&format!("acquire with {fault:?}"), &client, begun(Call::Acquire));
+            eventually("what it left behind is given up", || store.is_vacant("job"));
+            store.plan.next(Call::Renew, fault.clone());
+            cancelled_at_once(&format!("first renewal with {fault:?}"), &client, begun(Call::Renew));
+            eventually("what it left behind is given up", || store.is_vacant("job"));
+        }
+        // Between repeats of a request that fails.
+        store.plan.always(Call::Acquire, Fault::FailBefore);
+        cancelled_at_once("repeats", &client, begun(Call::Acquire));
+        store.plan.heal();
+        let held = store.bystander().lock("job").expect("a lock");
+        cancelled_at_once("between two polls", &client, begun(Call::Acquire));
+        let quick = store.builder().request_timeout(STALL).connect().expect("a client");
+        store.plan.always(Call::Read, Fault::HangBefore);
+        cancelled_at_once("in a poll", &quick, begun(Call::Read));
+        store.plan.heal();
+        drop(held);
+    }
+}
+
+/// The last handle takes the client with it, which has something to give up.
+#[test]
+fn the_last_drop_has_one_bound() {
+    type Last = fn(&LockClient) -> Box<dyn std::any::Any>;
+    let handles: [(&str, Last); 3] = [
+        ("guard", |client| Box::new(client.lock("job").expect("a lock"))),
+        ("leadership", |client| {
+            let election = client.election("job").build().expect("an election");
+            Box::new(election.campaign().expect("a term"))
+        }),
+        ("election", |client| {
+            // Its callback hangs: that takes all of the time.
+            let (release, stuck) = mpsc::channel::<()>();
+            let election =
+                client.election("job").on_won(move |_| stuck.recv().unwrap_or_default()).build().expect("an election");
+            election.campaign().and_then(leasehold::Leadership::resign).expect("a term");
+            Box::new((election, release))
+        }),
+    ];
+    let bound = millis(2500);
+    std::thread::scope(|scope| {
+        for (what, handle) in handles {
+            scope.spawn(move || {
+                let store = Store::memory();
+                let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
+                let last = handle(&client);
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                store.plan.always(Call::Release, Fault::HangBefore);
+                assert!(client.try_lock_for("other", millis(1)).is_err());
+                drop(client);
+                within(&format!("the last drop, of a {what}"), bound, || drop(last));
+            });
+        }
+    });
+}
+
+/// What a guard of another client needs for its release is not used up by a store that hangs.
+#[test]
+fn a_guard_that_goes_with_one_of_another_client_has_a_bound_of_its_own() {
+    let (hanging, other) = (Store::memory(), Store::memory());
+    let inner = other.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+    let inner = inner.lock("job").expect("a lock");
+    let outer = client(&hanging).request("job").lease(millis(20_000)).on_loss(move |_| drop(inner)).lock();
+    let outer = outer.expect("a lock");
+    hanging.plan.always(Call::Release, Fault::HangBefore);
+    other.plan.next(Call::Release, Fault::FailBefore);
+    within("the drop of both", 2 * DROP, || drop(outer));
+    let status = other.bystander().get("job").expect("an answer").expect("a row");
+    assert!(status.is_free(), "it was left to its lease");
+}
+
+/// Closes the client when it hears of what is given up.
+struct Closes(Mutex<Option<(LockClient, mpsc::Sender<Duration>)>>);
+
+impl Observer for Closes {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Request { operation: Operation::Release, .. } = event
+            && let Some((client, told)) = { self.0.lock().take() }
+        {
+            let started = Instant::now();
+            let _ = client.close();
+            let _ = told.send(started.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_close_by_an_observer_does_not_wait_for_itself() {
+    let store = Store::memory();
+    let observer = Arc::new(Closes(Mutex::default()));
+    let client = store.builder().drop_timeout(STALL).observer(observer.clone()).connect().expect("a client");
+    let (told, tells) = mpsc::channel();
+    *observer.0.lock() = Some((client.clone(), told));
+    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+    assert!(client.try_lock_for("job", millis(1)).is_err());
+    let took = tells.recv_timeout(STALL).expect("the close hangs");
+    assert!(took < STALL / 2, "it took {took:?}");
+}
+
+/// A heartbeat that never comes back, as on a disk that hangs: against the contract of a store.
+#[test]
+fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop() {
+    for store in Store::all() {
+        let lease = millis(1000);
+        let client = store.builder().lease(lease).drop_timeout(DROP).connect().expect("a client");
+        let (unstick, stuck) = crossbeam_channel::bounded(0);
+        store.plan.always(Call::Renew, Fault::Stuck(stuck));
+        let guard = client.lock("job").expect("a lock");
+        let granted = Instant::now();
+        let loss = within("the loss", lease, || guard.loss().wait_timeout(PATIENCE)).expect("a loss");
+        assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
+        assert!(!guard.is_held());
+        assert!(granted.elapsed() <= lease + slack(granted));
+        within("the drop of a lost guard", DROP, || drop(guard));
+
+        let guard = client.lock("other").expect("a lock");
+        let before = store.plan.count(Call::Renew);
+        eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+        within("the drop of a guard that is held", DROP, || drop(guard));
+        // It did not only give up: the copy of the attempt released it.
+        assert!(store.is_vacant("other"), "on {}", store.name);
+
+        let _guard = client.lock("third").expect("a lock");
+        let before = store.plan.count(Call::Renew);
+        eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+        within("the close", DROP, || client.close()).expect("a close");
+        assert!(store.is_vacant("third"), "on {}", store.name);
+        drop(unstick);
+    }
+}
+
+/// Another process's long write transaction in the same file.
+#[test]
+fn a_locked_database_ends_no_bound() {
+    let folder = Folder::new();
+    let builder = LockClient::builder(folder.url()).request_timeout(REQUEST).drop_timeout(DROP);
+    let client = builder.lease(millis(3000)).connect().expect("a client");
+    let (guard, second, third) = (client.lock("a").unwrap(), client.lock("b").unwrap(), client.lock("c").unwrap());
+    let mut writer = Worker::start(&folder.url(), LONG);
+    assert_eq!(writer.ask(&format!("block {} {}", folder.file().display(), STALL.as_millis())), "blocked");
+    let blocked = Instant::now();
+
+    assert!(guard.is_held());
+    within("the drop", DROP, || drop(guard));
+    let failed = within("the release", DROP, || second.release()).unwrap_err();
+    assert!(failed.error().is_retryable(), "{failed:?}");
+    let error = within("try_lock", REQUEST, || client.try_lock("free")).unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    let error = within("try_lock_for", millis(600), || client.try_lock_for("free", millis(600))).unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    // Readers wait for no writer.
+    assert!(client.get("c").expect("a look").is_some());
+    let loss = third.loss().wait_timeout(PATIENCE).expect("a loss");
+    assert!(matches!(loss.reason, LossReason::Expired { last_error: Some(_) }), "{loss:?}");
+    assert!(!third.is_held());
+    drop(failed.into_guard().into_lock());
+    within("the close", DROP, || client.close()).ok();
+    assert!(blocked.elapsed() < STALL, "the writer was not there to the end");
+}
+
+/// The heartbeat's thread is started when it is first needed: what if that fails?
+#[test]
+fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
+    alone("bounds::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
+        let client = LockClient::builder("memory:").connect().expect("a client");
+        let (warn, warned) = mpsc::channel();
+        let lost = client.request("lost").lease(millis(1500)).warn_before(millis(600));
+        let lost = lost.on_warning(move |left| warn.send(left).expect("the test listens")).lock().expect("a lock");
+        let kept = client.request("kept").lease(millis(6000)).lock().expect("a lock");
+
+        no_new_threads();
+        let loss = within("the loss", millis(1500), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
+        let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
+        assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
+        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(600));
+
+        // The first try for this one failed as well; one of its repeats does not.
+        let before = kept.remaining();
+        std::thread::sleep(millis(1500));
+        assert!(kept.remaining() < before, "it was renewed without a thread");
+        threads_again();
+        eventually("the lock is renewed", || kept.remaining() > before);
+        kept.release().expect("a release");
+    });
+}
+
+/// The same for the thread that gives up what was not answered.
+#[test]
+fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
+    alone("bounds::what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
+        let store = Store::memory();
+        let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+        let abandon = |key: &str| {
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock_for(key, millis(1)).is_err());
+            assert!(!store.is_vacant(key));
+        };
+        no_new_threads();
+        abandon("first");
+        threads_again();
+        // The next call that comes along finds a thread.
+        let held = client.request("second").acquire().expect("a lock");
+        eventually("it is given up", || store.is_vacant("first"));
+        client.release(&held).expect("a release");
+
+        no_new_threads();
+        abandon("third");
+        drop(client);
+        assert!(store.is_vacant("third"), "nobody gave it up");
+    });
+}

@@ -1,0 +1,228 @@
+//! On MongoDB: what the blocking and the async driver have.
+
+use std::any::Any;
+use std::error::Error as _;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::mongodb::driver;
+use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::{AssertIn, run_fenced, run_fenced_async};
+use leasehold::{ClientBuilder, ErrorKind, LockClient};
+
+use crate::fenced::cases::{expired, lost};
+use crate::fenced::data::Data;
+use crate::fenced::data::mongodb::Texts;
+use crate::fenced::{LONG, Open, Store};
+use crate::support::harness::millis;
+use crate::support::mongodb::{DATABASE, Rows, server};
+use crate::support::servers::mongod;
+
+pub struct Kind;
+
+impl Store for Kind {
+    type Data = Texts;
+    const NAME: &str = "mongodb";
+
+    fn fresh() -> Option<(String, Box<dyn Any + Sync>)> {
+        mongod()?;
+        let rows = Rows::fresh();
+        Some((rows.url(), Box::new(Room(rows))))
+    }
+
+    fn builder(url: &str) -> ClientBuilder {
+        LockClient::builder(url)
+    }
+
+    fn data(url: &str) -> Texts {
+        let (uri, collection) = url.split_once("collection=").unwrap();
+        Texts::new(uri.trim_end_matches(['?', '&']), DATABASE, &texts(collection))
+    }
+}
+
+fn texts(collection: &str) -> String {
+    format!("{collection}-texts")
+}
+
+struct Room(Rows);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = server().database(DATABASE).collection::<Document>(&texts(&self.0.0)).drop().run();
+    }
+}
+
+crate::fenced::suite!(Kind);
+
+#[test]
+fn a_committed_assertion_is_counted_in_the_document() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    open.data.write(&guard, "a", "one").unwrap();
+    open.data.write(&guard, "a", "two").unwrap();
+    let next = client.adopt(guard.info()).unwrap();
+    lost(open.data.write(&guard, "a", "late"));
+    let (_, collection) = open.url.split_once("collection=").unwrap();
+    let locks = server().database(DATABASE).collection::<Document>(collection);
+    let row = locks.find_one(doc! { "resource": "a" }).run().unwrap().unwrap();
+    assert_eq!(row.get_i64("asserts").unwrap(), 2, "one for each that was committed");
+    drop(next);
+}
+
+/// A takeover between the transaction's start and the assertion: the next try finds the loss before it does the work.
+#[test]
+fn a_rival_that_comes_in_between_makes_it_start_again() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (client, data) = (open.client(LONG), &open.data);
+    let lock = &expired(&client, &["a".to_owned()])[0];
+    let (mut tries, mut rival) = (0, None);
+    lost(run_fenced(&client.fence(lock), &mut data.session(), |session| {
+        tries += 1;
+        data.set(session, "a", "late")?;
+        rival.get_or_insert_with(|| client.lock("a").unwrap());
+        Ok(())
+    }));
+    assert_eq!((tries, data.text("a")), (1, None));
+    // By hand: the error says that it may be tried again.
+    let next = rival.take().unwrap();
+    let mut session = data.session();
+    session.start_transaction().run().unwrap();
+    data.set(&mut session, "a", "by hand").unwrap();
+    client.heartbeat(&next.info(), LONG).unwrap();
+    let error = next.assert_in(&mut session).unwrap_err();
+    assert!(error.is_retryable() && error.source().is_some(), "{error}");
+    session.abort_transaction().run().unwrap();
+    session.start_transaction().run().unwrap();
+    data.set(&mut session, "a", "by hand").unwrap();
+    next.assert_in(&mut session).unwrap();
+    session.commit_transaction().run().unwrap();
+    assert_eq!(data.text("a").as_deref(), Some("by hand"));
+}
+
+/// It would be a write of its own, after which a takeover and what else the session writes never meet.
+#[test]
+fn an_assertion_outside_a_transaction_is_refused() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let refused = |answer: leasehold::Result<()>| {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("start_transaction"), "{error}");
+    };
+    let mut session = open.data.session();
+    refused(guard.assert_in(&mut session));
+    for is_committed in [true, false] {
+        // A refusal leaves the session as good as it was.
+        session.start_transaction().run().unwrap();
+        guard.assert_in(&mut session).unwrap();
+        open.data.set(&mut session, "a", "in it").unwrap();
+        match is_committed {
+            true => session.commit_transaction().run().unwrap(),
+            false => session.abort_transaction().run().unwrap(),
+        }
+        refused(guard.assert_in(&mut session));
+        refused(guard.assert_in(&mut session));
+    }
+    // Work that ends its own transaction.
+    refused(run_fenced(&guard, &mut session, |session| session.abort_transaction().run()));
+    in_the_async_api(&open, async |_, session| {
+        refused(guard.assert_in_async(session).await);
+        session.start_transaction().await.unwrap();
+        guard.assert_in_async(session).await.unwrap();
+        session.commit_transaction().await.unwrap();
+        refused(guard.assert_in_async(session).await);
+        refused(run_fenced_async(&guard, session, async |session| session.abort_transaction().await).await);
+    });
+    let (_, collection) = open.url.split_once("collection=").unwrap();
+    let locks = server().database(DATABASE).collection::<Document>(collection);
+    let row = locks.find_one(doc! { "resource": "a" }).run().unwrap().unwrap();
+    assert_eq!(row.get_i64("asserts"), Ok(2), "one for each that was committed");
+}
+
+/// Its heartbeats would come between every time: from the second try on they wait.
+#[test]
+fn a_transaction_that_outlasts_a_heartbeat_is_not_begun_again_for_ever() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.builder().lease(millis(4_000)).heartbeat(millis(1_000)).connect().unwrap();
+    let guard = client.lock("a").unwrap();
+    for round in 0..2 {
+        let mut tries = 0;
+        let mut long = || {
+            tries += 1;
+            assert!(tries <= 3, "it is begun again for ever");
+            thread::sleep(millis(1_500));
+        };
+        open.data.transact(Some(&guard), "a", &round.to_string(), &mut long).unwrap();
+    }
+    assert_eq!(open.data.text("a").as_deref(), Some("1"));
+    // The same in the async API.
+    in_the_async_api(&open, async |texts, session| {
+        let mut tries = 0;
+        let run = run_fenced_async(&guard, session, async |session| {
+            tries += 1;
+            assert!(tries <= 3, "it is begun again for ever");
+            let write = texts.update_one(doc! { "_id": "a" }, doc! { "$set": { "text": "async" } });
+            write.session(session).await?;
+            tokio::time::sleep(millis(1_500)).await;
+            Ok(())
+        });
+        run.await.unwrap();
+    });
+    assert_eq!(open.data.text("a").as_deref(), Some("async"));
+    let loss = guard.loss().wait_timeout(Duration::ZERO);
+    assert!(loss.is_none(), "{loss:?}");
+}
+
+/// Runs `work` with the async driver's collection of the data, and a session.
+fn in_the_async_api(
+    open: &Open<Kind>,
+    work: impl AsyncFnOnce(&driver::Collection<Document>, &mut driver::ClientSession),
+) {
+    let name = open.data.collection.name().to_owned();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = driver::Client::with_uri_str(mongod().unwrap()).await.unwrap();
+        let texts = client.database(DATABASE).collection(&name);
+        work(&texts, &mut client.start_session().await.unwrap()).await;
+    });
+}
+
+/// Once it is asserted, no rival comes in before the commit, though the lease has run out.
+#[test]
+fn no_rival_comes_between_the_assertion_and_the_commit() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (client, data) = (open.client(LONG), &open.data);
+    let lock = &expired(&client, &["a".to_owned()])[0];
+    let rival = open.builder().request_timeout(Duration::from_secs(3)).connect().unwrap();
+    let mut session = data.session();
+    session.start_transaction().run().unwrap();
+    data.set(&mut session, "a", "first").unwrap();
+    client.fence(lock).assert_in(&mut session).unwrap();
+    let early = rival.request("a").wait(Duration::from_millis(500)).lock();
+    assert!(early.is_err(), "a rival was granted the lock while the transaction was open");
+    session.commit_transaction().run().unwrap();
+    assert!(rival.lock("a").unwrap().fencing_token() > lock.fencing_token());
+    assert_eq!(data.text("a").as_deref(), Some("first"));
+}
+
+#[test]
+fn it_works_in_the_async_api() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    in_the_async_api(&open, async |texts, session| {
+        let write = doc! { "$set": { "text": "async" } };
+        run_fenced_async(&guard, session, async |session| {
+            let write = texts.update_one(doc! { "_id": "a" }, write.clone());
+            write.upsert(true).session(session).await.map(drop)
+        })
+        .await
+        .unwrap();
+        session.start_transaction().await.unwrap();
+        guard.assert_in_async(session).await.unwrap();
+        session.commit_transaction().await.unwrap();
+    });
+    assert_eq!(open.data.text("a").as_deref(), Some("async"));
+}

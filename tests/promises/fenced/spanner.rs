@@ -1,0 +1,58 @@
+//! On the emulator of Cloud Spanner.
+
+use std::any::Any;
+
+use leasehold::ClientBuilder;
+use leasehold::spanner::AssertIn;
+
+use crate::fenced::data::spanner::{SCHEMA, Table};
+use crate::fenced::{LONG, Open, Store};
+use crate::support::servers::spanner_emulator;
+use crate::support::spanner::{Database, TABLE, settings};
+
+pub struct Kind;
+
+impl Store for Kind {
+    type Data = Table;
+    const NAME: &str = "spanner";
+
+    fn fresh() -> Option<(String, Box<dyn Any + Sync>)> {
+        spanner_emulator()?;
+        let database = Database::fresh();
+        database.ddl(SCHEMA);
+        Some((format!("spanner:{}@{}", database.path, database.host), Box::new(())))
+    }
+
+    fn builder(url: &str) -> ClientBuilder {
+        let (path, host) = named(url);
+        leasehold::spanner::builder(settings(host), path, TABLE)
+    }
+
+    fn data(url: &str) -> Table {
+        let (path, host) = named(url);
+        Table::new(settings(host), path)
+    }
+}
+
+fn named(url: &str) -> (&str, &str) {
+    url.strip_prefix("spanner:").and_then(|rest| rest.split_once('@')).unwrap()
+}
+
+crate::fenced::suite!(Kind);
+
+/// As the docs say: the error of the assertion has to leave the closure.
+#[test]
+fn the_assertion_alone_gives_the_services_own_error() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let asserted = || {
+        let runner = open.data.client.read_write_transaction().build();
+        let run = runner.run(async |transaction| guard.assert_in(&transaction).await);
+        open.data.wait(run).map(drop)
+    };
+    asserted().unwrap();
+    let _next = client.adopt(guard.info()).unwrap();
+    let error = asserted().unwrap_err();
+    assert_eq!(error.status().map(|status| status.code.name()), Some("OUT_OF_RANGE"), "{error}");
+}

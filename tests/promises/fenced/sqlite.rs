@@ -1,0 +1,148 @@
+//! On SQLite, where the user's table is in the lock file.
+
+use std::any::Any;
+use std::path::Path;
+
+use leasehold::sqlite::{AssertIn, rusqlite};
+use leasehold::{ClientBuilder, ErrorKind, LockClient};
+
+use crate::fenced::cases::{expired, lost};
+use crate::fenced::data::Data;
+use crate::fenced::data::sqlite::Table;
+use crate::fenced::{LONG, Open, Store};
+use crate::support::harness::{Folder, millis};
+
+pub struct Kind;
+
+impl Store for Kind {
+    type Data = Table;
+    const NAME: &str = "sqlite";
+
+    fn fresh() -> Option<(String, Box<dyn Any + Sync>)> {
+        let folder = Folder::new();
+        // The file is made by a client, with its mode.
+        LockClient::connect(&folder.url()).unwrap();
+        Some((folder.url(), Box::new(folder)))
+    }
+
+    fn builder(url: &str) -> ClientBuilder {
+        LockClient::builder(url).poll(millis(1)..=millis(5))
+    }
+
+    fn data(url: &str) -> Table {
+        Table::new(Path::new(url.strip_prefix("sqlite:").unwrap()))
+    }
+}
+
+crate::fenced::suite!(Kind);
+
+#[test]
+fn a_transaction_of_another_file_is_refused_by_name() {
+    let (Some(open), Some(other)) = (Open::<Kind>::fresh(), Open::<Kind>::fresh()) else { return };
+    let guard = open.client(LONG).lock("a").unwrap();
+    let error = other.data.write(&guard, "a", "elsewhere").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let path = |open: &Open<Kind>| open.url.strip_prefix("sqlite:").unwrap().to_owned();
+    assert!(error.to_string().contains(&path(&other)), "{error}");
+    // One file by another path is the same.
+    let folder = Folder::new();
+    let link = folder.path().join("link.db");
+    std::os::unix::fs::symlink(path(&open), &link).unwrap();
+    Table::new(&link).write(&guard, "a", "here").unwrap();
+}
+
+/// A rival that comes while the transaction is open waits for its end, and one that came before makes it fail.
+#[test]
+fn no_rival_comes_between_the_assertion_and_the_commit() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let locks = expired(&client, &["a".to_owned(), "b".to_owned()]);
+    let mut db = open.data.open();
+    let transaction = db.transaction().unwrap();
+    transaction.execute("INSERT INTO data VALUES ('a', 'first')", []).unwrap();
+    client.fence(&locks[0]).assert_in(&transaction).unwrap();
+    std::thread::scope(|scope| {
+        let rival = scope.spawn(|| {
+            let rival = client.lock("a").unwrap();
+            (open.data.text("a"), rival.fencing_token())
+        });
+        // It waits for the transaction, as the next one does in vain.
+        assert!(!matches!(client.try_lock_for("a", millis(200)), Ok(Some(_))), "a rival came before the commit");
+        assert!(!rival.is_finished());
+        transaction.commit().unwrap();
+        let (seen, token) = rival.join().unwrap();
+        assert_eq!(seen.as_deref(), Some("first"), "the rival came after the commit");
+        assert!(token > locks[0].fencing_token());
+    });
+    // The assertion comes first of all, and what follows is still ours to write.
+    let transaction = db.transaction().unwrap();
+    client.fence(&locks[1]).assert_in(&transaction).unwrap();
+    // It waits for the transaction, or is told that it did not end in time.
+    assert!(!matches!(client.try_lock_for("b", millis(200)), Ok(Some(_))));
+    transaction.execute("INSERT INTO data VALUES ('b', 'first')", []).unwrap();
+    transaction.commit().unwrap();
+    drop(client.lock("b").unwrap());
+}
+
+/// The transaction writes to an attached file, whose lock keeps nobody from being granted anything in ours.
+#[test]
+fn no_rival_comes_where_the_data_is_in_an_attached_file() {
+    let (Some(open), Some(other)) = (Open::<Kind>::fresh(), Open::<Kind>::fresh()) else { return };
+    let client = open.client(LONG);
+    let locks = expired(&client, &["a".to_owned(), "b".to_owned()]);
+    let mut db = open.data.open();
+    db.execute("ATTACH ?1 AS apart", [other.url.strip_prefix("sqlite:").unwrap()]).unwrap();
+    let insert = "INSERT OR REPLACE INTO apart.data VALUES (?1, ?2)";
+    let transaction = db.transaction().unwrap();
+    transaction.execute(insert, ["a", "first"]).unwrap();
+    client.fence(&locks[0]).assert_in(&transaction).unwrap();
+    let rival = client.try_lock_for("a", millis(200));
+    assert!(!matches!(rival, Ok(Some(_))), "a rival holds it, and the transaction can be committed");
+    transaction.commit().unwrap();
+    assert_eq!(other.data.text("a").as_deref(), Some("first"));
+    drop(client.lock("a").unwrap());
+    // The rival came after the transaction's first look at the file.
+    let transaction = db.transaction().unwrap();
+    let _: i64 = transaction.query_row("SELECT count(*) FROM main.data", [], |row| row.get(0)).unwrap();
+    let _rival = client.lock("b").unwrap();
+    transaction.execute(insert, ["b", "late"]).unwrap();
+    let error = client.fence(&locks[1]).assert_in(&transaction).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+    assert!(error.is_retryable() && error.to_string().contains("begin it again"), "{error}");
+    drop(transaction);
+    let transaction = db.transaction().unwrap();
+    lost(client.fence(&locks[1]).assert_in(&transaction));
+}
+
+/// What the transaction sees may be a log of its own, in which no rival stands.
+#[test]
+fn nothing_is_asserted_where_the_log_was_removed() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let mut db = open.data.open();
+    let transaction = db.transaction().unwrap();
+    transaction.execute("INSERT INTO data VALUES ('a', 'late')", []).unwrap();
+    std::fs::remove_file(format!("{}-wal", open.url.strip_prefix("sqlite:").unwrap())).unwrap();
+    let error = guard.assert_in(&transaction).unwrap_err();
+    assert!(error.to_string().contains("removed or replaced") && !error.is_retryable(), "{error}");
+}
+
+/// What asserts changes nothing: no row, and not what the connection's program counts.
+#[test]
+fn an_assertion_writes_no_row() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let mut db = open.data.open();
+    db.execute_batch("CREATE TEMP TABLE locks (key TEXT)").unwrap();
+    let rows = |db: &rusqlite::Connection| -> Vec<(Vec<u8>, i64)> {
+        let mut select = db.prepare("SELECT key, version FROM main.locks").unwrap();
+        select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(Result::unwrap).collect()
+    };
+    let (before, changes) = (rows(&db), db.total_changes());
+    let transaction = db.transaction().unwrap();
+    guard.assert_in(&transaction).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!((rows(&db), db.total_changes()), (before, changes));
+}

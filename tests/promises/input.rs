@@ -1,0 +1,292 @@
+//! Bad input is refused before anything is opened or written, and the error names the field, the
+//! value and what would be right.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::sys::clock::Clock;
+use leasehold::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockRequest, SameOwner};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Checks kind and words, and that the words are in the text that a user sees.
+#[track_caller]
+fn refused<T>(answer: Result<T, Error>, kind: ErrorKind, words: &[&str]) {
+    let Err(error) = answer else { panic!("it was accepted") };
+    let text = error.to_string();
+    assert_eq!(error.kind(), kind, "{text}");
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+}
+
+/// Makes a request on a store that must see no request.
+#[track_caller]
+fn request_refused(request: impl Fn(LockRequest) -> LockRequest, key: &str, words: &[&str]) {
+    let clock = Clock::system();
+    let faults = FaultPlan::default();
+    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+    let client = builder_over(Arc::new(store), clock).connect().unwrap();
+    let end = |request: LockRequest| request.lock().map(LockGuard::into_lock);
+    refused(end(request(client.request(key))), ErrorKind::InvalidInput, words);
+    refused(request(client.request(key)).try_lock(), ErrorKind::InvalidInput, words);
+    refused(request(client.request(key)).acquire(), ErrorKind::InvalidInput, words);
+    assert!(faults.calls().is_empty(), "something was sent: {:?}", faults.calls());
+}
+
+#[test]
+fn keys() {
+    let long = "k".repeat(1025);
+    for (key, word) in [("", "0 given"), (long.as_str(), "1025 given"), ("a\nb", "\"a\\nb\""), ("\u{1}k", "control")] {
+        request_refused(|request| request, key, &["key", word, "must be"]);
+    }
+    let client = LockClient::connect("memory:").unwrap();
+    refused(client.get(""), ErrorKind::InvalidInput, &["key"]);
+    assert!(client.try_lock(&"k".repeat(1024)).unwrap().is_some());
+    assert!(client.try_lock("ключ 🔑 / ' \" \\ % _ $").unwrap().is_some());
+}
+
+#[test]
+fn texts() {
+    let long = "x".repeat(1025);
+    request_refused(|request| request.owner(""), "k", &["lock \"k\"", "owner", "1 to 1024 bytes"]);
+    request_refused(|request| request.comment("a\tb"), "k", &["comment", "control characters"]);
+    request_refused(|request| request.lock_id(long.clone()), "k", &["lock_id", "1025 given"]);
+    refused(builder().owner("\u{7f}").connect(), ErrorKind::InvalidInput, &["owner", "control"]);
+}
+
+#[test]
+fn leases() {
+    request_refused(|request| request.lease(Duration::ZERO), "k", &["lease", "0ns", "100ms", "30 days"]);
+    request_refused(|request| request.lease(Duration::from_millis(99)), "k", &["lease", "99ms"]);
+    request_refused(|request| request.lease(31 * DAY), "k", &["lease", "lease_forever()"]);
+    request_refused(|request| request.lease(Duration::MAX), "k", &["lease"]);
+    request_refused(|request| request.lease_until(SystemTime::UNIX_EPOCH), "k", &["lease_until", "still to come"]);
+    let far = SystemTime::now() + 31 * DAY;
+    request_refused(|request| request.lease_until(far), "k", &["lease", "30 days"]);
+    let client = LockClient::connect("memory:").unwrap();
+    let lock = client.request("k").acquire().unwrap();
+    refused(client.heartbeat(&lock, Duration::ZERO), ErrorKind::InvalidInput, &["\"k\"", "lease", "0ns"]);
+}
+
+#[test]
+fn numbers_of_a_client() {
+    let secs = Duration::from_secs;
+    let bad: [(ClientBuilder, &[&str]); 9] = [
+        (builder().lease(Duration::from_millis(1)), &["lease", "1ms", "100ms"]),
+        (builder().lease(secs(10)).heartbeat(secs(6)), &["heartbeat", "6s", "half the lease (5s)"]),
+        (builder().heartbeat(Duration::ZERO), &["heartbeat", "0ns", "above zero"]),
+        (builder().lease(secs(10)).margin(secs(8)), &["margin", "8s", "below"]),
+        (builder().margin(Duration::MAX), &["margin"]),
+        (builder().poll(Duration::ZERO..=secs(1)), &["poll", "1 ms"]),
+        (builder().poll(secs(2)..=secs(1)), &["poll", "rises"]),
+        (builder().request_timeout(Duration::ZERO), &["request_timeout", "above zero"]),
+        (builder().drop_timeout(Duration::ZERO), &["drop_timeout", "above zero"]),
+    ];
+    for (builder, words) in bad {
+        refused(builder.connect(), ErrorKind::InvalidInput, words);
+    }
+    // A request is held to the client's heartbeat, too.
+    let client = builder().lease(secs(20)).heartbeat(secs(5)).connect().unwrap();
+    refused(client.request("k").lease(secs(8)).lock(), ErrorKind::InvalidInput, &["heartbeat", "5s", "4s"]);
+}
+
+#[test]
+fn the_bounds_themselves_are_accepted() {
+    let (secs, ms) = (Duration::from_secs, Duration::from_millis);
+    let client = builder().owner("o".repeat(1024)).lease(ms(100)).poll(ms(1)..=ms(1)).connect().unwrap();
+    client.request("k").lease(30 * DAY).acquire().unwrap();
+    builder().lease(secs(10)).heartbeat(secs(5)).connect().unwrap();
+    let margin = |margin| builder().lease(secs(10)).heartbeat(secs(5)).margin(margin).connect();
+    margin(secs(5) - ms(1)).unwrap();
+    refused(margin(secs(5)), ErrorKind::InvalidInput, &["margin", "5s"]);
+    // A margin counts from the first lease on, however long it is.
+    let client = builder().lease(secs(60)).margin(secs(20)).connect().unwrap();
+    assert!(client.lock("k").unwrap().remaining() <= secs(40));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn whoever_says_nothing_is_named_after_host_and_process() {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let lock = builder().connect().unwrap().request("k").acquire().unwrap();
+    assert_eq!(lock.host(), Some(host.trim_end()));
+    assert_eq!(lock.owner(), format!("{}:{}", host.trim_end(), std::process::id()));
+}
+
+#[test]
+fn limits_and_owners() {
+    request_refused(|request| request.max_holders(0), "k", &["max_holders", "at least 1"]);
+    request_refused(|request| request.same_owner(SameOwner::Replace), "k", &["same_owner", "explicit owner"]);
+    request_refused(
+        |request| request.shared().owner("me").same_owner(SameOwner::Replace),
+        "k",
+        &["same_owner", "exclusive"],
+    );
+    request_refused(|request| request.max_hold(Duration::ZERO), "k", &["max_hold", "above zero"]);
+    request_refused(|request| request.warn_before(Duration::ZERO), "k", &["warn_before", "above zero"]);
+    let client = builder().owner("me").connect().unwrap();
+    assert!(client.request("k").same_owner(SameOwner::Replace).try_lock().unwrap().is_some());
+    let lock = client.request("k").acquire().unwrap();
+    refused(client.request("other").adopt(lock), ErrorKind::InvalidInput, &["key", "\"other\"", "\"k\""]);
+}
+
+#[test]
+fn store_urls() {
+    let bad: [(&str, &[&str]); 11] = [
+        ("", &["no scheme", "sqlite:locks.db"]),
+        ("locks.db", &["no scheme"]),
+        ("sqllite:locks.db", &["\"sqllite\"", "did you mean \"sqlite\""]),
+        ("redis://localhost", &["\"redis\"", "sqlite:", "memory:"]),
+        ("memory:a?size=3", &["memory:", "\"size\"", "none"]),
+        ("sqlite:", &["path of a file"]),
+        ("sqlite::memory:", &["memory:"]),
+        ("sqlite://locks.db", &["write sqlite:locks.db"]),
+        ("sqlite:/x/l.db?mod=0600", &["\"mod\"", "did you mean \"mode\"", "unsafe_fs"]),
+        ("sqlite:/x/l.db?mode=0600&mode=0660", &["\"mode\"", "twice"]),
+        ("sqlite:/x/%ff.db", &["UTF-8"]),
+    ];
+    for (url, words) in bad {
+        refused(LockClient::connect(url), ErrorKind::Config, words);
+    }
+    for mode in ["", "rw", "0999", "0400", "0777", "1600"] {
+        let url = format!("sqlite:/x/l.db?mode={mode}");
+        refused(LockClient::connect(&url), ErrorKind::Config, &["mode", "0600"]);
+    }
+    refused(LockClient::connect("sqlite:/x/l.db?unsafe_fs=maybe"), ErrorKind::Config, &["unsafe_fs", "\"maybe\""]);
+}
+
+#[test]
+fn a_hint_names_what_is_at_most_two_letters_away() {
+    let hint = |scheme: &str| {
+        let text = LockClient::connect(&format!("{scheme}:x")).unwrap_err().to_string();
+        text.split_once("did you mean \"").map(|(_, rest)| rest.split('"').next().unwrap().to_owned())
+    };
+    for near in ["sqllite", "sqlit", "qlite", "xsqlite", "sqlite33", "lite", "sxlixe", "xxlite", "sqlixx", "qlitex"] {
+        assert_eq!(hint(near).as_deref(), Some("sqlite"), "{near}");
+    }
+    for near in ["memroy", "yemory", "memo", "mmoryx", "xmemry"] {
+        assert_eq!(hint(near).as_deref(), Some("memory"), "{near}");
+    }
+    for far in ["ite", "sqlite333", "xxxite", "sqlxxx", "sqlight", "xxqlite2", "mem", "emoryxx", "redis", "s", ""] {
+        assert_eq!(hint(far), None, "{far}");
+    }
+}
+
+#[test]
+fn a_bad_option_is_refused_before_a_file_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let url = format!("sqlite:{}", path.display());
+    assert!(LockClient::builder(&url).lease(Duration::ZERO).connect().is_err());
+    assert!(!path.exists());
+    LockClient::connect(&url).unwrap();
+    assert!(path.exists());
+}
+
+#[test]
+fn urls_lead_to_the_file_that_they_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    LockClient::connect(&format!("sqlite:{}", at("a%20b.db").display())).unwrap();
+    LockClient::connect(&format!("sqlite://{}", at("absolute.db").display())).unwrap();
+    leasehold::sqlite::builder(at("50%41?.db")).connect().unwrap();
+    // What is no escape stands for itself.
+    LockClient::connect(&format!("sqlite:{}", at("%C3%a4%%4%zz%+1%ä%25").display())).unwrap();
+    for name in ["a b.db", "absolute.db", "50%41?.db", "ä%%4%zz%+1%ä%"] {
+        assert!(at(name).exists(), "{name}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn the_options_of_a_url_are_followed() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    for (n, (options, wanted)) in [
+        ("mode=0660", 0o660),
+        ("mode=606&unsafe_fs=0", 0o606),
+        ("unsafe_fs=true&mode=0644", 0o644),
+        ("unsafe_fs=1", 0o600),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = folder.path().join(format!("{n}.db"));
+        LockClient::connect(&format!("sqlite:{}?{options}", path.display())).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, wanted, "{options}");
+    }
+}
+
+#[test]
+fn an_error_names_key_and_store_once_and_no_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("no/locks.db");
+    let error = LockClient::connect(&format!("sqlite:{}", missing.display())).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.store()),
+        (ErrorKind::Config, Some(format!("sqlite:{}", missing.display()).as_str()))
+    );
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let client = LockClient::connect(&url).unwrap();
+    let held = client.request("k").lock_id("canary-lock-id-with-a-secret").lock().unwrap();
+    let error = client.request("k").wait(Duration::from_millis(1)).lock().unwrap_err();
+    assert_eq!((error.key(), error.store()), (Some("k"), Some(url.as_str())));
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("lock \"k\" on {url}: ")), "{text}");
+    assert_eq!(text.matches("locks.db").count(), 1, "{text}");
+    let all = format!("{error} {error:?} {held:?} {:?} {:?}", client, client.request("k"));
+    assert!(!all.contains("with-a-secret"), "{all}");
+    // Only the scheme of an unknown URL is told: the rest may hold a password.
+    let unknown = LockClient::builder("mango://me:canary@db/locks");
+    assert!(!format!("{unknown:?}").contains("canary"));
+    let error = unknown.connect().unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
+}
+
+#[test]
+fn the_environment_names_the_store() {
+    // One test only touches this variable, and nothing else here reads it.
+    let from_env = |value: Option<&str>| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "input::environment_child", "--nocapture"]).env("LEASEHOLD_TEST_CHILD", "1");
+        match value {
+            Some(value) => command.env("LEASEHOLD_STORE", value),
+            None => command.env_remove("LEASEHOLD_STORE"),
+        };
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    assert!(from_env(Some("memory:from-env")).contains("\"memory:from-env\""));
+    let unset = from_env(None);
+    assert!(unset.contains("Config") && unset.contains("LEASEHOLD_STORE is not set"), "{unset}");
+}
+
+/// Runs in a process of its own, see above.
+#[test]
+fn environment_child() {
+    if std::env::var_os("LEASEHOLD_TEST_CHILD").is_some() {
+        match LockClient::from_env() {
+            Ok(client) => println!("connected: {client:?}"),
+            Err(error) => println!("{:?}: {error}", error.kind()),
+        }
+    }
+}
+
+fn builder() -> ClientBuilder {
+    LockClient::builder("memory:")
+}
+
+#[test]
+fn an_error_does_not_show_a_lock_id() {
+    let client = builder().connect().unwrap();
+    // As it is read from a file: with a line's end.
+    for id in ["correct-horse-battery\n".to_owned(), "correct-horse-battery".repeat(100)] {
+        let error = client.request("k").lock_id(id).try_lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(!format!("{error} {error:?}").contains("horse-battery"), "{error}");
+    }
+    assert!(client.get("").unwrap_err().store().is_some(), "the store is missing");
+}

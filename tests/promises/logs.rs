@@ -1,0 +1,119 @@
+//! What is warned of in the log. Alone in its process, since there is one logger.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::support::alone::alone;
+use leasehold::Operation;
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::sys::clock::Clock;
+use leasehold::testing::{Failure, MemoryStore};
+
+static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Keep;
+
+impl log::Log for Keep {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        // As a plain logger writes it, without the fields.
+        KEPT.lock().unwrap().push(format!("{} {}: {}", record.level(), record.target(), record.args()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// What was warned of since the last call.
+fn warnings() -> Vec<String> {
+    std::mem::take(&mut KEPT.lock().unwrap())
+}
+
+/// Of this and of nothing else.
+#[track_caller]
+fn assert_warned(of: &str) {
+    let warned = warnings();
+    assert!(warned.len() == 1 && warned[0].starts_with(of), "{warned:#?}");
+}
+
+#[test]
+fn warnings_tell_what_went_wrong_and_nothing_else() {
+    alone("logs::warnings_tell_what_went_wrong_and_nothing_else", || {
+        log::set_logger(&Keep).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+
+        let store = MemoryStore::new();
+        let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
+        assert!(guard.info().renewed().is_some());
+        guard.release().unwrap();
+        drop(client.lock("k").unwrap());
+        client.close().unwrap();
+        assert_eq!(warnings(), [""; 0]);
+
+        let client = store.builder().drop_timeout(Duration::from_secs(2)).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        store.fail_next(Operation::Release, Failure::AnswerHangs);
+        drop(guard);
+        assert_warned("WARN leasehold::guard: lock \"k\" could not be released");
+
+        let guard = client.lock("k").unwrap();
+        store.advance(Duration::from_secs(21));
+        guard.loss().wait().unwrap();
+        drop(guard);
+        assert_warned("WARN leasehold::guard: lock \"k\" lost: expired after");
+        drop(client);
+        what_fails_names_the_lock_and_the_time_left(&store);
+        a_telling_that_fails_is_warned_of_once();
+        a_wait_is_warned_of_after_half_a_minute();
+    });
+}
+
+fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
+    let client = store.builder().lease(Duration::from_secs(1)).connect().unwrap();
+    let guard = client.request("k").warn_before(Duration::from_millis(600)).lock().unwrap();
+    store.go_offline();
+    guard.loss().wait().unwrap();
+    store.go_online();
+    drop(guard);
+    let warned = warnings();
+    for text in [
+        "WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, 0.",
+        "WARN leasehold::guard: heartbeats of lock \"k\" fail; it will be lost in 0.",
+        "WARN leasehold::guard: lock \"k\" lost: expired (lock \"k\" on memory: ",
+    ] {
+        assert!(warned.iter().any(|line| line.starts_with(text)), "{text} in {warned:#?}");
+    }
+}
+
+/// By the real time, for a wait has no other.
+fn a_wait_is_warned_of_after_half_a_minute() {
+    let client = MemoryStore::new().client();
+    let _held = client.lock("k").unwrap();
+    assert!(client.try_lock_for("k", Duration::from_secs(32)).unwrap().is_none());
+    let warned = warnings();
+    assert!(
+        warned.len() == 1 && warned[0].contains("still waiting for lock \"k\" after 30 s, held by \""),
+        "{warned:#?}"
+    );
+}
+
+/// However often it is tried again while somebody waits.
+fn a_telling_that_fails_is_warned_of_once() {
+    let (clock, faults) = (Clock::system(), FaultPlan::default());
+    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+    let client = builder_over(Arc::new(store), clock).connect().unwrap();
+    faults.always(Call::Wake, Fault::FailBefore);
+    let held = client.request("k").acquire().unwrap();
+    while faults.count(Call::Wake) < 3 {
+        assert!(client.try_lock_for("k", Duration::from_millis(200)).unwrap().is_none());
+    }
+    client.release(&held).unwrap();
+    client.close().unwrap();
+    assert_warned("WARN leasehold::wake: the store does not tell waiters when a lock is free");
+}

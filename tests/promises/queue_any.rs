@@ -1,0 +1,333 @@
+//! A wait for any of several keys stands in the line of each.
+
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::support::bench::{Bench, LONG, wait_until};
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+/// A client that looks only when somebody of its own process tells it something.
+fn patient(bench: &Bench) -> LockClient {
+    bench.faults.never_wakes();
+    bench.builder().poll(HOUR..=HOUR).connect().unwrap()
+}
+
+/// Waits for any of the keys on a thread of its own; returns once it stands in all lines, at these places.
+fn any(client: &LockClient, places: [usize; 3], cancel: &CancelToken) -> JoinHandle<Result<LockGuard, Error>> {
+    let (told, tells) = mpsc::channel();
+    let request = client.request_any(KEYS).in_order().cancel(cancel);
+    let request = request.on_wait(move |waiting| told.send((waiting.key.clone(), waiting.place)).unwrap_or_default());
+    let thread = std::thread::spawn(move || request.lock());
+    for (key, place) in KEYS.into_iter().zip(places) {
+        assert_eq!(tells.recv_timeout(LONG).unwrap(), (key.to_owned(), place));
+    }
+    thread
+}
+
+/// Waits for one key behind all others.
+fn one(client: &LockClient, key: &str) -> JoinHandle<Result<LockGuard, Error>> {
+    let (told, tells) = mpsc::channel();
+    let request = client.request(key).on_wait(move |_| told.send(()).unwrap_or_default());
+    let thread = std::thread::spawn(move || request.lock());
+    tells.recv_timeout(LONG).unwrap();
+    thread
+}
+
+#[test]
+fn it_is_served_in_its_turn_and_by_a_hand_over() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let mut held: Vec<_> = KEYS.iter().map(|key| client.lock(key).unwrap()).collect();
+    let early = one(&client, "a");
+    let any = any(&client, [1, 0, 0], &CancelToken::new());
+    let late = one(&client, "b");
+    let before = bench.faults.calls().len();
+    let first = held.remove(0);
+    let token = first.fencing_token();
+    drop(first);
+    // Not its turn.
+    let early = early.join().unwrap().unwrap();
+    assert!(early.fencing_token() > token && !any.is_finished());
+    drop(held.remove(0));
+    let guard = any.join().unwrap().unwrap();
+    assert_eq!(guard.key(), "b");
+    assert_eq!(bench.faults.calls()[before..], [Call::Acquire, Call::Acquire], "one transfer each");
+    assert!(!late.is_finished());
+    // It has left the other lines.
+    drop((early, held));
+    assert!(["a", "c"].iter().all(|key| client.try_lock(key).unwrap().is_some()));
+    drop(guard);
+    assert_eq!(late.join().unwrap().unwrap().key(), "b");
+}
+
+#[test]
+fn of_what_is_handed_over_at_once_it_keeps_one() {
+    for round in 0..30 {
+        let bench = Bench::new();
+        let client = patient(&bench);
+        let held = KEYS.map(|key| client.lock(key).unwrap());
+        let any = any(&client, [0; 3], &CancelToken::new());
+        let late = KEYS.map(|key| one(&client, key));
+        if round % 3 == 0 {
+            bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_millis(round)));
+        }
+        let releasing = held.map(|guard| std::thread::spawn(move || drop(guard)));
+        let guard = any.join().unwrap().unwrap();
+        assert!(guard.is_held());
+        releasing.into_iter().for_each(|thread| thread.join().unwrap());
+        let kept = guard.key().to_owned();
+        for (key, late) in KEYS.into_iter().zip(late) {
+            if key == kept {
+                assert!(!late.is_finished(), "two hold {key:?} in round {round}");
+            } else {
+                assert_eq!(late.join().unwrap().unwrap().key(), key);
+                continue;
+            }
+            drop(late);
+        }
+        drop(guard);
+        wait_until(|| KEYS.iter().all(|key| bench.rival().get(key).unwrap().unwrap().is_free()));
+    }
+}
+
+#[test]
+fn a_wait_that_ends_leaves_all_lines() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let cancel = CancelToken::new();
+    let any = any(&client, [0; 3], &cancel);
+    let late = one(&client, "b");
+    drop(held);
+    cancel.cancel();
+    assert_eq!(any.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    // Its turn came, so it looked.
+    assert_eq!(late.join().unwrap().unwrap().key(), "b");
+    assert!(KEYS.iter().all(|key| client.try_lock(key).unwrap().is_some()));
+}
+
+#[test]
+fn asking_once_does_not_overtake_who_waits() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = bench.rival().lock("a").unwrap();
+    let waiting = one(&client, "a");
+    drop(held);
+    let asked = bench.faults.count(Call::Acquire);
+    assert!(client.try_lock_any(["a"]).unwrap().is_none());
+    assert_eq!(bench.faults.count(Call::Acquire), asked, "the store was asked");
+    assert_eq!(client.try_lock_any(["a", "b"]).unwrap().unwrap().key(), "b");
+    client.close().unwrap();
+    assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+}
+
+/// The store tells: no polls, and the first that is released is taken.
+#[test]
+fn a_told_wait_makes_one_look_at_each_key() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
+    let mut held: Vec<_> = KEYS.iter().map(|key| bench.rival().lock(key).unwrap()).collect();
+    let any = any(&client, [0; 3], &CancelToken::new());
+    wait_until(|| bench.faults.count(Call::Read) >= 3);
+    std::thread::sleep(Duration::from_millis(100));
+    // One each, or one more where two keys were told one after the other.
+    let reads = bench.faults.count(Call::Read);
+    assert!(reads <= 6, "{reads} reads");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(bench.faults.count(Call::Read), reads, "an idle wait asks");
+    drop(held.remove(2));
+    assert_eq!(any.join().unwrap().unwrap().key(), "c");
+    assert_eq!(bench.faults.count(Call::Read), reads + 1, "it looked at what was not told");
+}
+
+#[test]
+fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
+    for _ in 0..8 {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let poll = Duration::from_millis(50);
+        let client = bench.builder().poll(poll..=poll).connect().unwrap();
+        for key in KEYS {
+            bench.rival().request(key).acquire().unwrap();
+        }
+        let any = any(&client, [0; 3], &CancelToken::new());
+        // Between two rounds of looks.
+        wait_until(|| bench.faults.count(Call::Read) >= 3 && bench.faults.count(Call::Read).is_multiple_of(3));
+        bench.clock.advance(HOUR);
+        assert_eq!(any.join().unwrap().unwrap().key(), "a");
+    }
+}
+
+#[test]
+fn data_is_asked_for_without_standing_back() {
+    let bench = Bench::new();
+    let client = patient(&bench);
+    let held = bench.rival().lock("a").unwrap();
+    let waiting = one(&client, "a");
+    let asked = bench.faults.count(Call::Acquire);
+    assert_eq!(client.request_any(["a"]).acquire().unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(bench.faults.count(Call::Acquire), asked + 1);
+    client.close().unwrap();
+    assert!(waiting.join().unwrap().is_err());
+    drop(held);
+}
+
+#[test]
+fn what_the_store_refuses_ends_the_call_whatever_the_other_keys_would_say() {
+    let bench = Bench::new();
+    bench.faults.next(Call::Acquire, Fault::Refuse);
+    let error = bench.client().request_any(["a", "b"]).in_order().try_lock().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
+}
+
+#[test]
+fn asking_once_gives_each_key_its_time_and_ends_with_one_that_takes_all_of_it() {
+    let bench = Bench::new();
+    let client = bench.builder().request_timeout(Duration::from_millis(500)).connect().unwrap();
+    let held = ["a", "b"].map(|key| bench.rival().lock(key).unwrap());
+    for _ in 0..2 {
+        bench.faults.next(Call::Acquire, Fault::Delay(Duration::from_millis(300)));
+    }
+    let guard = client.request_any(KEYS).in_order().try_lock().unwrap();
+    assert_eq!(guard.map(|guard| guard.key().to_owned()).as_deref(), Some("c"));
+    drop(held);
+    let asked = bench.faults.count(Call::Acquire);
+    bench.faults.next(Call::Acquire, Fault::HangBefore);
+    let error = client.request_any(KEYS).in_order().try_lock().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Ambiguous, Some("a")));
+    assert_eq!(bench.faults.count(Call::Acquire), asked + 1, "it took longer than a request may");
+}
+
+#[test]
+fn where_others_stand_before_it_it_takes_nothing() {
+    for _ in 0..8 {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let poll = Duration::from_millis(20);
+        let client = bench.builder().poll(poll..=poll).connect().unwrap();
+        let [a, b, c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+        let early = one(&client, "a");
+        let any = any(&client, [1, 0, 0], &CancelToken::new());
+        drop(a);
+        wait_until(|| early.is_finished() || any.is_finished());
+        assert!(!any.is_finished(), "it overtook who came first");
+        let early = early.join().unwrap().unwrap();
+        drop((b, c));
+        assert_ne!(any.join().unwrap().unwrap().key(), early.key());
+    }
+}
+
+#[test]
+fn what_the_store_refuses_while_it_waits_ends_the_call() {
+    let bench = Bench::new();
+    bench.faults.never_wakes();
+    let poll = Duration::from_millis(20);
+    let client = bench.builder().poll(poll..=poll).connect().unwrap();
+    let [a, _b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let any = any(&client, [0; 3], &CancelToken::new());
+    bench.faults.next(Call::Acquire, Fault::Refuse);
+    drop(a);
+    let error = any.join().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
+}
+
+/// One key is told again and again; the lease of another one ends, which nobody tells.
+#[test]
+fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
+    let _readers = bench.rival().lock_shared("a").unwrap();
+    let _c = bench.rival().lock("c").unwrap();
+    bench.rival().request("b").lease(Duration::from_millis(500)).acquire().unwrap();
+    let any = any(&client, [0; 3], &CancelToken::new());
+    let late = one(&client, "b");
+    let (stop, stopped) = mpsc::channel::<()>();
+    let rival = bench.rival();
+    let telling = std::thread::spawn(move || {
+        while stopped.recv_timeout(Duration::from_millis(20)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            drop(rival.lock_shared("a").unwrap());
+        }
+    });
+    wait_until(|| any.is_finished());
+    let guard = any.join().unwrap().unwrap();
+    assert_eq!(guard.key(), "b");
+    drop(guard);
+    assert_eq!(late.join().unwrap().unwrap().key(), "b");
+    drop(stop);
+    telling.join().unwrap();
+}
+
+/// The store tells, and the key that it told looked free: nobody tells that again.
+#[test]
+fn what_could_not_be_asked_for_is_asked_for_again_soon() {
+    let bench = Bench::new();
+    let poll = Duration::from_millis(400);
+    let client = bench.builder().lease(Duration::from_millis(300)).poll(poll..=poll).connect().unwrap();
+    let [a, _b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let (told, tells) = mpsc::channel();
+    let request = client.request_any(KEYS).on_wait(move |_| told.send(()).unwrap_or_default());
+    let any = std::thread::spawn(move || request.lock());
+    // Once for what was asked, once because the store tells now.
+    wait_until(|| bench.faults.count(Call::Read) >= 3);
+    let asked = bench.faults.count(Call::Acquire);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    drop(a);
+    bench.wait_for_call(Call::Acquire, asked);
+    while tells.try_recv().is_ok() {}
+    tells.recv_timeout(LONG).expect("it goes on to wait");
+    bench.faults.heal();
+    wait_until(|| any.is_finished());
+    assert_eq!(any.join().unwrap().unwrap().key(), "a");
+}
+
+/// The requests in their order.
+#[derive(Default)]
+struct Requests(Mutex<Vec<(Operation, String)>>);
+
+impl Observer for Requests {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Request { operation, key: Some(key), .. } = event {
+            self.0.lock().push((*operation, (*key).to_owned()));
+        }
+    }
+}
+
+#[test]
+fn trouble_with_one_key_keeps_it_from_looking_at_no_other() {
+    let bench = Bench::new();
+    bench.faults.never_wakes();
+    let (poll, requests) = (Duration::from_millis(20), Arc::new(Requests::default()));
+    let client = bench.builder().poll(poll..=poll).observer(requests.clone()).connect().unwrap();
+    let [a, b, _c] = KEYS.map(|key| bench.rival().lock(key).unwrap());
+    let any = any(&client, [0; 3], &CancelToken::new());
+    let asks = (Operation::Acquire, "a".to_owned());
+    let asked = || requests.0.lock().iter().filter(|request| **request == asks).count();
+    let before = asked();
+    // Some of them are done, and nobody knows.
+    bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
+    bench.faults.always(Call::Acquire, Fault::FailBefore);
+    drop(a);
+    wait_until(|| asked() >= before + 5);
+    let in_vain = requests.0.lock().windows(3).any(|three| three.iter().all(|request| *request == asks));
+    assert!(!in_vain, "asked for a again and again: {:?}", requests.0.lock());
+    // What was done is given up all the same.
+    let _a = bench.rival().lock("a").unwrap();
+    drop(b);
+    bench.faults.heal();
+    assert_eq!(any.join().unwrap().unwrap().key(), "b");
+}
+
+#[test]
+fn asking_once_goes_on_after_a_grant_that_came_too_late_to_be_held() {
+    let bench = Bench::new();
+    let client = bench.hasty();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_secs(1)));
+    let guard = client.try_lock_any(["a"]).unwrap().expect("nobody holds it");
+    assert!(guard.is_held());
+    assert_eq!(bench.faults.count(Call::Acquire), 2);
+}

@@ -1,0 +1,69 @@
+//! What holds of every store behind a network, one test for each: bounds behind a server that says nothing,
+//! children that a connected process forks, connections that go silent, and panics inside an SDK.
+#![cfg(all(target_os = "linux", any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+mod forks;
+mod holes;
+#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+mod panics;
+mod silence;
+
+use crate::support::proxy::Proxy;
+use leasehold::ClientBuilder;
+
+/// A store of its own, directly and by way of a proxy.
+struct Remote {
+    proxy: Proxy,
+    /// A client of the server at this `HOST:PORT`.
+    at: Box<dyn Fn(&str) -> ClientBuilder + Send + Sync>,
+    upstream: String,
+    _room: Box<dyn std::any::Any + Send + Sync>,
+}
+
+impl Remote {
+    fn new(
+        upstream: &str,
+        at: impl Fn(&str) -> ClientBuilder + Send + Sync + 'static,
+        room: impl Send + Sync + 'static,
+    ) -> Remote {
+        let upstream = upstream.trim_start_matches("http://").to_owned();
+        Remote { proxy: Proxy::raw(&upstream), at: Box::new(at), upstream, _room: Box::new(room) }
+    }
+
+    /// By way of the proxy.
+    fn behind(&self) -> ClientBuilder {
+        (self.at)(&self.proxy.addr().to_string())
+    }
+
+    fn direct(&self) -> ClientBuilder {
+        (self.at)(&self.upstream)
+    }
+}
+
+#[cfg(feature = "dynamodb")]
+fn dynamodb() -> Option<Remote> {
+    use crate::support::dynamodb::{Table, config_at};
+    let endpoint = crate::support::servers::dynamodb_local()?;
+    let table = Table::fresh();
+    let name = table.0.clone();
+    let at = move |host: &str| leasehold::dynamodb::builder(config_at(&format!("http://{host}")), name.as_str());
+    Some(Remote::new(&endpoint, at, table))
+}
+
+#[cfg(feature = "mongodb")]
+fn mongodb() -> Option<Remote> {
+    use crate::support::mongodb::{Rows, host, with_database};
+    let server = crate::support::servers::mongod()?;
+    let rows = Rows::fresh();
+    let options = format!("directConnection=true&collection={}", rows.0);
+    let at = move |host: &str| leasehold::LockClient::builder(with_database(&format!("mongodb://{host}"), &options));
+    Some(Remote::new(&host(&server), at, rows))
+}
+
+#[cfg(feature = "spanner")]
+fn spanner() -> Option<Remote> {
+    use crate::support::spanner::{Database, TABLE, settings};
+    let server = crate::support::servers::spanner_emulator()?;
+    let path = Database::fresh().path;
+    let at = move |host: &str| leasehold::spanner::builder(settings(host), &path, TABLE);
+    Some(Remote::new(&server, at, ()))
+}

@@ -1,0 +1,41 @@
+//! A connection over which nothing comes any more, and whose end nobody says, as when a router forgets it.
+
+use crate::remote::Remote;
+use crate::support::harness::{eventually, millis};
+
+/// The kernel would send again for a quarter of an hour.
+fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
+    let builder = remote.behind().lease(millis(12_000)).request_timeout(millis(1000));
+    let client = builder.connect().expect("a client");
+    let guard = client.lock("kept").expect("a lock");
+    let renewed = guard.info().renewed();
+    remote.proxy.silence_open();
+    eventually("a request is answered", || client.get("kept").is_ok());
+    eventually("a heartbeat is answered", || guard.info().renewed() != renewed);
+    assert!(guard.is_held());
+    guard.release().expect("a release");
+}
+
+fn on(remote: Option<Remote>) {
+    if let Some(remote) = remote {
+        a_silent_connection_is_left_for_a_new_one(&remote);
+    }
+}
+
+#[cfg(feature = "dynamodb")]
+#[test]
+fn a_silent_connection_to_dynamodb_is_left() {
+    on(crate::remote::dynamodb());
+}
+
+#[cfg(feature = "mongodb")]
+#[test]
+fn a_silent_connection_to_mongodb_is_left() {
+    on(crate::remote::mongodb());
+}
+
+#[cfg(feature = "spanner")]
+#[test]
+fn a_silent_connection_to_spanner_is_left() {
+    on(crate::remote::spanner());
+}

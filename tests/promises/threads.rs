@@ -1,0 +1,397 @@
+//! What ends leaves nothing behind: no thread, no request, no row. Each test is alone in its process.
+#![cfg(target_os = "linux")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::alone::alone;
+use crate::support::harness::{PATIENCE, Store, eventually, millis, within};
+use crate::support::lateness::slack;
+use crate::support::seed::{seed, sow};
+use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{ErrorKind, LockClient};
+use parking_lot::Mutex;
+
+const LEASE: Duration = millis(900);
+const DROP: Duration = millis(1500);
+
+fn client(store: &Store) -> LockClient {
+    store.builder().lease(LEASE).drop_timeout(DROP).connect().expect("a client")
+}
+
+/// For longer than a heartbeat takes: that nothing comes has no event.
+fn assert_silent(store: &Store) {
+    let before = store.plan.calls();
+    std::thread::sleep(LEASE / 2);
+    assert_eq!(store.plan.calls(), before, "a request came after the end, on {}", store.name);
+}
+
+#[test]
+fn a_guard_has_one_thread_and_leaves_none() {
+    alone("threads::a_guard_has_one_thread_and_leaves_none", || {
+        for store in Store::all() {
+            let client = client(&store);
+            assert_ours(&[]);
+            let guard = client.lock("job").expect("a lock");
+            let other = client.lock("other").expect("a lock");
+            // A heartbeat's thread starts when its first beat is due.
+            let all = ["leasehold-beat", "leasehold-beat", "leasehold-watch"];
+            eventually("both heartbeats have started", || ours() == all);
+            drop(guard);
+            assert_ours(&["leasehold-beat", "leasehold-watch"]);
+            other.release().expect("a release");
+            assert_ours(&["leasehold-watch"]);
+            assert_silent(&store);
+            assert!(store.is_vacant("job") && store.is_vacant("other"));
+            let kept = client.lock("job").expect("a lock").into_lock();
+            assert_ours(&["leasehold-watch"]);
+            assert_silent(&store);
+            client.release(&kept).expect("a release");
+            drop(client);
+            assert_ours(&[]);
+        }
+    });
+}
+
+#[test]
+fn a_guard_at_rest_takes_no_processor_time() {
+    alone("threads::a_guard_at_rest_takes_no_processor_time", || {
+        let client = LockClient::connect("memory:").expect("a client");
+        let _guard = client.lock("job").expect("a lock");
+        let used = || {
+            let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).expect("its usage");
+            let (user, system) = (usage.user_time(), usage.system_time());
+            millis(((user.tv_sec() + system.tv_sec()) * 1000 + (user.tv_usec() + system.tv_usec()) / 1000) as u64)
+        };
+        let (before, started) = (used(), Instant::now());
+        // A thread that goes round would use all that it gets, if not all of the time.
+        while started.elapsed() < millis(1000) {
+            std::thread::sleep(millis(50));
+        }
+        let used = used() - before;
+        assert!(used < millis(100), "{used:?}");
+    });
+}
+
+#[test]
+fn a_guard_that_outlives_its_client_takes_the_threads_with_it() {
+    alone("threads::a_guard_that_outlives_its_client_takes_the_threads_with_it", || {
+        let store = Store::memory();
+        let guard = client(&store).lock("job").expect("a lock");
+        assert!(guard.is_held());
+        drop(guard);
+        none_soon();
+        assert!(store.is_vacant("job"));
+    });
+}
+
+#[test]
+fn a_loss_ends_the_heartbeat() {
+    alone("threads::a_loss_ends_the_heartbeat", || {
+        for store in Store::all() {
+            let client = client(&store);
+            let told = Arc::new(AtomicUsize::new(0));
+            let count = told.clone();
+            let request = client.request("job").on_loss(move |_| {
+                count.fetch_add(1, Ordering::SeqCst);
+            });
+            let guard = request.lock().expect("a lock");
+            store.bystander().release(&guard.info()).expect("the operator's release");
+            guard.loss().wait_timeout(PATIENCE).expect("a loss");
+            eventually("the callback ran", || told.load(Ordering::SeqCst) == 1);
+            eventually("only the watcher is left", || ours() == ["leasehold-watch"]);
+            assert_silent(&store);
+            let before = store.plan.count(Call::Release);
+            drop(guard);
+            // Somebody else may hold it by now.
+            assert!(store.plan.count(Call::Release) <= before + 1);
+            assert_eq!(told.load(Ordering::SeqCst), 1);
+            drop(client);
+            assert_ours(&[]);
+        }
+    });
+}
+
+#[test]
+fn close_ends_every_thread_and_every_request() {
+    alone("threads::close_ends_every_thread_and_every_request", || {
+        for store in Store::all() {
+            let client = client(&store);
+            let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
+            let blocker = store.bystander().lock("busy").expect("a lock");
+            std::thread::scope(|scope| {
+                let waiters: Vec<_> =
+                    (0..4).map(|_| scope.spawn(|| client.lock("busy").map(drop).unwrap_err().kind())).collect();
+                let before = store.plan.count(Call::Read);
+                eventually("the waiters poll", || store.plan.count(Call::Read) >= before + 8);
+                client.close().expect("a close");
+                let closed = Instant::now();
+                for waiter in waiters {
+                    assert_eq!(waiter.join().expect("a waiter"), ErrorKind::Closed);
+                }
+                assert!(closed.elapsed() < slack(closed), "the waiters took {:?}", closed.elapsed());
+            });
+            // The client and its guards are still there.
+            drop(blocker);
+            assert_ours(&[]);
+            assert!(guards.iter().all(|guard| !guard.is_held()));
+            assert!((0..40).all(|n| store.is_vacant(&format!("job-{n}"))));
+            assert_silent(&store);
+            assert_eq!(client.try_lock("job").unwrap_err().kind(), ErrorKind::Closed);
+            assert_eq!(client.get("job").unwrap_err().kind(), ErrorKind::Closed);
+            client.close().expect("a second close");
+            drop(guards);
+            client.close().expect("a third close");
+            assert_silent(&store);
+            assert_ours(&[]);
+        }
+    });
+}
+
+/// One release that hangs is no reason for the others not to be sent, nor for a later end.
+#[test]
+fn close_releases_all_within_one_bound_even_if_some_hang() {
+    alone("threads::close_releases_all_within_one_bound_even_if_some_hang", || {
+        let (unstick, stuck) = crossbeam_channel::bounded(0);
+        for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
+            let store = Store::memory();
+            let client = client(&store);
+            let _guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
+            for _ in 0..20 {
+                store.plan.next(Call::Release, fault.clone());
+            }
+            let answer = within(&format!("close with {fault:?}"), DROP, || client.close());
+            assert!(answer.is_err(), "{fault:?}");
+            // A hanging request is repeated while there is time; twenty keys were never answered.
+            let vacant = (0..40).filter(|n| store.is_vacant(&format!("job-{n}"))).count();
+            assert!(vacant >= 20, "only {vacant} were released with {fault:?}");
+        }
+        drop(unstick);
+        none_soon();
+    });
+}
+
+/// 500 acquirers against a close.
+#[test]
+fn acquirers_that_race_a_close_leave_nothing() {
+    alone("threads::acquirers_that_race_a_close_leave_nothing", || {
+        for store in Store::all() {
+            let rounds = if store.name == "memory" { 10 } else { 2 };
+            for _ in 0..rounds {
+                let client = client(&store);
+                // The guards stay: whatever is released, close has released.
+                let kept = Mutex::new(Vec::new());
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        eventually("some are granted", || kept.lock().len() > 50);
+                        let _ = client.close();
+                    });
+                    for n in 0..500 {
+                        let (client, kept) = (&client, &kept);
+                        let body = move || match client.try_lock(&format!("job-{n}")) {
+                            Ok(guard) => kept.lock().extend(guard),
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::Closed),
+                        };
+                        let small = std::thread::Builder::new().stack_size(256 * 1024);
+                        small.spawn_scoped(scope, body).expect("an acquirer");
+                    }
+                });
+                assert_ours(&[]);
+                let left: Vec<_> = (0..500).filter(|n| !store.is_vacant(&format!("job-{n}"))).collect();
+                assert!(left.is_empty(), "rows are left on {}: {left:?}", store.name);
+                assert!(kept.lock().iter().all(|guard| !guard.is_held()));
+                assert_silent(&store);
+            }
+        }
+    });
+}
+
+/// An acquire that the store did and did not answer, while the client is closed.
+#[test]
+fn an_unanswered_acquire_is_given_up_by_close() {
+    alone("threads::an_unanswered_acquire_is_given_up_by_close", || {
+        for store in Store::all() {
+            let client = client(&store);
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| client.lock("job").map(drop).unwrap_err().kind());
+                eventually("it stands in the row", || !store.is_vacant("job"));
+                client.close().expect("a close");
+                assert_eq!(waiter.join().expect("a waiter"), ErrorKind::Closed);
+            });
+            assert!(store.is_vacant("job"), "a row is left on {}", store.name);
+            assert_ours(&[]);
+            assert_silent(&store);
+        }
+    });
+}
+
+/// The same when the last handle is dropped: there is one bound for what it leaves to do.
+#[test]
+fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
+    alone("threads::an_unanswered_acquire_is_given_up_by_the_last_drop", || {
+        for round in 0..30 {
+            let store = Store::sqlite();
+            let client = client(&store);
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock_for("job", millis(10)).is_err());
+            drop(client);
+            assert!(store.is_vacant("job"), "a row is left in round {round}");
+            assert_ours(&[]);
+        }
+    });
+}
+
+/// However many were not answered, while nothing is: what can be given up then is, whatever hangs beside it.
+#[test]
+fn unanswered_acquires_have_one_thread_that_ends_with_the_last() {
+    const ACQUIRES: usize = 60;
+    alone("threads::unanswered_acquires_have_one_thread_that_ends_with_the_last", || {
+        for store in Store::all() {
+            let client = store.builder().request_timeout(millis(300)).drop_timeout(DROP).connect().expect("a client");
+            let undoing = || ours().iter().filter(|name| *name == "leasehold-undo").count();
+            store.plan.always(Call::Release, Fault::HangBefore);
+            for n in 0..ACQUIRES {
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                assert!(client.try_lock_for(&format!("job-{n}"), millis(1)).is_err());
+            }
+            assert_eq!(undoing(), 1, "on {}", store.name);
+            assert!((0..ACQUIRES).all(|n| !store.is_vacant(&format!("job-{n}"))));
+            store.plan.heal();
+            for _ in 0..3 {
+                store.plan.next(Call::Release, Fault::HangBefore);
+            }
+            eventually("all are given up", || (0..ACQUIRES).all(|n| store.is_vacant(&format!("job-{n}"))));
+            eventually("its thread ends", || undoing() == 0);
+
+            // What has ended by itself is left.
+            store.plan.always(Call::Release, Fault::FailBefore);
+            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock_for("late", millis(1)).is_err());
+            eventually("it is tried", || undoing() == 1);
+            store.advance(Duration::from_secs(21));
+            eventually("nobody tries that any more", || undoing() == 0);
+
+            // What was renewed already may stand for longer than an acquisition.
+            store.plan.next(Call::Renew, Fault::ApplyThenHang);
+            let request = client.request("long").lease(Duration::from_secs(3600)).wait(millis(50));
+            assert!(request.lock().is_err());
+            eventually("it is tried", || undoing() == 1);
+            store.advance(Duration::from_secs(90));
+            let before = store.plan.count(Call::Release);
+            eventually("it is still tried", || store.plan.count(Call::Release) > before + 1);
+            store.plan.heal();
+            eventually("it is given up", || store.is_vacant("long"));
+
+            store.plan.always(Call::Release, Fault::HangBefore);
+            for n in 0..10 {
+                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
+                assert!(client.try_lock_for(&format!("left-{n}"), millis(1)).is_err());
+            }
+            within("the drop", DROP, || drop(client));
+            none_soon();
+        }
+    });
+}
+
+#[test]
+fn a_release_during_a_heartbeat_ends_it_first() {
+    alone("threads::a_release_during_a_heartbeat_ends_it_first", || {
+        for store in Store::all() {
+            // A heartbeat that hangs would do so for long.
+            let builder = store.builder().lease(millis(60_000)).heartbeat(millis(5)).drop_timeout(DROP);
+            let client = builder.connect().expect("a client");
+            for (n, fault) in
+                [Fault::Delay(millis(50)), Fault::HangBefore, Fault::ApplyThenHang, Fault::ApplyThenFail, Fault::Twice]
+                    .into_iter()
+                    .cycle()
+                    .take(15)
+                    .enumerate()
+            {
+                store.plan.next(Call::Renew, fault);
+                let guard = client.lock("job").expect("a lock");
+                let before = store.plan.count(Call::Renew);
+                eventually("a heartbeat is under way", || store.plan.count(Call::Renew) > before);
+                if n % 2 == 0 {
+                    drop(guard)
+                } else {
+                    guard.release().expect("a release")
+                }
+                assert_eq!(store.plan.calls().last(), Some(&Call::Release), "a heartbeat came after the release");
+                assert!(store.is_vacant("job"), "revived on {}", store.name);
+                assert_ours(&["leasehold-watch"]);
+            }
+            assert_silent(&store);
+            drop(client);
+            assert_ours(&[]);
+        }
+    });
+}
+
+/// Heartbeats as often as they may come, ended in every way at once.
+#[test]
+fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end() {
+    alone("threads::heartbeats_releases_drops_and_a_close_race_to_a_clean_end", || {
+        for store in Store::all() {
+            let seed = seed();
+            for round in 0..6 {
+                let lease = millis(100);
+                let client = store.builder().lease(lease).heartbeat(millis(2)).drop_timeout(DROP);
+                let client = client.connect().expect("a client");
+                let end = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    for n in 0..8 {
+                        let (client, end) = (&client, &end);
+                        scope.spawn(move || {
+                            sow(seed, 8 * round + n);
+                            while !end.load(Ordering::SeqCst) {
+                                let Ok(guard) = client.lock(&format!("job-{n}")) else { return };
+                                std::thread::sleep(millis(fastrand::u64(0..6)));
+                                if fastrand::bool() { drop(guard) } else { drop(guard.release()) }
+                            }
+                        });
+                    }
+                    std::thread::sleep(millis(100));
+                    match round % 2 {
+                        0 => drop(client.close()),
+                        _ => end.store(true, Ordering::SeqCst),
+                    }
+                });
+                drop(client);
+                assert_ours(&[]);
+                assert!((0..8).all(|n| store.is_vacant(&format!("job-{n}"))), "a row is left on {}", store.name);
+                assert_silent(&store);
+            }
+        }
+    });
+}
+
+fn without_threads<T>(call: impl FnOnce() -> T) -> T {
+    no_new_threads();
+    let value = call();
+    threads_again();
+    value
+}
+
+#[test]
+fn a_thread_that_can_not_be_started_leaves_no_lock() {
+    alone("threads::a_thread_that_can_not_be_started_leaves_no_lock", || {
+        let store = Store::memory();
+        let client = client(&store);
+        // The watcher; a heartbeat that finds no thread is tested with the bounds.
+        let error = without_threads(|| client.try_lock("job").map(drop)).unwrap_err();
+        assert!(error.to_string().contains("leasehold-watch"), "{error}");
+        assert!(error.is_retryable());
+        assert!(store.is_vacant("job"));
+        assert_ours(&[]);
+        // A drop and a close need none.
+        let other = client.lock("other").expect("a lock");
+        without_threads(|| drop(other));
+        let _other = client.lock("other").expect("a lock");
+        without_threads(|| client.close()).expect("a close");
+        assert!(store.is_vacant("other"));
+        assert_ours(&[]);
+    });
+}

@@ -1,0 +1,367 @@
+//! Waiters that the store tells: they make no polls, and nothing is lost when it stops to tell.
+#![cfg(target_os = "linux")]
+
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::support::alone::alone;
+use crate::support::harness::{PATIENCE, Store, eventually, millis, within};
+use crate::support::lateness::slack;
+use crate::support::threads::{assert_ours, none_soon, ours};
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{CancelToken, ErrorKind, LockClient, LockRequest};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const LEASE: Duration = Duration::from_secs(60);
+const TELLING: [&str; 2] = ["leasehold-file", "leasehold-wake"];
+
+/// A client that never polls by itself while a test runs.
+fn patient(store: &Store) -> LockClient {
+    store.builder().lease(LEASE).poll(HOUR..=HOUR).connect().expect("a client")
+}
+
+/// Waits on a thread of its own; its answer is the token.
+fn waiter(
+    client: &LockClient,
+    key: &str,
+    ask: impl FnOnce(LockRequest) -> LockRequest + Send + 'static,
+) -> JoinHandle<Result<u64, ErrorKind>> {
+    let (told, tells) = mpsc::channel();
+    let request = client.request(key).on_wait(move |_| told.send(()).unwrap_or_default());
+    let thread = std::thread::spawn(move || {
+        ask(request).lock().map(|guard| guard.fencing_token()).map_err(|error| error.kind())
+    });
+    tells.recv_timeout(PATIENCE).expect("it waits");
+    thread
+}
+
+/// So many requests of waiters were made.
+fn asked(store: &Store) -> usize {
+    store.plan.count(Call::Acquire) + store.plan.count(Call::Read)
+}
+
+/// Returns once the waiter of this key sleeps: after one request for the lock, and one look once it is told.
+fn settled(store: &Store) {
+    eventually("it looks once more", || store.plan.count(Call::Read) == 1);
+    assert_eq!(store.plan.count(Call::Acquire), 1, "on {}", store.name);
+}
+
+#[test]
+fn a_told_waiter_makes_no_request_until_the_release() {
+    for store in Store::all() {
+        let (client, other) = (patient(&store), store.bystander());
+        let held = other.lock("k").expect("a lock");
+        let waiting = waiter(&client, "k", |request| request);
+        settled(&store);
+        // Other keys change the file, too; nothing comes of that, and that has no event.
+        for n in 0..20 {
+            drop(other.lock(&format!("other-{n}")).expect("a lock"));
+            std::thread::sleep(millis(10));
+        }
+        assert_eq!(asked(&store), 2, "an idle waiter asks {}", store.name);
+        let token = held.fencing_token();
+        let released = Instant::now();
+        drop(held);
+        assert!(waiting.join().expect("a waiter").expect("a lock") > token);
+        assert!(released.elapsed() < slack(released), "{:?} on {}", released.elapsed(), store.name);
+        // A look and a request for the lock.
+        assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
+    }
+}
+
+/// How often threads of this process slept and were woken, and the time that they ran.
+fn woken() -> (u64, Duration) {
+    let switches = |task: std::io::Result<std::fs::DirEntry>| {
+        let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        count.trim().parse::<u64>().ok()
+    };
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
+    let switches = tasks.filter_map(switches).sum();
+    let ran = nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
+    (switches, ran.into())
+}
+
+/// How often a second somebody was woken during `doing`.
+fn woken_a_second(what: &str, doing: impl FnOnce()) -> f64 {
+    let (started, before) = (Instant::now(), woken());
+    doing();
+    let (took, after) = (started.elapsed().as_secs_f64(), woken());
+    let (woken, ran) = (after.0.saturating_sub(before.0) as f64 / took, (after.1 - before.1).as_secs_f64() / took);
+    eprintln!("{what}: woken {woken:.0} times a second, {:.2} % of a core", ran * 100.0);
+    woken
+}
+
+/// What an idle waiter costs, counted: each time that it is woken takes some microseconds.
+#[test]
+fn an_idle_waiter_is_woken_seldom() {
+    alone("wake::an_idle_waiter_is_woken_seldom", || {
+        for store in Store::all() {
+            let (client, other) = (patient(&store), store.bystander());
+            let held = other.request("k").lease(LEASE).acquire().expect("a lock");
+            let waiting = waiter(&client, "k", |request| request);
+            settled(&store);
+            let idle = woken_a_second(&format!("idle on {}", store.name), || std::thread::sleep(millis(2000)));
+            // Ten looks a second at the file that nobody writes to, and one of each thread.
+            assert!(idle < 25.0, "{idle} on {}", store.name);
+            let writes = || {
+                for n in 0..10 {
+                    drop(other.lock(&format!("other-{n}")).expect("a lock"));
+                    std::thread::sleep(millis(200));
+                }
+            };
+            let busy = woken_a_second(&format!("with ten writes on {}", store.name), writes);
+            assert!(busy < 100.0, "{busy} on {}", store.name);
+            other.release(&held).expect("a release");
+            assert!(waiting.join().expect("a waiter").is_ok());
+        }
+    });
+}
+
+#[test]
+fn the_heartbeats_of_the_holder_wake_nobody() {
+    for store in Store::all() {
+        let client = patient(&store);
+        let other = store.bystander();
+        let mut held = other.request("k").lease(LEASE).acquire().expect("a lock");
+        let waiting = waiter(&client, "k", |request| request);
+        settled(&store);
+        for _ in 0..20 {
+            held = other.heartbeat(&held, LEASE).expect("a heartbeat");
+            std::thread::sleep(millis(10));
+        }
+        assert_eq!(asked(&store), 2, "on {}", store.name);
+        other.release(&held).expect("a release");
+        assert!(waiting.join().expect("a waiter").is_ok());
+    }
+}
+
+#[test]
+fn the_end_of_a_lease_makes_no_event_and_is_looked_for() {
+    for store in Store::all() {
+        let client = patient(&store);
+        store.bystander().request("k").lease(millis(700)).acquire().expect("a lock");
+        let started = Instant::now();
+        let waiting = waiter(&client, "k", |request| request);
+        assert!(waiting.join().expect("a waiter").is_ok());
+        assert!(started.elapsed() < PATIENCE);
+        assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_lets_it_look() {
+    for store in Store::all() {
+        let client = patient(&store);
+        store.bystander().request("k").lease(LEASE).acquire().expect("a lock");
+        let waiting = waiter(&client, "k", |request| request);
+        settled(&store);
+        store.advance(2 * LEASE);
+        assert!(waiting.join().expect("a waiter").is_ok());
+    }
+}
+
+#[test]
+fn one_call_watches_for_many_waiters() {
+    const KEYS: usize = 100;
+    for store in Store::all() {
+        let (client, other) = (patient(&store), store.bystander());
+        let held: Vec<_> = (0..KEYS).map(|n| other.lock(&format!("k{n}")).expect("a lock")).collect();
+        let waiting: Vec<_> = (0..KEYS).map(|n| waiter(&client, &format!("k{n}"), |request| request)).collect();
+        eventually("each looks once more", || store.plan.count(Call::Read) >= KEYS);
+        // Each key has one look: those of the set before are not looked at again.
+        assert!(asked(&store) <= 2 * KEYS + 10, "{} requests", asked(&store));
+        drop(held);
+        for waiter in waiting {
+            assert!(waiter.join().expect("a waiter").is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_line_of_waiters_makes_no_request_while_it_waits() {
+    for store in Store::all() {
+        let client = patient(&store);
+        let held = store.bystander().lock("k").expect("a lock");
+        let first = waiter(&client, "k", |request| request);
+        settled(&store);
+        let line: Vec<_> = (0..50).map(|_| waiter(&client, "k", |request| request)).collect();
+        std::thread::sleep(millis(100));
+        assert_eq!(asked(&store), 2, "on {}", store.name);
+        drop(held);
+        for waiter in [first].into_iter().chain(line) {
+            assert!(waiter.join().expect("a waiter").is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_store_that_can_not_tell_is_asked_once_and_polled() {
+    alone("wake::a_store_that_can_not_tell_is_asked_once_and_polled", || {
+        for store in Store::all() {
+            store.plan.never_wakes();
+            let client = store.builder().lease(LEASE).connect().expect("a client");
+            let held = store.bystander().lock("k").expect("a lock");
+            let waiting = waiter(&client, "k", |request| request);
+            eventually("it polls", || store.plan.count(Call::Read) > 10);
+            assert_eq!(store.plan.count(Call::Wake), 1);
+            let none = || !ours().iter().any(|thread| TELLING.contains(&thread.as_str()));
+            eventually("no thread is left for it", none);
+            drop(held);
+            assert!(waiting.join().expect("a waiter").is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_wake_that_fails_is_tried_again_and_polled_for_meanwhile() {
+    for fault in [Fault::FailBefore, Fault::Refuse, Fault::ApplyThenFail, Fault::Panic] {
+        for store in Store::all() {
+            store.plan.next(Call::Wake, fault.clone());
+            let client = store.builder().lease(LEASE).connect().expect("a client");
+            let held = store.bystander().lock("k").expect("a lock");
+            let waiting = waiter(&client, "k", |request| request);
+            eventually("it polls", || store.plan.count(Call::Read) > 10);
+            eventually("it is tried again", || store.plan.count(Call::Wake) == 2);
+            // The poll that was under way, and the look after the telling began.
+            std::thread::sleep(millis(100));
+            let reads = store.plan.count(Call::Read);
+            std::thread::sleep(millis(300));
+            assert_eq!(store.plan.count(Call::Read), reads, "it still polls {} after {fault:?}", store.name);
+            drop(held);
+            assert!(waiting.join().expect("a waiter").is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_wake_that_hangs_holds_up_nobody() {
+    let (unstick, stuck) = crossbeam_channel::bounded(0);
+    for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
+        for store in Store::all() {
+            store.plan.next(Call::Wake, fault.clone());
+            let bound = millis(1000);
+            let client = store.builder().lease(LEASE).drop_timeout(bound).connect().expect("a client");
+            let held = store.bystander().lock("k").expect("a lock");
+            let waiting = waiter(&client, "k", |request| request);
+            drop(held);
+            assert!(waiting.join().expect("a waiter").is_ok());
+            within("close", bound, || client.close()).expect("a close");
+        }
+    }
+    drop(unstick);
+}
+
+#[test]
+fn a_store_that_is_slow_to_tell_is_not_asked_for_each_waiter_that_goes() {
+    let store = Store::memory();
+    store.plan.always(Call::Wake, Fault::Delay(millis(50)));
+    let (client, other) = (patient(&store), store.bystander());
+    let keys: Vec<String> = (0..6).map(|n| format!("k{n}")).collect();
+    let held: Vec<_> = keys.iter().map(|key| other.lock(key).expect("a lock")).collect();
+    let waiting: Vec<_> = keys.iter().map(|key| waiter(&client, key, |request| request)).collect();
+    // Each of them looks once more when it is told.
+    eventually("all are told", || store.plan.count(Call::Read) == keys.len());
+    let before = store.plan.count(Call::Wake);
+    let started = Instant::now();
+    for (held, waiting) in held.into_iter().zip(waiting) {
+        drop(held);
+        assert!(waiting.join().expect("a waiter").is_ok());
+        // Longer than it lingers for who may come back.
+        std::thread::sleep(millis(150));
+    }
+    // At most one for each ten times that a call takes, and one more.
+    let most = started.elapsed().as_millis() / 500 + 1;
+    let asked = store.plan.count(Call::Wake) - before;
+    assert!(asked as u128 <= most, "{asked} calls in {:?}", started.elapsed());
+}
+
+#[test]
+fn a_telling_that_breaks_off_is_noticed_and_begun_again() {
+    let store = Store::memory();
+    let client = store.builder().lease(LEASE).connect().expect("a client");
+    let held = store.bystander().lock("k").expect("a lock");
+    let waiting = waiter(&client, "k", |request| request);
+    settled(&store);
+    // As a stream that ends: the store lets go of the channel.
+    store.stop_telling();
+    eventually("it polls", || store.plan.count(Call::Read) > 5);
+    eventually("it is tried again", || store.plan.count(Call::Wake) == 2);
+    drop(held);
+    assert!(waiting.join().expect("a waiter").is_ok());
+}
+
+#[test]
+fn a_file_that_is_gone_ends_the_wait() {
+    let store = Store::sqlite();
+    let client = patient(&store);
+    let held = store.bystander().lock("k").expect("a lock");
+    let waiting = waiter(&client, "k", |request| request);
+    settled(&store);
+    std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).expect("a move");
+    let moved = Instant::now();
+    assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Store));
+    assert!(moved.elapsed() < slack(moved), "{:?}", moved.elapsed());
+    drop(held);
+}
+
+#[test]
+fn a_cancelled_wait_and_a_close_end_the_telling() {
+    alone("wake::a_cancelled_wait_and_a_close_end_the_telling", || {
+        for store in Store::all() {
+            let telling = if store.name == "memory" { &TELLING[1..] } else { &TELLING };
+            let client = patient(&store);
+            let _held = store.bystander().request("k").lease(LEASE).acquire().expect("a lock");
+            assert_ours(&[]);
+            let cancel = CancelToken::new();
+            let token = cancel.clone();
+            let waiting = waiter(&client, "k", move |request| request.cancel(&token));
+            settled(&store);
+            assert_eq!(ours(), telling);
+            cancel.cancel();
+            assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Cancelled));
+            none_soon();
+            let waiting = waiter(&client, "k", |request| request);
+            eventually("it tells again", || ours() == telling);
+            client.close().expect("a close");
+            assert_ours(&[]);
+            assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Closed));
+            // Without a close: with the last handle.
+            let client = patient(&store);
+            assert!(client.try_lock_for("k", millis(100)).expect("an answer").is_none());
+            drop(client);
+            assert_ours(&[]);
+        }
+    });
+}
+
+#[test]
+fn a_fork_during_the_telling_disturbs_nobody() {
+    alone("wake::a_fork_during_the_telling_disturbs_nobody", || {
+        for store in Store::all() {
+            let client = patient(&store);
+            let held = store.bystander().lock("k").expect("a lock");
+            let waiting = waiter(&client, "k", |request| request);
+            settled(&store);
+            // SAFETY: as in the test of forks in `processes`.
+            #[allow(unsafe_code)]
+            let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+            match forked {
+                nix::unistd::ForkResult::Child => {
+                    let body = std::panic::AssertUnwindSafe(|| {
+                        assert_eq!(client.lock("k").map(drop).unwrap_err().kind(), ErrorKind::Closed);
+                        drop(client);
+                    });
+                    std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
+                }
+                nix::unistd::ForkResult::Parent { child } => {
+                    let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
+                    assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "{status:?}");
+                    drop(held);
+                    assert!(waiting.join().expect("a waiter").is_ok());
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,271 @@
+//! Every state that a few acquisitions of one key can reach, breadth first: each request is sent
+//! or not, arrives at any later times, often or never, and is answered or not. A client that
+//! does nothing more has crashed.
+
+use std::collections::HashSet;
+
+use crate::support::asks::*;
+use crate::support::steps::{Answer, Request, apply};
+use leasehold::internals::lease::{
+    AcquireAnswer, Ask, End, Labels, Lease, LockRecord, Mode, RenewAnswer, Times, transition,
+};
+
+const GRACE: i8 = 2;
+const LEASE_TICKS: i8 = 2;
+/// How far each client's idea of the store's time is off.
+const SKEW: [i8; 3] = [-1, 1, 0];
+
+/// A request of one acquisition.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum What {
+    Acquire,
+    Renew,
+    Release,
+    GiveUp,
+}
+const ALL: [What; 4] = [What::Acquire, What::Renew, What::Release, What::GiveUp];
+
+/// All times are relative to now, and what can no longer matter is forgotten: so the states are
+/// finite in number, however long it goes on and however often a request arrives.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct State {
+    record: LockRecord,
+    clients: Vec<Client>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+struct Client {
+    /// How many ticks ago each request was sent.
+    sent: [Option<i8>; 4],
+    /// For how many ticks the client holds the key, as far as it knows.
+    held_for: Option<i8>,
+    /// It stopped, or its grant was replaced on order.
+    over: bool,
+}
+
+struct Search {
+    asks: Vec<Ask>,
+}
+
+impl Search {
+    /// Visits every state and answers with their number.
+    fn run(&self) -> usize {
+        let clients = vec![Client::default(); self.asks.len()];
+        let first = State { record: LockRecord::missing("k"), clients };
+        let mut seen = HashSet::from([first.clone()]);
+        let mut level = vec![first];
+        while !level.is_empty() {
+            let mut next = Vec::new();
+            for state in level.drain(..) {
+                for follower in self.followers(&state) {
+                    self.check(&follower);
+                    let follower = normal(follower);
+                    if seen.insert(follower.clone()) {
+                        next.push(follower);
+                    }
+                }
+            }
+            level = next;
+        }
+        seen.len()
+    }
+
+    fn followers(&self, state: &State) -> Vec<State> {
+        let mut all = vec![tick(state)];
+        for (i, client) in state.clients.iter().enumerate() {
+            for what in ALL {
+                if client.sent[what as usize].is_some() {
+                    all.push(self.deliver(state, i, what, true));
+                    all.push(self.deliver(state, i, what, false));
+                } else if may_send(client, what) {
+                    all.push(send(state, i, what));
+                }
+            }
+        }
+        all
+    }
+
+    fn deliver(&self, state: &State, i: usize, what: What, answered: bool) -> State {
+        let mut next = state.clone();
+        let ask = &self.asks[i];
+        let grant = ask.grant.clone();
+        let request = match what {
+            What::Acquire => Request::Acquire(known(ask, &state.record)),
+            What::Renew => Request::Renew { grant, lease: Lease::For(ask.lease), may_end_endless: false },
+            What::Release => Request::Release(grant),
+            What::GiveUp => Request::GiveUp(grant),
+        };
+        let now = SKEW[i];
+        let times = Times { now: at(now.into()), cut: at((now - GRACE).into()), stamp: 0 };
+        let (answer, written) = apply(&state.record, &request, &times);
+        if matches!(answer, Answer::Acquired(AcquireAnswer::Granted { repeated: false, .. })) {
+            self.tell_replaced(&mut next, ask);
+        }
+        next.record = written.unwrap_or(next.record);
+        let client = &mut next.clients[i];
+        // Counted from before it was sent.
+        let left = client.sent[what as usize].map_or(0, |ago| LEASE_TICKS - ago);
+        match answer {
+            _ if !answered || client.over => {}
+            Answer::Acquired(AcquireAnswer::Granted { .. }) if left > 0 => {
+                client.held_for = client.held_for.max(Some(left));
+            }
+            Answer::Renewed(RenewAnswer::Until(_)) => {
+                client.held_for = client.held_for.map(|held| held.max(left));
+            }
+            Answer::Renewed(RenewAnswer::Lost) => panic!("{ask:?} was lost while its client held it"),
+            _ => {}
+        }
+        next
+    }
+
+    /// Takeovers on order: transfer and Replace.
+    fn tell_replaced(&self, next: &mut State, ask: &Ask) {
+        for (client, other) in next.clients.iter_mut().zip(&self.asks) {
+            let from = ask.instead_of.as_ref().is_some_and(|(old, _)| *old == other.grant);
+            let same = ask.replace_same_owner && other.labels == ask.labels && other.grant != ask.grant;
+            if (from || same) && next.record.standing(&other.grant).is_some() {
+                client.held_for = None;
+                client.over = true;
+            }
+        }
+    }
+
+    fn check(&self, state: &State) {
+        let holding = || state.clients.iter().zip(&self.asks).filter(|(client, _)| client.held_for.is_some());
+        for (_, ask) in holding() {
+            assert!(state.record.standing(&ask.grant).is_some(), "{ask:?} is held and does not stand");
+        }
+        let modes: Vec<Mode> = holding().map(|(_, ask)| ask.mode).collect();
+        assert!(modes.len() < 2 || !modes.contains(&Mode::Exclusive), "two hold it, one of them exclusively");
+        let limit = self.asks.iter().filter_map(|ask| ask.max_holders).min();
+        assert!(limit.is_none_or(|limit| modes.len() <= limit as usize), "more hold it than the limit");
+        // Whatever happened, after a lease and the grace anybody can have it.
+        let later = Times { now: at(100), cut: at(100 - i64::from(GRACE)), stamp: 0 };
+        let outsider = transition::acquire(&state.record, &exclusive("outsider"), &later);
+        assert!(outsider.record.is_some(), "nobody can have it any more: {:?}", outsider.answer);
+    }
+}
+
+fn tick(state: &State) -> State {
+    let mut next = state.clone();
+    for client in &mut next.clients {
+        client.sent.iter_mut().flatten().for_each(|ago| *ago += 1);
+        // Past its local deadline a guard is lost and stays lost.
+        client.over |= client.held_for == Some(1);
+        client.held_for = client.held_for.map(|left| left - 1).filter(|left| *left > 0);
+    }
+    let holders = next.record.exclusive.iter_mut().chain(&mut next.record.shared);
+    for holder in holders {
+        holder.until = earlier(holder.until);
+    }
+    next
+}
+
+fn earlier(end: End) -> End {
+    match end {
+        End::At(end) => End::At(end.minus(ms(1))),
+        End::Never => End::Never,
+    }
+}
+
+/// A transfer knows the token of the grant that it starts from.
+fn known(ask: &Ask, record: &LockRecord) -> Ask {
+    let mut ask = ask.clone();
+    if let Some((old, token)) = &mut ask.instead_of {
+        *token = record.standing(old).map_or(0, |(_, h)| h.token);
+    }
+    ask
+}
+
+/// Forgets what decides nothing any more: versions, how old a dead thing is, how high tokens are.
+fn normal(mut state: State) -> State {
+    let record = &mut state.record;
+    record.version = 1;
+    let mut tokens: Vec<u64> = record.holders().map(|(_, h)| h.token).chain([record.token]).collect();
+    tokens.sort();
+    tokens.dedup();
+    let rank = |token: u64| tokens.iter().position(|t| *t == token).map_or(0, |at| at as u64 + 1);
+    record.token = rank(record.token);
+    let dead = End::At(at((-GRACE).into()));
+    for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
+        holder.token = rank(holder.token);
+        (holder.created, holder.renewed) = (at(0), None);
+        holder.until = holder.until.max(dead);
+    }
+    for client in &mut state.clients {
+        let forgets = client.over;
+        client.sent.iter_mut().flatten().for_each(|ago| {
+            *ago = if forgets { LEASE_TICKS } else { (*ago).min(LEASE_TICKS) };
+        });
+    }
+    state
+}
+
+/// What the library would send: one acquire; a renewal while it holds; then one way to end.
+fn may_send(client: &Client, what: What) -> bool {
+    let sent = |what: What| client.sent[what as usize].is_some();
+    match what {
+        What::Acquire => true,
+        What::Renew => client.held_for.is_some(),
+        What::Release => client.held_for.is_some(),
+        What::GiveUp => sent(What::Acquire) && client.held_for.is_none() && !sent(What::Release),
+    }
+}
+
+fn send(state: &State, i: usize, what: What) -> State {
+    let mut next = state.clone();
+    let client = &mut next.clients[i];
+    client.sent[what as usize] = Some(0);
+    if matches!(what, What::Release | What::GiveUp) {
+        client.held_for = None;
+        client.over = true;
+    }
+    next
+}
+
+fn short(ask: Ask) -> Ask {
+    Ask { lease: ms(LEASE_TICKS as u64), ..ask }
+}
+
+/// Whoever changes the rules or what is sent knows whether there shall be more states or fewer: one that is never
+/// reached is not checked.
+#[track_caller]
+fn search(asks: Vec<Ask>, states: usize) {
+    let found = Search { asks: asks.into_iter().map(short).collect() }.run();
+    assert_eq!(found, states, "as many states as there were");
+}
+
+#[test]
+fn three_exclusive() {
+    search(vec![exclusive("a"), exclusive("b"), exclusive("c")], 20_691);
+}
+
+#[test]
+fn an_exclusive_and_two_shared() {
+    search(vec![shared("a"), exclusive("b"), shared("c")], 59_254);
+}
+
+#[test]
+fn two_shared_with_room_for_one() {
+    search(["a", "b"].map(|name| shared_of(name, 1)).to_vec(), 1_139);
+}
+
+#[test]
+fn three_shared_with_room_for_two() {
+    search(["a", "b", "c"].map(|name| shared_of(name, 2)).to_vec(), 151_353);
+}
+
+#[test]
+fn a_transfer_and_a_rival() {
+    let transfer = Ask { instead_of: Some((grant("a"), 0)), ..exclusive("b") };
+    search(vec![exclusive("a"), transfer, exclusive("c")], 13_937);
+}
+
+#[test]
+fn a_replacing_owner_and_a_rival() {
+    let owner = Labels { owner: "one".to_owned(), host: None, comment: None };
+    let a = Ask { labels: owner.clone(), ..exclusive("a") };
+    let b = Ask { labels: owner, replace_same_owner: true, ..exclusive("b") };
+    search(vec![a, b, exclusive("c")], 20_691);
+}

@@ -1,0 +1,450 @@
+//! Draws operations, does them on a store and on the pure rules, and compares.
+//!
+//! The model takes its times from the store: a grant and a renewal say in the stored record when
+//! they were decided; what writes nothing was decided between the reads before and after it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leasehold::internals::lease::{
+    AcquireAnswer, Ask, End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, ReleaseAnswer, RenewAnswer,
+    StoreTime, Times, transition,
+};
+use leasehold::internals::store::{Acquired, Attempt, Released, Renewal, Renewed, Seen, Swapped, Which};
+
+use crate::support::stores::{Opened, Store, fresh, soon};
+
+const KEYS: [&str; 4] = ["a", "a_b", "A", "é/%"];
+const LEASES: [u64; 4] = [150, 1_000, 5_000, 60_000];
+/// Where a swap or a transfer gives up for the grants that it removes, more than this make place for a floor under the
+/// tokens to come.
+const CROWD: usize = 8;
+
+fn gives_up_for(before: &LockRecord, next: &mut LockRecord, gone: impl IntoIterator<Item = GrantId>) {
+    next.given_up.extend(gone);
+    // One more than that may come at once.
+    if next.given_up.len() > CROWD + 1 && next.given_up != before.given_up {
+        next.given_up.clear();
+    }
+}
+
+pub struct Driver {
+    at: Opened,
+    remembers_who_gave_up: bool,
+    gives_up_by_writing: bool,
+    only_ends_age: bool,
+    swaps_give_up: bool,
+    rng: fastrand::Rng,
+    grace: Duration,
+    /// What the rules say that the store holds.
+    model: BTreeMap<String, LockRecord>,
+    /// The highest token ever seen, over deleted rows, too.
+    highest: BTreeMap<String, u64>,
+    attempts: Vec<(String, Ask)>,
+    /// Records as they were read some time ago, with what the model held then.
+    old: Vec<(Seen, LockRecord)>,
+    done: BTreeMap<&'static str, usize>,
+}
+
+impl Driver {
+    pub fn new(store: &Store, seed: u64) -> Self {
+        let at = (store.open)();
+        Driver {
+            grace: at.store.info().grace,
+            at,
+            remembers_who_gave_up: store.remembers_who_gave_up,
+            gives_up_by_writing: store.gives_up_by_writing,
+            only_ends_age: store.only_ends_age,
+            swaps_give_up: store.swaps_give_up,
+            rng: fastrand::Rng::with_seed(seed),
+            model: BTreeMap::new(),
+            highest: BTreeMap::new(),
+            attempts: Vec::new(),
+            old: Vec::new(),
+            done: BTreeMap::new(),
+        }
+    }
+
+    /// How often each kind of answer came: a run that never saw one proves nothing about it.
+    pub fn done(&self) -> &BTreeMap<&'static str, usize> {
+        &self.done
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.done.entry(what).or_default() += 1;
+    }
+
+    /// More rows than fit on a page.
+    pub fn fill_pages(&mut self) {
+        for i in 0..130 {
+            let ask = self.ask();
+            self.acquire(&format!("page/{i}"), ask);
+        }
+        self.read(&Which::Prefix("page/".to_owned()));
+    }
+
+    pub fn step(&mut self) {
+        let key = KEYS[self.rng.usize(..KEYS.len())];
+        match self.rng.u32(..100) {
+            0..30 => {
+                let ask = self.ask_for(key);
+                self.acquire(key, ask);
+            }
+            30..36 => self.with_attempt(|driver, key, ask| driver.acquire(key, ask.clone())),
+            36..58 => self.with_attempt(Driver::renew),
+            58..68 => self.with_attempt(|driver, key, ask| driver.release(key, ask, false)),
+            68..73 => self.with_attempt(|driver, key, ask| driver.release(key, ask, true)),
+            73..85 => self.swap(key),
+            85..88 => self.read_some(key),
+            88..90 => {
+                // A clock step: tokens rise all the same.
+                let micros = self.rng.i64(-3_000_000..3_000_000);
+                self.at.clock.set_wall_offset(micros);
+            }
+            _ => {
+                let by = Duration::from_millis(self.rng.u64(..3_000));
+                self.at.advance(by);
+                self.age(by);
+            }
+        }
+    }
+
+    /// Where time passes by making rows older, so does it for what the model holds of them.
+    fn age(&mut self, by: Duration) {
+        if self.at.age.is_none() {
+            return;
+        }
+        for record in self.model.values_mut() {
+            for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
+                if !self.only_ends_age {
+                    holder.created = holder.created.minus(by);
+                    holder.renewed = holder.renewed.map(|at| at.minus(by));
+                }
+                if let End::At(at) = holder.until {
+                    holder.until = End::At(at.minus(by));
+                }
+            }
+        }
+        // No row is as it was read.
+        self.old.clear();
+    }
+
+    fn ask(&mut self) -> Ask {
+        let grant = fresh(&*self.at.store);
+        let lock_id =
+            if self.rng.u32(..4) == 0 { format!("group {}", self.rng.u32(..3)) } else { grant.as_str().into() };
+        let comment = self.rng.bool().then(|| "it's \"mine\" \\ ü".to_owned());
+        let host = self.rng.bool().then(|| "host".to_owned());
+        Ask {
+            grant,
+            mode: if self.rng.bool() { Mode::Exclusive } else { Mode::Shared },
+            lock_id,
+            labels: Labels { owner: format!("owner {}", self.rng.u32(..3)), host, comment },
+            lease: Duration::from_millis(LEASES[self.rng.usize(..LEASES.len())]),
+            max_holders: self.rng.bool().then(|| self.rng.u32(1..4)),
+            replace_same_owner: self.rng.u32(..4) == 0,
+            instead_of: None,
+        }
+    }
+
+    /// Now and then a transfer from what stands, with the right token or another.
+    fn ask_for(&mut self, key: &str) -> Ask {
+        let mut ask = self.ask();
+        let standing: Vec<(GrantId, u64)> =
+            self.record(key).holders().map(|(_, h)| (h.grant.clone(), h.token)).collect();
+        if !standing.is_empty() && self.rng.u32(..4) == 0 {
+            let (grant, token) = standing[self.rng.usize(..standing.len())].clone();
+            let off = u64::from(self.rng.u32(..5) == 0);
+            ask.instead_of = Some((grant, token + off));
+        }
+        ask
+    }
+
+    fn with_attempt(&mut self, run: fn(&mut Self, &str, &Ask)) {
+        // Mostly the latest: the others are long gone.
+        let near = self.attempts.len().min(if self.rng.bool() { 6 } else { 60 });
+        if near > 0 {
+            let (key, ask) = self.attempts[self.attempts.len() - 1 - self.rng.usize(..near)].clone();
+            run(self, &key, &ask);
+        }
+    }
+
+    fn record(&self, key: &str) -> LockRecord {
+        self.model.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key))
+    }
+
+    fn times(&self, now: StoreTime, stamp: u64) -> Times {
+        Times { now, cut: now.minus(self.grace), stamp }
+    }
+
+    /// The step of the rules at the first of these times that `fits` what the store said.
+    fn model<A: std::fmt::Debug>(
+        &mut self,
+        key: &str,
+        at: &[Times],
+        what: &str,
+        rule: impl Fn(&LockRecord, &Times) -> transition::Step<A>,
+        fits: impl Fn(&A) -> bool,
+    ) {
+        let before = self.record(key);
+        let steps: Vec<_> = at.iter().map(|times| rule(&before, times)).collect();
+        let Some(step) = steps.iter().find(|step| fits(&step.answer)) else {
+            panic!("the store says {what}, the rules say {steps:?} on {before:?}");
+        };
+        if let Some(record) = &step.record {
+            self.model.insert(key.to_owned(), record.clone());
+        }
+    }
+
+    fn acquire(&mut self, key: &str, ask: Ask) {
+        let before = self.at.get(key);
+        let answer = self.at.store.acquire(&mut Attempt::new(key, ask.clone()), &soon()).unwrap();
+        let after = self.at.get(key);
+        let mut at = vec![self.times(before.now, before.stamp), self.times(after.now, before.stamp)];
+        let what = format!("{answer:?}");
+        let gives_up = ask.instead_of.as_ref().filter(|_| self.swaps_give_up).map(|(old, _)| old.clone());
+        let rule = |record: &LockRecord, times: &Times| {
+            let mut step = transition::acquire(record, &ask, times);
+            if let (Some(next), Some(gives_up)) = (&mut step.record, &gives_up) {
+                gives_up_for(record, next, [gives_up.clone()]);
+            }
+            step
+        };
+        match answer {
+            Acquired::Granted { holder, repeated, now } => {
+                assert!(before.now <= now && now <= after.now, "the answer's now is between the reads");
+                if !repeated {
+                    assert!(before.now <= holder.created && holder.created <= now);
+                    if !before.record.exists() && self.highest.contains_key(key) {
+                        self.count("granted over a deleted row");
+                    }
+                    self.check_token(&before, &after, &holder);
+                    at = vec![self.times(holder.created, holder.token)];
+                }
+                let right = AcquireAnswer::Granted { holder, repeated };
+                self.model(key, &at, &what, rule, |answer| *answer == right);
+                self.count(if repeated { "repeated" } else { "granted" });
+            }
+            Acquired::Refused(seen) => {
+                self.model(key, &at, &what, rule, |answer| matches!(answer, AcquireAnswer::Refused(_)));
+                self.check_seen(&seen);
+                self.count("refused");
+            }
+            Acquired::Unknown(error) => panic!("unanswered: {error:?}"),
+        }
+        if !self.attempts.iter().any(|(_, known)| known.grant == ask.grant) {
+            self.attempts.push((key.to_owned(), ask));
+        }
+        self.check_record(&after);
+    }
+
+    /// One more than the stored one, or the store's time.
+    fn check_token(&mut self, before: &Seen, after: &Seen, holder: &Holder) {
+        let key = &before.record.key;
+        let (token, stored) = (holder.token, before.record.token);
+        assert!(token > stored, "token {token} after {stored}");
+        // Where many gave up there may be a floor above all that they asked for. The row also notes when the last one
+        // gave up; the record has the later of the two, so the floor is not known to the microsecond.
+        let with_floor = before.stamp..=before.record.gave_up_at + 1;
+        let fits = token == stored + 1 || (before.stamp..=after.stamp).contains(&token) || with_floor.contains(&token);
+        assert!(fits, "{token}: no rule makes it: {before:?} then {after:?}");
+        assert!(token >= before.stamp, "token {token} is behind the store's time {}", before.stamp);
+        let highest = self.highest.entry(key.clone()).or_default();
+        // Over a deleted row they rise as far as the clock did.
+        assert!(token > *highest || before.stamp <= *highest, "token {token} after {highest}");
+        *highest = token.max(*highest);
+    }
+
+    fn renew(&mut self, key: &str, ask: &Ask) {
+        let lease = match self.rng.u32(..8) {
+            0 => Lease::Forever,
+            _ => Lease::For(Duration::from_millis(LEASES[self.rng.usize(..LEASES.len())])),
+        };
+        let renewal = Renewal { lease, may_end_endless: self.rng.u32(..3) == 0 };
+        let before = self.at.get(key);
+        let answer = self.at.store.renew(&mut Attempt::new(key, ask.clone()), renewal, &soon()).unwrap();
+        let after = self.at.get(key);
+        let mut at = vec![self.times(before.now, before.stamp), self.times(after.now, before.stamp)];
+        let what = format!("{answer:?}");
+        let rule = |record: &LockRecord, times: &Times| {
+            transition::renew(record, &ask.grant, lease, renewal.may_end_endless, times)
+        };
+        match answer {
+            Renewed::Until { until, now } => {
+                assert!(before.now <= now && now <= after.now);
+                let of = |seen: &Seen| seen.record.standing(&ask.grant).and_then(|(_, h)| h.renewed);
+                if let Some(decided) = of(&after).filter(|_| of(&after) != of(&before)) {
+                    assert!(before.now <= decided && decided <= now);
+                    at = vec![self.times(decided, before.stamp)];
+                }
+                self.model(key, &at, &what, rule, |answer| *answer == RenewAnswer::Until(until));
+                self.count(if until == End::Never { "renewed for ever" } else { "renewed" });
+            }
+            Renewed::Lost(seen) => {
+                self.model(key, &at, &what, rule, |answer| *answer == RenewAnswer::Lost);
+                self.check_seen(&seen);
+                self.count("lost");
+            }
+            Renewed::Unknown(error) => panic!("unanswered: {error:?}"),
+        }
+        self.check_record(&after);
+    }
+
+    fn release(&mut self, key: &str, ask: &Ask, give_up: bool) {
+        let before = self.at.get(key);
+        let answer = self.at.store.release(&mut Attempt::new(key, ask.clone()), give_up, &soon()).unwrap();
+        let after = self.at.get(key);
+        let at = [self.times(before.now, before.stamp), self.times(after.now, before.stamp)];
+        let what = format!("{answer:?}");
+        let right = match &answer {
+            Released::Done => ReleaseAnswer::Released,
+            Released::Free => ReleaseAnswer::Free,
+            Released::HeldByOther(_) => ReleaseAnswer::HeldByOther,
+            Released::Unknown(error) => panic!("unanswered: {error:?}"),
+        };
+        let writes = self.remembers_who_gave_up || self.gives_up_by_writing;
+        let how = if give_up && writes { transition::give_up } else { transition::release };
+        let crowded = self.swaps_give_up && give_up && self.record(key).given_up.len() > CROWD;
+        self.model(key, &at, &what, |record, times| how(record, &ask.grant, times), |answer| *answer == right);
+        if let Some(record) = self.model.get_mut(key).filter(|_| crowded) {
+            record.given_up.clear();
+        }
+        if let Some(record) = self.model.get_mut(key).filter(|_| !self.remembers_who_gave_up) {
+            record.given_up.clear();
+        }
+        if let Released::HeldByOther(seen) = &answer {
+            self.check_seen(seen);
+        }
+        self.count(match right {
+            ReleaseAnswer::Released => "released",
+            ReleaseAnswer::Free => "free",
+            ReleaseAnswer::HeldByOther => "held by other",
+        });
+        self.check_record(&after);
+    }
+
+    fn swap(&mut self, key: &str) {
+        if self.rng.u32(..4) == 0 {
+            let seen = self.at.get(key);
+            self.old.push((seen, self.record(key)));
+        }
+        let is_late = self.rng.u32(..4) == 0 && !self.old.is_empty();
+        let (seen, known) = if is_late {
+            self.old.swap_remove(self.rng.usize(..self.old.len()))
+        } else {
+            (self.at.get(key), self.record(key))
+        };
+        let key = known.key.clone();
+        let (now, stamp) = (seen.now, seen.stamp);
+        let mut next = known.clone();
+        next.version += 1;
+        let new = match self.rng.u32(..7) {
+            // By an operator, who does not ask the purge: only the tokens must outlast it.
+            6 if known.holders().all(|(_, h)| !h.until.is_after(now)) => None,
+            0 => match transition::purge(&known, now.minus(self.grace), stamp) {
+                transition::Step { answer, .. } if answer.delete => None,
+                transition::Step { record: Some(record), .. } => Some(record),
+                _ => Some(next),
+            },
+            // By force.
+            1 => {
+                (next.exclusive, next.shared) = (None, Vec::new());
+                Some(next)
+            }
+            2 => {
+                next.kind = if next.kind == Kind::Lock && self.rng.u32(..3) == 0 { Kind::Lease } else { Kind::Lock };
+                Some(next)
+            }
+            3 => {
+                next.pins.insert(format!("pin {}", self.rng.u32(..3)));
+                Some(next)
+            }
+            4 => {
+                next.pins.clear();
+                Some(next)
+            }
+            // A grant: the token comes from the stamp that was read.
+            _ => {
+                let ask = Ask { instead_of: None, ..self.ask() };
+                let step = transition::acquire(&known, &ask, &self.times(now, stamp));
+                step.record.or(Some(next))
+            }
+        };
+        let new = new.map(|record| LockRecord { version: seen.record.version + 1, ..record });
+        let unchanged = self.record(&key) == known;
+        let before = self.at.record(&key);
+        // A row made anew can look like the old one to a store that compares version and token.
+        if !unchanged && (before.version, before.token) == (seen.record.version, seen.record.token) {
+            return;
+        }
+        let swapped = self.at.store.swap(&seen, new.as_ref(), &soon()).unwrap();
+        match (swapped, unchanged) {
+            (Swapped::Done, true) => match new {
+                Some(mut record) => {
+                    if self.swaps_give_up {
+                        let gone = known.live(now).map(|(_, h)| &h.grant).filter(|g| record.standing(g).is_none());
+                        let gone: Vec<GrantId> = gone.filter(|_| known.kind == Kind::Lock).cloned().collect();
+                        gives_up_for(&known, &mut record, gone);
+                    }
+                    let highest = self.highest.entry(key.clone()).or_default();
+                    *highest = record.token.max(*highest);
+                    let version = known.version + 1;
+                    self.model.insert(key.clone(), LockRecord { version, ..record });
+                    self.count("swapped");
+                }
+                None => {
+                    self.model.remove(&key);
+                    self.count("deleted");
+                }
+            },
+            (Swapped::Changed, false) => self.count("changed"),
+            (swapped, _) => {
+                panic!("{swapped:?} of {seen:?}, unchanged: {unchanged}, the model has {:?}", self.record(&key))
+            }
+        }
+        let after = self.at.get(&key);
+        self.check_record(&after);
+    }
+
+    fn read_some(&mut self, key: &str) {
+        let which = match self.rng.u32(..4) {
+            0 => Which::Prefix(["", "a", "page/1", "é", "%", "nothing"][self.rng.usize(..6)].to_owned()),
+            1 => Which::LockId(format!("group {}", self.rng.u32(..4))),
+            2 => Which::LockId(self.attempts[self.rng.usize(..self.attempts.len())].1.lock_id.clone()),
+            _ => Which::Key(key.to_owned()),
+        };
+        self.read(&which);
+    }
+
+    fn read(&mut self, which: &Which) {
+        let found: Vec<LockRecord> = self.at.all(which).into_iter().filter(LockRecord::exists).collect();
+        let matches = |record: &&LockRecord| match which {
+            Which::Key(key) => record.key == *key,
+            Which::Prefix(prefix) => record.key.starts_with(prefix.as_str()),
+            Which::LockId(id) => record.holders().any(|(_, h)| h.lock_id == *id),
+        };
+        let right: Vec<LockRecord> = self.model.values().filter(matches).map(|r| self.comparable(r)).collect();
+        let found: Vec<LockRecord> = found.iter().map(|record| self.comparable(record)).collect();
+        assert_eq!(found, right, "{which:?}");
+        self.count(if found.len() > 100 { "read pages" } else { "read" });
+    }
+
+    fn comparable(&self, record: &LockRecord) -> LockRecord {
+        let mut record = LockRecord { version: 0, gave_up_at: 0, ..record.clone() };
+        if !self.remembers_who_gave_up {
+            record.given_up.clear();
+        }
+        record
+    }
+
+    fn check_record(&self, seen: &Seen) {
+        let right = self.record(&seen.record.key);
+        assert_eq!(self.comparable(&seen.record), self.comparable(&right));
+        assert_eq!(seen.record.exists(), right.exists(), "{right:?}");
+    }
+
+    /// A refusal shows the record that it was refused by.
+    fn check_seen(&self, seen: &Seen) {
+        self.check_record(seen);
+    }
+}

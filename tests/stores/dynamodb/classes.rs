@@ -1,0 +1,241 @@
+//! What each answer of a service in trouble means: repeat it, nobody knows, or give up; and the message. The proxy
+//! answers as the service does; the requests behind it reach the real server.
+
+use std::error::Error as _;
+use std::time::Instant;
+
+use leasehold::internals::store::{Released, Renewed, Swapped};
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::{Error, ErrorKind, LockClient};
+
+use crate::dynamodb::*;
+use crate::support::alone::alone;
+use crate::support::logs;
+use crate::support::proxy::{Mode as Network, Rule};
+
+/// What follows from an answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Means {
+    /// Nothing was written; a repeat may succeed.
+    Repeat,
+    /// It may have been written.
+    Unknown,
+    /// Nothing was written, and a repeat is of no use.
+    Fatal(ErrorKind),
+}
+
+macro_rules! says {
+    ($code:literal, $message:literal) => {
+        concat!("{\"__type\":\"com.amazonaws.dynamodb.v20120810#", $code, "\",\"message\":\"", $message, "\"}")
+    };
+}
+
+const DENIED: &str = says!("AccessDeniedException", "User: x is not authorized to perform: y on resource: z");
+const THROTTLED: &str = says!("ThrottlingException", "Rate of requests exceeds the allowed throughput");
+const EXPIRED: &str = says!("ExpiredTokenException", "The security token included in the request is expired");
+
+/// Status, answer, what it means, and what the message must say: what was going on and what would be right.
+const ANSWERS: [(u16, &str, Means, &str); 24] = [
+    (400, THROTTLED, Means::Repeat, "limits the rate"),
+    (400, says!("ProvisionedThroughputExceededException", "x"), Means::Repeat, "limits the rate"),
+    (400, says!("RequestLimitExceeded", "x"), Means::Repeat, "limits the rate"),
+    (429, says!("SomethingNewAboutRates", "x"), Means::Repeat, "limits the rate"),
+    (400, says!("TransactionConflictException", "Transaction is ongoing"), Means::Repeat, "was in conflict"),
+    (400, says!("ReplicatedWriteConflictException", "x"), Means::Repeat, "was in conflict"),
+    (500, says!("InternalServerError", "x"), Means::Unknown, "no answer settled"),
+    (503, says!("ServiceUnavailable", "x"), Means::Unknown, "no answer settled"),
+    (502, "<html>Bad Gateway</html>", Means::Unknown, "no answer settled"),
+    (504, "{}", Means::Unknown, "no answer settled"),
+    (400, says!("ResourceNotFoundException", "x"), Means::Fatal(ErrorKind::Schema), "create_schema() makes it"),
+    (
+        400,
+        says!("ValidationException", "The provided key element does not match the schema"),
+        Means::Fatal(ErrorKind::Schema),
+        "is the table's key the string \"key\"",
+    ),
+    (
+        400,
+        says!("ValidationException", "Item size to update has exceeded the maximum allowed size"),
+        Means::Fatal(ErrorKind::InvalidInput),
+        "400 KB",
+    ),
+    (
+        400,
+        says!(
+            "ValidationException",
+            "Invalid ConditionExpression: Expression size has exceeded the maximum allowed size; expression size: 4106"
+        ),
+        Means::Fatal(ErrorKind::InvalidInput),
+        "4 KB",
+    ),
+    (
+        400,
+        says!("ValidationException", "Size of hashkey has exceeded the maximum size limit of 2048 bytes"),
+        Means::Fatal(ErrorKind::Schema),
+        "refused the request as wrong",
+    ),
+    (400, says!("ItemCollectionSizeLimitExceededException", "x"), Means::Fatal(ErrorKind::InvalidInput), "400 KB"),
+    (400, DENIED, Means::Fatal(ErrorKind::Permission), "need dynamodb:GetItem, UpdateItem"),
+    (400, EXPIRED, Means::Fatal(ErrorKind::Permission), "renew or correct the credentials"),
+    (403, says!("ExpiredToken", "x"), Means::Fatal(ErrorKind::Permission), "renew or correct the credentials"),
+    (400, says!("UnrecognizedClientException", "x"), Means::Fatal(ErrorKind::Permission), "does not accept the cred"),
+    (400, says!("InvalidSignatureException", "x"), Means::Fatal(ErrorKind::Permission), "wall clock"),
+    (400, says!("MissingAuthenticationToken", "x"), Means::Fatal(ErrorKind::Permission), "does not accept the cred"),
+    (400, says!("SomethingNew", "x"), Means::Fatal(ErrorKind::Store), "refused the request"),
+    (200, "no JSON", Means::Unknown, "no answer settled"),
+];
+
+impl Behind {
+    fn client(&self) -> LockClient {
+        leasehold::dynamodb::builder(config_at(&self.proxy.url()), &self.table.0).connect().unwrap()
+    }
+
+    fn all_get(&self, status: u16, json: &'static str) {
+        self.proxy.clear();
+        self.proxy.add(Rule::always(Network::Say(status, json)));
+    }
+}
+
+/// The error says what it should, where, and nothing that nobody should see.
+#[track_caller]
+fn check(error: &Error, means: Means, says: &str, of: &str) {
+    let text = format!("{error} {error:?} {:?}", error.source());
+    assert!(error.to_string().contains(says), "{of}: {error}");
+    assert!(!text.contains("secret-canary"), "{text}");
+    assert!(error.source().is_some(), "{of}: what the service said is its cause: {error:?}");
+    assert!(
+        error.store().is_some_and(|store| store.starts_with("dynamodb://")) || means == Means::Unknown,
+        "{error:?}"
+    );
+    let right = match means {
+        Means::Repeat => (ErrorKind::Store, true),
+        Means::Unknown => (ErrorKind::Ambiguous, true),
+        Means::Fatal(kind) => (kind, false),
+    };
+    assert_eq!((error.kind(), error.is_retryable()), right, "{of}: {error}");
+}
+
+#[test]
+fn each_answer_of_the_service_means_one_thing_for_every_call() {
+    needs_server!();
+    let at = Behind::new();
+    for (number, (status, json, means, says)) in ANSWERS.into_iter().enumerate() {
+        let of = format!("{status} {json}");
+        let mut held = exclusive(&format!("held {number}"));
+        let holder = granted(&at.beside, &mut held);
+        let seen = get(&at.store, &held.key);
+        at.all_get(status, json);
+        let mut free = exclusive(&format!("free {number}"));
+        let answers = [
+            at.store.acquire(&mut free, &soon()).map(|answer| match answer {
+                Acquired::Unknown(error) => error,
+                other => panic!("{of}: {other:?}"),
+            }),
+            at.store.renew(&mut held, renewal(LEASE), &soon()).map(|answer| match answer {
+                Renewed::Unknown(error) => error,
+                other => panic!("{of}: {other:?}"),
+            }),
+            at.store.release(&mut held, false, &soon()).map(|answer| match answer {
+                Released::Unknown(error) => error,
+                other => panic!("{of}: {other:?}"),
+            }),
+            at.store.release(&mut held, true, &soon()).map(|answer| match answer {
+                Released::Unknown(error) => error,
+                other => panic!("{of}: {other:?}"),
+            }),
+            at.store.swap(&seen, None, &soon()).map(|answer| match answer {
+                Swapped::Unknown(error) => error,
+                other => panic!("{of}: {other:?}"),
+            }),
+        ];
+        for answer in answers {
+            match answer {
+                Ok(unknown) => check(&unknown, Means::Unknown, says, &of),
+                Err(error) => {
+                    assert_ne!(means, Means::Unknown, "{of}: {error}");
+                    check(&error, means, says, &of);
+                }
+            }
+        }
+        // A read that was not answered is no more than that.
+        for which in [Which::Key(held.key.clone()), Which::Prefix(String::new())] {
+            let error = at.store.read(&which, None, true, &soon()).unwrap_err();
+            match means {
+                Means::Unknown => {
+                    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{of}: {error}");
+                }
+                means => check(&error, means, says, &of),
+            }
+        }
+        at.proxy.clear();
+        assert_eq!(get(&at.store, &held.key).record.exclusive, Some(holder), "{of}: nothing was written");
+        assert!(get(&at.store, &free.key).record.exclusive.is_none(), "{of}");
+    }
+}
+
+#[test]
+fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
+    needs_server!();
+    let at = Behind::new();
+    at.proxy.add(Rule::always(Network::HoleToServer));
+    let by = || Deadline::after(Duration::from_millis(200));
+    match at.store.acquire(&mut exclusive("k"), &by()).unwrap() {
+        Acquired::Unknown(error) => check(&error, Means::Unknown, "no answer settled", "a timeout"),
+        other => panic!("{other:?}"),
+    }
+    let error = at.store.read(&Which::Key("k".to_owned()), None, true, &by()).unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
+}
+
+/// What is fatal ends a call at once; what is not, does not end a wait.
+#[test]
+fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
+    needs_server!();
+    let at = Behind::new();
+    let client = at.client();
+    for (status, json) in [(400, THROTTLED), (500, says!("InternalServerError", "x"))] {
+        at.proxy.clear();
+        at.proxy.add(Rule::next(3, Network::Say(status, json)));
+        let guard = client.lock("k").unwrap();
+        assert!(guard.is_held());
+        guard.release().unwrap();
+    }
+    for (json, kind) in [(DENIED, ErrorKind::Permission), (EXPIRED, ErrorKind::Permission)] {
+        at.all_get(400, json);
+        let before = at.proxy.count();
+        let started = Instant::now();
+        let error = client.lock("k").unwrap_err();
+        assert_eq!((error.kind(), error.key()), (kind, Some("k")), "{error}");
+        assert_eq!(at.proxy.count() - before, 1, "it is not repeated");
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn a_service_that_lets_nobody_in_is_told_at_connect() {
+    needs_server!();
+    let at = Behind::new();
+    for (json, kind) in [(DENIED, ErrorKind::Permission), (EXPIRED, ErrorKind::Permission)] {
+        at.all_get(400, json);
+        let builder = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0);
+        assert_eq!(builder.connect().unwrap_err().kind(), kind);
+    }
+}
+
+#[test]
+fn where_nobody_may_describe_the_table_that_is_said_once() {
+    needs_server!();
+    alone("dynamodb::classes::where_nobody_may_describe_the_table_that_is_said_once", || {
+        logs::keep();
+        let at = Behind::new();
+        at.proxy.add(Rule::always(Network::Say(400, DENIED)).on("DescribeTable"));
+        for _ in 0..3 {
+            at.client().lock("k").unwrap().release().unwrap();
+        }
+        let told = logs::kept("");
+        assert!(told.len() == 1 && told[0].contains("replicas were not checked"), "{told:?}");
+        // Who makes the table has to see it.
+        let error = at.client().create_schema().unwrap_err();
+        assert!(error.to_string().contains("dynamodb:DescribeTable"), "{error}");
+    });
+}

@@ -1,0 +1,211 @@
+//! What the service charges for, as its answers tell it.
+
+use std::sync::Arc;
+
+use leasehold::LockClient;
+use leasehold::internals::builder_over;
+use leasehold::internals::lease::backoff;
+use leasehold::internals::store::{Released, Renewed};
+use parking_lot::Mutex;
+
+use crate::dynamodb::sdk::config::interceptors::{
+    AfterDeserializationInterceptorContextRef, BeforeSerializationInterceptorContextMut,
+};
+use crate::dynamodb::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
+use crate::dynamodb::sdk::error::BoxError;
+use crate::dynamodb::sdk::operation::get_item::{GetItemInput, GetItemOutput};
+use crate::dynamodb::sdk::operation::update_item::{UpdateItemInput, UpdateItemOutput};
+use crate::dynamodb::sdk::types::{ConsumedCapacity, ReturnConsumedCapacity};
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
+use crate::support::stores::soon;
+
+/// Asks each request to say what it costs.
+#[derive(Clone, Debug, Default)]
+struct Meter(Arc<Mutex<Bill>>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Bill {
+    reads: u32,
+    writes: u32,
+    /// They were refused, and then the service does not say what they cost: a unit, by its manual.
+    refused: u32,
+    strong_reads: u32,
+    read_units: f64,
+    write_units: f64,
+}
+
+impl Meter {
+    fn take(&self) -> Bill {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+fn units(told: &Option<ConsumedCapacity>) -> f64 {
+    told.as_ref().and_then(|told| told.capacity_units).expect("the answer says what it cost")
+}
+
+impl Intercept for Meter {
+    fn name(&self) -> &'static str {
+        "meter"
+    }
+
+    fn modify_before_serialization(
+        &self,
+        context: &mut BeforeSerializationInterceptorContextMut<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let mut bill = self.0.lock();
+        let total = Some(ReturnConsumedCapacity::Total);
+        if let Some(read) = context.input_mut().downcast_mut::<GetItemInput>() {
+            read.return_consumed_capacity = total;
+            bill.reads += 1;
+            bill.strong_reads += u32::from(read.consistent_read == Some(true));
+        } else if let Some(write) = context.input_mut().downcast_mut::<UpdateItemInput>() {
+            write.return_consumed_capacity = total;
+            bill.writes += 1;
+        }
+        Ok(())
+    }
+
+    fn read_after_deserialization(
+        &self,
+        context: &AfterDeserializationInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let mut bill = self.0.lock();
+        match context.output_or_error() {
+            Ok(answer) => {
+                if let Some(read) = answer.downcast_ref::<GetItemOutput>() {
+                    bill.read_units += units(&read.consumed_capacity);
+                } else if let Some(write) = answer.downcast_ref::<UpdateItemOutput>() {
+                    bill.write_units += units(&write.consumed_capacity);
+                }
+            }
+            Err(_) => bill.refused += 1,
+        }
+        Ok(())
+    }
+}
+
+struct Metered {
+    store: Arc<Dynamodb>,
+    clock: Arc<Clock>,
+    meter: Meter,
+}
+
+impl Metered {
+    fn on(table: &Table) -> Metered {
+        let (clock, meter) = (Clock::system(), Meter::default());
+        let mut options = options(&table.0, &clock);
+        options.interceptors.push(SharedInterceptor::new(meter.clone()));
+        let store = Arc::new(open(options, &clock));
+        meter.take();
+        Metered { store, clock, meter }
+    }
+
+    fn client(&self, lease: Duration) -> LockClient {
+        let client = builder_over(self.store.clone(), self.clock.clone()).lease(lease).connect().unwrap();
+        self.meter.take();
+        client
+    }
+}
+
+fn one_write() -> Bill {
+    Bill { writes: 1, write_units: 1.0, ..Bill::default() }
+}
+
+fn docs_say(what: &str) {
+    let docs = include_str!("../../../src/design.md");
+    assert!(docs.contains(what), "src/design.md does not say {what:?}");
+}
+
+#[test]
+fn each_step_of_a_hold_is_one_write_unit() {
+    needs_server!();
+    let at = Metered::on(&Table::fresh());
+    // Longer texts than the defaults have, and as many given-up grants as a row may keep.
+    let mut a = exclusive("a key of the length that keys have, and then some more of it");
+    for _ in 0..8 {
+        at.store.release(&mut exclusive(&a.key), true, &soon()).unwrap();
+    }
+    a.ask.labels.host = Some("a-host-with-a-rather-long-name.example.com".to_owned());
+    at.meter.take();
+    granted(&at.store, &mut a);
+    assert_eq!(at.meter.take(), one_write(), "acquire");
+    assert!(matches!(at.store.renew(&mut a, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    assert_eq!(at.meter.take(), one_write(), "renew");
+    assert!(matches!(at.store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+    assert_eq!(at.meter.take(), one_write(), "release");
+
+    docs_say("| a hold, however short | 2 write units: acquire, release |");
+    let heartbeats = 3_600.0 / (20.0 / 3.0);
+    docs_say(&format!("| an hour held, lease 20 s | {heartbeats:.0} write units: a heartbeat in 6.7 s |"));
+}
+
+#[test]
+fn a_guard_writes_only_its_heartbeats() {
+    needs_server!();
+    let at = Metered::on(&Table::fresh());
+    let client = at.client(Duration::from_millis(1_500));
+    let guard = client.lock("k").unwrap();
+    let renewed = guard.info().renewed();
+    crate::support::bench::wait_until(|| guard.info().renewed() != renewed);
+    assert!(guard.is_held());
+    guard.release().unwrap();
+    let bill = at.meter.take();
+    assert_eq!((bill.reads, bill.refused, bill.write_units), (0, 0, f64::from(bill.writes)), "{bill:?}");
+    assert!(bill.writes >= 3, "{bill:?}");
+}
+
+#[test]
+fn an_idle_waiter_reads_eventually_consistent_and_writes_nothing() {
+    needs_server!();
+    let table = Table::fresh();
+    let holder = Metered::on(&table).client(Duration::from_secs(20)).lock("k").unwrap();
+    let at = Metered::on(&table);
+    let client = at.client(Duration::from_secs(20));
+    let waits = Duration::from_secs(4);
+    assert!(client.try_lock_for("k", waits).unwrap().is_none());
+    let bill = at.meter.take();
+    println!("{waits:?}: {bill:?}");
+    assert_eq!((bill.writes, bill.refused, bill.write_units), (1, 1, 0.0), "it asks once: {bill:?}");
+    assert_eq!(bill.strong_reads, 0);
+    assert_eq!(bill.read_units, f64::from(bill.reads) / 2.0, "{bill:?}");
+    // At the poll rate: never more often than its lower end, and it does look.
+    assert!((1..=4_000 / 150).contains(&bill.reads), "{bill:?}");
+    holder.release().unwrap();
+
+    // An hour of it, at the middle of the default poll.
+    let (mut waited, mut reads) = (Duration::ZERO, 0_u32);
+    let poll = Duration::from_millis(150)..=Duration::from_millis(350);
+    while waited < Duration::from_secs(3_600) {
+        waited += backoff::poll_delay(&poll, waited, None, 0.5);
+        reads += 1;
+    }
+    docs_say(&format!("| the first hour waited | 1 write unit and at most {} read units:", f64::from(reads) / 2.0));
+    let later = backoff::poll_delay(&poll, waited, None, 0.5).as_secs_f64();
+    docs_say(&format!("| each further hour waited | at most {} read units", 3_600.0 / later / 2.0));
+}
+
+#[test]
+fn all_waiters_of_a_client_cost_what_one_does() {
+    needs_server!();
+    let table = Table::fresh();
+    let holder = Metered::on(&table).client(Duration::from_secs(20)).lock("k").unwrap();
+    let at = Metered::on(&table);
+    let client = at.client(Duration::from_secs(20));
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| assert!(client.try_lock_for("k", Duration::from_secs(3)).unwrap().is_none()));
+        }
+    });
+    let bill = at.meter.take();
+    println!("{bill:?}");
+    // Whoever came before the line stood asked once; each that came to its head looks once.
+    assert!(bill.writes <= 10 && bill.reads <= 3_000 / 150 + 10, "{bill:?}");
+    assert_eq!(bill.write_units, 0.0);
+    holder.release().unwrap();
+}

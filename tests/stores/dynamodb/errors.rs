@@ -1,0 +1,217 @@
+//! Bad input and a service that is not there: told within the deadline, without a secret.
+
+use std::error::Error as _;
+use std::process::Command;
+use std::time::Instant;
+
+use leasehold::dynamodb::aws_config::credential_process::CredentialProcessProvider;
+use leasehold::dynamodb::aws_config::{self, BehaviorVersion, SdkConfig};
+use leasehold::{Error, ErrorKind, LockClient};
+
+use crate::dynamodb::*;
+use crate::support::dynamodb::config_at;
+use crate::support::nobody;
+
+fn text(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(&format!(" {source} {source:?}"));
+        next = source.source();
+    }
+    assert!(!text.contains("secret-canary"), "{text}");
+    text
+}
+
+#[test]
+fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
+    for (url, says) in [
+        ("dynamodb:", "name of a table"),
+        ("dynamodb:locks", "name of a table"),
+        ("dynamodb://ab", "3 to 255"),
+        ("dynamodb://a/b/c", "letters"),
+        ("dynamodb://locks?regoin=x", "region"),
+        ("dynamodb://locks?grace=soon", "grace"),
+        ("dynamodb://locks?grace=-1s", "grace"),
+        ("dynamodb://locks?grace=2h", "minute"),
+        ("dynamodb://locks?partition_key=owner", "partition_key"),
+        ("dynamodb://locks?partition_key=", "partition_key"),
+        ("dynamodb://locks?deletion_protection=maybe", "deletion_protection"),
+        ("dynamodb://locks?point_in_time_recovery=", "point_in_time_recovery"),
+        ("dynamodb://locks?region=", "region"),
+        ("dynamodb://locks?region=x&endpoint=localhost:8000", "endpoint"),
+        ("dynamodb://locks?region=x&endpoint=http://me:secret-canary@localhost:8000", "endpoint"),
+    ] {
+        let error = LockClient::connect(url).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+        assert!(text(&error).contains(says), "{url}: {error}");
+    }
+}
+
+#[test]
+fn no_region_is_said() {
+    let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build();
+    let error = leasehold::dynamodb::builder(config, "locks").connect().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("region"), "{error}");
+}
+
+#[test]
+fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
+    // Nobody listens; nobody answers; somebody accepts and says nothing.
+    let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
+    let silent = silent.local_addr().unwrap().to_string();
+    for host in [&closed.address(), &mute.address(), &silent, nobody::NO_NAME] {
+        let endpoint = &format!("http://{host}");
+        let started = Instant::now();
+        let builder = leasehold::dynamodb::builder(config_at(endpoint), "locks");
+        let error = builder.request_timeout(Duration::from_secs(1)).connect().unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(3), "{endpoint}: {:?}", started.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Store, "{endpoint}: {}", text(&error));
+        assert!(error.is_retryable() && error.to_string().contains("endpoint"), "{endpoint}: {}", text(&error));
+        assert_eq!(error.store(), Some("dynamodb://locks"));
+        println!("{endpoint}: {}", text(&error));
+    }
+}
+
+#[test]
+fn no_credentials_are_said() {
+    needs_server!();
+    let endpoint = crate::support::servers::dynamodb_local().unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "dynamodb::errors::connects_without_credentials", "--nocapture"])
+        .env("LEASEHOLD_TEST_URL", format!("dynamodb://locks?region=us-east-1&endpoint={endpoint}"))
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .env("HOME", "/nonexistent")
+        .env_remove("AWS_ACCESS_KEY_ID")
+        .env_remove("AWS_SECRET_ACCESS_KEY")
+        .env_remove("AWS_PROFILE")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn connects_without_credentials() {
+    // Only as the other process of no_credentials_are_said.
+    if std::env::var_os("LEASEHOLD_TEST_URL").is_none() {
+        return;
+    }
+    let error = LockClient::connect(&std::env::var("LEASEHOLD_TEST_URL").unwrap()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+    assert!(error.to_string().contains("environment, profile"), "{}", text(&error));
+}
+
+#[test]
+fn a_client_works_and_is_dropped_inside_async_tasks() {
+    needs_server!();
+    let table = Table::fresh();
+    // The same settings that the program's own client uses on its own runtime.
+    let config = config();
+    let work = || {
+        let client = leasehold::dynamodb::builder(config.clone(), &table.0).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        assert!(guard.is_held());
+        drop((guard, client));
+    };
+    let own = || async {
+        let client = sdk::Client::new(&config);
+        client.list_tables().send().await.unwrap();
+        work();
+        client.list_tables().send().await.unwrap();
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(own());
+    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    many.block_on(own());
+    let (config, name) = (config.clone(), table.0.clone());
+    let blocking = move || drop(leasehold::dynamodb::builder(config, name).connect().unwrap().lock("k").unwrap());
+    many.block_on(async move { tokio::task::spawn_blocking(blocking).await.unwrap() });
+}
+
+#[test]
+fn the_last_clone_ends_the_thread() {
+    needs_server!();
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    crate::support::alone::alone("dynamodb::errors::the_last_clone_ends_the_thread", || {
+        let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
+        let clone = client.clone();
+        drop(client);
+        clone.lock("k").unwrap().release().unwrap();
+        let ours = crate::support::threads::ours();
+        assert!(ours.iter().any(|name| name.starts_with("leasehold-drive")), "{ours:?}");
+        drop(clone);
+        crate::support::threads::none_soon();
+    });
+}
+
+/// How often the thread of the SDK has gone to sleep or was stopped.
+fn switches() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let ours: Vec<String> = status.filter(|status| status.contains("leasehold-drive")).collect();
+    assert_eq!(ours.len(), 1, "{ours:?}");
+    let numbers = ours[0].lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<u64>().ok());
+    numbers.sum()
+}
+
+#[test]
+fn an_idle_client_does_nothing() {
+    needs_server!();
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    crate::support::alone::alone("dynamodb::errors::an_idle_client_does_nothing", || {
+        let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
+        crate::support::bench::wait_until(|| crate::support::threads::ours().len() == 1);
+        client.lock("k").unwrap().release().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        let before = switches();
+        std::thread::sleep(Duration::from_secs(2));
+        let woke = switches() - before;
+        println!("{woke}");
+        assert!(woke <= 2, "it woke {woke} times in 2 s with nothing to do");
+    });
+}
+
+/// Credentials that a command says, which are over at once and so loaded again for each request. As many loads fail
+/// as `failures` has bytes; each takes one away.
+fn refreshed(failures: &std::path::Path) -> SdkConfig {
+    let script = r#"if [ -s "$1" ]; then truncate -s -1 "$1"; exit 1; fi
+        echo '{"Version":1,"AccessKeyId":"key","SecretAccessKey":"secret-canary","Expiration":"2020-01-01T00:00:00Z"}'"#;
+    let file = failures.with_extension("sh");
+    std::fs::write(&file, script).unwrap();
+    let command = format!("sh {} {}", file.display(), failures.display());
+    let provider = CredentialProcessProvider::new(command);
+    let provider = sdk::config::SharedCredentialsProvider::new(provider);
+    config().into_builder().credentials_provider(provider).build()
+}
+
+#[test]
+fn a_refresh_that_fails_for_a_moment_ends_no_wait() {
+    needs_server!();
+    let (table, folder) = (Table::fresh(), tempfile::tempdir().unwrap());
+    let failures = folder.path().join("failures");
+    std::fs::write(&failures, "").unwrap();
+    let client = leasehold::dynamodb::builder(refreshed(&failures), &table.0).connect().unwrap();
+    std::fs::write(&failures, "xx").unwrap();
+    client.lock("k").unwrap().release().unwrap();
+    assert_eq!(std::fs::read(&failures).unwrap(), b"", "both failures were met");
+    std::fs::write(&failures, "x".repeat(1_000)).unwrap();
+    let error = client.request("k").wait(Duration::from_millis(300)).lock().unwrap_err();
+    assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
+    // Nobody knows whether the first ones failed for a moment.
+    let error = leasehold::dynamodb::builder(refreshed(&failures), &table.0).connect().unwrap_err();
+    assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
+    assert!(error.to_string().contains("credentials could not be loaded"), "{}", text(&error));
+}
+
+#[test]
+fn settings_without_credentials_are_said() {
+    let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12());
+    let config = config.region(aws_config::Region::new("us-east-1")).endpoint_url("http://127.0.0.1:1").build();
+    let error = leasehold::dynamodb::builder(config, "locks").connect().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+    assert!(error.to_string().contains("credentials"), "{error}");
+}

@@ -1,0 +1,141 @@
+//! The grace that the clients of a table agree on, and what a holder may rely on.
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::Schema;
+use leasehold::{ErrorKind, Filter, LockClient};
+
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::time::{blocking, note};
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
+
+fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
+    let table = leasehold::dynamodb::Table::new(&table.0).grace(Duration::from_millis(grace));
+    leasehold::dynamodb::builder(crate::support::dynamodb::config(), table).connect()
+}
+
+#[test]
+fn who_connects_to_wait_for_less_than_others_is_refused() {
+    needs_server!();
+    let table = Table::fresh();
+    let refused = |grace: u64, right: &str| {
+        let error = with_grace(&table, grace).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(right), "{error}");
+    };
+    // It was made with the default.
+    refused(500, "grace=1000ms");
+    // A look is no reason to wait for more.
+    assert!(with_grace(&table, 60_000).unwrap().list(&Filter::new()).unwrap().is_empty());
+    let client = with_grace(&table, 3_000).unwrap();
+    with_grace(&table, 1_000).unwrap();
+    client.request("k").acquire().unwrap();
+    refused(1_000, "grace=3000ms");
+    with_grace(&table, 3_000).unwrap();
+    // The note is nobody's lock.
+    assert_eq!(client.list(&Filter::new()).unwrap().len(), 1);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
+    refused(1_000, "grace=3000ms");
+}
+
+/// A store with this grace, and its clock.
+fn waiting(table: &Table, grace: Duration) -> (Dynamodb, Arc<Clock>) {
+    let clock = Clock::system();
+    (open(DynamodbOptions { grace, ..options(&table.0, &clock) }, &clock), clock)
+}
+
+#[test]
+fn who_runs_already_waits_for_as_long_as_others_do() {
+    needs_server!();
+    // Whose estimate is good for minutes looks too.
+    for own in [1, 5].map(Duration::from_secs) {
+        let table = Table::fresh();
+        let (store, clock) = waiting(&table, own);
+        granted(&store, &mut exclusive("once"));
+        granted(&waiting(&table, Duration::from_secs(30)).0, &mut exclusive("noted"));
+        clock.advance(Duration::from_secs(601));
+        granted(&store, &mut exclusive("k"));
+        clock.advance(LEASE + Duration::from_secs(10));
+        assert_eq!(refused(&store, &mut exclusive("k")).live().count(), 1);
+        clock.advance(Duration::from_secs(25));
+        granted(&store, &mut exclusive("k"));
+    }
+}
+
+#[test]
+fn who_was_there_before_the_table_looks_before_its_first_lock() {
+    needs_server!();
+    let table = Table(crate::support::stores::unique());
+    let (early, clock) = waiting(&table, Duration::from_millis(500));
+    let (other, _) = waiting(&table, Duration::from_secs(30));
+    other.schema(Schema::Create, &soon()).unwrap();
+    granted(&early, &mut exclusive("k"));
+    clock.advance(LEASE + Duration::from_secs(10));
+    assert_eq!(refused(&early, &mut exclusive("k")).live().count(), 1);
+}
+
+#[test]
+fn in_a_table_without_a_note_the_default_counts() {
+    needs_server!();
+    let table = Table::fresh();
+    let raw = Raw::new(&table);
+    let key = AttributeValue::S("\u{1}time".to_owned());
+    raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
+    assert!(with_grace(&table, 500).is_err());
+    with_grace(&table, 1_000).unwrap().request("k").acquire().unwrap();
+    note(&raw, 500_000);
+    with_grace(&table, 500).unwrap();
+}
+
+#[test]
+fn nobody_relies_on_more_than_others_of_the_table_respect() {
+    needs_server!();
+    let table = Table::fresh();
+    note(&Raw::new(&table), 100_000);
+    // Whoever connected with 100 ms waits for no longer until it looks again.
+    let first = waiting(&table, Dynamodb::GRACE).0;
+    let reserve = |store: &Dynamodb, key: &str| match store.acquire(&mut exclusive(key), &soon()).unwrap() {
+        Acquired::Granted { holder, now, .. } => now.since(holder.created),
+        other => panic!("{other:?}"),
+    };
+    // One answer tells the time to a second: half of what is not covered by 100 ms comes off the lease.
+    let at_least = Duration::from_millis(350);
+    assert!(reserve(&first, "a") > at_least, "the first that waits for more");
+    assert!(reserve(&first, "b") > at_least);
+    let second = waiting(&table, Dynamodb::GRACE).0;
+    assert!(reserve(&second, "c") > at_least, "who finds the larger grace noted");
+    // A table of the default's relies on it.
+    let other = Table::fresh();
+    assert!(reserve(&waiting(&other, Dynamodb::GRACE).0, "a") < Duration::from_millis(150));
+}
+
+#[test]
+fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
+    needs_server!();
+    let table = Table::fresh();
+    let with = |margin| {
+        let builder = leasehold::dynamodb::builder(crate::support::dynamodb::config(), &table.0);
+        builder.margin(Duration::from_millis(margin)).connect()
+    };
+    let error = with(99).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    for part in ["margin", "99ms", "100ms"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let client = with(100).unwrap();
+    // The default's tenth of the shortest lease is enough.
+    client.request("k").lease(Dynamodb::MIN_LEASE).lock().unwrap().release().unwrap();
+    let (store, clock) = waiting(&table, Dynamodb::GRACE);
+    let error = builder_over(Arc::new(store), clock).margin(Duration::ZERO).connect().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+}
+
+#[test]
+fn a_diagnosis_shows_the_grace_that_counts() {
+    needs_server!();
+    let table = Table::fresh();
+    let client = blocking(&table, |_| {});
+    assert_eq!(client.diagnose().unwrap().grace, Dynamodb::GRACE);
+    with_grace(&table, 3_000).unwrap().request("k").acquire().unwrap();
+    assert_eq!(client.diagnose().unwrap().grace, Duration::from_secs(3));
+}

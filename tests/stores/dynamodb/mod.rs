@@ -1,0 +1,146 @@
+//! What only the DynamoDB store has to keep, on the real DynamoDB Local: requests, rows, time, errors, the table.
+mod classes;
+mod cost;
+mod counts;
+mod errors;
+mod faults;
+mod grace;
+mod growth;
+mod processes;
+mod rights;
+mod rows;
+mod scans;
+mod sweep;
+mod table;
+mod time;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
+use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
+use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
+use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::sys::clock::Clock;
+
+use crate::support::calls::{LEASE, acquired, refused};
+use crate::support::dynamodb::{Table, config, config_at, options};
+use crate::support::proxy::Proxy;
+use crate::support::stores::soon;
+
+/// A test that needs the server.
+macro_rules! needs_server {
+    () => {
+        if $crate::support::servers::dynamodb_local().is_none() {
+            return;
+        }
+    };
+}
+pub(crate) use needs_server;
+
+/// The server's own client, as any other program would have one.
+struct Raw {
+    runtime: tokio::runtime::Runtime,
+    client: sdk::Client,
+    table: String,
+}
+
+impl Raw {
+    fn new(table: &Table) -> Raw {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        Raw { runtime, client: sdk::Client::new(&config()), table: table.0.clone() }
+    }
+
+    fn put(&self, item: std::collections::HashMap<String, sdk::types::AttributeValue>) {
+        let request = self.client.put_item().table_name(&self.table).set_item(Some(item));
+        self.runtime.block_on(request.send()).unwrap();
+    }
+
+    fn put_all(&self, items: Vec<std::collections::HashMap<String, sdk::types::AttributeValue>>) {
+        let write = |item: &std::collections::HashMap<_, _>| {
+            let put = sdk::types::PutRequest::builder().set_item(Some(item.clone())).build().unwrap();
+            sdk::types::WriteRequest::builder().put_request(put).build()
+        };
+        for some in items.chunks(25) {
+            let request = self.client.batch_write_item();
+            let request = request.request_items(&self.table, some.iter().map(write).collect());
+            let left = self.runtime.block_on(request.send()).unwrap().unprocessed_items;
+            assert!(left.is_none_or(|left| left.is_empty()));
+        }
+    }
+
+    /// Every row of the table.
+    fn all(&self) -> Vec<std::collections::HashMap<String, sdk::types::AttributeValue>> {
+        let request = self.client.scan().table_name(&self.table).consistent_read(true).into_paginator().items();
+        self.runtime.block_on(request.send().collect::<Result<_, _>>()).unwrap()
+    }
+
+    fn get(&self, key: &str) -> std::collections::HashMap<String, sdk::types::AttributeValue> {
+        let key = sdk::types::AttributeValue::S(key.to_owned());
+        let request = self.client.get_item().table_name(&self.table).key("key", key).consistent_read(true);
+        self.runtime.block_on(request.send()).unwrap().item.unwrap_or_default()
+    }
+}
+
+fn open(options: DynamodbOptions, clock: &Arc<Clock>) -> Dynamodb {
+    Dynamodb::open(options, clock.clone(), &soon()).unwrap()
+}
+
+/// A store of its own clock and estimate on this table.
+fn client(table: &Table) -> (Dynamodb, Arc<Clock>) {
+    let clock = Clock::system();
+    (open(options(&table.0, &clock), &clock), clock)
+}
+
+fn attempt(key: &str, mode: Mode) -> Attempt {
+    crate::support::calls::attempt(GrantForm::Uuid, key, mode)
+}
+
+fn exclusive(key: &str) -> Attempt {
+    attempt(key, Mode::Exclusive)
+}
+
+fn shared(key: &str) -> Attempt {
+    attempt(key, Mode::Shared)
+}
+
+#[track_caller]
+fn granted(store: &Dynamodb, attempt: &mut Attempt) -> Holder {
+    acquired(store, attempt).0
+}
+
+/// A renewal for so long.
+fn renewal(lease: Duration) -> Renewal {
+    crate::support::calls::renewal(Lease::For(lease))
+}
+
+/// A store behind a faulty network, and one beside it.
+struct Behind {
+    proxy: Proxy,
+    table: Table,
+    store: Dynamodb,
+    beside: Dynamodb,
+}
+
+impl Behind {
+    fn new() -> Behind {
+        let (table, clock) = (Table::fresh(), Clock::system());
+        let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
+        let settings = Settings::Given(Box::new(config_at(&proxy.url())));
+        let store = open(DynamodbOptions { settings, ..options(&table.0, &clock) }, &clock);
+        let beside = client(&table).0;
+        Behind { proxy, table, store, beside }
+    }
+
+    fn record(&self, key: &str) -> LockRecord {
+        get(&self.beside, key).record
+    }
+
+    fn holders(&self, key: &str) -> Vec<Holder> {
+        self.record(key).holders().map(|(_, holder)| holder.clone()).collect()
+    }
+}
+
+fn get(store: &Dynamodb, key: &str) -> Seen {
+    store.read(&Which::Key(key.to_owned()), None, true, &soon()).unwrap().records.remove(0)
+}

@@ -1,0 +1,204 @@
+//! The rows: ours as they are documented, and those of dynamodb-lock-go.
+
+use std::collections::HashMap;
+
+use leasehold::internals::lease::{GrantId, Lease};
+use leasehold::internals::store::{Backend, Released, Renewal};
+
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::*;
+use crate::support::dynamodb::Table;
+use crate::support::stores::soon;
+
+fn row(key: &str, owner: &str, until: &str) -> HashMap<String, AttributeValue> {
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    HashMap::from([
+        ("key".to_owned(), text(key)),
+        ("owner".to_owned(), text(owner)),
+        ("leasedUntil".to_owned(), text(until)),
+        ("createdAt".to_owned(), text("2026-11-21T01:47:36.973253484Z")),
+        ("ttl".to_owned(), text("2030-01-04T03:04:05Z")),
+    ])
+}
+
+fn time(offset_s: i64, zone: i32) -> String {
+    let at = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(offset_s);
+    at.display_with_offset(jiff::tz::offset(zone as i8)).to_string()
+}
+
+#[test]
+fn rows_of_the_go_library_are_respected_while_they_live() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    // In the zone -8 the text of a live end is less than that of now.
+    for (i, zone) in [0, -8, 5].into_iter().enumerate() {
+        for until in [time(40, zone), format!("2{}", &time(40, zone)[1..])] {
+            let key = format!("live {i}");
+            raw.put(row(&key, "worker-1", &until));
+            let before = raw.get(&key);
+            for attempt in [&mut exclusive(&key), &mut shared(&key)] {
+                let seen = refused(&store, attempt);
+                assert_eq!(seen.live().next().unwrap().1.labels.owner, "worker-1", "{until}");
+            }
+            assert_eq!(raw.get(&key), before);
+        }
+    }
+    raw.put(row("whole", "worker-2", "2030-01-02T03:04:05Z"));
+    refused(&store, &mut exclusive("whole"));
+}
+
+#[test]
+fn the_recorded_rows_of_the_go_library_are_read() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/dynamodb-lock-go.json")).unwrap();
+    let mut read = 0;
+    for step in golden["steps"].as_array().unwrap() {
+        for item in step["items"].as_array().unwrap() {
+            let attributes = item.as_object().unwrap().iter();
+            let text = |value: &serde_json::Value| AttributeValue::S(value["S"].as_str().unwrap().to_owned());
+            raw.put(attributes.map(|(name, value)| (name.clone(), text(value))).collect());
+            let key = item["key"]["S"].as_str().unwrap();
+            let seen = get(&store, key);
+            let (_, holder) = seen.record.holders().next().unwrap();
+            assert_eq!(holder.labels.owner, item["owner"]["S"].as_str().unwrap());
+            assert!(seen.record.exists() && seen.record.token == 0);
+            // Those that lasted 20 s in 2026 are over; those of 2030 live.
+            if item["leasedUntil"]["S"].as_str().unwrap().starts_with("2030") {
+                refused(&store, &mut exclusive(key));
+            } else {
+                granted(&store, &mut exclusive(key));
+            }
+            read += 1;
+        }
+    }
+    assert_eq!(read, 5);
+}
+
+#[test]
+fn rows_of_the_go_library_are_taken_over_when_they_are_expired() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let ends = [time(-10, 0), time(-10, -8), time(-10, 5), "2026-11-21T01:47:55.61499108Z".to_owned()];
+    for (i, until) in ends.iter().enumerate() {
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let key = format!("expired {i} {mode}");
+            raw.put(row(&key, "worker-1", until));
+            let holder = granted(&store, &mut attempt(&key, mode));
+            let item = raw.get(&key);
+            assert!(!item.contains_key("ttl") && item["fence"] == AttributeValue::N(holder.token.to_string()));
+            assert_eq!(get(&store, &key).record.holders().map(|(_, h)| h.clone()).collect::<Vec<_>>(), [holder]);
+        }
+    }
+}
+
+#[test]
+fn a_row_that_the_go_library_took_over_is_lost() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let mut a = exclusive("ours");
+    granted(&store, &mut a);
+    raw.put(row("ours", "x", &time(40, 0)));
+    let renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
+    let lost = store.renew(&mut a, renewal, &soon()).unwrap();
+    assert!(matches!(lost, leasehold::internals::store::Renewed::Lost(_)), "{lost:?}");
+    assert!(matches!(store.release(&mut a, false, &soon()).unwrap(), Released::HeldByOther(_)));
+    // Giving up marks it, and it still is its row.
+    assert!(matches!(store.release(&mut a, true, &soon()).unwrap(), Released::HeldByOther(_)));
+    refused(&store, &mut exclusive("ours"));
+}
+
+#[test]
+fn attributes_that_are_not_known_stay() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let mut a = exclusive("k");
+    granted(&store, &mut a);
+    let mut item = raw.get("k");
+    item.insert("later".to_owned(), AttributeValue::Bool(true));
+    raw.put(item);
+    store.release(&mut a, false, &soon()).unwrap();
+    let (mut b, mut c) = (shared("k"), shared("k"));
+    granted(&store, &mut b);
+    granted(&store, &mut c);
+    let seen = get(&store, "k");
+    store.swap(&seen, Some(&seen.record), &soon()).unwrap();
+    assert_eq!(raw.get("k")["later"], AttributeValue::Bool(true));
+}
+
+#[test]
+fn what_is_written_is_what_is_documented() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let mut a = exclusive("k");
+    granted(&store, &mut a);
+    let names = |key: &str| {
+        let mut names: Vec<String> = raw.get(key).into_keys().collect();
+        names.sort();
+        names.join(" ")
+    };
+    assert_eq!(names("k"), "createdAt fence format grantId key kind leasedUntil lockId owner version");
+    let until = raw.get("k")["leasedUntil"].as_s().unwrap().clone();
+    assert_eq!((until.len(), until.ends_with('Z')), (30, true), "{until}");
+    store.release(&mut a, false, &soon()).unwrap();
+    assert_eq!(names("k"), "createdAt fence format key kind leasedUntil version");
+    assert_eq!(raw.get("k")["leasedUntil"].as_s().unwrap(), "1970-01-01T00:00:00.000000000Z");
+    granted(&store, &mut shared("s"));
+    assert_eq!(names("s"), "createdAt fence format key kind leasedUntil shared version");
+    store.release(&mut exclusive("g"), true, &soon()).unwrap();
+    assert_eq!(names("g"), "givenUp givenUpAt key leasedUntil version");
+}
+
+#[test]
+fn a_damaged_row_is_an_error_that_names_it() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let mut item = row("k", "x", &time(40, 0));
+    item.insert("fence".to_owned(), AttributeValue::S("seven".to_owned()));
+    raw.put(item.clone());
+    let error = store.acquire(&mut exclusive("k"), &soon()).unwrap_err();
+    assert_eq!((error.kind(), error.key()), (leasehold::ErrorKind::Schema, Some("k")), "{error}");
+    assert!(error.to_string().contains("fence"), "{error}");
+    assert_eq!(raw.get("k"), item);
+}
+
+#[test]
+fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
+    needs_server!();
+    let table = Table::fresh();
+    let (store, _) = client(&table);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&format!("{mode}"), mode);
+        granted(&store, &mut a);
+        a.sends = 2;
+        assert!(matches!(store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+        refused(&store, &mut a);
+        let mut b = attempt(&a.key, mode);
+        granted(&store, &mut b);
+        assert!(matches!(store.release(&mut b, false, &soon()).unwrap(), Released::Done));
+        assert_eq!(get(&store, &a.key).record.given_up.into_iter().collect::<Vec<GrantId>>(), [a.ask.grant]);
+    }
+}
+
+/// There is no guard that would clear it away.
+#[test]
+fn a_lock_as_data_leaves_nothing_in_its_row() {
+    needs_server!();
+    let table = Table::fresh();
+    let (raw, client) = (Raw::new(&table), leasehold::dynamodb::builder(config(), &table.0).connect().unwrap());
+    let mut sizes = Vec::new();
+    for _ in 0..3 {
+        let lock = client.request("k").acquire().unwrap();
+        let lock = client.heartbeat(&lock, LEASE).unwrap();
+        client.release(&lock).unwrap();
+        sizes.push(raw.get("k").len());
+    }
+    assert_eq!(sizes, [7; 3], "{:?}", raw.get("k"));
+}

@@ -1,0 +1,227 @@
+//! The table: made, checked, refused.
+
+use leasehold::internals::store::Schema;
+use leasehold::{ErrorKind, LockClient};
+
+use crate::dynamodb::sdk::types::{AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType};
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, config_at};
+use crate::support::proxy::{Mode as Network, Proxy, Rule};
+use crate::support::stores::unique;
+
+fn make(raw: &Raw, keys: &[(&str, KeyType, ScalarAttributeType)]) {
+    let mut request = raw.client.create_table().table_name(&raw.table).billing_mode(BillingMode::PayPerRequest);
+    for (name, kind, of) in keys {
+        let key = KeySchemaElement::builder().attribute_name(*name).key_type(kind.clone()).build().unwrap();
+        let of = AttributeDefinition::builder().attribute_name(*name).attribute_type(of.clone()).build().unwrap();
+        request = request.key_schema(key).attribute_definitions(of);
+    }
+    raw.runtime.block_on(request.send()).unwrap();
+}
+
+fn connect(table: &Table) -> leasehold::Result<LockClient> {
+    leasehold::dynamodb::builder(config(), &table.0).connect()
+}
+
+fn is_protected(raw: &Raw) -> Option<bool> {
+    let request = raw.client.describe_table().table_name(&raw.table);
+    raw.runtime.block_on(request.send()).unwrap().table.unwrap().deletion_protection_enabled
+}
+
+#[test]
+fn a_table_is_protected_from_deletion_where_that_is_wanted() {
+    needs_server!();
+    let table = Table(unique());
+    let raw = Raw::new(&table);
+    let plain = connect(&table).unwrap();
+    assert!(!plain.schema().unwrap().contains("--deletion-protection"));
+    let wanted = leasehold::dynamodb::Table::new(&table.0).deletion_protection(true);
+    let client = leasehold::dynamodb::builder(config(), wanted.clone()).connect().unwrap();
+    assert!(client.schema().unwrap().contains("--deletion-protection-enabled"));
+    assert!(client.create_schema().unwrap().contains("the table was made"));
+    assert_eq!(is_protected(&raw), Some(true), "made so");
+    let delete = raw.client.delete_table().table_name(&table.0);
+    assert!(raw.runtime.block_on(delete.send()).is_err(), "the service refuses");
+    // Who does not ask for it does not take it away.
+    assert!(plain.create_schema().unwrap().contains("the table is there, with the key"));
+    assert_eq!(is_protected(&raw), Some(true));
+
+    let other = Table::fresh();
+    let raw = Raw::new(&other);
+    assert_ne!(is_protected(&raw), Some(true));
+    let wanted = leasehold::dynamodb::Table::new(&other.0).deletion_protection(true);
+    let said = leasehold::dynamodb::builder(config(), wanted).connect().unwrap().create_schema().unwrap();
+    assert!(said.contains("the table is there, and is protected now"), "{said}");
+    assert_eq!(is_protected(&raw), Some(true), "a table that was there");
+}
+
+/// DynamoDB Local has no backups, so the proxy answers in its place: what the request asks for, and that a service
+/// which can't do it yet is asked again.
+#[test]
+fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
+    needs_server!();
+    const NOT_YET: &str = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ContinuousBackupsUnavailableException","message":"Backups are being enabled for the table. Please retry later"}"#;
+    const DONE: &str = r#"{"ContinuousBackupsDescription":{"ContinuousBackupsStatus":"ENABLED","PointInTimeRecoveryDescription":{"PointInTimeRecoveryStatus":"ENABLED"}}}"#;
+    let (table, asks) = (Table(unique()), "UpdateContinuousBackups");
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
+    let wanted = leasehold::dynamodb::Table::new(&table.0).point_in_time_recovery(true);
+    let client = leasehold::dynamodb::builder(config_at(&proxy.url()), wanted).connect().unwrap();
+    assert!(client.schema().unwrap().contains("PointInTimeRecoveryEnabled=true"));
+    proxy.add(Rule::next(2, Network::Say(400, NOT_YET)).on(asks));
+    proxy.add(Rule::always(Network::Say(200, DONE)).on(asks));
+    client.create_schema().unwrap();
+    let asked: Vec<_> = proxy.requests().into_iter().filter(|request| request.target == asks).collect();
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    for request in &asked {
+        assert!(request.has(&format!("\"TableName\":\"{}\"", table.0)), "{request:?}");
+        assert!(request.has("\"PointInTimeRecoveryEnabled\":true"), "{request:?}");
+    }
+    let made = proxy.requests().iter().filter(|request| request.target == "CreateTable").count();
+    assert_eq!(made, 1);
+    // Without the wish nobody asks.
+    connect(&table).unwrap().create_schema().unwrap();
+
+    // Where the service can't, that is said, and the table is there.
+    let wanted = leasehold::dynamodb::Table::new(&table.0).point_in_time_recovery(true);
+    let error = leasehold::dynamodb::builder(config(), wanted).connect().unwrap().create_schema().unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, false), "{error}");
+    assert!(connect(&table).unwrap().try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn a_missing_table_is_made_by_several_at_once() {
+    needs_server!();
+    let table = Table(unique());
+    let client = connect(&table).unwrap();
+    let error = client.lock("k").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("create_schema") && error.to_string().contains(&table.0), "{error}");
+    let said = std::thread::scope(|scope| {
+        let makers = [(); 4].map(|()| scope.spawn(|| connect(&table).unwrap().create_schema().unwrap()));
+        makers.map(|maker| maker.join().unwrap())
+    });
+    assert_eq!(said.iter().filter(|said| said.contains("the table was made")).count(), 1, "{said:?}");
+    client.lock("k").unwrap().release().unwrap();
+    client.create_schema().unwrap();
+    assert!(client.schema().unwrap().contains("create-table"));
+}
+
+#[test]
+fn another_key_schema_is_refused_at_connect() {
+    needs_server!();
+    let (hash, range) = (KeyType::Hash, KeyType::Range);
+    let cases = [
+        vec![("key", hash.clone(), ScalarAttributeType::N)],
+        vec![("id", hash.clone(), ScalarAttributeType::S)],
+        vec![("key", hash, ScalarAttributeType::S), ("part", range, ScalarAttributeType::S)],
+    ];
+    for keys in cases {
+        let table = Table(unique());
+        make(&Raw::new(&table), &keys);
+        let error = connect(&table).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{keys:?}: {error}");
+        assert!(error.to_string().contains(&table.0), "{error}");
+    }
+}
+
+/// DynamoDB Local has no replicas, so the proxy describes the table in its place.
+#[test]
+fn replicas_without_strong_consistency_are_refused() {
+    needs_server!();
+    macro_rules! described {
+        ($more:literal) => {
+            concat!(
+                r#"{"Table":{"TableStatus":"ACTIVE","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"#,
+                r#""AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}],"#,
+                r#""Replicas":[{"RegionName":"eu-west-1","ReplicaStatus":"ACTIVE"}]"#,
+                $more,
+                "}}"
+            )
+        };
+    }
+    let at = Behind::new();
+    let connect = || leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect();
+    for json in [described!(""), described!(r#","MultiRegionConsistency":"EVENTUAL""#)] {
+        at.proxy.clear();
+        at.proxy.add(Rule::always(Network::Say(200, json)).on("DescribeTable"));
+        let error = connect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains("replicas") && error.to_string().contains(&at.table.0), "{error}");
+    }
+    at.proxy.clear();
+    let strong = described!(r#","MultiRegionConsistency":"STRONG""#);
+    at.proxy.add(Rule::always(Network::Say(200, strong)).on("DescribeTable"));
+    drop(connect().unwrap().lock("k").unwrap());
+}
+
+#[test]
+fn another_name_of_the_partition_key_is_used() {
+    needs_server!();
+    let table = Table(unique());
+    let keyed = leasehold::dynamodb::Table::new(&table.0).partition_key("lock name");
+    let client = leasehold::dynamodb::builder(config(), keyed).connect().unwrap();
+    client.create_schema().unwrap();
+    let guard = client.request("k").lock_id("group").lock().unwrap();
+    assert!(client.try_lock("k").unwrap().is_none());
+    assert_eq!(client.get("k").unwrap().unwrap().holders()[0].lock_id(), "group");
+    guard.release().unwrap();
+    let clock = Clock::system();
+    let mut all = options(&table.0, &clock);
+    all.partition_key = "lock name".to_owned();
+    let store = open(all, &clock);
+    assert_eq!(store.read(&Which::Prefix("k".to_owned()), None, true, &soon()).unwrap().records.len(), 1);
+    store.schema(Schema::Check, &soon()).unwrap();
+}
+
+#[test]
+fn a_url_leads_to_it() {
+    needs_server!();
+    let table = Table::fresh();
+    let endpoint = crate::support::servers::dynamodb_local().unwrap();
+    // The environment of a test can't be changed safely, so another process connects.
+    let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}&grace=2s&deletion_protection=1", table.0);
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "dynamodb::table::connects_to_the_url_of_the_environment"])
+        .env("LEASEHOLD_TEST_URL", url)
+        .env("AWS_ACCESS_KEY_ID", "key")
+        .env("AWS_SECRET_ACCESS_KEY", "secret")
+        .output()
+        .unwrap();
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
+}
+
+#[test]
+fn connects_to_the_url_of_the_environment() {
+    // Only as the other process of a_url_leads_to_it.
+    if std::env::var_os("LEASEHOLD_TEST_URL").is_none() {
+        return;
+    }
+    let client = LockClient::connect(&std::env::var("LEASEHOLD_TEST_URL").unwrap()).unwrap();
+    assert!(client.schema().unwrap().contains("--deletion-protection-enabled"));
+    let guard = client.lock("k").unwrap();
+    assert!(guard.is_held());
+    guard.release().unwrap();
+}
+
+/// DynamoDB Local makes a table at once, so the proxy says in its place that this one is still being made.
+#[test]
+fn a_table_that_takes_longer_than_a_request_is_waited_for() {
+    needs_server!();
+    const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
+    let table = Table(unique());
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
+    let timeout = Duration::from_millis(500);
+    let connect = || leasehold::dynamodb::builder(config_at(&proxy.url()), &table.0).request_timeout(timeout).connect();
+    let client = connect().unwrap();
+    // A look each 250 ms; the first sees that there is none.
+    proxy.add(Rule::next(6, Network::Say(200, MAKING)).on("DescribeTable").after(1));
+    client.create_schema().unwrap();
+    let looks = proxy.requests().iter().filter(|request| request.target == "DescribeTable").count();
+    assert_eq!(looks, 9, "one by the connect, one before it is made, seven after");
+    // Who does not answer is noticed as soon as by any call.
+    proxy.clear();
+    proxy.add(Rule::always(Network::HoleToServer));
+    let started = std::time::Instant::now();
+    assert!(client.create_schema().unwrap_err().is_retryable());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}

@@ -1,0 +1,443 @@
+//! Two clients with an estimate each, services whose time is off, and hosts whose clock is.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::dynamodb::Estimate;
+use leasehold::internals::store::{Released, Renewed};
+use leasehold::{ErrorKind, Filter, LockClient};
+
+use crate::dynamodb::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
+use crate::dynamodb::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
+use crate::dynamodb::sdk::error::BoxError;
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
+use crate::support::proxy::{self, Rule};
+
+pub(super) fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)) -> LockClient {
+    let clock = Clock::system();
+    let mut all = crate::dynamodb::options(&table.0, &clock);
+    options(&mut all);
+    builder_over(Arc::new(open(all, &clock)), clock).connect().unwrap()
+}
+
+#[test]
+fn a_takeover_waits_for_the_grace_and_not_longer_by_much() {
+    needs_server!();
+    let table = Table::fresh();
+    let (a, b) = (blocking(&table, |_| {}), blocking(&table, |_| {}));
+    let lease = Duration::from_secs(1);
+    let started = Instant::now();
+    let held = a.request("k").lease(lease).acquire().unwrap();
+    let guard = b.request("k").wait(Duration::from_secs(20)).lock().unwrap();
+    let took = started.elapsed();
+    assert!(guard.fencing_token() > held.fencing_token());
+    // The two estimates are up to half a second off, each.
+    assert!(took >= lease && took < lease + Duration::from_millis(2_700), "{took:?}");
+}
+
+/// A store that reaches the server by way of this proxy, which moves the `Date` of the answers.
+fn by_way_of(proxy: &Proxy, table: &Table) -> DynamodbOptions {
+    let settings = Settings::Given(Box::new(config_at(&proxy.url())));
+    DynamodbOptions::new(&table.0, settings)
+}
+
+#[test]
+fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
+    needs_server!();
+    let at = Behind::new();
+    // To these two the service tells a time an hour ahead of this host's wall clock.
+    at.proxy.shift_dates(3_600);
+    let connect = || leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
+    let (a, b) = (connect(), connect());
+    let held = a.lock("k").unwrap();
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
+    assert!(held.fencing_token() > wall + 3_500_000_000, "the token is made from the service's time");
+    assert!(b.try_lock("k").unwrap().is_none());
+    assert!(held.is_held());
+}
+
+#[test]
+fn a_step_of_the_services_clock_is_followed() {
+    needs_server!();
+    let at = Behind::new();
+    let clock = Clock::system();
+    let store = open(by_way_of(&at.proxy, &at.table), &clock);
+    let before = get(&store, "k").now;
+    at.proxy.shift_dates(-600);
+    let after = get(&store, "k").now;
+    let back = before.since(after);
+    assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605), "{back:?}");
+}
+
+/// What an operator writes by hand.
+pub(super) fn note(raw: &Raw, micros: u64) {
+    raw.put(HashMap::from([
+        ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
+        ("graceMicros".to_owned(), AttributeValue::N(micros.to_string())),
+    ]));
+}
+
+/// Answers that say nothing of the time.
+#[derive(Debug)]
+pub struct Dateless;
+
+impl Intercept for Dateless {
+    fn name(&self) -> &'static str {
+        "dateless"
+    }
+
+    fn modify_before_deserialization(
+        &self,
+        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        context.response_mut().headers_mut().remove("date");
+        Ok(())
+    }
+}
+
+#[test]
+fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
+    needs_server!();
+    let table = Table::fresh();
+    let (store, clock) = client(&table);
+    let mut a = exclusive("expired");
+    granted(&store, &mut a);
+    note(&Raw::new(&table), 100_000);
+    // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
+    let mut all = options(&table.0, &clock);
+    all.grace = Duration::from_millis(100);
+    all.interceptors.push(SharedInterceptor::new(Dateless));
+    let estimate = Arc::new(Estimate::default());
+    let (around, now) = (Duration::from_millis(100), clock.now());
+    estimate.learn(jiff::Timestamp::now().as_second(), now - around, now + around);
+    all.estimate = Some(estimate);
+    let unsure = open(all, &clock);
+    clock.advance(LEASE + Duration::from_secs(10));
+    assert_eq!(refused(&unsure, &mut exclusive("expired")).live().count(), 1, "nor does a purge free him");
+    match unsure.acquire(&mut exclusive("free"), &soon()).unwrap() {
+        Acquired::Granted { holder, now, .. } => {
+            assert!(now.since(holder.created) > Duration::from_millis(300), "it counts itself as lost earlier");
+        }
+        other => panic!("{other:?}"),
+    }
+    granted(&store, &mut exclusive("expired"));
+}
+
+const DAYS: u64 = 4 * 86_400;
+
+/// A store behind the proxy that has known the service's time since now, and its clock.
+fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
+    let clock = Clock::system();
+    // So wide that no slow answer makes it ask for the time again.
+    let grace = Duration::from_secs(5);
+    let store = open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock);
+    // Which notes the grace.
+    granted(&store, &mut attempt("first", Mode::Shared));
+    (store, clock)
+}
+
+/// The holder of `k`, whose store has just connected through the proxy.
+fn holding(at: &Behind) -> (Dynamodb, Attempt) {
+    let store = idle(at).0;
+    let mut held = exclusive("k");
+    held.ask.lease = Duration::from_secs(20);
+    granted(&store, &mut held);
+    (store, held)
+}
+
+/// How many requests a step takes on its way through the proxy.
+fn sent<T>(at: &Behind, step: impl FnOnce() -> T) -> (T, u64) {
+    let before = at.proxy.count();
+    let answer = step();
+    (answer, at.proxy.count() - before)
+}
+
+#[test]
+fn who_was_idle_for_days_asks_for_the_time_before_it_takes_a_lock() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    granted(&idle, &mut exclusive("once"));
+    // 50 ppm fast.
+    at.proxy.shift_dates(DAYS as i64);
+    clock.advance(Duration::from_secs(DAYS + 25));
+    let (store, mut held) = holding(&at);
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 2, "a read for the time, and the acquire");
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 1);
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let mut held = exclusive("held");
+    granted(&idle, &mut held);
+    at.proxy.shift_dates(DAYS as i64);
+    clock.advance(Duration::from_secs(DAYS - 25));
+    let lease = Duration::from_secs(20);
+    let (answer, requests) = sent(&at, || idle.renew(&mut held, renewal(lease), &soon()).unwrap());
+    assert_eq!(requests, 2, "a read for the time, and the renewal");
+    let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
+    let (store, _) = self::idle(&at);
+    let rivals = get(&store, "held");
+    let left = until.left(rivals.now).unwrap();
+    assert!(left > Duration::from_secs(17), "{left:?} of {lease:?} are left");
+    assert!(until.left(now).unwrap() <= left + Duration::from_secs(1));
+}
+
+#[test]
+fn a_grant_that_its_own_answer_contradicts_is_undone() {
+    needs_server!();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        let before = get(&at.beside, "k").record;
+        // The host's clock jumps, and the estimate is too young to be doubted.
+        clock.advance(Duration::from_secs(60));
+        let (seen, requests) = sent(&at, || refused(&idle, &mut attempt("k", mode)));
+        assert_eq!(seen.live().count(), 1, "{seen:?}");
+        assert_eq!(requests, 4, "the acquire, then the time, the row and what undoes it");
+        let mut after = get(&at.beside, "k").record;
+        assert_eq!(after.given_up.len(), 1, "a copy of what was undone can't be granted");
+        (after.version, after.given_up) = (before.version, before.given_up.clone());
+        assert_eq!(after, before, "the holder stands as before");
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+        // What nobody holds is granted all the same.
+        clock.advance(Duration::from_secs(60));
+        granted(&idle, &mut attempt("free", mode));
+    }
+}
+
+#[test]
+fn an_undoing_that_is_not_answered_is_done_by_the_repeat() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let (store, mut held) = holding(&at);
+    clock.advance(Duration::from_secs(60));
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+    let mut late = exclusive("k");
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    refused(&idle, &mut late);
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn who_gives_up_what_it_could_not_undo_gives_it_back_too() {
+    needs_server!();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        clock.advance(Duration::from_secs(60));
+        at.proxy.add(Rule::next(2, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+        let mut late = attempt("k", mode);
+        assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+        // As the engine does when the call's time is over. The first try is not answered either.
+        assert!(matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+        let other = idle.release(&mut late, true, &soon()).unwrap();
+        assert!(matches!(other, Released::HeldByOther(_)), "{other:?}");
+        assert!(get(&at.beside, "k").record.given_up.contains(late.grant()));
+        refused(&at.beside, &mut exclusive("k"));
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    }
+}
+
+#[test]
+fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
+    needs_server!();
+    for repeats in 0..2 {
+        let at = Behind::new();
+        let (idle, clock) = idle(&at);
+        let (store, mut held) = holding(&at);
+        clock.advance(Duration::from_secs(60));
+        at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
+        let mut late = exclusive("k");
+        for _ in 0..=repeats {
+            let answer = idle.acquire(&mut late, &soon()).unwrap();
+            assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
+        }
+        assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+        // It stands until the one whom it replaced has heard of it.
+        let seen = refused(&at.beside, &mut exclusive("k"));
+        let (_, stands) = seen.record.standing(late.grant()).unwrap();
+        assert!(stands.until.left(seen.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
+        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+        refused(&idle, &mut late);
+    }
+}
+
+/// The service tells a wrong time between two sends of one acquisition: the second one, which landed, was wrong.
+#[test]
+fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
+    needs_server!();
+    let at = Behind::new();
+    let idle = idle(&at).0;
+    let (store, mut held) = holding(&at);
+    let mut late = exclusive("k");
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem"));
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    at.proxy.shift_dates(3_600);
+    // Told twice, it is believed.
+    for _ in 0..2 {
+        get(&idle, "other");
+    }
+    at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    at.proxy.shift_dates(0);
+    let answer = idle.acquire(&mut late, &soon()).unwrap();
+    assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
+    assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+    let seen = refused(&at.beside, &mut exclusive("k"));
+    let (_, stands) = seen.record.standing(late.grant()).unwrap();
+    let left = stands.until.left(seen.now).unwrap();
+    assert!(left > Duration::from_secs(3_500), "until what it may have replaced is over by the wrong time: {left:?}");
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+}
+
+/// The service tells a time that is behind, and rivals go by the right one.
+#[test]
+fn who_finds_itself_by_a_wrong_time_counts_its_lease_by_the_right_one() {
+    needs_server!();
+    let at = Behind::new();
+    let idle = idle(&at).0;
+    let behind = 20;
+    at.proxy.shift_dates(-behind);
+    // Told twice, it is believed.
+    for _ in 0..2 {
+        get(&idle, "other");
+    }
+    let mut late = exclusive("k");
+    at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    at.proxy.shift_dates(0);
+    let answer = idle.acquire(&mut late, &soon()).unwrap();
+    let Acquired::Granted { holder, now, repeated: true } = answer else { panic!("{answer:?}") };
+    let left = holder.until.left(now).unwrap();
+    assert!(left < LEASE - Duration::from_secs(behind as u64 - 2), "{left:?}");
+}
+
+#[test]
+fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let (store, mut held) = holding(&at);
+    clock.advance(Duration::from_secs(60));
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+    let mut late = shared("k");
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    let mut joined = shared("k");
+    granted(&at.beside, &mut joined);
+    let seen = refused(&idle, &mut late);
+    assert_eq!(seen.record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
+    let (fence, record) = (seen.record.token, at.record("k"));
+    assert_eq!(record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
+    assert_eq!((record.token, record.given_up.len()), (fence, 1));
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
+    assert!(matches!(at.beside.renew(&mut joined, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, clock) = idle(&at);
+    let mut held = exclusive("k");
+    granted(&idle, &mut held);
+    at.proxy.shift_dates(40);
+    clock.advance(Duration::from_secs(10));
+    assert!(matches!(idle.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Unknown(_)));
+    let answer = idle.renew(&mut held, renewal(LEASE), &soon()).unwrap();
+    let Renewed::Until { until, .. } = answer else { panic!("{answer:?}") };
+    let left = until.left(get(&self::idle(&at).0, "k").now).unwrap();
+    assert!(left > LEASE - Duration::from_secs(3) && left < LEASE + Duration::from_secs(2), "{left:?}");
+}
+
+#[test]
+fn a_holder_counts_on_no_more_than_its_lease_whatever_time_it_is_told() {
+    needs_server!();
+    let at = Behind::new();
+    let clock = Clock::system();
+    let client = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock).connect().unwrap();
+    let lease = Duration::from_secs(3);
+    let guard = client.request("k").lease(lease).lock().unwrap();
+    // Told twice, it is believed: what stands seems to end in an hour.
+    at.proxy.shift_dates(-3_600);
+    // The renewal that is contradicted, its repeat, and the next one.
+    let renewals =
+        |all: &[proxy::Request]| all.iter().filter(|one| one.has("SET #leasedUntil") && one.answered > 0).count();
+    at.proxy.wait_until("renewals", |all| renewals(all) >= 3);
+    assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
+}
+
+#[test]
+fn the_date_of_a_proxy_is_not_the_services() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, _) = idle(&at);
+    let (store, mut held) = holding(&at);
+    at.proxy.shift_dates(3_600);
+    at.proxy.add(Rule::next(1, proxy::Mode::Say(503, "{}")));
+    idle.read(&Which::Key("other".to_owned()), None, true, &soon()).unwrap_err();
+    at.proxy.shift_dates(0);
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 1);
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+#[test]
+fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, _) = idle(&at);
+    let (store, mut held) = holding(&at);
+    at.proxy.add(Rule::next(1, proxy::Mode::ShiftDate(3_600)));
+    idle.read(&Which::Key("other".to_owned()), None, false, &soon()).unwrap();
+    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    assert_eq!(requests, 2, "a read for the time, and the acquire");
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    // The wrong one may also be the answer to a write: what it did stays, if it was right.
+    at.proxy.add(Rule::next(1, proxy::Mode::ShiftDate(3_600)));
+    let mut free = exclusive("free");
+    let (holder, requests) = sent(&at, || granted(&idle, &mut free));
+    assert_eq!(requests, 3, "the acquire, then the time and the row");
+    assert!(holder.until.left(get(&at.beside, "free").now).unwrap() <= LEASE + Duration::from_secs(1));
+}
+
+#[test]
+fn in_the_grace_a_holder_is_held_for_everybody() {
+    needs_server!();
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let mut all = crate::dynamodb::options(&table.0, &clock);
+    all.grace = Duration::from_secs(30);
+    let client = builder_over(Arc::new(open(all, &clock)), clock.clone()).connect().unwrap();
+    client.request("k").lease(LEASE).acquire().unwrap();
+    let leases = client.leases("ns");
+    leases.claim("name", "holder", LEASE).unwrap();
+    clock.advance(LEASE + Duration::from_secs(10));
+    let refused = client.request("k").acquire().unwrap_err();
+    assert_eq!(refused.holders().len(), 1, "{refused}");
+    let found = client.get("k").unwrap().unwrap();
+    assert!(!found.is_free() && !found.holders()[0].is_expired(), "{found:?}");
+    assert_eq!(found.holders()[0].remaining(), Some(Duration::ZERO));
+    assert_eq!(client.list(&Filter::new().live()).unwrap().len(), 1);
+    assert!(client.purge_preview(Duration::ZERO).unwrap().freed.is_empty());
+    assert!(client.purge(Duration::ZERO).unwrap().freed.is_empty());
+    assert!(!leases.get("name").unwrap().unwrap().is_expired());
+    assert_eq!(leases.expire("name").unwrap_err().kind(), ErrorKind::InvalidLease);
+    clock.advance(Duration::from_secs(25));
+    assert!(client.get("k").unwrap().unwrap().is_free() && leases.get("name").unwrap().unwrap().is_expired());
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+    leases.expire("name").unwrap();
+}

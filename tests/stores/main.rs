@@ -1,0 +1,23 @@
+//! The stores: the contract that each of them keeps, what only one of them has to keep, and the servers and proxies
+//! of the tests themselves.
+
+mod conformance;
+mod differential;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
+#[cfg(feature = "mongodb")]
+mod mongodb;
+mod proxy;
+mod servers;
+#[cfg(feature = "spanner")]
+mod spanner;
+mod sqlite;
+#[path = "../support/mod.rs"]
+mod support;
+
+/// The workers of this binary begin here.
+#[cfg(target_os = "linux")]
+#[test]
+fn worker() {
+    support::worker::run();
+}

@@ -1,0 +1,300 @@
+//! A replica set of three members whose primary steps down, is killed, or is stopped and wakes up again.
+#![cfg(target_os = "linux")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::cluster::{Cluster, eventually};
+use crate::support::contract::{attempt, granted, release, renewal};
+use crate::support::mongodb::Rows;
+use crate::support::stores::soon;
+use leasehold::internals::lease::{Holder, Lease, Mode};
+use leasehold::internals::store::mongodb::Mongodb;
+use leasehold::internals::store::{Acquired, Attempt, Backend, Released, Renewed, Schema, Which};
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::mongodb::driver::bson::doc;
+use leasehold::mongodb::driver::options::ClientOptions;
+use leasehold::mongodb::driver::sync::Client;
+use leasehold::{LockClient, LockGuard};
+
+/// Longer than an election.
+const LEASE: Duration = Duration::from_secs(20);
+/// How long an election may take on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+struct At {
+    cluster: Cluster,
+    rows: String,
+}
+
+impl At {
+    fn start() -> Option<At> {
+        let cluster = Cluster::start()?;
+        let at = At { cluster, rows: "locks".to_owned() };
+        at.open().schema(Schema::Create, &Deadline::after(LONG)).unwrap();
+        Some(at)
+    }
+
+    fn options(&self, uri: &str) -> leasehold::internals::store::mongodb::MongodbOptions {
+        Rows::options_named(&self.rows, uri)
+    }
+
+    fn open(&self) -> Mongodb {
+        Mongodb::open(self.options(&self.cluster.uri()), &Deadline::after(LONG)).unwrap()
+    }
+
+    fn client(&self) -> LockClient {
+        let options = ClientOptions::parse(self.cluster.uri()).run().unwrap();
+        leasehold::mongodb::builder_with(options, "leasehold", &self.rows).lease(LEASE).connect().unwrap()
+    }
+
+    fn step_down(&self) {
+        let primary = Client::with_uri_str(self.cluster.uri_of(self.cluster.primary())).unwrap();
+        primary.database("admin").run_command(doc! { "replSetStepDown": 10, "force": true }).run().unwrap();
+    }
+}
+
+/// Repeats until it is answered: no error, and no answer that is none.
+fn settled<T>(mut call: impl FnMut(&Deadline) -> leasehold::Result<Option<T>>) -> T {
+    let started = Instant::now();
+    loop {
+        match call(&Deadline::after(Duration::from_secs(5))) {
+            Ok(Some(answer)) => return answer,
+            Ok(None) => {}
+            Err(error) => assert!(error.is_retryable(), "{error:?}"),
+        }
+        assert!(started.elapsed() < LONG, "no answer for a minute");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn acquired(store: &Mongodb, attempt: &mut Attempt) -> Option<Holder> {
+    settled(|by| {
+        attempt.sends += 1;
+        Ok(match store.acquire(attempt, by)? {
+            Acquired::Granted { holder, .. } => Some(Some(holder)),
+            Acquired::Refused(_) => Some(None),
+            Acquired::Unknown(_) => None,
+        })
+    })
+}
+
+fn holders(store: &Mongodb, key: &str) -> Vec<Holder> {
+    let which = Which::Key(key.to_owned());
+    let page = settled(|by| store.read(&which, None, true, by).map(Some));
+    page.records[0].record.holders().map(|(_, holder)| holder.clone()).collect()
+}
+
+/// Stops the others when dropped.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// What an election must not change: held guards stay, grants stay, waiters wait and are served, and what goes on
+/// meanwhile ends in an answer. `disturb` takes the primary away and returns when there is another.
+fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
+    let (client, rival, store) = (at.client(), at.client(), at.open());
+    let held: Vec<LockGuard> = (0..5).map(|i| client.lock(&format!("held {i}")).unwrap()).collect();
+    let contended = client.lock("contended").unwrap();
+    // Grants that were acknowledged and that nobody renews.
+    let kept: Vec<Holder> = (0..20)
+        .map(|i| {
+            let mut a = attempt(&store, &format!("kept {i}"), Mode::Exclusive);
+            a.ask.lease = 6 * LEASE;
+            granted(&store, &mut a)
+        })
+        .collect();
+    let (stop, started) = (AtomicBool::new(false), Instant::now());
+    let rounds: [AtomicU64; 2] = Default::default();
+    std::thread::scope(|scope| {
+        // Also where something fails below: else the others would go on for ever.
+        let _stopping = Stopping(&stop);
+        let waiting = scope.spawn(|| rival.try_lock_for("contended", LONG).unwrap().expect("it is released"));
+        // Acquires and releases go on all the time, each until it is answered.
+        let busy: Vec<_> = rounds
+            .iter()
+            .enumerate()
+            .map(|(i, rounds)| {
+                let (store, stop) = (&store, &stop);
+                scope.spawn(move || {
+                    let mut last = 0;
+                    while !stop.load(Ordering::SeqCst) {
+                        let mut a = attempt(store, &format!("busy {i}"), Mode::Exclusive);
+                        let held = acquired(store, &mut a).expect("nobody else asks for it");
+                        assert!(held.token > last, "tokens rise over the election");
+                        last = held.token;
+                        settled(|by| {
+                            Ok(match store.release(&mut a, false, by)? {
+                                Released::Unknown(_) => None,
+                                Released::HeldByOther(seen) => panic!("{seen:?}"),
+                                Released::Done | Released::Free => Some(()),
+                            })
+                        });
+                        rounds.fetch_add(1, Ordering::SeqCst);
+                    }
+                })
+            })
+            .collect();
+        let done = || rounds.each_ref().map(|rounds| rounds.load(Ordering::SeqCst));
+        eventually("each has done a round", || done().iter().all(|rounds| *rounds > 0));
+        disturb(at);
+        let before = done();
+        println!("another primary after {:?}", started.elapsed());
+        let after = Instant::now();
+        // Everybody goes on.
+        let mut again = attempt(&store, "after", Mode::Exclusive);
+        assert!(acquired(&store, &mut again).is_some());
+        println!("writable for a client {:?} later", after.elapsed());
+        for guard in &held {
+            guard.ensure_held_for(LEASE / 2).unwrap();
+        }
+        contended.release().unwrap();
+        let taken = waiting.join().unwrap();
+        assert!(taken.is_held());
+        // One that was begun before the other primary came may end after it; the next was not.
+        eventually("they go on", || std::iter::zip(done(), before).all(|(now, before)| now > before + 1));
+        println!("{before:?} rounds, then {:?}", done());
+        stop.store(true, Ordering::SeqCst);
+        busy.into_iter().for_each(|busy| busy.join().unwrap());
+    });
+    assert!(held.iter().all(LockGuard::is_held), "a guard was lost");
+    for (i, guard) in held.into_iter().enumerate() {
+        let stands = holders(&store, &format!("held {i}"));
+        assert_eq!((stands.len(), stands[0].token), (1, guard.fencing_token()));
+        guard.release().unwrap();
+    }
+    for (i, kept) in kept.iter().enumerate() {
+        assert_eq!(holders(&store, &format!("kept {i}")), std::slice::from_ref(kept), "an acknowledged grant");
+    }
+}
+
+#[test]
+fn locks_live_through_a_step_down() {
+    let Some(mut at) = At::start() else { return };
+    lives_through(&mut at, |at| {
+        at.step_down();
+        at.cluster.primary();
+    });
+}
+
+#[test]
+fn locks_live_through_a_primary_that_is_killed() {
+    let Some(mut at) = At::start() else { return };
+    lives_through(&mut at, |at| {
+        let primary = at.cluster.primary();
+        at.cluster.kill(primary);
+        at.cluster.primary();
+    });
+}
+
+#[test]
+fn locks_live_through_a_primary_that_is_stopped() {
+    let Some(mut at) = At::start() else { return };
+    lives_through(&mut at, |at| {
+        let primary = at.cluster.primary();
+        at.cluster.stop(primary);
+        at.cluster.primary();
+    });
+}
+
+#[test]
+fn a_stopped_primary_that_wakes_up_grants_nothing() {
+    let Some(mut at) = At::start() else { return };
+    let old = at.cluster.primary();
+    let store = at.open();
+    let mut a = attempt(&store, "k", Mode::Exclusive);
+    a.ask.lease = Duration::from_secs(2);
+    let first = granted(&store, &mut a);
+    let mut free = attempt(&store, "free", Mode::Exclusive);
+    granted(&store, &mut free);
+    release(&store, &mut free);
+    // Clients that know no other member.
+    let stuck: Vec<Mongodb> =
+        (0..4).map(|_| Mongodb::open(at.options(&at.cluster.uri_of(old)), &soon()).unwrap()).collect();
+    stuck.iter().for_each(|store| drop(store.schema(Schema::Check, &soon()).unwrap()));
+    at.cluster.stop(old);
+    // Sent before it wakes: it finds them in its sockets.
+    let sent: Vec<_> = std::thread::scope(|scope| {
+        let sending: Vec<_> = stuck
+            .iter()
+            .enumerate()
+            .map(|(i, store)| {
+                scope.spawn(move || {
+                    let mut b = attempt(store, ["k", "free"][i % 2], Mode::Exclusive);
+                    let answer = store.acquire(&mut b, &Deadline::after(Duration::from_millis(500)));
+                    assert!(!matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+                    b
+                })
+            })
+            .collect();
+        sending.into_iter().map(|sending| sending.join().unwrap()).collect()
+    });
+    at.cluster.primary();
+    // The others grant it again, to somebody else, as soon as the lease is over.
+    let mut c = attempt(&store, "k", Mode::Exclusive);
+    let by = Instant::now() + LONG;
+    let second = loop {
+        if let Some(held) = acquired(&store, &mut c) {
+            break held;
+        }
+        assert!(Instant::now() < by, "it is never taken over");
+    };
+    assert!(second.token > first.token);
+    let mut d = attempt(&store, "free", Mode::Exclusive);
+    let third = acquired(&store, &mut d).unwrap();
+    at.cluster.go_on(old);
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        for (i, stuck) in stuck.iter().enumerate() {
+            let mut b = attempt(stuck, ["k", "free"][i % 2], Mode::Exclusive);
+            let answer = stuck.acquire(&mut b, &Deadline::after(Duration::from_millis(500)));
+            assert!(!matches!(answer, Ok(Acquired::Granted { .. })), "a second holder: {answer:?}");
+        }
+    }
+    assert_eq!((holders(&store, "k"), holders(&store, "free")), (vec![second], vec![third]));
+    assert!(sent.iter().all(|b| !holders(&store, &b.key).iter().any(|h| h.grant == *b.grant())));
+    // The first holder finds out.
+    let lost = settled(|by| {
+        Ok(match store.renew(&mut a, renewal(Lease::For(LEASE)), by)? {
+            Renewed::Unknown(_) => None,
+            answer => Some(matches!(answer, Renewed::Lost(_))),
+        })
+    });
+    assert!(lost);
+}
+
+#[test]
+fn what_the_majority_does_not_have_is_no_answer() {
+    let Some(mut at) = At::start() else { return };
+    let primary = at.cluster.primary();
+    let store = at.open();
+    let direct = Mongodb::open(at.options(&at.cluster.uri_of(primary)), &soon()).unwrap();
+    direct.schema(Schema::Check, &soon()).unwrap();
+    let mut held = attempt(&store, "held", Mode::Exclusive);
+    held.ask.lease = 6 * LEASE;
+    let stands = granted(&store, &mut held);
+    let secondaries: Vec<usize> = (0..3).filter(|i| *i != primary).collect();
+    secondaries.iter().for_each(|i| at.cluster.stop(*i));
+    // The primary still takes writes, for as long as it takes it to notice.
+    let short = || Deadline::after(Duration::from_millis(700));
+    let mut a = attempt(&direct, "k", Mode::Exclusive);
+    a.sends += 1;
+    let grant = direct.acquire(&mut a, &short()).unwrap();
+    assert!(matches!(grant, Acquired::Unknown(_)), "{grant:?}");
+    // Also an answer that writes nothing: what it saw may be undone.
+    let refusal = direct.acquire(&mut attempt(&direct, "held", Mode::Exclusive), &short());
+    assert!(!matches!(refusal, Ok(Acquired::Refused(_) | Acquired::Granted { .. })), "{refusal:?}");
+    let renewal = direct.renew(&mut held.without_native(), renewal(Lease::For(6 * LEASE)), &short());
+    assert!(!matches!(renewal, Ok(Renewed::Until { .. } | Renewed::Lost(_))), "{renewal:?}");
+    secondaries.iter().for_each(|i| at.cluster.go_on(*i));
+    at.cluster.primary();
+    // The same attempt finds itself, or is granted now.
+    let mut again = a.without_native();
+    let holder = acquired(&store, &mut again).unwrap();
+    assert_eq!(holders(&store, "k"), [holder]);
+    assert_eq!(holders(&store, "held")[0].token, stands.token);
+}

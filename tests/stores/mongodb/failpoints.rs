@@ -1,0 +1,236 @@
+//! Faults that the server makes itself, where it takes the commands for tests: in a replica set of a test's own.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::RecvTimeoutError;
+use leasehold::ErrorKind;
+use leasehold::internals::store::mongodb::{MongodbOptions, Settings};
+use leasehold::internals::store::{Acquired, Schema};
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::mongodb::driver::IndexModel;
+use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::options::IndexOptions;
+use leasehold::mongodb::driver::sync::{Client, Collection};
+
+use crate::mongodb::waking::{Commands, LONG, listen, names, watch};
+use crate::mongodb::*;
+use crate::support::cluster::Cluster;
+use crate::support::contract::{acquired, granted, refused, release};
+use crate::support::mongodb::{DATABASE, Rows, settings};
+
+const NAME: &str = "locks";
+const HANG: &str = "hangAfterStartingIndexBuild";
+
+struct At {
+    cluster: Cluster,
+    client: Client,
+}
+
+impl At {
+    fn start() -> Option<At> {
+        let cluster = Cluster::one(&["--setParameter", "enableTestCommands=1"])?;
+        let client = Client::with_uri_str(cluster.uri()).unwrap();
+        Some(At { cluster, client })
+    }
+
+    fn open(&self) -> Mongodb {
+        Mongodb::open(Rows::options_named(NAME, &self.cluster.uri()), &soon()).unwrap()
+    }
+
+    /// With the commands that it sends.
+    fn open_listening(&self) -> (Mongodb, Commands) {
+        let mut settings = settings(&self.cluster.uri());
+        let commands = listen(&mut settings);
+        let settings = Settings::Given(Box::new(settings));
+        let options = MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(NAME.to_owned())).unwrap();
+        (Mongodb::open(options, &soon()).unwrap(), commands)
+    }
+
+    fn raw(&self) -> Collection<Document> {
+        self.client.database(DATABASE).collection(NAME)
+    }
+
+    fn admin(&self, command: Document) -> Document {
+        self.client.database("admin").run_command(command).run().unwrap()
+    }
+
+    /// Does this until the server has begun to build an index, and no further before [`At::build`].
+    fn hang_while<T: Send + 'static>(&self, make: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        // Of an empty collection it is made at once.
+        self.raw().insert_one(doc! { "x": 1 }).run().unwrap();
+        let entered = self.admin(doc! { "configureFailPoint": HANG, "mode": "alwaysOn" }).get_i32("count").unwrap();
+        let making = std::thread::spawn(make);
+        self.admin(doc! { "waitForFailPoint": HANG, "timesEntered": entered + 1, "maxTimeMS": 60_000 });
+        making
+    }
+
+    fn build(&self) {
+        self.admin(doc! { "configureFailPoint": HANG, "mode": "off" });
+    }
+
+    /// The next one of these commands fails so, without a label by which the driver would repeat it.
+    fn fail_once(&self, command: &str, code: i32) {
+        let data = doc! { "failCommands": [command], "errorCode": code, "errorLabels": [] };
+        self.admin(doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": data });
+    }
+}
+
+/// A server that is still building it does not keep keys apart, but lists it.
+#[test]
+fn a_unique_index_that_is_being_built_is_not_there_yet() {
+    let Some(at) = At::start() else { return };
+    let raw = at.raw();
+    let building = at.hang_while(move || {
+        let options = IndexOptions::builder().unique(true).sparse(true).build();
+        raw.create_index(IndexModel::builder().keys(doc! { "resource": 1 }).options(options).build()).run().map(drop)
+    });
+    let store = at.open();
+    let text = store.schema(Schema::Check, &soon()).unwrap();
+    assert!(text.contains("being built"), "{text}");
+    let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+    assert!(error.to_string().contains("being built"), "{error}");
+    at.build();
+    building.join().unwrap().unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// The indexes of a large collection take longer than one request may; the server ends a build with its request.
+#[test]
+fn indexes_may_take_longer_than_a_request() {
+    let Some(mut at) = At::start() else { return };
+    let each = Duration::from_secs(2);
+    let create = |store: Mongodb| {
+        let by = Deadline::after(each).with_long(Duration::from_secs(120));
+        move || store.schema(Schema::Create, &by)
+    };
+    let store = at.open();
+    let making = at.hang_while(create(at.open()));
+    // As long as it may not take.
+    std::thread::sleep(2 * each);
+    assert!(!making.is_finished());
+    at.build();
+    making.join().unwrap().unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+    // A server that hangs ends it, as it ends any call.
+    at.raw().drop().run().unwrap();
+    let making = at.hang_while(create(at.open()));
+    let stopped = Instant::now();
+    at.cluster.stop(0);
+    let error = making.join().unwrap().unwrap_err();
+    let took = stopped.elapsed();
+    assert!(took < Duration::from_secs(60), "{took:?}: {error}");
+    at.cluster.go_on(0);
+}
+
+#[test]
+fn what_ends_a_build_of_indexes_late_is_said() {
+    let Some(at) = At::start() else { return };
+    let (store, commands) = at.open_listening();
+    let by = Deadline::after(Duration::from_secs(1)).with_long(Duration::from_secs(120));
+    commands.lock().clear();
+    let making = at.hang_while(move || store.schema(Schema::Create, &by));
+    // It asks meanwhile whether the server is still there.
+    let until = Instant::now() + LONG;
+    while !names(&commands).contains(&"hello".to_owned()) {
+        assert!(Instant::now() < until, "{:?}", names(&commands));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let raw = at.raw();
+    let dropping = std::thread::spawn(move || raw.drop_indexes().run());
+    let error = making.join().unwrap().unwrap_err();
+    at.build();
+    dropping.join().unwrap().unwrap();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("IndexBuildAborted"), "{error:?}");
+}
+
+/// A router says so where it lost its connection to the shard after it had passed the write on.
+#[test]
+fn a_router_that_lost_its_shard_has_not_said_that_nothing_was_written() {
+    let Some(at) = At::start() else { return };
+    let store = at.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    for code in [6, 7, 89, 202, 9001] {
+        let key = code.to_string();
+        let mut a = exclusive(&store, &key);
+        at.fail_once("findAndModify", code);
+        let answer = store.acquire(&mut a, &soon());
+        assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{code}: {answer:?}");
+        acquired(&store, &mut a);
+        refused(&store, &mut exclusive(&store, &key));
+    }
+}
+
+/// Seen where the index or the database was dropped under acquires, on the real server by chance (175: 1 of 600).
+#[test]
+fn what_was_dropped_under_an_acquire_does_not_end_a_wait() {
+    let Some(at) = At::start() else { return };
+    let store = at.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    // QueryPlanKilled, DatabaseDropPending; a cache that is full.
+    for code in [175, 215, 365] {
+        let mut a = exclusive(&store, &code.to_string());
+        at.fail_once("findAndModify", code);
+        let error = store.acquire(&mut a, &soon()).unwrap_err();
+        assert!(error.is_retryable(), "{code}: {error}");
+        granted(&store, &mut a);
+    }
+}
+
+/// The token up to which a stream has told may be of no use to the server any more.
+#[test]
+fn a_stream_that_cannot_go_on_begins_anew() {
+    let Some(at) = At::start() else { return };
+    let store = at.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    let mut held: Vec<Attempt> = ["a", "b", "c", "d"].iter().map(|key| exclusive(&store, key)).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    drop(watch(&store, &["a"]));
+    for (i, code) in [260, 280, 286].into_iter().enumerate() {
+        at.fail_once("aggregate", code);
+        let told = watch(&store, &["a", "b", "c", "d"]);
+        release(&store, &mut held[i]);
+        assert_eq!(told.recv_timeout(LONG).as_ref(), Ok(&held[i].key), "{code}");
+    }
+}
+
+/// After a week in which nobody waited, the server would have to go through a week of its oplog.
+#[test]
+fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
+    let Some(at) = At::start() else { return };
+    at.open().schema(Schema::Create, &soon()).unwrap();
+    let (store, commands) = at.open_listening();
+    let mut held: Vec<Attempt> = ["a", "b"].iter().map(|key| exclusive(&store, key)).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let goes_on = || {
+        let commands = std::mem::take(&mut *commands.lock());
+        let opened = commands.iter().rfind(|command| command.contains_key("aggregate")).unwrap();
+        let stage = opened.get_array("pipeline").unwrap()[0].as_document().unwrap();
+        stage.get_document("$changeStream").unwrap().contains_key("resumeAfter")
+    };
+    let told = watch(&store, &["a"]);
+    assert!(!goes_on());
+    // One that lives is gone on with.
+    let more = watch(&store, &["a", "b"]);
+    assert!(goes_on());
+    assert!(told.recv_timeout(LONG).is_err_and(|error| error == RecvTimeoutError::Disconnected));
+
+    // It breaks.
+    at.fail_once("getMore", 8);
+    release(&store, &mut held[0]);
+    while more.recv_timeout(LONG).map_err(|error| assert_eq!(error, RecvTimeoutError::Disconnected)).is_ok() {}
+    let told = watch(&store, &["a", "b"]);
+    assert!(!goes_on(), "after a break");
+
+    // Another one can't be opened beside it.
+    at.fail_once("aggregate", 8);
+    let keys = ["a", "b", "c"].map(str::to_owned);
+    store.wake(&keys, crossbeam_channel::unbounded().0, &soon()).unwrap_err();
+    assert!(goes_on());
+    let more = watch(&store, &["a", "b", "c"]);
+    assert!(!goes_on(), "after one that could not be opened");
+    drop(told);
+    release(&store, &mut held[1]);
+    assert_eq!(more.recv_timeout(LONG).as_deref(), Ok("b"));
+}

@@ -1,0 +1,206 @@
+//! Waiters that are told: what is sent for it, what is told and what is not.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use leasehold::LockClient;
+use leasehold::internals::lease::Lease;
+use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::event::EventHandler;
+use leasehold::mongodb::driver::event::command::CommandEvent;
+use leasehold::mongodb::driver::options::ClientOptions;
+use parking_lot::Mutex;
+
+use crate::mongodb::rights::warnings;
+use crate::mongodb::*;
+use crate::support::contract::{LEASE, granted, release, renewal, renewed};
+use crate::support::mongodb::{Rows, settings};
+
+pub const LONG: Duration = Duration::from_secs(20);
+/// Longer than a change takes to be told.
+const QUIET: Duration = Duration::from_millis(700);
+
+pub type Commands = Arc<Mutex<Vec<Document>>>;
+
+pub fn listen(settings: &mut ClientOptions) -> Commands {
+    let commands = Commands::default();
+    let sent = commands.clone();
+    settings.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event {
+            sent.lock().push(started.command);
+        }
+    }));
+    commands
+}
+
+pub fn names(commands: &Commands) -> Vec<String> {
+    commands.lock().iter().map(|command| command.keys().next().unwrap().clone()).collect()
+}
+
+pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
+    let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+    let (to, told) = crossbeam_channel::unbounded();
+    assert!(store.wake(&keys, to, &soon()).unwrap());
+    // The last writes before it may be told, too.
+    while told.recv_timeout(QUIET).is_ok() {}
+    told
+}
+
+#[test]
+fn one_stream_serves_all_keys() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let mut commands = Commands::default();
+    let options = rows.options_with(|settings| commands = listen(settings));
+    let store = Mongodb::open(options, &soon()).unwrap();
+    let keys: Vec<String> = (0..50).map(|i| format!("k{i}")).collect();
+    let mut held: Vec<Attempt> = keys.iter().map(|key| exclusive(&store, key)).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    commands.lock().clear();
+    let told = watch(&store, &keys.iter().map(String::as_str).collect::<Vec<_>>());
+    let sent = names(&commands);
+    assert_eq!(sent.iter().filter(|name| *name == "aggregate").count(), 1, "{sent:?}");
+    assert!(sent.len() <= 3, "{sent:?}");
+    held.iter_mut().for_each(|a| drop(release(&store, a)));
+    let mut heard: Vec<String> = (0..50).map(|_| told.recv_timeout(LONG).unwrap()).collect();
+    heard.sort();
+    heard.dedup();
+    assert_eq!(heard.len(), 50);
+}
+
+#[test]
+fn heartbeats_and_grants_of_what_was_free_are_not_told() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let (mut a, mut s) = (exclusive(&store, "k"), shared(&store, "s"));
+    granted(&store, &mut a);
+    release(&store, &mut a);
+    granted(&store, &mut s);
+    let told = watch(&store, &["k", "s"]);
+    let mut b = exclusive(&store, "k");
+    granted(&store, &mut b);
+    for i in 2..5 {
+        renewed(&store, &mut b, renewal(Lease::For(i * LEASE)));
+        renewed(&store, &mut s, renewal(Lease::For(i * LEASE)));
+    }
+    // By the assert of a fenced transaction, too.
+    rows.raw().update_one(doc! { "resource": "k" }, doc! { "$inc": { "asserts": 1 } }).run().unwrap();
+    assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+    release(&store, &mut s);
+    assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("s"));
+    release(&store, &mut b);
+    assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("k"));
+}
+
+#[test]
+fn what_mongo_lock_frees_is_told() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let free = doc! {
+        "lockId": null, "owner": null, "host": null, "comment": null, "createdAt": null, "renewedAt": null,
+        "expiresAt": null, "acquired": false,
+    };
+    granted(&store, &mut exclusive(&store, "k"));
+    granted(&store, &mut shared(&store, "s"));
+    let told = watch(&store, &["k", "s"]);
+    rows.raw().update_one(doc! { "resource": "k" }, doc! { "$set": { "exclusive": free } }).run().unwrap();
+    assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("k"));
+    let pull = doc! { "$inc": { "shared.count": -1 }, "$pull": { "shared.locks": { "acquired": true } } };
+    rows.raw().update_one(doc! { "resource": "s" }, pull).run().unwrap();
+    assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("s"));
+}
+
+#[test]
+fn a_stream_that_breaks_lets_go_of_the_channel() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    granted(&store, &mut exclusive(&store, "k"));
+    let told = watch(&store, &["k"]);
+    rows.raw().drop().run().unwrap();
+    let by = Instant::now() + LONG;
+    while told.recv_deadline(by).map_err(|error| assert!(error.is_disconnected())).is_ok() {}
+    // What is made again under its name is watched again.
+    store.schema(leasehold::internals::store::Schema::Create, &soon()).unwrap();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    let told = watch(&store, &["k"]);
+    release(&store, &mut a);
+    assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("k"));
+}
+
+/// The server holds back the answer of the stream for ten seconds, and with it the connection.
+#[test]
+fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let holder = LockClient::connect(&rows.url()).unwrap();
+    let mut settings = settings(&crate::support::servers::mongod().unwrap());
+    settings.max_pool_size = Some(1);
+    let commands = listen(&mut settings);
+    let builder = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0);
+    let client = builder.lease(Duration::from_secs(5)).connect().unwrap();
+    let (contended, held) = (holder.lock("contended").unwrap(), client.lock("held").unwrap());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.try_lock_for("contended", LONG).unwrap().is_some());
+        let by = Instant::now() + LONG;
+        while !names(&commands).contains(&"aggregate".to_owned()) {
+            assert!(Instant::now() < by, "it asks to be told");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let loss = held.loss().wait_timeout(Duration::from_secs(7));
+        contended.release().unwrap();
+        assert!(loss.is_none(), "{loss:?}");
+        assert!(waiting.join().unwrap());
+    });
+}
+
+#[test]
+fn a_server_alone_cannot_tell_which_is_said_once() {
+    let Some(uri) = crate::support::servers::mongod_alone() else { return };
+    let rows = Rows::unmade();
+    warnings(&rows);
+    let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
+    for _ in 0..2 {
+        let (to, told) = crossbeam_channel::unbounded();
+        assert!(!store.wake(&["k".to_owned()], to, &soon()).unwrap());
+        assert_eq!(told.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected));
+    }
+    let said = warnings(&rows);
+    assert_eq!(said.iter().filter(|text| text.contains("poll")).count(), 1, "{said:?}");
+}
+
+#[test]
+fn a_waiting_client_asks_less_than_once_a_second_and_has_the_lock_at_once() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let holder = LockClient::connect(&rows.url()).unwrap();
+    let mut settings = settings(&crate::support::servers::mongod().unwrap());
+    let commands = listen(&mut settings);
+    let waiter = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0).connect().unwrap();
+    let guard = holder.lock("k").unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let guard = waiter.lock("k").unwrap();
+            (Instant::now(), guard)
+        });
+        let by = Instant::now() + LONG;
+        while !names(&commands).contains(&"aggregate".to_owned()) {
+            assert!(Instant::now() < by, "it asks to be told");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // It looks once more after the stream stands.
+        std::thread::sleep(Duration::from_millis(500));
+        commands.lock().clear();
+        std::thread::sleep(Duration::from_secs(4));
+        let sent = names(&commands);
+        assert!(sent.len() < 4, "{sent:?}");
+        let released = Instant::now();
+        guard.release().unwrap();
+        let (granted, _guard) = waiting.join().unwrap();
+        println!("handed over {:?} after the release began", granted - released);
+    });
+}

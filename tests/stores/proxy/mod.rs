@@ -1,0 +1,315 @@
+//! Each mode of the fault proxy does what it says, and nothing of it is left.
+#![cfg(target_os = "linux")]
+
+mod raw;
+mod upstream;
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use crate::support::proxy::{Answer, Mode, Proxy, Rule};
+use upstream::{Client, DATE, Got, Upstream, answer, request};
+
+/// The client's connection is watched so long for what shall not come.
+const QUIET: Duration = Duration::from_millis(200);
+const LATE: Duration = Duration::from_millis(1000);
+const PATIENCE: Duration = Duration::from_secs(30);
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// A server, a proxy with the mode for the next request, and a client.
+fn with(mode: Mode) -> (Upstream, Proxy, Client) {
+    let server = Upstream::start();
+    let proxy = Proxy::http(&server.addr);
+    proxy.add(Rule::next(1, mode));
+    let client = Client::connect(proxy.addr());
+    (server, proxy, client)
+}
+
+/// A later request on a new connection passes.
+fn assert_heals(proxy: &Proxy) {
+    let got = Client::connect(proxy.addr()).ask("Next", "healed");
+    assert!(matches!(&got, Got::Answer(text) if text.ends_with(": healed")), "{got:?}");
+}
+
+/// Until the server has answered so many.
+fn answered(proxy: &Proxy, count: u32) {
+    proxy.wait_until("the answers", |all| all.iter().map(|request| request.answered).sum::<u32>() == count);
+}
+
+/// The threads of the proxy that has this port.
+fn threads(port: u16) -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with(&format!("px-{port}-"))).collect()
+}
+
+#[test]
+fn requests_pass_one_after_the_other_on_one_connection() {
+    let (server, proxy, mut client) = with(Mode::Pass);
+    let long = "long ".repeat(200_000);
+    for (body, number) in [("a", 1), ("chunked", 2), (&*long, 3), ("", 4)] {
+        assert_eq!(client.ask("Op", body), Got::Answer(format!("{number}: {body}")));
+    }
+    assert_eq!((server.connections(), proxy.count()), (1, 4));
+    assert_eq!(client.ask("Op", "until the end"), answer("5: until the end"));
+    assert_eq!(client.got(PATIENCE), Got::End);
+}
+
+#[test]
+fn the_end_of_a_request_is_found_whatever_the_packets_are() {
+    let (server, proxy, mut client) = with(Mode::Pass);
+    for byte in request("Op", "bit by bit").bytes() {
+        client.write(&[byte]);
+    }
+    assert_eq!(client.got(PATIENCE), answer("1: bit by bit"));
+    client.write((request("Op", "two") + &request("Op", "at once")).as_bytes());
+    assert_eq!((client.got(PATIENCE), client.got(PATIENCE)), (answer("2: two"), answer("3: at once")));
+    let chunks = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nin\r\n7\r\n chunks\r\n0\r\n\r\n";
+    client.write((chunks.to_owned() + &request("Op", "after")).as_bytes());
+    assert_eq!((client.got(PATIENCE), client.got(PATIENCE)), (answer("4: in chunks"), answer("5: after")));
+    assert_eq!((server.bodies().len(), proxy.count()), (5, 5));
+}
+
+#[test]
+fn delay() {
+    let (server, _proxy, mut client) = with(Mode::Delay(LATE));
+    let started = Instant::now();
+    assert_eq!(client.ask("Op", "a"), answer("1: a"));
+    assert!(server.last() - started >= LATE);
+}
+
+#[test]
+fn hole_to_server() {
+    let (server, proxy, mut client) = with(Mode::HoleToServer);
+    client.send("Op", "a");
+    client.send("Op", "b");
+    proxy.wait_until("the request is here", |all| all.len() == 1);
+    assert_eq!(client.got(QUIET), Got::Nothing);
+    assert!(server.bodies().is_empty());
+    assert_heals(&proxy);
+    assert_eq!(server.bodies(), ["healed"]);
+}
+
+#[test]
+fn hole_to_client() {
+    let (server, proxy, mut client) = with(Mode::HoleToClient);
+    client.send("Op", "a");
+    client.send("Op", "b");
+    answered(&proxy, 2);
+    assert_eq!(client.got(QUIET), Got::Nothing);
+    assert_eq!(server.bodies(), ["a", "b"]);
+    assert_heals(&proxy);
+}
+
+#[test]
+fn cut_and_reset() {
+    let cases = [
+        (Mode::CutBefore, Got::End, false),
+        (Mode::CutAfter, Got::End, true),
+        (Mode::ResetBefore, Got::Reset, false),
+        (Mode::ResetAfter, Got::Reset, true),
+    ];
+    for (mode, got, arrives) in cases {
+        let (server, proxy, mut client) = with(mode);
+        assert_eq!(client.ask("Op", "a"), got, "{mode:?}");
+        assert_eq!(server.bodies().len(), usize::from(arrives), "{mode:?}");
+        let seen = &proxy.requests()[0];
+        assert_eq!((seen.sent, seen.answered), (arrives.into(), arrives.into()), "{mode:?}");
+        assert_heals(&proxy);
+    }
+}
+
+#[test]
+fn drop_answer() {
+    let (server, proxy, mut client) = with(Mode::DropAnswer);
+    client.send("Op", "a");
+    answered(&proxy, 1);
+    assert_eq!(client.got(QUIET), Got::Nothing);
+    assert_eq!(client.ask("Op", "b"), answer("2: b"));
+    assert_eq!(server.bodies(), ["a", "b"]);
+}
+
+#[test]
+fn late() {
+    for (mode, got) in [(Mode::Late(LATE), Got::Nothing), (Mode::CutLate(LATE), Got::End)] {
+        let (server, proxy, mut client) = with(mode);
+        let started = Instant::now();
+        client.send("Op", "a");
+        proxy.wait_until("the request is here", |all| all.len() == 1);
+        // Others are served in between.
+        assert_heals(&proxy);
+        assert_eq!(server.bodies(), ["healed"], "{mode:?}");
+        if got == Got::End {
+            assert_eq!(client.got(PATIENCE), Got::End);
+            assert!(started.elapsed() < LATE, "the end came late");
+        }
+        // The client's going does not matter.
+        answered(&proxy, 2);
+        assert!(server.last() - started >= LATE, "{mode:?}");
+        assert_eq!(server.bodies(), ["healed", "a"], "{mode:?}");
+        assert_eq!(client.got(QUIET), got);
+    }
+}
+
+#[test]
+fn twice() {
+    for (which, got) in [(Answer::First, "1: a"), (Answer::Second, "2: a")] {
+        let (server, proxy, mut client) = with(Mode::Twice(which));
+        assert_eq!(client.ask("Op", "a"), answer(got));
+        assert_eq!(server.bodies(), ["a", "a"]);
+        let seen = &proxy.requests()[0];
+        assert_eq!((seen.sent, seen.answered, proxy.count()), (2, 2, 1));
+        assert_eq!(client.ask("Op", "b"), answer("3: b"));
+    }
+}
+
+#[test]
+fn dates_are_moved() {
+    let (_server, proxy, mut client) = with(Mode::ShiftDate(-60));
+    let mut date = |body: &str| {
+        client.ask("Op", body);
+        let line = client.head.lines().find_map(|line| line.strip_prefix("Date: "));
+        line.unwrap().to_owned()
+    };
+    assert_eq!(date("one of them"), "Sun, 06 Nov 1994 08:48:37 GMT");
+    assert_eq!(date("the next"), DATE);
+    // Over the ends of a day, a month, a year, and of February.
+    let moves = [
+        (24 * 3600, "Mon, 07 Nov 1994 08:49:37 GMT"),
+        (60 * 24 * 3600, "Thu, 05 Jan 1995 08:49:37 GMT"),
+        (-7 * 24 * 3600 + 23, "Sun, 30 Oct 1994 08:50:00 GMT"),
+        (951_827_696 - 784_111_777, "Tue, 29 Feb 2000 12:34:56 GMT"),
+        (1_709_251_199 - 784_111_777, "Thu, 29 Feb 2024 23:59:59 GMT"),
+        (-784_111_777, "Thu, 01 Jan 1970 00:00:00 GMT"),
+    ];
+    for (seconds, moved) in moves {
+        proxy.shift_dates(seconds);
+        assert_eq!(date("all"), moved);
+    }
+    // Both together.
+    proxy.shift_dates(1);
+    proxy.add(Rule::next(1, Mode::ShiftDate(1)));
+    assert_eq!(date("both"), "Sun, 06 Nov 1994 08:49:39 GMT");
+}
+
+#[test]
+fn rules_choose_by_text_and_number() {
+    let server = Upstream::start();
+    let proxy = Proxy::http(&format!("http://{}/", server.addr));
+    let passes = |operation: &str, body: &str| Client::connect(proxy.addr()).ask(operation, body) != Got::End;
+    proxy.add(Rule::next(1, Mode::CutBefore).on("UpdateItem").on("\"k2\""));
+    assert!(passes("UpdateItem", "\"k1\"") && passes("GetItem", "\"k2\""));
+    assert!(!passes("UpdateItem", "\"k2\""));
+    assert!(passes("UpdateItem", "\"k2\""));
+
+    proxy.add(Rule::next(2, Mode::CutBefore).on("GetItem").after(1));
+    let passed: Vec<bool> = (0..4).map(|_| passes("GetItem", "")).collect();
+    assert_eq!(passed, [true, false, false, true]);
+
+    // The first that fits.
+    proxy.add(Rule::always(Mode::Pass).on("DescribeTable"));
+    proxy.add(Rule::always(Mode::CutBefore));
+    let passed: Vec<bool> = (0..4).map(|nth| passes(["DescribeTable", "GetItem"][nth % 2], "")).collect();
+    assert_eq!(passed, [true, false, true, false]);
+    proxy.clear();
+    assert!(passes("GetItem", ""));
+
+    assert_eq!(proxy.count(), 13);
+    let last = proxy.requests().pop().unwrap();
+    assert_eq!((last.target.as_str(), last.sent), ("GetItem", 1));
+    let cut: Vec<String> = proxy.requests().into_iter().filter(|r| r.sent == 0).map(|r| r.target + &r.body).collect();
+    assert_eq!(cut, ["UpdateItem\"k2\"", "GetItem", "GetItem", "GetItem", "GetItem"]);
+}
+
+#[test]
+fn open_connections_are_ended_amid_a_request() {
+    for (reset, got) in [(false, Got::End), (true, Got::Reset)] {
+        for mode in [Mode::Delay(NEVER), Mode::HoleToServer, Mode::DropAnswer] {
+            let (server, proxy, mut client) = with(mode);
+            client.send("Op", "a");
+            proxy.wait_until("the request is here", |all| all.len() == 1);
+            if mode == Mode::DropAnswer {
+                answered(&proxy, 1);
+            }
+            if reset {
+                proxy.reset_all()
+            } else {
+                proxy.cut_all()
+            }
+            assert_eq!(client.got(PATIENCE), got, "{mode:?}");
+            assert_heals(&proxy);
+            assert_eq!(server.bodies().len(), 1 + usize::from(mode == Mode::DropAnswer));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_ends_the_connection() {
+    // Its idle connection only: the next request gets a new one.
+    let (server, proxy, mut client) = with(Mode::Pass);
+    assert_eq!(client.ask("Op", "close"), answer("1: close"));
+    std::thread::sleep(QUIET);
+    assert_eq!(client.ask("Op", "a"), answer("2: a"));
+    assert_eq!((server.connections(), proxy.count()), (2, 2));
+    // All of it.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = Proxy::http(&nobody.to_string());
+    assert_eq!(Client::connect(proxy.addr()).ask("Op", "a"), Got::End);
+}
+
+#[test]
+fn its_end_ends_everything() {
+    let server = Upstream::start();
+    let proxy = Proxy::http(&server.addr);
+    let port = proxy.addr().port();
+    let modes = [
+        Mode::Pass,
+        Mode::HoleToServer,
+        Mode::HoleToClient,
+        Mode::DropAnswer,
+        Mode::Delay(NEVER),
+        Mode::Late(NEVER),
+        Mode::CutLate(NEVER),
+    ];
+    let mut clients = Vec::new();
+    for mode in modes {
+        proxy.add(Rule::next(1, mode));
+        let mut client = Client::connect(proxy.addr());
+        client.send("Op", "a");
+        proxy.wait_until("the request is here", |all| all.len() == clients.len() + 1);
+        clients.push(client);
+    }
+    let idle = Client::connect(proxy.addr());
+    assert!(matches!(clients[0].got(PATIENCE), Got::Answer(_)));
+    assert!(!threads(port).is_empty());
+    answered(&proxy, 3);
+    let started = Instant::now();
+    drop(proxy);
+    assert!(started.elapsed() < Duration::from_secs(5));
+    // A thread that was joined may be seen for a moment.
+    while !threads(port).is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", threads(port));
+    }
+    for client in clients.iter_mut().chain([&mut { idle }]) {
+        assert_eq!(client.got(PATIENCE), Got::End);
+    }
+    assert_eq!(server.bodies().len(), 3, "what was to come later came all the same");
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
+}
+
+#[test]
+fn it_stands_before_the_real_server() {
+    let Some(url) = crate::support::servers::dynamodb_local() else { return };
+    let ready = crate::support::servers::dynamodb::SERVER.ready;
+    let proxy = Proxy::http(&url);
+    assert!(ready(&proxy.url()));
+    assert_eq!(proxy.requests()[0].target, "ListTables");
+    proxy.add(Rule::next(1, Mode::CutAfter).on("ListTables"));
+    assert!(!ready(&proxy.url()) && ready(&proxy.url()));
+    let mut client = Client::connect(proxy.addr());
+    proxy.shift_dates(-1_000_000_000);
+    // Its answer to what it does not know.
+    client.send("Op", "{}");
+    assert!(matches!(client.got(PATIENCE), Got::Answer(_)));
+    assert!(client.head.contains(" 1994 ") || client.head.contains(" 1995 "), "{}", client.head);
+}

@@ -1,0 +1,110 @@
+//! What an answer to a commit says of it: a repeat of one that was written may be answered in many ways.
+
+use leasehold::ErrorKind;
+use leasehold::internals::store::{Acquired, Swapped};
+use leasehold::internals::sys::clock::Clock;
+
+use crate::spanner::*;
+use crate::support::grpc::{Call, Fault, Grpc};
+use crate::support::spanner::Database;
+
+const ABORTED: u8 = 10;
+const UNAVAILABLE: u8 = 14;
+/// All that are errors, but `ABORTED` and `UNAVAILABLE`, which the SDK repeats.
+const OTHERS: [u8; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16];
+
+fn behind() -> (Grpc, Spanner) {
+    let database = Database::fresh();
+    let grpc = Grpc::new(&database.host);
+    let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+    (grpc, store)
+}
+
+#[test]
+fn after_a_repeat_of_a_commit_only_aborted_says_that_nothing_was_written() {
+    needs_server!();
+    let (grpc, store) = behind();
+    for code in OTHERS {
+        let key = format!("status {code}");
+        let mut a = exclusive(&key);
+        // It is written, its answer is lost, and the SDK sends it once more.
+        grpc.fault("Commit", 0, Fault::CutAfter);
+        grpc.fault("Commit", 1, Fault::Refused(code));
+        let answer = store.acquire(&mut a, &soon());
+        assert_eq!(grpc.clear(), 0, "{key}: the faults were not met");
+        let Ok(Acquired::Unknown(error)) = answer else { panic!("{key}: {answer:?}") };
+        assert!(error.kind() == ErrorKind::Ambiguous && error.is_retryable(), "{key}: {error:?}");
+        let (holder, repeated) = acquired(&store, &mut a);
+        assert!(repeated && holder.grant == a.ask.grant, "{key}");
+    }
+}
+
+#[test]
+fn an_aborted_repeat_of_a_commit_finds_what_was_written() {
+    needs_server!();
+    let (grpc, store) = behind();
+    grpc.fault("Commit", 0, Fault::CutAfter);
+    grpc.fault("Commit", 1, Fault::Refused(ABORTED));
+    let (holder, repeated) = acquired(&store, &mut exclusive("k"));
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert!(repeated && get(&store, "k").record.exclusive == Some(holder));
+}
+
+#[test]
+fn a_commit_that_is_refused_the_first_time_wrote_nothing() {
+    needs_server!();
+    let (grpc, store) = behind();
+    for (code, kind) in [(7, ErrorKind::Permission), (16, ErrorKind::Permission), (3, ErrorKind::Schema)] {
+        let key = format!("status {code}");
+        grpc.fault("Commit", 0, Fault::Refused(code));
+        let error = store.acquire(&mut exclusive(&key), &soon()).unwrap_err();
+        assert!(error.kind() == kind && !error.is_retryable(), "{key}: {error:?}");
+        assert!(!get(&store, &key).record.exists(), "{key}");
+    }
+}
+
+/// The later tries read what the first one wrote.
+#[test]
+fn a_swap_whose_commit_was_repeated_is_not_taken_for_another_change() {
+    needs_server!();
+    let (grpc, store) = behind();
+    let mut a = exclusive("k");
+    granted(&store, &mut a);
+    let seen = get(&store, "k");
+    let mut new = seen.record.clone();
+    new.pins.insert("pin".to_owned());
+    grpc.fault("Commit", 0, Fault::CutAfter);
+    grpc.fault("Commit", 1, Fault::Refused(ABORTED));
+    let swapped = store.swap(&seen, Some(&new), &soon());
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert_eq!(get(&store, "k").record.pins, new.pins, "it was written");
+    assert!(matches!(swapped, Ok(Swapped::Unknown(_))), "{swapped:?}");
+    // What another one changed is.
+    assert!(matches!(store.swap(&seen, Some(&new), &soon()), Ok(Swapped::Changed)));
+}
+
+/// A session of the emulator forgets a transaction for a newer one.
+#[test]
+fn a_swap_that_was_written_and_forgotten_is_not_taken_for_another_change() {
+    needs_server!();
+    let (grpc, store) = behind();
+    let mut a = exclusive("k");
+    granted(&store, &mut a);
+    let seen = get(&store, "k");
+    let mut new = seen.record.clone();
+    new.pins.insert("pin".to_owned());
+    grpc.restart();
+    grpc.fault("Commit", 0, Fault::CutAfter);
+    (1..4).for_each(|again| grpc.fault("Commit", again, Fault::Refused(UNAVAILABLE)));
+    let swapped = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let commits = |calls: &[Call]| calls.iter().filter(|call| call.method == "Commit").count();
+            grpc.wait_until("it is repeated", |calls| commits(calls) > 1);
+            refused(&store, &mut exclusive("k"));
+        });
+        store.swap(&seen, Some(&new), &soon())
+    });
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert_eq!(get(&store, "k").record.pins, new.pins, "it was written");
+    assert!(matches!(swapped, Ok(Swapped::Done | Swapped::Unknown(_))), "{swapped:?}");
+}

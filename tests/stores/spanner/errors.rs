@@ -1,0 +1,186 @@
+//! Bad input and a service that is not there: told within the deadline, and nothing is written.
+
+use std::error::Error as _;
+use std::process::Command;
+use std::time::Instant;
+
+use leasehold::{Error, ErrorKind, LockClient};
+
+use crate::spanner::*;
+use crate::support::nobody;
+use crate::support::spanner::{Database, settings};
+
+fn text(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(&format!(" {source} {source:?}"));
+        next = source.source();
+    }
+    text
+}
+
+const PATH: &str = "projects/p1/instances/i1/databases/d1";
+
+#[test]
+fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
+    for (url, says) in [
+        ("spanner:".to_owned(), "name of a table"),
+        (format!("spanner:{PATH}"), "name of a table"),
+        (format!("spanner:{PATH}?table="), "name of a table"),
+        ("spanner:locks?table=locks".to_owned(), "projects/P/instances/I/databases/D"),
+        (format!("spanner:/{PATH}?table=locks"), "projects/P/instances/I/databases/D"),
+        (format!("spanner:{PATH}/more?table=locks"), "projects/P/instances/I/databases/D"),
+        ("spanner:projects/p1/instances/i1/databases/?table=locks".to_owned(), "projects/P/instances/I/databases/D"),
+        ("spanner:projects/p1/instances/i%201/databases/d1?table=locks".to_owned(), "2 to 64"),
+        (format!("spanner:{PATH}?table=1st"), "table name"),
+        (format!("spanner:{PATH}?table=a.b"), "table name"),
+        (format!("spanner:{PATH}?table=locks%60;DROP"), "table name"),
+        (format!("spanner:{PATH}?table={}", "x".repeat(121)), "table name"),
+        (format!("spanner:{PATH}?tabel=locks"), "\"table\""),
+        (format!("spanner:{PATH}?table=locks&spindle_duration=soon"), "spindle_duration"),
+        (format!("spanner:{PATH}?table=locks&spindle_duration=25h"), "a day"),
+        (format!("spanner:{PATH}?table=locks&admin_endpoint=localhost:9020"), "http://localhost:9020"),
+        (format!("spanner:{PATH}?table=locks&admin_endpoint=http://me:secret@localhost:9020"), "without credentials"),
+        ("spaner:x".to_owned(), "spanner"),
+    ] {
+        let error = LockClient::connect(&url).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+        assert!(text(&error).contains(says), "{url}: {error}");
+    }
+}
+
+#[test]
+fn a_missing_instance_or_database_is_named() {
+    needs_server!();
+    let database = Database::empty();
+    let other = database.path.replace("databases/locks", "databases/other");
+    for path in [PATH, other.as_str()] {
+        let error = leasehold::spanner::builder(settings(&database.host), path, "locks").connect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+        assert!(error.to_string().contains(path), "{}", text(&error));
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
+    // Nobody listens; nobody answers; somebody accepts and says nothing.
+    let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
+    let silent = silent.local_addr().unwrap().to_string();
+    for host in [&closed.address(), &mute.address(), &silent, &format!("{}:9010", nobody::NO_NAME)] {
+        let started = Instant::now();
+        let builder = leasehold::spanner::builder(settings(host), PATH, "locks");
+        let error = builder.request_timeout(Duration::from_secs(1)).connect().unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(3), "{host}: {:?}", started.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Store, "{host}: {}", text(&error));
+        assert!(error.is_retryable() && error.to_string().contains("network"), "{host}: {}", text(&error));
+        assert_eq!(error.store(), Some("spanner:projects/p1/instances/i1/databases/d1?table=locks"));
+    }
+}
+
+#[test]
+fn no_credentials_are_said() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "spanner::errors::connects_without_credentials", "--nocapture"])
+        .env("LEASEHOLD_TEST_URL", format!("spanner:{PATH}?table=locks"))
+        .env("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent/credentials.json")
+        .env_remove("SPANNER_EMULATOR_HOST")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn connects_without_credentials() {
+    // Only as the other process of no_credentials_are_said.
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
+    let started = Instant::now();
+    let error = LockClient::connect(&url).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
+    assert!(error.to_string().contains("GOOGLE_APPLICATION_CREDENTIALS"), "{}", text(&error));
+    assert!(started.elapsed() < Duration::from_secs(6));
+}
+
+/// What making the table by this URL answers in a process with this environment.
+fn made(url: &str, emulator: &str, env: Option<&str>) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "spanner::errors::makes_the_table", "--nocapture"]);
+    child.env("LEASEHOLD_TEST_URL", url).env("SPANNER_EMULATOR_HOST", emulator);
+    child.envs(env.map(|value| ("LEASEHOLD_SPANNER_ADMIN_ENDPOINT", value)));
+    let output = child.output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn makes_the_table() {
+    // Only as the other process of where_the_table_is_made_can_be_said.
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
+    println!("{:?}", LockClient::connect(&url).and_then(|client| client.create_schema()));
+}
+
+#[test]
+fn where_the_table_is_made_can_be_said() {
+    needs_server!();
+    let database = Database::empty();
+    // Ten above its port nobody serves REST.
+    let grpc = crate::support::grpc::Grpc::new(&database.host);
+    let (_, port) = grpc.host.rsplit_once(':').unwrap();
+    let guessed = format!("http://127.0.0.1:{}", port.parse::<u16>().unwrap() + 10);
+    let right = database.options().admin_endpoint.unwrap();
+    let url = format!("spanner:{}?table=locks", database.path);
+
+    let told = made(&url, &grpc.host, None);
+    assert!(told.contains(&guessed) && told.contains("admin_endpoint"), "{told}");
+    assert!(!told.contains("not made the table yet"), "{told}");
+    let by_env = made(&url, &grpc.host, Some(&right));
+    assert!(by_env.contains("Ok("), "{by_env}");
+    let other = format!("{url}_too&admin_endpoint={right}");
+    // The URL comes before the environment.
+    let by_url = made(&other, &grpc.host, Some(&guessed));
+    assert!(by_url.contains("Ok("), "{by_url}");
+    let wrong = made(&url, &grpc.host, Some("localhost:9020"));
+    assert!(wrong.contains("LEASEHOLD_SPANNER_ADMIN_ENDPOINT"), "{wrong}");
+}
+
+#[test]
+fn a_client_works_and_is_dropped_inside_async_tasks() {
+    needs_server!();
+    let database = Database::fresh();
+    let work = || {
+        let client = leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        assert!(guard.is_held());
+        drop((guard, client));
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async { work() });
+    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    many.block_on(async { work() });
+}
+
+/// As after a month in which the process was suspended.
+#[test]
+fn a_session_that_the_service_forgot_is_made_anew() {
+    needs_server!();
+    use crate::support::servers::spanner::rest;
+    let database = Database::fresh();
+    let client = leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect().unwrap();
+    let guard = client.request("kept").lease(Duration::from_secs(6)).lock().unwrap();
+    let (_, sessions) = rest(&database.host, "GET", &format!("/v1/{}/sessions", database.path), "").unwrap();
+    let sessions: serde_json::Value = serde_json::from_str(&sessions).unwrap();
+    let sessions = sessions["sessions"].as_array().expect("sessions");
+    for session in sessions {
+        let name = session["name"].as_str().unwrap();
+        let (status, answer) = rest(&database.host, "DELETE", &format!("/v1/{name}"), "").unwrap();
+        assert_eq!(status, 200, "{answer}");
+    }
+    // A call waits for the new one.
+    assert!(client.get("kept").unwrap().is_some());
+    assert!(client.try_lock("other").unwrap().is_some());
+    let renewed = guard.info().renewed();
+    let started = Instant::now();
+    while guard.info().renewed() == renewed {
+        assert!(started.elapsed() < Duration::from_secs(30), "no heartbeat was answered");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(guard.is_held());
+}

@@ -1,0 +1,329 @@
+//! A network that fails at every request of every step: it does not arrive, its answer does not, or it arrives late.
+//! What is repeated finds itself, and what is given up leaves nothing.
+
+use std::time::Instant;
+
+use leasehold::internals::lease::{GrantId, LockRecord};
+use leasehold::internals::store::{Acquired, Released, Renewed};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
+
+use crate::spanner::*;
+use crate::support::grpc::{Fault, Grpc};
+use crate::support::spanner::Database;
+
+/// Longer than a step takes, shorter than what is late.
+const SHORT: Duration = Duration::from_millis(700);
+const LATE: Duration = Duration::from_secs(2);
+/// For what is repeated: the emulator has one transaction at a time, and one that was cut off holds up the others.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const FAULTS: [Fault; 6] =
+    [Fault::CutBefore, Fault::CutAfter, Fault::Lost, Fault::AnswerLost, Fault::CutLate(LATE), Fault::Late(LATE)];
+
+/// A store behind a faulty network, and one beside it.
+struct Behind {
+    grpc: Grpc,
+    store: Spanner,
+    beside: Spanner,
+}
+
+fn behind() -> Behind {
+    let database = Database::fresh();
+    let grpc = Grpc::new(&database.host);
+    let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+    Behind { grpc, store, beside: database.open() }
+}
+
+fn by() -> Deadline {
+    Deadline::after(SHORT)
+}
+
+impl Behind {
+    fn record(&self, key: &str) -> LockRecord {
+        get(&self.beside, key).record
+    }
+
+    fn holders(&self, key: &str) -> Vec<Holder> {
+        self.record(key).holders().map(|(_, holder)| holder.clone()).collect()
+    }
+
+    fn grants(&self, key: &str) -> Vec<GrantId> {
+        self.holders(key).into_iter().map(|holder| holder.grant).collect()
+    }
+
+    /// Everything that is on its way has arrived. What was lost never does.
+    fn wait_for_late(&self) {
+        self.grpc.restart();
+        std::thread::sleep(LATE);
+        // A request of now comes behind them.
+        get(&self.store, "nobody's");
+    }
+
+    /// Runs `step` with each fault at each of its two requests, for both modes. It is given a key of its own, and
+    /// returns what must stand there in the end.
+    fn sweep(&self, step: impl Fn(&str, Mode, &dyn Fn()) -> Vec<GrantId>) {
+        let mut stand = Vec::new();
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            for request in 0..2 {
+                for fault in FAULTS {
+                    let key = format!("{mode} {request} {fault:?}");
+                    let grants = step(&key, mode, &|| self.grpc.fault("", request, fault));
+                    assert_eq!(self.grpc.clear(), 0, "{key}: the fault was not met");
+                    assert_eq!(self.grants(&key), grants, "{key}");
+                    stand.push((key, grants));
+                }
+            }
+        }
+        self.wait_for_late();
+        for (key, grants) in stand {
+            assert_eq!(self.grants(&key), grants, "{key}, after what was late");
+        }
+    }
+
+    /// Repeats an acquire until it is answered.
+    fn settled(&self, attempt: &mut Attempt) -> Holder {
+        let started = Instant::now();
+        let mut may_be_done = false;
+        loop {
+            attempt.sends += 1;
+            match self.store.acquire(attempt, &by()) {
+                Ok(Acquired::Granted { holder, .. }) => return holder,
+                Ok(Acquired::Unknown(_)) => may_be_done = true,
+                Err(error) if error.is_retryable() => {
+                    assert!(may_be_done || self.grants(&attempt.key).is_empty(), "{error:?}: nothing was written");
+                }
+                other => panic!("{other:?}"),
+            }
+            assert!(started.elapsed() < PATIENCE, "{}", attempt.key);
+        }
+    }
+}
+
+/// Repeats what is not answered.
+fn until_answered<T>(mut step: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = step() {
+            return answer;
+        }
+        assert!(started.elapsed() < PATIENCE);
+    }
+}
+
+fn released(store: &Spanner, attempt: &mut Attempt, give_up: bool) -> Released {
+    until_answered(|| match store.release(attempt, give_up, &by()) {
+        Ok(Released::Unknown(_)) => None,
+        Err(error) if error.is_retryable() => None,
+        answer => Some(answer.unwrap()),
+    })
+}
+
+#[test]
+fn an_acquire_that_is_repeated_finds_itself() {
+    needs_server!();
+    let at = behind();
+    at.sweep(|key, mode, fault| {
+        let mut a = attempt(key, mode);
+        fault();
+        let started = Instant::now();
+        let holder = at.settled(&mut a);
+        assert_eq!(at.holders(key), [holder], "{key}: what is answered is what stands");
+        assert!(started.elapsed() < Duration::from_secs(10));
+        vec![a.ask.grant]
+    });
+}
+
+#[test]
+fn a_renewal_that_is_repeated_extends() {
+    needs_server!();
+    let at = behind();
+    at.sweep(|key, mode, fault| {
+        let mut a = attempt(key, mode);
+        let holder = granted(&at.store, &mut a);
+        fault();
+        let renewal = Renewal { lease: Lease::For(2 * LEASE), may_end_endless: false };
+        let mut may_be_done = false;
+        let until = until_answered(|| match at.store.renew(&mut a, renewal, &by()) {
+            Ok(Renewed::Unknown(_)) => {
+                may_be_done = true;
+                None
+            }
+            Ok(Renewed::Until { until, .. }) => Some(until),
+            Err(error) if error.is_retryable() => {
+                assert!(may_be_done || at.holders(key) == [holder.clone()], "{key}: nothing was written");
+                None
+            }
+            other => panic!("{key}: {other:?}"),
+        });
+        let stands = &at.holders(key)[0];
+        assert!(until > holder.until && stands.until == until && stands.token == holder.token, "{key}");
+        vec![a.ask.grant]
+    });
+}
+
+#[test]
+fn a_release_that_is_repeated_frees_and_frees_nobody_else() {
+    needs_server!();
+    let at = behind();
+    at.sweep(|key, mode, fault| {
+        let mut a = attempt(key, mode);
+        granted(&at.store, &mut a);
+        let mut others = Vec::new();
+        if mode == Mode::Shared {
+            let mut other = shared(key);
+            granted(&at.beside, &mut other);
+            others.push(other.ask.grant);
+        }
+        fault();
+        released(&at.store, &mut a, false);
+        others
+    });
+}
+
+#[test]
+fn a_transfer_that_is_repeated_finds_itself() {
+    needs_server!();
+    let at = behind();
+    at.sweep(|key, mode, fault| {
+        let mut old = attempt(key, mode);
+        let from = granted(&at.store, &mut old);
+        let mut new = attempt(key, mode);
+        new.ask.instead_of = Some((from.grant.clone(), from.token));
+        fault();
+        let mut may_be_done = false;
+        let held = until_answered(|| match at.store.acquire(&mut new, &by()) {
+            Ok(Acquired::Granted { holder, .. }) => Some(holder),
+            Ok(Acquired::Unknown(_)) => {
+                may_be_done = true;
+                None
+            }
+            Err(error) if error.is_retryable() => {
+                assert!(may_be_done || at.holders(key) == [from.clone()], "{key}: nothing was written");
+                None
+            }
+            other => panic!("{key}: {other:?}"),
+        });
+        assert!(held.token > from.token);
+        assert!(matches!(at.store.renew(&mut old, RENEWAL, &soon()).unwrap(), Renewed::Lost(_)), "{key}");
+        vec![held.grant]
+    });
+}
+
+#[test]
+fn a_give_up_that_is_repeated_frees() {
+    needs_server!();
+    let at = behind();
+    at.sweep(|key, mode, fault| {
+        let mut a = attempt(key, mode);
+        granted(&at.store, &mut a);
+        fault();
+        released(&at.store, &mut a, true);
+        Vec::new()
+    });
+}
+
+/// What happens to the key while a commit is on its way to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meanwhile {
+    /// Nothing: so it is granted.
+    Nothing,
+    /// It is given up, as the first thing after it.
+    GivenUp,
+    /// It is given up by another client, as when its own hangs.
+    GivenUpBeside,
+    /// It is given up, and another one is granted the key.
+    Held,
+    /// And releases it.
+    Released,
+}
+
+/// Each on a database of its own, since another transaction of the same session, or beside it, would already stop
+/// the late one on the emulator.
+fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
+    let (at, what) = (behind(), format!("{mode}, missing: {is_missing}, {meanwhile:?}"));
+    if !is_missing {
+        let mut before = exclusive("k");
+        granted(&at.beside, &mut before);
+        at.beside.release(&mut before, false, &soon()).unwrap();
+    }
+    let mut a = attempt("k", mode);
+    at.grpc.fault("Commit", 0, Fault::Late(LATE));
+    let unanswered = at.store.acquire(&mut a, &by()).unwrap();
+    assert!(matches!(unanswered, Acquired::Unknown(_)), "{what}: {unanswered:?}");
+    let mut stands = Vec::new();
+    match meanwhile {
+        Meanwhile::Nothing => stands.push(a.ask.grant.clone()),
+        Meanwhile::GivenUpBeside => {
+            let mut copy = a.without_native();
+            assert!(matches!(released(&at.beside, &mut copy, true), Released::Free), "{what}");
+        }
+        _ => assert!(matches!(released(&at.store, &mut a, true), Released::Free), "{what}"),
+    }
+    if matches!(meanwhile, Meanwhile::Held | Meanwhile::Released) {
+        let mut other = attempt("k", mode);
+        granted(&at.beside, &mut other);
+        if meanwhile == Meanwhile::Released {
+            at.beside.release(&mut other, false, &soon()).unwrap();
+        } else {
+            stands.push(other.ask.grant);
+        }
+    }
+    at.grpc.wait_until("the late commit is answered", |calls| {
+        calls.iter().filter(|call| call.method == "Commit").all(|call| call.answered)
+    });
+    assert_eq!(at.grants("k"), stands, "{what}");
+}
+
+#[test]
+fn an_acquire_that_was_given_up_is_never_granted_however_late_it_comes() {
+    needs_server!();
+    use Meanwhile::*;
+    std::thread::scope(|scope| {
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            for meanwhile in [Nothing, GivenUp, GivenUpBeside, Held, Released] {
+                scope.spawn(move || [true, false].map(|is_missing| late(mode, is_missing, meanwhile)));
+            }
+        }
+    });
+}
+
+impl Behind {
+    /// One more read that is not answered, and how often the store has connected since the calls were restarted.
+    fn unheard(&self) -> usize {
+        let by = Deadline::after(Duration::from_millis(400));
+        self.store.read(&Which::Key("k".to_owned()), None, true, &by).unwrap_err();
+        self.grpc.methods().iter().filter(|method| *method == "CreateSession").count()
+    }
+}
+
+#[test]
+fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
+    needs_server!();
+    let at = behind();
+    at.grpc.restart();
+    (0..100).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
+    // As long as until three more would be made at once.
+    let made = (0..24).map(|_| at.unheard()).last().unwrap();
+    at.grpc.clear();
+    assert!((1..3).contains(&made), "{made}");
+    get(&at.store, "k");
+}
+
+#[test]
+fn a_connection_that_is_forgotten_after_a_slow_spell_is_noticed_as_soon_as_any() {
+    needs_server!();
+    let at = behind();
+    at.grpc.restart();
+    (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
+    // The spell: the next connection would now be made after eight seconds.
+    assert!((0..100).any(|_| at.unheard() == 2), "{:?}", at.grpc.methods());
+    at.grpc.clear();
+    get(&at.store, "k");
+    at.grpc.restart();
+    (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
+    // About four seconds, of which two are needed.
+    assert!((0..12).any(|_| at.unheard() == 1), "{:?}", at.grpc.methods());
+    at.grpc.clear();
+    get(&at.store, "k");
+}

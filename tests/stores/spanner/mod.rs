@@ -1,0 +1,52 @@
+//! What only the Cloud Spanner store has to keep, on the real emulator: rows, the table, errors.
+mod commits;
+mod counts;
+mod errors;
+mod faults;
+#[cfg(target_os = "linux")]
+mod processes;
+mod rows;
+mod table;
+
+use std::time::Duration;
+
+use leasehold::internals::lease::{Holder, Lease, Mode};
+use leasehold::internals::store::spanner::Spanner;
+use leasehold::internals::store::{Attempt, Backend, GrantForm, Renewal, Seen, Which};
+
+use crate::support::calls::{self, acquired, refused};
+use crate::support::stores::soon;
+
+/// A test that needs the server.
+macro_rules! needs_server {
+    () => {
+        if $crate::support::servers::spanner_emulator().is_none() {
+            return;
+        }
+    };
+}
+pub(crate) use needs_server;
+
+const LEASE: Duration = Duration::from_secs(60);
+const RENEWAL: Renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
+
+fn attempt(key: &str, mode: Mode) -> Attempt {
+    calls::attempt(GrantForm::Uuid, key, mode)
+}
+
+fn exclusive(key: &str) -> Attempt {
+    attempt(key, Mode::Exclusive)
+}
+
+fn shared(key: &str) -> Attempt {
+    attempt(key, Mode::Shared)
+}
+
+#[track_caller]
+fn granted(store: &Spanner, attempt: &mut Attempt) -> Holder {
+    acquired(store, attempt).0
+}
+
+fn get(store: &Spanner, key: &str) -> Seen {
+    store.read(&Which::Key(key.to_owned()), None, true, &soon()).unwrap().records.remove(0)
+}

@@ -1,0 +1,244 @@
+//! The table: made, completed, checked, refused.
+
+use leasehold::{ErrorKind, Filter, LockClient};
+
+use std::time::Instant;
+
+use crate::spanner::*;
+use crate::support::proxy::{Mode as Fault, Proxy, Rule};
+use crate::support::servers::spanner_emulator;
+use crate::support::spanner::{Database, TABLE, sdk, settings};
+use leasehold::internals::store::Schema;
+use leasehold::internals::store::spanner::SpannerOptions;
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
+use sdk::statement::Statement;
+
+const REQUEST: Duration = Duration::from_secs(20);
+
+fn connect(database: &Database) -> leasehold::Result<LockClient> {
+    leasehold::spanner::builder(settings(&database.host), &database.path, TABLE).connect()
+}
+
+#[test]
+fn a_missing_table_is_made_by_several_at_once() {
+    needs_server!();
+    let database = Database::empty();
+    let client = connect(&database).unwrap();
+    let error = client.lock("k").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error:?}");
+    assert!(error.to_string().contains("create_schema") && error.to_string().contains(TABLE), "{error}");
+    let said = std::thread::scope(|scope| {
+        let makers = [(); 4].map(|()| scope.spawn(|| database.open().schema(Schema::Create, &soon()).unwrap()));
+        makers.map(|maker| maker.join().unwrap())
+    });
+    assert_eq!(said.iter().filter(|said| said.contains("the table was made")).count(), 1, "{said:?}");
+    client.lock("k").unwrap().release().unwrap();
+    // Once more does nothing.
+    assert!(database.open().schema(Schema::Create, &soon()).unwrap().contains("is there"));
+    client.lock("k").unwrap().release().unwrap();
+    let sql =
+        "SELECT index_name FROM information_schema.indexes WHERE table_name = 'locks' AND index_name <> 'PRIMARY_KEY'";
+    let indexes = database.raw().query(Statement::builder(sql).build());
+    assert_eq!(indexes[0]["index_name"].as_str(), Some("locks_lock_id"));
+}
+
+#[test]
+fn what_schema_prints_makes_the_table() {
+    needs_server!();
+    let database = Database::empty();
+    let printed = connect(&database).unwrap().schema().unwrap();
+    let docs = include_str!("../../../src/api/stores/spanner.rs");
+    assert!(
+        printed.lines().all(|line| docs.contains(&format!("//! {line}\n"))),
+        "the docs say something else: {printed}"
+    );
+    for statement in printed.trim_end().trim_end_matches(';').split(";\n") {
+        database.ddl(statement);
+    }
+    let store = database.open();
+    assert!(store.schema(Schema::Check, &soon()).unwrap().contains("is there"));
+    granted(&store, &mut exclusive("k"));
+}
+
+#[test]
+fn a_table_of_spindle_is_completed() {
+    needs_server!();
+    let database = Database::empty();
+    // As spindle's README has it.
+    database.ddl(
+        "CREATE TABLE locks (name STRING(MAX) NOT NULL, heartbeat TIMESTAMP OPTIONS (allow_commit_timestamp=true), \
+         token TIMESTAMP OPTIONS (allow_commit_timestamp=true), writer STRING(MAX)) PRIMARY KEY (name)",
+    );
+    let client = over(database.options(), REQUEST);
+    let error = client.try_lock("k").unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
+    let found = client.diagnose().unwrap().schema.unwrap_err();
+    assert_eq!(found.kind(), ErrorKind::Schema);
+    assert!(found.to_string().contains("grant_id, lock_id") && found.to_string().contains("create_schema"), "{found}");
+    let said = client.create_schema().unwrap();
+    assert!(said.contains("got what it lacked: ALTER TABLE `locks` ADD COLUMN grant_id"), "{said}");
+    client.lock("k").unwrap().release().unwrap();
+    assert!(client.diagnose().unwrap().is_well());
+}
+
+#[test]
+fn an_index_that_was_dropped_stops_no_locks_and_is_made_again() {
+    needs_server!();
+    let database = Database::fresh();
+    database.ddl("DROP INDEX locks_lock_id");
+    let client = over(database.options(), REQUEST);
+    let guard = client.lock("k").unwrap();
+    let group = Filter::new().lock_id(guard.lock_id());
+    let error = client.list(&group).unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
+    let diagnosis = client.diagnose().unwrap();
+    let found = diagnosis.problem().expect("it is not well").to_string();
+    assert!(found.contains("no index locks_lock_id; create_schema()"), "{found}");
+    client.create_schema().unwrap();
+    assert_eq!(client.list(&group).unwrap().len(), 1);
+    assert!(client.diagnose().unwrap().is_well());
+    guard.release().unwrap();
+}
+
+#[test]
+fn another_table_is_refused_and_says_why() {
+    needs_server!();
+    let stamp = "TIMESTAMP OPTIONS (allow_commit_timestamp=true)";
+    let cases = [
+        (
+            format!("name STRING(MAX), heartbeat {stamp}, token {stamp}, writer INT64) PRIMARY KEY (name"),
+            "writer is INT64",
+        ),
+        (
+            "name STRING(MAX), heartbeat TIMESTAMP) PRIMARY KEY (name".to_owned(),
+            "heartbeat lacks allow_commit_timestamp",
+        ),
+        ("name INT64) PRIMARY KEY (name".to_owned(), "name is INT64"),
+        ("name STRING(MAX), part INT64) PRIMARY KEY (name, part".to_owned(), "primary key is not name"),
+        ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "price is NOT NULL"),
+    ];
+    for (columns, says) in cases {
+        let database = Database::empty();
+        database.ddl(&format!("CREATE TABLE {TABLE} ({columns})"));
+        let error = connect(&database).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains(says) && error.to_string().contains(TABLE), "{error}");
+        assert_eq!(database.open().schema(Schema::Create, &soon()).unwrap_err().kind(), ErrorKind::Schema);
+    }
+}
+
+#[test]
+fn the_dialect_of_postgresql_is_refused_by_name() {
+    needs_server!();
+    let request = "{\"createStatement\": \"CREATE DATABASE \\\"locks\\\"\", \"databaseDialect\": \"POSTGRESQL\"}";
+    let database = Database::made_by(&spanner_emulator().unwrap(), request);
+    let error = connect(&database).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
+    assert!(error.to_string().contains("PostgreSQL"), "{error}");
+}
+
+/// A table whose columns are too short for what may be stored.
+fn narrow() -> Database {
+    let database = Database::fresh();
+    database.ddl("ALTER TABLE locks ALTER COLUMN name STRING(20) NOT NULL");
+    database.ddl("ALTER TABLE locks ALTER COLUMN comment STRING(1023)");
+    database
+}
+
+#[test]
+fn columns_that_are_too_short_are_named_and_made_longer() {
+    needs_server!();
+    let database = narrow();
+    let client = over(database.options(), REQUEST);
+    client.lock("short").unwrap().release().unwrap();
+    let error = client.diagnose().unwrap().schema.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error:?}");
+    let text = error.to_string();
+    let says = ["name is STRING(20)", "comment is STRING(1023)", "STRING(MAX)", "create_schema()"];
+    assert!(says.iter().all(|part| text.contains(part)), "{text}");
+    client.create_schema().unwrap();
+    client.lock(&"k".repeat(1024)).unwrap().release().unwrap();
+    let store = database.open();
+    store.schema(Schema::Check, &soon()).unwrap();
+    // As long as anything that is stored.
+    database.ddl("ALTER TABLE locks ALTER COLUMN owner STRING(1024)");
+    store.schema(Schema::Check, &soon()).unwrap();
+}
+
+#[test]
+fn a_key_that_its_column_is_too_short_for_is_bad_input() {
+    needs_server!();
+    // Narrowed behind the back of whoever looked at connect.
+    let (store, long) = (narrow().open(), "k".repeat(21));
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let error = store.acquire(&mut attempt(&long, mode), &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && !error.is_retryable(), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(&long) && text.contains("locks.name"), "{text}");
+    }
+    granted(&store, &mut exclusive(&long[1..]));
+}
+
+fn over(options: SpannerOptions, request_timeout: Duration) -> LockClient {
+    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    let builder = leasehold::internals::builder_over(std::sync::Arc::new(store), Clock::system());
+    builder.request_timeout(request_timeout).connect().unwrap()
+}
+
+#[test]
+fn a_table_that_takes_longer_than_a_request_is_waited_for() {
+    needs_server!();
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let database = Database::empty();
+    let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+    // It has begun, and goes on; what is done then made nothing, so that the next one makes it.
+    let begun = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o"}"#);
+    let done = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o", "done": true}"#);
+    rest.add(Rule::next(1, begun).on("PATCH"));
+    rest.add(Rule::next(12, begun).on("GET"));
+    rest.add(Rule::next(1, done).on("GET"));
+    let mut options = database.options();
+    options.admin_endpoint = Some(rest.url());
+    let client = over(options, TIMEOUT);
+    let started = Instant::now();
+    client.create_schema().unwrap();
+    assert!(started.elapsed() > TIMEOUT, "the proxy did not hold it up");
+    client.lock("k").unwrap().release().unwrap();
+}
+
+#[test]
+fn a_service_that_does_not_begin_to_make_the_table_is_waited_for_as_for_any_request() {
+    needs_server!();
+    let database = Database::empty();
+    let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+    rest.add(Rule::always(Fault::HoleToServer));
+    let mut options = database.options();
+    options.admin_endpoint = Some(rest.url());
+    let client = over(options, Duration::from_millis(500));
+    let started = Instant::now();
+    let error = client.create_schema().unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(error.is_retryable() && error.to_string().contains(&rest.url()), "{error:?}");
+    assert!(error.to_string().contains("may have begun"), "{error}");
+}
+
+#[test]
+fn a_service_that_stops_answering_while_it_makes_the_table_is_waited_for_as_for_any_request() {
+    needs_server!();
+    let database = Database::empty();
+    for (dead, path) in [(Fault::HoleToServer, "hole"), (Fault::CutBefore, "cut")] {
+        let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+        rest.add(Rule::next(1, Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o"}"#)).on("PATCH"));
+        rest.add(Rule::always(dead).on("GET"));
+        let mut options = database.options();
+        options.admin_endpoint = Some(rest.url());
+        let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+        let by = Deadline::after(Duration::from_secs(2)).with_long(Duration::from_secs(40));
+        let started = Instant::now();
+        let error = store.schema(Schema::Create, &by).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(20), "{path}: {:?}", started.elapsed());
+        assert!(error.is_retryable() && error.to_string().contains("may have begun"), "{path}: {error:?}");
+        assert!(error.to_string().contains(&rest.url()), "{path}: {error:?}");
+    }
+}

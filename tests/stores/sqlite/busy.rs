@@ -1,0 +1,205 @@
+//! Somebody else writes: deadlines and cancellation hold, and readers do not wait.
+
+use std::time::{Duration, Instant};
+
+use leasehold::internals::store::sqlite::Sqlite;
+use leasehold::internals::store::{Acquired, Backend, Released, Swapped, Which};
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::{CancelToken, ErrorKind};
+
+use crate::sqlite::support::*;
+
+fn is_busy<T: std::fmt::Debug>(answer: leasehold::Result<T>) {
+    let error = answer.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Store);
+    assert!(error.is_retryable());
+    assert!(error.to_string().contains("another process or thread is writing"), "{error}");
+}
+
+/// A store, and somebody else's connection that holds the write lock on it.
+fn with_writer(folder: &Folder) -> (Sqlite, rusqlite::Connection) {
+    let store = open(&folder.file());
+    let writer = raw(&folder.file());
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    (store, writer)
+}
+
+#[test]
+fn every_write_keeps_its_deadline_and_writes_nothing() {
+    let folder = Folder::new();
+    let (store, writer) = with_writer(&folder);
+    let seen = look(&store, "k");
+    let timed = |call: &dyn Fn(&Deadline)| {
+        let (start, limit) = (Instant::now(), Duration::from_millis(150));
+        call(&Deadline::after(limit));
+        let took = start.elapsed();
+        assert!(took >= limit && took < limit * 5, "{took:?}");
+    };
+    timed(&|by| is_busy(store.acquire(&mut attempt("k", "a"), by)));
+    timed(&|by| is_busy(store.renew(&mut attempt("k", "a"), heartbeat(seconds(20)), by)));
+    timed(&|by| is_busy(store.release(&mut attempt("k", "a"), false, by)));
+    timed(&|by| is_busy(store.swap(&seen, Some(&seen.record), by)));
+    writer.execute_batch("COMMIT").unwrap();
+    assert!(!look(&store, "k").record.exists());
+    // No transaction was left open on either connection.
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    assert!(matches!(store.release(&mut mine, false, &soon()).unwrap(), Released::Done));
+}
+
+#[test]
+fn a_refusal_waits_for_no_writer() {
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    granted(&store, &mut attempt("k", "a"));
+    let writer = raw(&folder.file());
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let answer = store.acquire(&mut attempt("k", "b"), &soon()).unwrap();
+    assert!(matches!(answer, Acquired::Refused(_)), "{answer:?}");
+    writer.execute_batch("COMMIT").unwrap();
+}
+
+#[test]
+fn opening_keeps_its_deadline() {
+    let folder = Folder::new();
+    let other = raw(&folder.file());
+    other.execute_batch("CREATE TABLE own (x); BEGIN EXCLUSIVE").unwrap();
+    let start = Instant::now();
+    let by = Deadline::after(Duration::from_millis(150));
+    let clock = leasehold::internals::sys::clock::Clock::system();
+    is_busy(Sqlite::open(options(&folder.file()), clock, &by));
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn a_deadline_that_is_over_sends_nothing() {
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    is_busy(store.acquire(&mut attempt("k", "a"), &Deadline::after(Duration::ZERO)));
+    assert!(!look(&store, "k").record.exists());
+}
+
+#[test]
+fn cancelling_ends_the_wait_for_the_database_and_for_the_connection() {
+    let folder = Folder::new();
+    let (store, writer) = with_writer(&folder);
+    let (cancel_first, cancel_second) = (CancelToken::new(), CancelToken::new());
+    let (done, ended) = crossbeam_channel::unbounded();
+    let acquire = |owner: &'static str, cancel: &CancelToken| {
+        let by = Deadline::after(seconds(60)).or_cancel(cancel);
+        let (started, begun) = crossbeam_channel::bounded(0);
+        let (store, done) = (&store, done.clone());
+        let call = move || {
+            started.send(()).unwrap();
+            done.send((owner, store.acquire(&mut attempt("k", owner), &by))).unwrap();
+        };
+        (call, begun)
+    };
+    std::thread::scope(|scope| {
+        // The first waits for the database, the second for the connection that the first has.
+        let (first, begun) = acquire("first", &cancel_first);
+        scope.spawn(first);
+        begun.recv().unwrap();
+        assert!(ended.recv_timeout(Duration::from_millis(100)).is_err());
+        let (second, begun) = acquire("second", &cancel_second);
+        scope.spawn(second);
+        begun.recv().unwrap();
+        assert!(ended.recv_timeout(Duration::from_millis(100)).is_err());
+        for (cancel, owner) in [(cancel_second, "second"), (cancel_first, "first")] {
+            cancel.cancel();
+            let answer = ended.recv_timeout(seconds(5));
+            if answer.is_err() {
+                // Lets the test end.
+                writer.execute_batch("COMMIT").unwrap();
+            }
+            let (who, answer) = answer.expect("the wait went on");
+            assert_eq!(who, owner);
+            is_busy(answer);
+        }
+    });
+}
+
+#[test]
+fn it_goes_on_as_soon_as_the_writer_is_done() {
+    let folder = Folder::new();
+    let (store, writer) = with_writer(&folder);
+    let (started, begun) = crossbeam_channel::bounded(0);
+    let waiting = std::thread::spawn(move || {
+        started.send(()).unwrap();
+        granted(&store, &mut attempt("k", "a"));
+        Instant::now()
+    });
+    begun.recv().unwrap();
+    std::thread::yield_now();
+    writer.execute_batch("COMMIT").unwrap();
+    let freed = Instant::now();
+    let granted = waiting.join().unwrap();
+    assert!(granted.saturating_duration_since(freed) < seconds(1));
+}
+
+#[test]
+fn readers_wait_for_no_writer_in_this_process_or_another() {
+    let folder = Folder::new();
+    let (store, _writer) = with_writer(&folder);
+    let cancel = CancelToken::new();
+    let by = Deadline::after(seconds(60)).or_cancel(&cancel);
+    std::thread::scope(|scope| {
+        // Both write connections are taken.
+        scope.spawn(|| is_busy(store.acquire(&mut attempt("k", "a"), &by)));
+        scope.spawn(|| is_busy(store.release(&mut attempt("k", "a"), false, &by)));
+        let start = Instant::now();
+        for which in [Which::Key("k".to_owned()), Which::Prefix(String::new()), Which::LockId("x".to_owned())] {
+            for _ in 0..100 {
+                store.read(&which, None, true, &Deadline::after(seconds(5))).unwrap();
+            }
+        }
+        assert!(start.elapsed() < seconds(5));
+        cancel.cancel();
+    });
+}
+
+#[test]
+fn of_many_threads_on_one_and_on_two_stores_one_is_granted() {
+    let folder = Folder::new();
+    let stores = [open(&folder.file()), open(&folder.file())];
+    for round in 0..20 {
+        let key = format!("k{round}");
+        let won: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|n| {
+                    let (store, key) = (&stores[n % 2], &key);
+                    scope.spawn(move || {
+                        let mut attempt = attempt(key, &format!("o{n}"));
+                        let answer = store.acquire(&mut attempt, &soon()).unwrap();
+                        matches!(answer, leasehold::internals::store::Acquired::Granted { .. })
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+        });
+        assert_eq!(won, 1);
+    }
+}
+
+#[test]
+fn of_many_swaps_on_what_was_seen_one_is_done() {
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    granted(&store, &mut attempt("k", "a"));
+    let all_seen: Vec<_> = (0..8).map(|_| look(&store, "k")).collect();
+    let done: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = all_seen
+            .into_iter()
+            .map(|seen| {
+                let store = &store;
+                scope.spawn(move || {
+                    let mut new = seen.record.clone();
+                    new.version += 1;
+                    matches!(store.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Done)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+    });
+    assert_eq!(done, 1);
+}

@@ -1,0 +1,110 @@
+//! How many files stay open, and what happens when no more may be.
+
+use leasehold::ErrorKind;
+use leasehold::internals::store::Backend;
+use nix::libc;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::sqlite::support::*;
+
+/// What stays open of files that were locked once has an end.
+#[test]
+fn a_process_that_opens_many_files_keeps_few_descriptors() {
+    if !is_alone("sqlite::descriptors::a_process_that_opens_many_files_keeps_few_descriptors") {
+        return;
+    }
+    let folder = Folder::new();
+    for name in 0..100 {
+        drop(open(&folder.path().join(format!("{name}.db"))));
+    }
+    assert_eq!(descriptors(&folder), 64);
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    let other = Folder::new();
+    drop(open(&other.file()));
+    assert_eq!(descriptors(&folder) + descriptors(&other), 1);
+}
+
+/// As some file systems do.
+#[test]
+fn where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file() {
+    if !is_alone(
+        "sqlite::descriptors::where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file",
+    ) {
+        return;
+    }
+    refuse(libc::SYS_fcntl, (1, -1), [libc::F_OFD_SETLK, libc::F_OFD_GETLK], libc::EINVAL);
+    let folder = Folder::new();
+    for _ in 0..20 {
+        granted(&open(&folder.file()), &mut attempt(&uuid(), "a"));
+    }
+    assert!(descriptors(&folder) <= 2, "{} after 20 cycles", descriptors(&folder));
+    for name in 0..20 {
+        drop(open(&folder.path().join(format!("{name}.db"))));
+    }
+    assert!(descriptors(&folder) <= 2, "{} after 20 files", descriptors(&folder));
+}
+
+/// No descriptor above this number may be opened in this process.
+fn limit(files: u64) {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, files.min(hard), hard).unwrap();
+}
+
+/// Whichever of the files it is that can't be opened.
+#[test]
+fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
+    if !is_alone("sqlite::descriptors::too_few_descriptors_are_told_and_what_needs_them_can_be_repeated") {
+        return;
+    }
+    let folder = Folder::new();
+    drop(open(&folder.file()));
+    let missing = folder.path().join("missing.db");
+    let mut refusals = 0;
+    for path in [folder.file(), missing] {
+        for files in 3.. {
+            limit(files);
+            let opened = try_open(&path);
+            limit(1024);
+            match opened {
+                Ok(store) => {
+                    granted(&store, &mut attempt(&uuid(), "a"));
+                    assert!(
+                        !clock_of_the_row(&path).contains("process"),
+                        "it took itself for a host without a clock of its own"
+                    );
+                    break;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Store, "with {files}: {error}");
+                    assert!(error.is_retryable(), "with {files}: {error}");
+                    let why = "too many open files: raise the limit (ulimit -n)";
+                    assert!(error.to_string().contains(why), "with {files}: {error}");
+                    refusals += 1;
+                }
+            }
+        }
+    }
+    assert!(refusals > 10, "{refusals}");
+    let store = open(&folder.file());
+    let (to, _told) = crossbeam_channel::unbounded();
+    limit(3);
+    let error = store.wake(&["k".to_owned()], to, &soon()).unwrap_err();
+    assert!(error.to_string().contains("too many open files") && error.is_retryable(), "{error}");
+}
+
+/// SQLite opens a file to read it only where its first try, to write, fails: also for want of a descriptor, which a
+/// moment later may be there. Such a client could never write.
+#[test]
+fn who_may_write_is_not_given_a_file_that_can_only_be_read() {
+    if !is_alone("sqlite::descriptors::who_may_write_is_not_given_a_file_that_can_only_be_read") {
+        return;
+    }
+    let folder = Folder::new();
+    drop(open(&folder.file()));
+    // As SQLite opens the database, and neither its log nor anybody else.
+    let to_write = libc::O_RDWR | libc::O_NOFOLLOW;
+    refuse(libc::SYS_openat, (2, to_write | libc::O_ACCMODE | libc::O_CREAT), [to_write; 2], libc::EMFILE);
+    let error = refused(&folder.file());
+    assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
+    assert!(error.to_string().contains("open the database to write to it"), "{error}");
+}

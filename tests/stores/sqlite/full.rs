@@ -1,0 +1,116 @@
+//! A disk that is full, and one that fails in the middle of a commit. Each in a process of its own.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use leasehold::ErrorKind;
+use leasehold::internals::store::{Acquired, Backend};
+
+use crate::sqlite::support::*;
+use crate::support::servers::skip;
+
+const PLACE: &str = "LEASEHOLD_SMALL_DISK";
+
+fn place() -> Option<PathBuf> {
+    std::env::var_os(PLACE).map(PathBuf::from)
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn a_full_disk_is_told_and_nothing_is_written() {
+    if let Some(place) = place() {
+        return on_a_full_disk(&place);
+    }
+    let folder = Folder::new();
+    // A tiny file system in a mount namespace of its own, which ends with the process.
+    let is_root = std::fs::metadata(folder.path()).unwrap().uid() == 0;
+    let flags = if is_root { "-m" } else { "-rm" };
+    let script = "mount -t tmpfs -o size=300k tmpfs \"$0\" || exit 99; exec \"$@\"";
+    let output = rerun("sqlite::full::a_full_disk_is_told_and_nothing_is_written", |exe| {
+        let mut command = Command::new("unshare");
+        command.args([flags, "sh", "-c", script]).arg(folder.path()).arg(exe).env(PLACE, folder.path());
+        command
+    });
+    match output.status.code() {
+        Some(99) | Some(1) if !text(&output).contains("running 1 test") => {
+            skip(&format!("no tiny file system can be mounted here: {}", text(&output)));
+        }
+        _ => assert!(output.status.success() && text(&output).contains("1 passed"), "{}", text(&output)),
+    }
+}
+
+fn on_a_full_disk(place: &Path) {
+    let path = place.join("locks.db");
+    let store = open(&path);
+    let mut mine = attempt("k", "a");
+    let token = granted(&store, &mut mine).token;
+    let filler = place.join("filler");
+    while std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&filler)
+        .and_then(|mut file| std::io::Write::write_all(&mut file, &[7; 512]))
+        .is_ok()
+    {}
+    let mut failures = 0;
+    for n in 0..200 {
+        match store.acquire(&mut attempt(&format!("{n}"), &"o".repeat(3000)), &soon()) {
+            Ok(Acquired::Granted { .. }) => {}
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => {
+                failures += 1;
+                assert_eq!(error.kind(), ErrorKind::Store);
+                assert!(error.is_retryable());
+                assert!(error.to_string().contains("the disk is full; make room on it"), "{error}");
+                assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+                assert!(!look(&store, &format!("{n}")).record.exists());
+                break;
+            }
+        }
+    }
+    assert_eq!(failures, 1, "the disk was not full");
+    assert_eq!(look(&store, "k").record.token, token);
+    std::fs::remove_file(filler).unwrap();
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+    granted(&store, &mut attempt("after", "a"));
+}
+
+#[test]
+fn a_commit_that_fails_is_unknown() {
+    if let Some(place) = place() {
+        return with_files_that_cannot_grow(&place);
+    }
+    let folder = Folder::new();
+    // A write beyond the limit fails with an error instead of a signal, as a failing disk does.
+    let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
+    let output = rerun("sqlite::full::a_commit_that_fails_is_unknown", |exe| {
+        let mut command = Command::new("bash");
+        command.args(["-c", script, "200"]).arg(exe).env(PLACE, folder.path());
+        command
+    });
+    assert!(output.status.success() && text(&output).contains("1 passed"), "{}", text(&output));
+}
+
+fn with_files_that_cannot_grow(place: &Path) {
+    let store = open(&place.join("locks.db"));
+    for n in 0..200 {
+        let mut attempt = attempt(&format!("{n}"), &"o".repeat(3000));
+        match store.acquire(&mut attempt, &soon()) {
+            Ok(Acquired::Granted { .. }) => {}
+            Ok(Acquired::Unknown(error)) => {
+                assert_eq!(error.kind(), ErrorKind::Store);
+                assert!(error.is_retryable());
+                assert!(error.to_string().contains("could not commit: the disk failed"), "{error}");
+                // The connection is not stuck in the transaction.
+                assert!(matches!(store.acquire(&mut attempt, &soon()), Ok(Acquired::Unknown(_))));
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("every commit went through");
+}

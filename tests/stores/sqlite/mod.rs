@@ -1,0 +1,17 @@
+//! The SQLite store and its file: opening, permissions, busy writers, other boots, damage.
+
+mod boots;
+mod busy;
+#[cfg(target_os = "linux")]
+mod descriptors;
+#[cfg(unix)]
+mod forks;
+mod full;
+mod moved;
+#[cfg(unix)]
+mod neighbours;
+mod opening;
+mod rows;
+mod support;
+#[cfg(target_os = "linux")]
+mod wakeups;

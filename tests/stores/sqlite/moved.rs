@@ -1,0 +1,144 @@
+//! A file that is removed or replaced while it is open.
+
+use std::fs;
+
+use leasehold::internals::lease::LockRecord;
+use leasehold::internals::store::{Acquired, Backend, Released, Renewed, Swapped, Which};
+use leasehold::{ErrorKind, Result};
+
+use crate::sqlite::support::*;
+
+fn is_moved<T: std::fmt::Debug>(answer: Result<T>) {
+    let error = answer.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Store);
+    assert!(!error.is_retryable());
+    let says = ["removed or replaced", "drop this process's clients", "connect again"];
+    assert!(says.into_iter().all(|part| error.to_string().contains(part)), "{error}");
+}
+
+fn remove(folder: &Folder) {
+    fs::remove_file(folder.file()).unwrap();
+}
+
+fn remove_all_three(folder: &Folder) {
+    for file in fs::read_dir(folder.path()).unwrap() {
+        fs::remove_file(file.unwrap().path()).unwrap();
+    }
+}
+
+fn replace(folder: &Folder) {
+    let other = folder.path().join("other.db");
+    drop(open(&other));
+    fs::rename(other, folder.file()).unwrap();
+    // SQLite would apply the log of the old file to the new one.
+    for beside in ["locks.db-wal", "locks.db-shm"] {
+        fs::remove_file(folder.path().join(beside)).unwrap();
+    }
+}
+
+fn remove_log(folder: &Folder) {
+    fs::remove_file(folder.path().join("locks.db-wal")).unwrap();
+}
+
+fn remove_index(folder: &Folder) {
+    fs::remove_file(folder.path().join("locks.db-shm")).unwrap();
+}
+
+/// As the next process makes it that opens the file.
+fn replace_log(folder: &Folder) {
+    remove_log(folder);
+    fs::write(folder.path().join("locks.db-wal"), "").unwrap();
+}
+
+#[test]
+fn who_holds_learns_that_it_is_gone() {
+    for strike in [remove, remove_all_three, replace, remove_log, replace_log, remove_index] {
+        let folder = Folder::new();
+        let store = open(&folder.file());
+        let mut mine = attempt("k", "a");
+        granted(&store, &mut mine);
+        let before = look(&store, "k");
+        strike(&folder);
+        match store.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap() {
+            Renewed::Lost(seen) => assert!(!seen.record.exists()),
+            other => panic!("{other:?}"),
+        }
+        assert!(!look(&store, "k").record.exists());
+        is_moved(store.acquire(&mut attempt("l", "a"), &soon()));
+        is_moved(store.swap(&before, None, &soon()));
+        is_moved(store.swap(&before, Some(&before.record), &soon()));
+        is_moved(store.read(&Which::Prefix(String::new()), None, true, &soon()));
+        assert!(matches!(store.release(&mut mine, false, &soon()).unwrap(), Released::Free));
+        assert!(matches!(store.release(&mut mine, true, &soon()).unwrap(), Released::Free));
+    }
+}
+
+#[test]
+fn the_new_file_is_a_store_of_its_own_and_its_tokens_are_higher() {
+    for strike in [remove, remove_all_three, replace] {
+        let folder = Folder::new();
+        let old = open(&folder.file());
+        let mut mine = attempt("k", "a");
+        let token = granted(&old, &mut mine).token;
+        strike(&folder);
+        let new = open(&folder.file());
+        let mut theirs = attempt("k", "b");
+        assert!(granted(&new, &mut theirs).token > token);
+        // What the old one still does, closing included, does no harm to the new one.
+        is_moved(old.acquire(&mut attempt("k", "a"), &soon()));
+        old.release(&mut mine, false, &soon()).unwrap();
+        drop(old);
+        renewed(&new, &mut theirs, heartbeat(seconds(20)));
+        drop(new);
+        let again = open(&folder.file());
+        assert_eq!(held(&again, &mut attempt("k", "c")).record.exclusive.unwrap().labels.owner, "b");
+        let sound: String = raw(&folder.file()).query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+        assert_eq!(sound, "ok");
+    }
+}
+
+#[test]
+fn tokens_rise_over_a_restored_backup() {
+    let folder = Folder::new();
+    let backup = folder.path().join("backup.db");
+    let next = |owner: &str| {
+        let store = open(&folder.file());
+        let mut attempt = attempt("k", owner);
+        let token = granted(&store, &mut attempt).token;
+        store.release(&mut attempt, false, &soon()).unwrap();
+        token
+    };
+    next("a");
+    fs::copy(folder.file(), &backup).unwrap();
+    let highest = (0..5).map(|_| next("b")).max().unwrap();
+    fs::copy(&backup, folder.file()).unwrap();
+    assert!(look(&open(&folder.file()), "k").record.token < highest);
+    assert!(next("c") > highest);
+}
+
+#[test]
+fn another_working_directory_leads_to_the_same_file() {
+    // In a process of its own, since the working directory is the process's.
+    if std::env::var_os("LEASEHOLD_CHDIR").is_none() {
+        let output = rerun("sqlite::moved::another_working_directory_leads_to_the_same_file", |exe| {
+            let mut command = std::process::Command::new(exe);
+            command.env("LEASEHOLD_CHDIR", "1");
+            command
+        });
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let folder = Folder::new();
+    std::env::set_current_dir(folder.path()).unwrap();
+    let store = open(std::path::Path::new("locks.db"));
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    std::env::set_current_dir("/").unwrap();
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+    assert!(matches!(store.acquire(&mut attempt("k", "b"), &soon()).unwrap(), Acquired::Refused(_)));
+    let seen = look(&store, "k");
+    let free = LockRecord { exclusive: None, version: seen.record.version + 1, ..seen.record.clone() };
+    assert!(matches!(store.swap(&seen, Some(&free), &soon()).unwrap(), Swapped::Done));
+    drop(store);
+    assert!(folder.file().exists());
+}

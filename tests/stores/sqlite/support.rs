@@ -1,0 +1,209 @@
+//! A folder that goes away with the test, stores in it, and acquisitions.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::internals::lease::{Ask, End, Holder, Labels, Lease, Mode};
+use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Page, Renewal, Renewed, Seen, Which};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
+#[cfg(target_os = "linux")]
+use nix::libc;
+
+/// A fresh folder.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Folder {
+        let path = std::env::temp_dir().join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.0.join("locks.db")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+pub fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+pub fn options(path: &Path) -> SqliteOptions {
+    SqliteOptions { path: path.to_owned(), mode: None, unsafe_fs: false, clock_identity: None }
+}
+
+pub fn open(path: &Path) -> Sqlite {
+    try_open(path).unwrap()
+}
+
+pub fn try_open(path: &Path) -> leasehold::Result<Sqlite> {
+    Sqlite::open(options(path), Clock::system(), &soon())
+}
+
+/// The error of opening `path`: its kind, and that it names the path.
+pub fn refused(path: &Path) -> leasehold::Error {
+    let error = try_open(path).expect_err("opened");
+    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+    error
+}
+
+/// A store on a clock of its own, as another boot or time namespace has it.
+pub fn open_at(path: &Path, identity: &str) -> (Sqlite, Arc<Clock>) {
+    let clock = Clock::system();
+    let options = SqliteOptions { clock_identity: Some(identity.to_owned()), ..options(path) };
+    (Sqlite::open(options, Arc::clone(&clock), &soon()).unwrap(), clock)
+}
+
+pub fn ask(owner: &str, lease: Duration) -> Ask {
+    Ask {
+        grant: GrantForm::Uuid.fresh(),
+        mode: Mode::Exclusive,
+        lock_id: format!("id of {owner}"),
+        labels: Labels { owner: owner.to_owned(), host: Some("h".to_owned()), comment: None },
+        lease,
+        max_holders: None,
+        replace_same_owner: false,
+        instead_of: None,
+    }
+}
+
+pub fn attempt(key: &str, owner: &str) -> Attempt {
+    Attempt::new(key, ask(owner, seconds(20)))
+}
+
+pub fn shared(key: &str, owner: &str) -> Attempt {
+    Attempt::new(key, Ask { mode: Mode::Shared, ..ask(owner, seconds(20)) })
+}
+
+pub fn granted(store: &Sqlite, attempt: &mut Attempt) -> Holder {
+    match store.acquire(attempt, &soon()) {
+        Ok(Acquired::Granted { holder, .. }) => holder,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+pub fn held(store: &Sqlite, attempt: &mut Attempt) -> Seen {
+    match store.acquire(attempt, &soon()) {
+        Ok(Acquired::Refused(seen)) => seen,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+pub fn heartbeat(lease: Duration) -> Renewal {
+    Renewal { lease: Lease::For(lease), may_end_endless: false }
+}
+
+/// What is left of the lease after a renewal.
+pub fn renewed(store: &Sqlite, attempt: &mut Attempt, renewal: Renewal) -> Option<Duration> {
+    match store.renew(attempt, renewal, &soon()) {
+        Ok(Renewed::Until { until, now }) => until.left(now),
+        other => panic!("not renewed: {other:?}"),
+    }
+}
+
+pub fn page(store: &Sqlite, which: Which) -> Page {
+    store.read(&which, None, true, &soon()).unwrap()
+}
+
+pub fn look(store: &Sqlite, key: &str) -> Seen {
+    page(store, Which::Key(key.to_owned())).records.pop().unwrap()
+}
+
+pub fn left(seen: &Seen) -> Duration {
+    let end = seen.record.holders().map(|(_, holder)| holder.until).max();
+    end.and_then(|end: End| end.left(seen.now)).unwrap()
+}
+
+/// Descriptors of files in the folder that this process has.
+#[cfg(target_os = "linux")]
+pub fn descriptors(folder: &Folder) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = links.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    links.filter(|link| link.starts_with(folder.path())).count()
+}
+
+pub fn uuid() -> String {
+    GrantForm::Uuid.fresh().as_str().to_owned()
+}
+
+/// A connection of somebody else's program.
+pub fn raw(path: &Path) -> rusqlite::Connection {
+    rusqlite::Connection::open(path).unwrap()
+}
+
+/// Runs the test `name` of this binary once more, in a process that `wrap` prepares.
+pub fn rerun(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Output {
+    let mut command = wrap(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture", "--include-ignored"]).output().unwrap()
+}
+
+/// Whether this is the process for `test` alone, by its full name; else it is run in one.
+#[track_caller]
+pub fn is_alone(test: &str) -> bool {
+    let mut is_here = false;
+    crate::support::alone::alone(test, || is_here = true);
+    is_here
+}
+
+/// The kernel refuses this thread a call from now on, with this error, where its argument at this place, cut to the
+/// bits of the mask, is one of these.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32) {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
+    let is = |value, jt, jf| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, value);
+    let answer = |value| step(libc::BPF_RET | libc::BPF_K, 0, 0, value);
+    // The number of the call comes first; an argument has eight bytes, of which the low half is looked at.
+    let argument = 16 + 8 * place + if cfg!(target_endian = "little") { 0 } else { 4 };
+    let mut program = [
+        load(0),
+        is(u32::try_from(call).unwrap(), 0, 5),
+        load(argument),
+        step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask.cast_unsigned()),
+        is(values[0].cast_unsigned(), 1, 0),
+        is(values[1].cast_unsigned(), 0, 1),
+        answer(libc::SECCOMP_RET_ERRNO | error.cast_unsigned()),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program is there until the kernel has copied it, and has as many steps as said.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+    };
+    assert!(set, "{}", std::io::Error::last_os_error());
+}
+
+/// The same for every link that is read, as those are that tell about a process's clock.
+#[cfg(target_os = "linux")]
+pub fn refuse_links(error: i32) {
+    #[cfg(target_arch = "x86_64")]
+    let call = libc::SYS_readlink;
+    #[cfg(not(target_arch = "x86_64"))]
+    let call = libc::SYS_readlinkat;
+    refuse(call, (0, 0), [0; 2], error);
+}
+
+/// Whose clock the first row's times are.
+pub fn clock_of_the_row(path: &Path) -> String {
+    raw(path).query_row("SELECT clock FROM locks", [], |row| row.get(0)).unwrap()
+}

@@ -1,0 +1,154 @@
+//! What the tests with real processes, threads and bounds share. Everything works on a store URL, so
+//! that each store can use it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::LockClient;
+use leasehold::internals::store::fault::{FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+#[cfg(feature = "sqlite")]
+use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
+use leasehold::internals::store::{Backend, GrantForm};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
+
+/// How long anything may take that only a broken test or library would not do at once.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// What a loaded machine may add to a bound, where a server has a part in it; else see [`super::lateness::slack`].
+pub const SLACK: Duration = Duration::from_millis(1500);
+
+pub const fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A folder that is removed with the value.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Folder {
+        let path = std::env::temp_dir().join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
+        std::fs::create_dir(&path).expect("a temporary folder");
+        Folder(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The SQLite file in it.
+    pub fn file(&self) -> PathBuf {
+        self.0.join("locks.db")
+    }
+
+    pub fn url(&self) -> String {
+        format!("sqlite:{}", self.file().display())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A store with faults in front of it, and a way to look past them.
+pub struct Store {
+    pub name: &'static str,
+    pub plan: FaultPlan,
+    clock: Arc<Clock>,
+    faulty: Arc<Faulty>,
+    // Another connection, where the store has such.
+    plain: Arc<dyn Backend>,
+    pub folder: Folder,
+}
+
+impl Store {
+    /// Each store that runs without a server.
+    #[cfg(feature = "sqlite")]
+    pub fn all() -> Vec<Store> {
+        vec![Store::memory(), Store::sqlite()]
+    }
+
+    pub fn memory() -> Store {
+        let clock = Clock::system();
+        let memory: Arc<dyn Backend> = Arc::new(Memory::open("", clock.clone()));
+        Store::over("memory", memory.clone(), memory, clock, Folder::new())
+    }
+
+    #[cfg(feature = "sqlite")]
+    pub fn sqlite() -> Store {
+        let (clock, folder) = (Clock::system(), Folder::new());
+        let open = || -> Arc<dyn Backend> {
+            let options = SqliteOptions { path: folder.file(), mode: None, unsafe_fs: false, clock_identity: None };
+            Arc::new(Sqlite::open(options, clock.clone(), &Deadline::after(PATIENCE)).expect("a SQLite file"))
+        };
+        let (below, plain) = (open(), open());
+        Store::over("sqlite", below, plain, clock, folder)
+    }
+
+    fn over(
+        name: &'static str,
+        below: Arc<dyn Backend>,
+        plain: Arc<dyn Backend>,
+        clock: Arc<Clock>,
+        folder: Folder,
+    ) -> Store {
+        let plan = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(below, plan.clone()));
+        Store { name, plan, clock, faulty, plain, folder }
+    }
+
+    /// A client that meets the faults.
+    pub fn builder(&self) -> leasehold::ClientBuilder {
+        leasehold::internals::builder_over(self.faulty.clone(), self.clock.clone()).poll(millis(5)..=millis(20))
+    }
+
+    /// A client that meets none, with another connection: what everybody else sees.
+    pub fn bystander(&self) -> LockClient {
+        let builder = leasehold::internals::builder_over(self.plain.clone(), self.clock.clone());
+        builder.poll(millis(5)..=millis(20)).connect().expect("a bystander")
+    }
+
+    /// Lets time pass at once.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    /// The store of a memory client lets go of the channel on which it tells waiters.
+    pub fn stop_telling(&self) {
+        let (to, _) = crossbeam_channel::unbounded();
+        let by = Deadline::after(PATIENCE);
+        assert!(self.plain.wake(&["nobody's".to_owned()], to, &by).expect("a memory store"));
+    }
+
+    /// Nobody stands in the row, not even expired.
+    pub fn is_vacant(&self, key: &str) -> bool {
+        let status = self.bystander().get(key).expect("a look at the key");
+        status.is_none_or(|status| status.holders().is_empty())
+    }
+}
+
+/// Waits for something that has no event of its own.
+#[track_caller]
+pub fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !cond() {
+        assert!(started.elapsed() < PATIENCE, "it never came to be: {what}");
+        std::thread::sleep(millis(2));
+    }
+}
+
+/// Runs `call`, which must be over within `bound`.
+#[track_caller]
+pub fn within<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
+    super::lateness::measure();
+    let started = Instant::now();
+    let value = call();
+    let took = started.elapsed();
+    let slack = super::lateness::slack(started);
+    assert!(took <= bound + slack, "{what} took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
+    value
+}

@@ -1,0 +1,52 @@
+//! The one logger of a test process, which keeps what the library warns of for all tests together.
+
+use std::sync::Once;
+
+use parking_lot::Mutex;
+
+/// What each line is about (target, key and store), and its text.
+static KEPT: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+
+struct Keep;
+
+/// From now on it is kept.
+pub fn keep() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        log::set_logger(&Keep).expect("the only logger of this process");
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+}
+
+/// The lines with this in them.
+pub fn kept(of: &str) -> Vec<String> {
+    let lines = KEPT.lock().iter().map(|(about, text)| format!("{about} {text}")).collect::<Vec<_>>();
+    lines.into_iter().filter(|line| line.contains(of)).collect()
+}
+
+/// The texts of the lines that are about this; they are not kept any longer.
+pub fn take(of: &str) -> Vec<String> {
+    keep();
+    let mut kept = KEPT.lock();
+    let (theirs, others): (Vec<_>, _) =
+        std::mem::take(&mut *kept).into_iter().partition(|(about, _)| about.contains(of));
+    *kept = others;
+    theirs.into_iter().map(|(_, text)| text).collect()
+}
+
+impl log::Log for Keep {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        // The crates below have log calls of their own.
+        if record.target().starts_with("leasehold") {
+            let field = |name: &str| record.key_values().get(name.into()).map(|value| format!(" {value}"));
+            let fields: String = ["key", "store"].into_iter().filter_map(field).collect();
+            KEPT.lock().push((format!("{}{fields}", record.target()), record.args().to_string()));
+        }
+    }
+
+    fn flush(&self) {}
+}

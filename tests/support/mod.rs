@@ -1,0 +1,40 @@
+//! What several test targets share; each uses a part of it.
+#![allow(dead_code)]
+
+#[cfg(unix)]
+pub mod alone;
+pub mod asks;
+pub mod bench;
+pub mod between;
+pub mod calls;
+#[cfg(all(feature = "mongodb", target_os = "linux"))]
+pub mod cluster;
+pub mod contract;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
+#[cfg(feature = "spanner")]
+pub mod grpc;
+pub mod harness;
+pub mod lateness;
+pub mod logs;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
+#[cfg(unix)]
+pub mod nobody;
+#[cfg(target_os = "linux")]
+pub mod oracle;
+#[cfg(target_os = "linux")]
+pub mod process;
+pub mod proxy;
+pub mod regressions;
+pub mod seed;
+pub mod servers;
+#[cfg(feature = "spanner")]
+pub mod spanner;
+pub mod steps;
+pub mod stores;
+#[cfg(target_os = "linux")]
+pub mod threads;
+pub mod urls;
+#[cfg(target_os = "linux")]
+pub mod worker;

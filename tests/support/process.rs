@@ -1,0 +1,184 @@
+//! Worker processes: this test binary once more, led by commands on its standard input.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::harness::PATIENCE;
+
+/// What the environment tells a process that shall be a worker.
+pub const WORKER: &str = "LEASEHOLD_TEST_WORKER";
+/// What an answer's line begins with: the test runner writes to the same pipe.
+pub const ANSWER: &str = "@@ ";
+
+/// See the module. Killed when dropped.
+pub struct Worker {
+    child: Child,
+    commands: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Worker {
+    /// A process that is connected to `url`; the binary's test `worker` must call `worker::run`.
+    pub fn start(url: &str, lease: Duration) -> Worker {
+        Worker::polling(url, lease, Duration::from_millis(5), None)
+    }
+
+    /// The same, by another of the binary's tests.
+    pub fn start_as(test: &str, url: &str, lease: Duration) -> Worker {
+        Worker::spawn(Command::new(binary()), test, url, lease, Duration::from_millis(5))
+    }
+
+    /// The same, with this longest time between two looks of a waiter, and this in its environment.
+    pub fn polling(url: &str, lease: Duration, poll: Duration, env: Option<&(&str, String)>) -> Worker {
+        let mut command = Command::new(binary());
+        command.envs(env.map(|(name, value)| (name, value)));
+        Worker::start_by(command, url, lease, poll)
+    }
+
+    /// The same, with this emulator of Cloud Spanner.
+    pub fn start_at(emulator: &str, url: &str, lease: Duration) -> Worker {
+        let mut command = Command::new(binary());
+        command.env("SPANNER_EMULATOR_HOST", emulator);
+        Worker::start_by(command, url, lease, Duration::from_millis(5))
+    }
+
+    /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.
+    pub fn start_off(url: &str, lease: Duration, seconds: i32) -> Worker {
+        let mut command = Command::new(binary());
+        // The program itself stays between, and would be killed in the worker's place: only its library is used.
+        let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().expect("faketime");
+        let told = String::from_utf8(told.stdout).expect("a text");
+        let library = told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).expect("its library");
+        // The clocks that nobody can set on a host stay as they are.
+        command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.env("FAKETIME", format!("{seconds:+}s"));
+        Worker::start_by(command, url, lease, Duration::from_millis(5))
+    }
+
+    fn start_by(command: Command, url: &str, lease: Duration, poll: Duration) -> Worker {
+        Worker::spawn(command, "worker", url, lease, poll)
+    }
+
+    fn spawn(mut command: Command, test: &str, url: &str, lease: Duration, poll: Duration) -> Worker {
+        let mut child = command
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(WORKER, "1")
+            // For servers where any credentials do.
+            .env("AWS_ACCESS_KEY_ID", "key")
+            .env("AWS_SECRET_ACCESS_KEY", "secret")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this test binary again");
+        let commands = child.stdin.take().expect("a pipe");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let (sender, answers) = crossbeam_channel::unbounded();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if let Some(answer) = line.strip_prefix(ANSWER)
+                    && sender.send(answer.to_owned()).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let mut worker = Worker { child, commands, answers };
+        assert_eq!(worker.ask(&format!("connect {url} {} {}", lease.as_millis(), poll.as_millis())), "connected");
+        worker
+    }
+
+    /// Sends a command without waiting for its answer.
+    pub fn tell(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").expect("the worker's input");
+    }
+
+    /// Where its answers come.
+    pub fn answers(&self) -> &Receiver<String> {
+        &self.answers
+    }
+
+    /// The next answer.
+    #[track_caller]
+    pub fn answer(&self) -> String {
+        self.answer_by(Instant::now() + PATIENCE).expect("an answer of the worker")
+    }
+
+    /// The next answer if it comes by then.
+    #[track_caller]
+    pub fn answer_by(&self, by: Instant) -> Option<String> {
+        match self.answers.recv_deadline(by) {
+            Ok(answer) => Some(answer),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("the worker is gone"),
+        }
+    }
+
+    #[track_caller]
+    pub fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.answer()
+    }
+
+    /// Asks for something that answers with a token.
+    #[track_caller]
+    pub fn token(&mut self, command: &str) -> u64 {
+        self.tell(command);
+        self.granted()
+    }
+
+    /// The token in the next answer.
+    #[track_caller]
+    pub fn granted(&self) -> u64 {
+        let answer = self.answer();
+        answer.strip_prefix("token ").and_then(|token| token.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("a signal to the worker");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"))
+    }
+
+    /// SIGKILL. The process is gone when this returns.
+    pub fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.child.wait().expect("the end of the worker");
+    }
+
+    /// SIGSTOP. Every thread of it stands when this returns.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let status = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).expect("the stop of the worker");
+        assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
+    }
+
+    /// SIGCONT.
+    pub fn go_on(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Waits for its end.
+    pub fn end(&mut self) {
+        self.child.wait().expect("the end of the worker");
+    }
+}
+
+fn binary() -> PathBuf {
+    std::env::current_exe().expect("this test binary")
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,17 @@
+//! What a test does that can't run here.
+
+use std::io::{self, Write};
+
+/// Says loudly that the test can't run, which is a failure where everything is required.
+#[track_caller]
+pub fn skip(what: &str) {
+    assert!(!is_required(), "{what}");
+    // Not `eprintln!`, whose text a passing test would hide.
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let _ = writeln!(io::stderr(), "SKIPPED: {test}: {what}");
+}
+
+/// `LEASEHOLD_TEST_REQUIRE=0` is as good as none.
+fn is_required() -> bool {
+    std::env::var("LEASEHOLD_TEST_REQUIRE").is_ok_and(|value| !["", "0"].contains(&value.as_str()))
+}

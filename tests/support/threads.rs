@@ -1,0 +1,52 @@
+//! The threads of the library in this process. Only exact in a test that runs `alone`.
+
+use super::harness::eventually;
+
+/// The names of the threads that are alive, cut to 15 bytes by the kernel.
+pub fn ours() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    let mut names: Vec<String> =
+        names.map(|name| name.trim_end().to_owned()).filter(|name| name.starts_with("leasehold-")).collect();
+    names.sort();
+    names
+}
+
+/// Exactly these run.
+#[track_caller]
+pub fn assert_ours(names: &[&str]) {
+    // A joined thread may be seen for a moment: the kernel wakes the joiner first.
+    let soon = std::time::Instant::now() + super::harness::millis(200);
+    while ours() != names && std::time::Instant::now() < soon {
+        std::thread::yield_now();
+    }
+    assert_eq!(ours(), names);
+}
+
+/// None is left, after at most a while.
+#[track_caller]
+pub fn none_soon() {
+    eventually("no thread of the library is left", || ours().is_empty());
+}
+
+/// Takes from this process the right, and its user's room, to start threads.
+pub fn no_new_threads() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    // It needs a thread.
+    super::lateness::measure();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
+    setrlimit(Resource::RLIMIT_NPROC, 1, hard).expect("a limit");
+    // Root has no limit.
+    let nobody = nix::unistd::Uid::from_raw(65534);
+    if nix::unistd::Uid::effective().is_root() {
+        nix::unistd::setuid(nobody).expect("another user");
+    }
+    std::thread::Builder::new().spawn(|| {}).map(drop).expect_err("the limit works");
+}
+
+/// Gives it back.
+pub fn threads_again() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
+    setrlimit(Resource::RLIMIT_NPROC, hard, hard).expect("no limit");
+}
