@@ -247,9 +247,12 @@ pub(crate) struct RequestSpec {
     pub(crate) on_wait_every: Option<Duration>,
     // The mutexes are never waited for: they make the request `Sync` without asking that of closures. A request may be
     // sent to the thread that waits, and the closure with it.
-    pub(crate) on_wait: Mutex<Option<Box<dyn FnMut(&Waiting) + Send>>>,
+    pub(crate) on_wait: Mutex<Option<SentOnWait>>,
     pub(crate) callbacks: Mutex<Callbacks>,
 }
+
+/// An [`OnWait`] that can go to the thread that waits.
+type SentOnWait = Box<dyn FnMut(&Waiting) + Send>;
 
 /// How the end of a wait was given.
 #[derive(Clone, Copy, Debug)]
