@@ -3,9 +3,10 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use leasehold::{CancelToken, ErrorKind, LockAnyRequest, LockRequest};
+use leasehold::{CancelToken, ErrorKind};
 
 use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::bench::Bench;
 
 const SHORT: Duration = Duration::from_millis(150);
 
@@ -237,11 +238,11 @@ fn progress_borrows_and_stays_on_its_thread() {
             cancel.cancel();
         };
         let cancel = CancelToken::new();
-        let one = client.request("k").cancel(&cancel).on_wait(|_| panic!("it is replaced"));
+        let one = client.request("k").wait(LONG).cancel(&cancel).on_wait(|_| panic!("it is replaced"));
         assert_eq!(one.lock_with_progress(|waiting| note(waiting, &cancel)).unwrap_err().kind(), ErrorKind::Cancelled);
         assert_eq!(*seen.borrow(), ["k"]);
         let cancel = CancelToken::new();
-        let any = client.request_any(["l"]).cancel(&cancel);
+        let any = client.request_any(["l"]).wait(LONG).cancel(&cancel);
         assert_eq!(any.lock_with_progress(|waiting| note(waiting, &cancel)).unwrap_err().kind(), ErrorKind::Cancelled);
         assert_eq!(*seen.borrow(), ["k", "l"]);
     });
@@ -249,34 +250,32 @@ fn progress_borrows_and_stays_on_its_thread() {
 
 #[test]
 fn a_waiter_hears_as_often_as_it_wants() {
-    on_every_store(|store| {
-        let _held = store.rival().lock("k").unwrap();
-        let poll = Duration::from_millis(5);
-        let calls = |every: Option<Duration>, poll: Duration, most: u32| {
-            let client = store.builder().poll(poll..=poll).connect().unwrap();
-            let (cancel, mut heard, started) = (CancelToken::new(), Vec::new(), Instant::now());
-            let request: LockRequest = client.request("k").wait(LONG).cancel(&cancel);
-            let request =
-                every.map_or(request, |every| client.request("k").wait(LONG).cancel(&cancel).on_wait_every(every));
-            let _ = request.lock_with_progress(|waiting| {
-                heard.push(started.elapsed());
-                if waiting.attempts >= most || heard.len() > 4 {
-                    cancel.cancel();
-                }
-            });
-            heard
-        };
-        // Seldom, though it looks often.
-        let every = Duration::from_millis(100);
-        let heard = calls(Some(every), poll, u32::MAX);
-        assert!(heard.windows(2).all(|two| two[1] - two[0] >= every - poll), "{heard:?}");
-        assert!(calls(None, poll, 8).len() >= 4);
-        // Often, though it looks seldom, or once for all.
-        assert_eq!(calls(Some(poll), MINUTE, u32::MAX).len(), 5);
-        let any: LockAnyRequest = store.client().request_any(["k"]).on_wait_every(Duration::ZERO);
-        let error = any.lock().unwrap_err();
-        assert!(error.to_string().contains("on_wait_every is 0ns, but must be above zero"), "{error}");
-    });
+    let bench = Bench::new();
+    bench.faults.never_wakes();
+    let _held = bench.rival().lock("k").unwrap();
+    // When it was told, and how often it had asked by then.
+    let told = |every: Duration, poll: Duration| {
+        let client = bench.builder().poll(poll..=poll).connect().unwrap();
+        let (cancel, mut told, started) = (CancelToken::new(), Vec::new(), Instant::now());
+        let request = client.request("k").wait(LONG).cancel(&cancel).on_wait_every(every);
+        let outcome = request.lock_with_progress(|waiting| {
+            told.push((started.elapsed(), waiting.attempts));
+            if told.len() == 5 {
+                cancel.cancel();
+            }
+        });
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);
+        told
+    };
+    let (often, seldom) = (Duration::from_millis(5), Duration::from_millis(100));
+    let heard = told(seldom, often);
+    let pauses = heard.windows(2).map(|two| two[1].0 - two[0].0);
+    assert!(pauses.min() >= Some(seldom - often), "{heard:?}");
+    assert!(heard[4].1 - heard[0].1 >= 8, "it was told at each of its looks: {heard:?}");
+    let heard = told(often, MINUTE);
+    assert_eq!(heard[4].1, heard[0].1, "it looked in order to tell: {heard:?}");
+    let error = bench.client().request_any(["k"]).on_wait_every(Duration::ZERO).lock().unwrap_err();
+    assert!(error.to_string().contains("on_wait_every is 0ns, but must be above zero"), "{error}");
 }
 
 #[test]
