@@ -10,9 +10,9 @@ use crate::engine::family::Family;
 use crate::engine::options::ClientOptions;
 use crate::model::error::{Error, Result};
 use crate::model::event::Observer;
-use crate::store::connect::{Opener, opener};
+use crate::store::connect::opener;
 use crate::store::observed::Observed;
-use crate::store::{self, Backend, Schema};
+use crate::store::{self, Backend, Missing, Opener, Schema};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::observing::Observing;
@@ -54,7 +54,7 @@ impl ClientBuilder {
     /// A client of a store that is open already.
     pub(crate) fn over(backend: Arc<dyn Backend>, clock: Arc<Clock>) -> Self {
         let (min_lease, min_margin) = (backend.info().min_lease, backend.info().min_margin);
-        let open = Box::new(move |_: Arc<Clock>, _: &Deadline, _: bool| Ok(backend));
+        let open = Box::new(move |_: Arc<Clock>, _: Missing, _: &Deadline| Ok(backend));
         ClientBuilder::with_opener(
             Ok(Opener { min_lease, min_margin, default_lease: store::DEFAULT_LEASE, open }),
             clock,
@@ -143,9 +143,10 @@ impl ClientBuilder {
             return Err(Error::invalid("create_schema", create_schema, "false with must_exist"));
         }
         let by = Deadline::after(options.request_timeout);
-        let store = open(clock.clone(), &by, must_exist)?;
+        let missing = if must_exist { Missing::IsRefused } else { Missing::IsAllowed };
+        let store = open(clock.clone(), missing, &by)?;
         let store = Arc::new(Observed::new(store, options.observing.clone()));
-        store.schema(Schema::Connect { must_exist }, &by)?;
+        store.schema(Schema::Connect(missing), &by)?;
         let client = LockClient::new(Family::new(store, clock, options));
         if create_schema {
             client.create_schema()?;

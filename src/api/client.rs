@@ -15,7 +15,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::check_key;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
-use crate::store::{self, Attempt, Released, Renewal, Renewed, Schema, Which};
+use crate::store::{self, Attempt, Consistency, Purpose, Released, Renewal, Renewed, Schema, Which};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 
@@ -76,6 +76,8 @@ impl LockClient {
 
     /// Waits for the lock, without limit, and holds it until the guard is dropped.
     ///
+    /// A lock is not reentrant: a thread that holds the key already waits for itself.
+    ///
     /// # Errors
     /// Contention and store trouble never end the wait; a wrong argument or configuration does.
     /// See [`LockRequest::lock`].
@@ -94,7 +96,8 @@ impl LockClient {
     /// Waits for at most `timeout`; `None` when others held it all the while. Zero asks once.
     ///
     /// # Errors
-    /// See [`LockRequest::try_lock`].
+    /// `Store` or `Ambiguous` when the store did not answer in that time, which a busy one may do when it is a few
+    /// milliseconds; else see [`LockRequest::try_lock`].
     pub fn try_lock_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
         self.try_lock_until(key, far_from(Instant::now(), timeout))
     }
@@ -296,7 +299,7 @@ impl LockClient {
         check_origin(&self.family, lock)?;
         let mut attempt = attempt_of(lock);
         let mut may_be_done = false;
-        let answer = self.repeated(|by| match self.family.backend.release(&mut attempt, false, by)? {
+        let answer = self.repeated(|by| match self.family.backend.release(&mut attempt, Purpose::Release, by)? {
             Released::Unknown(error) => {
                 may_be_done = true;
                 Err(error)
@@ -326,7 +329,7 @@ impl LockClient {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
         let which = Which::Key(key.to_owned());
-        let page = self.repeated(|by| self.family.backend.read(&which, None, true, by))?;
+        let page = self.repeated(|by| self.family.backend.read(&which, None, Consistency::Strong, by))?;
         Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))
     }
 

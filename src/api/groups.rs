@@ -65,7 +65,7 @@ impl LockClient {
         }
         let mut renewed = Vec::new();
         for found in group {
-            let (holders, found) = self.settle(found, |found| decide(&found.seen), group_arrived(lock_id))?;
+            let (holders, found) = self.update(found, |found| decide(&found.seen), group_arrived(lock_id))?;
             // Not the time of the read: the leases went on since.
             let now = found.now(self.family.clock.now());
             renewed.extend(statuses(&found.seen, &holders, now));
@@ -106,8 +106,8 @@ impl LockClient {
         let mut freed = Vec::new();
         for found in group {
             let release = |found: &Found| Ok(release_group(&found.seen.record, lock_id));
-            let (holders, found) = self.settle(found, release, group_arrived(lock_id))?;
-            freed.extend(statuses(&found.seen, &holders, found.seen.now));
+            let (holders, found) = self.update(found, release, group_arrived(lock_id))?;
+            freed.extend(statuses(&found.seen, &holders, found.seen.times.now));
         }
         newest_first(&mut freed);
         Ok(freed)
@@ -130,7 +130,7 @@ impl LockClient {
     /// A refusal is an error here.
     fn decide_renewal(&self, seen: &Seen, lock_id: &str, lease: Lease) -> Result<Step<Holders>> {
         let key = &seen.record.key;
-        let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &seen.times());
+        let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &seen.times);
         match answer {
             GroupAnswer::Renewed(holders) => Ok(Step { answer: holders, record }),
             GroupAnswer::TooLate(mode, holder) => {

@@ -96,7 +96,7 @@ impl LockGuard {
     /// [`is_held`](LockGuard::is_held), for use with `?`.
     ///
     /// # Errors
-    /// `Lost` when the lock is not held any more, `Closed` in a forked child.
+    /// `Lost` when the lock is not held any more, also because its client was closed; `Closed` in a forked child.
     pub fn ensure_held(&self) -> Result<()> {
         if self.is_held() { Ok(()) } else { Err(self.not_held()) }
     }
@@ -145,7 +145,8 @@ impl LockGuard {
         self.hold.loss().clone()
     }
 
-    /// Stops the heartbeat and releases the lock.
+    /// Stops the heartbeat and releases the lock, within the client's `drop_timeout`. Fine after the client was closed,
+    /// which has released it.
     ///
     /// # Errors
     /// Gives the guard back with the error, so that it can be tried again. An error of kind `Lost`
@@ -253,7 +254,8 @@ impl fmt::Debug for LockGuard {
 
 /// A release that did not succeed, with the guard, which is not held any more but can be released again.
 ///
-/// `?` turns it into an [`Error`] and lets the guard go: it tries once more, on a thread of its own.
+/// Dropping it drops the guard, which tries once more, for up to the client's `drop_timeout`. `?` turns it into an
+/// [`Error`] and does not wait for that: the try is made on a thread of its own.
 pub struct ReleaseError {
     error: Error,
     guard: LockGuard,

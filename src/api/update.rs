@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::api::client::LockClient;
 use crate::lease::{LockRecord, Step, StoreTime, backoff};
 use crate::model::error::{ErrorKind, Result};
-use crate::store::{Seen, Swapped, Which};
+use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 
@@ -21,7 +21,7 @@ pub(crate) struct Found {
 impl Found {
     /// The store's time now, by what has passed since the record was asked for.
     pub fn now(&self, on_clock: BootTime) -> StoreTime {
-        self.seen.now.plus(on_clock.since(self.asked))
+        self.seen.times.now.plus(on_clock.since(self.asked))
     }
 }
 
@@ -31,7 +31,7 @@ impl LockClient {
     ///
     /// `arrived` says of a swap that was not answered whether it happened, by the record that it wanted to leave
     /// behind, the one before, and the one that stands now.
-    pub(crate) fn settle<A>(
+    pub(crate) fn update<A>(
         &self,
         mut found: Found,
         decide: impl Fn(&Found) -> Result<Step<A>>,
@@ -79,7 +79,7 @@ impl LockClient {
         let which = Which::Key(key.to_owned());
         self.repeated_until(by, |by| {
             let asked = self.family.clock.now();
-            let seen = self.family.backend.read(&which, None, true, by)?.records.pop();
+            let seen = self.family.backend.read(&which, None, Consistency::Strong, by)?.records.pop();
             let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");
             seen.map(|seen| Found { seen, asked }).ok_or_else(nothing)
         })

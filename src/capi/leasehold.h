@@ -615,8 +615,8 @@ leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 // Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
 leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
-// Writes whether the lock is held. It does not wait and asks nobody: the answer comes from the lease and this host's
-// clock. It is false before anybody else can be granted the lock, and once false it stays false.
+// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
+// and does not wait. A call that fails, as one after a fork, leaves `held` as it is: let it be false before.
 //
 // # Safety
 // `held` must be writable.
@@ -703,8 +703,8 @@ leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
                                                int32_t *descriptor);
 
 // Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
-// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. After any other failure it
-// can be called again. The guard stays yours to free.
+// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
+// closing the client has released it. After any other failure it can be called again. The guard stays yours to free.
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
 // Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with

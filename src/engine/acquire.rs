@@ -37,7 +37,7 @@ pub(super) struct Wait<'a> {
     pub(super) effort: Effort,
     pub(super) line: InLine,
     pub(super) known: Known,
-    /// What the observer was told of it.
+    /// The wait as it was reported to the observer.
     pub(super) span: Option<WaitSpan>,
 }
 
@@ -52,18 +52,18 @@ pub(super) struct Effort {
     pub(super) told: Option<Instant>,
 }
 
-/// Where it stands among the waiters of this process, and when it looks.
+/// Its place among the waiters of this process, and when it looks.
 #[derive(Default)]
 pub(super) struct InLine {
     /// The place in the line, once it waits.
     pub(super) ticket: Option<Ticket>,
-    /// It came to the head of the line, and somebody may hold the lock.
+    /// It was not at the head of the line before, so it looks before it asks: somebody may hold the lock.
     look_first: bool,
-    /// The store tells what has come since the last look: until then that look holds.
-    pub(super) is_told: bool,
+    /// The store watches the key since the last look: until it wakes this waiter, what was seen then holds.
+    pub(super) is_woken: bool,
     /// When to look next at one of several keys.
     pub(super) look_at: Option<Instant>,
-    /// Others of this process wait, and it did not ask.
+    /// It did not ask, since others of this process wait.
     pub(super) stood_back: bool,
 }
 
@@ -72,8 +72,15 @@ pub(super) struct InLine {
 pub(super) struct Known {
     pub(super) refusal: Option<Seen>,
     pub(super) last_error: Option<Error>,
-    /// What was known of the lock before the trouble is no answer any more.
+    /// The store was in trouble since: what was known of the lock before is no answer any more.
     is_out: bool,
+}
+
+/// Whether what was known of the lock before the trouble is still an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    Counts,
+    IsOut,
 }
 
 impl Drop for Wait<'_> {
@@ -112,7 +119,7 @@ impl<'a> Wait<'a> {
 
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
-        let asks_once = matches!(self.patience, Patience::Once) || self.spec.lock.instead_of.is_some();
+        let asks_once = self.asks_once();
         let has_line = self.family.queues.len(&self.spec.lock.key) > 0;
         if asks_once && self.spec.stands_back && has_line {
             self.line.stood_back = true;
@@ -121,8 +128,8 @@ impl<'a> Wait<'a> {
         if !asks_once && has_line {
             self.enter();
         }
-        let outcome = self.go_on(&overall, asks_once);
-        // What was handed over at the last moment comes along.
+        let outcome = self.go_on(&overall);
+        // It may have been given the lock at the last moment.
         let leaves = if matches!(outcome, Ok(Obtained::Granted(_))) { Leaves::WithLock } else { Leaves::Without };
         let handed = self.line.ticket.take().and_then(|ticket| ticket.leave(leaves));
         match (outcome, handed) {
@@ -139,7 +146,11 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Releases what was handed over in vain; the next in line hears of it.
+    fn asks_once(&self) -> bool {
+        matches!(self.patience, Patience::Once) || self.spec.lock.instead_of.is_some()
+    }
+
+    /// Releases what was handed over too late; the next in line is woken.
     pub(super) fn give_back(&self, granted: Box<Granted>, overall: &Deadline) {
         self.undo(granted.attempt, overall);
         self.family.queues.nudge(&self.spec.lock.key);
@@ -157,7 +168,7 @@ impl<'a> Wait<'a> {
         round
     }
 
-    fn go_on(&mut self, overall: &Deadline, asks_once: bool) -> Result<Obtained> {
+    fn go_on(&mut self, overall: &Deadline) -> Result<Obtained> {
         loop {
             self.family.check_open()?;
             self.check_cancelled()?;
@@ -167,7 +178,7 @@ impl<'a> Wait<'a> {
             }
             match self.act(turn, overall)? {
                 Round::Granted(granted) => return Ok(Obtained::Granted(granted)),
-                Round::Refused if asks_once => break,
+                Round::Refused if self.asks_once() => break,
                 Round::Refused => {
                     self.enter();
                     if !self.pause(overall, Begin::Refused) {
@@ -203,7 +214,7 @@ impl<'a> Wait<'a> {
                 match self.line.ticket.as_ref().map(Ticket::may) {
                     None | Some(May::Ask) => return Turn::Ask,
                     Some(May::Take(granted)) => return Turn::Given(*granted),
-                    // The one who hands over has a bound, and nudges.
+                    // A hand-over is under way: it ends within its bound, and then nudges.
                     Some(May::Wait) => {}
                 }
             } else {
@@ -224,7 +235,7 @@ impl<'a> Wait<'a> {
         self.act(Turn::Ask, overall)
     }
 
-    /// It was granted too late to be of use, and is given up.
+    /// Gives up what was granted too late to be held.
     fn void(&mut self, attempt: Attempt, overall: &Deadline) -> Result<Round> {
         self.undo(attempt, overall);
         if self.spec.lock.instead_of.is_some() {
@@ -236,12 +247,12 @@ impl<'a> Wait<'a> {
         Ok(Round::Trouble)
     }
 
-    /// Those behind it in the line see how long a request of its takes.
+    /// Shows those behind it in the line since when its request is under way; `None`: it has ended.
     pub(super) fn asks(&self, at: Option<Instant>) {
         self.line.ticket.iter().for_each(|ticket| ticket.asks(at));
     }
 
-    /// The store says how it stands with the lock.
+    /// The store answered: it is in no trouble.
     pub(super) fn answered(&mut self) {
         (self.known.last_error, self.known.is_out) = (None, false);
         self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(None));
@@ -250,11 +261,12 @@ impl<'a> Wait<'a> {
     /// A request that began at `asked` failed. One that was cut off by the end of the call right after it began says
     /// nothing of the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
-        self.is_in_trouble(error, !overall.is_over() || asked.elapsed() >= SILENT);
+        let is_cut_off = overall.is_over() && asked.elapsed() < SILENT;
+        self.is_in_trouble(error, if is_cut_off { Before::Counts } else { Before::IsOut });
     }
 
-    fn is_in_trouble(&mut self, error: Error, is_out: bool) {
-        self.known.is_out |= is_out;
+    fn is_in_trouble(&mut self, error: Error, before: Before) {
+        self.known.is_out |= before == Before::IsOut;
         if self.known.is_out {
             self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
         }
@@ -275,7 +287,7 @@ impl<'a> Wait<'a> {
             Patience::Until(at) => Deadline::at(at),
             Patience::Endless => Deadline::after(Duration::MAX),
         };
-        // A lease with a fixed end can't be granted after it.
+        // A lease with a fixed end can't be granted after that end.
         let deadline = match self.spec.lock.terms.ends_at {
             Some(end) => deadline.within(end.since(self.family.clock.now())),
             None => deadline,
@@ -292,13 +304,13 @@ impl<'a> Wait<'a> {
         self.family.check_open()?;
         self.check_cancelled()?;
         let is_in_line = self.line.ticket.is_some() || self.line.stood_back;
-        // Whoever stands behind another knows what that one knows.
+        // Only the head of the line asks: those behind it know of the trouble from it.
         if let Some(trouble) = self.family.queues.trouble(&self.spec.lock.key).filter(|_| is_in_line) {
             self.known.is_out = true;
             self.known.last_error.get_or_insert(trouble);
         }
         match (self.known.refusal.take(), self.known.last_error.take()) {
-            // Whoever held it long ago is no reason.
+            // A refusal from before the trouble is no reason.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
             (Some(seen), _) => Ok(Obtained::Refused(vec![seen])),
             (None, Some(error)) => Err(error),
@@ -320,7 +332,7 @@ impl<'a> Wait<'a> {
             return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
         }
         let mut attempt = self.spec.lock.attempt(info.grant_form.fresh(), lease);
-        // That one try was not answered weighs more than how the last one failed: a copy may be on its way.
+        // The error of a try that was not answered: it counts more than the last one, since a copy may be on its way.
         let mut unanswered = None;
         let mut failures = 0;
         loop {
@@ -369,7 +381,7 @@ impl<'a> Wait<'a> {
             failures += 1;
             self.begins();
             self.failed(error.clone(), asked, overall);
-            // One repeat finds a lock whose grant was only not told, before a second one is taken.
+            // One repeat first: it finds a lock whose grant was only not answered, before another key is asked for.
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
             let too_old = others_turn || clock.now() >= first_sent + lease / 2;
@@ -380,8 +392,8 @@ impl<'a> Wait<'a> {
                 } else if unanswered.is_some() {
                     self.undo(attempt, overall);
                     if self.spec.lock.instead_of.is_some() {
-                        // Whether it had happened nobody can say any more: to ask again would be to call lost what
-                        // this very call has ended.
+                        // Nobody can say any more whether it had happened. Asking again would report a lock as lost that
+                        // this very call may have handed over.
                         return Err(unanswered.unwrap_or(error).retryable());
                     }
                 }
@@ -411,14 +423,14 @@ impl<'a> Wait<'a> {
             if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
                 break;
             }
-            // For so long it may stand should this be given up.
+            // What the store may hold for that long, should this be given up.
             granted.attempt.ask.lease = match lease {
                 Lease::For(d) => d,
                 Lease::Forever => Duration::MAX,
             };
             let left = granted.held_until.since(sent);
             let by = overall.clone().within(self.family.options.request_timeout.min(left));
-            let renewal = Renewal { lease, may_end_endless: false };
+            let renewal = Renewal::heartbeat(lease);
             let backend = &self.family.backend;
             let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
             let error = match renewed {
@@ -453,13 +465,13 @@ impl<'a> Wait<'a> {
         Ok(Round::Granted(granted))
     }
 
-    /// It was granted and could not be had for as long as was asked: whoever refused it before does not hold it.
+    /// It was granted, but not for as long as was asked. An earlier refusal is no answer any more.
     fn not_had(&mut self, error: Error) -> Result<Round> {
         if !error.is_retryable() {
             return Err(error);
         }
-        let is_out = error.kind() != ErrorKind::Lost;
-        self.is_in_trouble(error, is_out);
+        let before = if error.kind() == ErrorKind::Lost { Before::Counts } else { Before::IsOut };
+        self.is_in_trouble(error, before);
         Ok(Round::Trouble)
     }
 

@@ -12,7 +12,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::WaitEnd;
 use crate::sys::deadline::{Deadline, far_from};
 
-/// So many keys an error names.
+/// At most this many keys are named by an error.
 const MOST_NAMED: usize = 5;
 
 /// In which order the keys are tried.
@@ -149,7 +149,7 @@ impl AnyWait<'_> {
             match ask(wait, self.patience, overall) {
                 Ok(Some(granted)) => return Ok(Some(granted)),
                 Ok(None) => {}
-                // Another one may be free; but to wait for one's own locks only would be in vain.
+                // Another key may be free. Only where this client holds all of them the wait would never end.
                 Err(error) if error.kind() == ErrorKind::AlreadyHeld => {
                     own += 1;
                     if own == all {
@@ -159,28 +159,28 @@ impl AnyWait<'_> {
                 Err(error) => return Err(in_context(wait, error)),
             }
             if matches!(self.patience, Patience::Once) && !overall.is_over() {
-                // Asking once asks once for each: the next key has all of the time.
+                // A call that asks once has a request's full time for each key.
                 *overall = self.overall();
             }
         }
         Ok(None)
     }
 
-    /// Takes what was handed over, or else looks at the keys that were told or are due, and asks for those that look
+    /// Takes what was handed over, or else looks at the keys that were reported or are due, and asks for those that look
     /// free. Each only at the head of its line.
     fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
         let now = Instant::now();
         let is_due = |wait: &Wait<'_>| wait.line.look_at.is_some_and(|at| at <= now);
         let is_round = self.waits.iter().any(is_due);
-        let told: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
-        for (wait, is_told) in self.waits.iter_mut().zip(told) {
-            // Keys that nobody tells are looked at in one round, so that their order counts.
-            let is_told = is_told || is_due(wait) || (is_round && !wait.line.is_told);
-            if is_told {
+        let nudged: Vec<bool> = self.waits.iter().map(Wait::take_nudge).collect();
+        for (wait, is_nudged) in self.waits.iter_mut().zip(nudged) {
+            // Keys that the store does not watch are looked at in one round, so that their order counts.
+            let looks = is_nudged || is_due(wait) || (is_round && !wait.line.is_woken);
+            if looks {
                 wait.line.look_at = None;
             }
             let Some(ticket) = wait.line.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
-            let is_idle = ticket.place() > 0 || !is_told || ticket.stands_back().is_some() || ticket.is_held();
+            let is_idle = ticket.place() > 0 || !looks || ticket.stands_back().is_some() || ticket.is_held();
             if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
                 continue;
             }
@@ -199,7 +199,7 @@ impl AnyWait<'_> {
         Ok(None)
     }
 
-    /// Waits until it is time to look at a key again, or something is told; false when the call's time is over.
+    /// Waits until it is time to look at a key again, or one is reported; false when the call's time is over.
     fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
         self.waits.iter_mut().for_each(Wait::tell);
         let now = Instant::now();
@@ -233,7 +233,7 @@ impl AnyWait<'_> {
     }
 }
 
-/// Asks for one key. Trouble ends that when the call goes on to wait, for the others may do better.
+/// Asks for one key. A call that waits goes on to the next key where the store is in trouble.
 fn ask(wait: &mut Wait<'_>, patience: Patience, by: &Deadline) -> Result<Option<Granted>> {
     loop {
         match wait.round(by)? {
@@ -244,7 +244,7 @@ fn ask(wait: &mut Wait<'_>, patience: Patience, by: &Deadline) -> Result<Option<
     }
 }
 
-/// What ends the whole call is about no key.
+/// Names the key, except in an error that ends the whole call.
 fn in_context(wait: &Wait<'_>, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Cancelled | ErrorKind::Closed => error,

@@ -27,7 +27,7 @@ use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
-/// So many guards are released at the same time by `close`; more when these hang.
+/// `close` releases this many guards at the same time; more when these hang.
 const CLOSE_THREADS: usize = 16;
 
 /// See the module.
@@ -37,7 +37,7 @@ pub struct Family {
     pub options: ClientOptions,
     /// Who waits in this process.
     pub queues: Arc<Queues>,
-    /// What tells them that a lock may be free.
+    /// What wakes them when a lock may be free.
     pub wakeups: Arc<Wakeups>,
     labels: Labels,
     process: ProcessId,
@@ -124,7 +124,7 @@ impl Family {
 
     /// Begins a call that may obtain a lock, unless the client is closed.
     pub fn obtaining(self: &Arc<Self>) -> Result<Obtaining> {
-        // In a forked child the mutex may be held for ever.
+        // Before the mutex, which may be held for ever in a forked child.
         self.check_open()?;
         self.undo.start_again();
         self.closing.obtaining.lock().push(std::thread::current().id());
@@ -146,7 +146,7 @@ impl Family {
         Labels { owner, host: self.labels.host.clone(), comment }
     }
 
-    /// Whether a request with this owner names nobody: the default repeats among threads and containers.
+    /// Whether this owner is the default, which may repeat among threads and containers, and so names nobody.
     pub fn is_default_owner(&self, owner: &str) -> bool {
         owner == self.labels.owner
     }
@@ -215,18 +215,12 @@ impl Family {
             at_end,
         };
         let hold = Hold::new(granted, setup, callbacks);
-        if let Err(error) = hold.start() {
-            // Without its threads nobody would renew it.
+        // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there.
+        if let Err(error) = hold.start().and_then(|()| self.check_open()) {
             let _ = hold.release(self.options.drop_timeout);
             hold.let_go();
             self.check_open()?;
             return Err(error);
-        }
-        // `close` may have looked at the guards before this one was there.
-        if let Err(closed) = self.check_open() {
-            let _ = hold.release(self.options.drop_timeout);
-            hold.let_go();
-            return Err(closed);
         }
         Ok(hold)
     }
@@ -307,7 +301,7 @@ impl Family {
                     released = released.and(Err(self.in_context(error.retryable())));
                     break;
                 }
-                // These hang; the others shall have their turn.
+                // These hang: more threads, so that the others have their turn.
                 Err(_) => more(&mut threads),
             }
         }

@@ -12,7 +12,7 @@ use crate::model::lock::LockStatus;
 use crate::store::Acquired;
 use crate::sys::deadline::Deadline;
 
-/// After so many hand-overs in a row the lock is really released, so that other processes get a turn.
+/// After this many hand-overs in a row the lock is really released, so that other processes get a turn.
 const MAX_IN_A_ROW: u32 = 8;
 
 /// How a hand-over went.
@@ -62,7 +62,7 @@ impl Hold {
                 let granted = Granted { attempt, holder, now, held_until, chain };
                 match next.give(granted) {
                     Ok(()) => PassedOn::Yes(Ok(())),
-                    // The waiter went away: what it would have got is released.
+                    // The waiter went away: its grant is given up.
                     Err(granted) => {
                         *self.requests.handed.lock() = Some(granted.attempt);
                         let given_up = self.give_up_hand_over(&Deadline::at(by));
@@ -85,7 +85,7 @@ impl Hold {
         }
     }
 
-    /// Makes sure that no hand-over stands that nobody knows of.
+    /// Gives up a hand-over that was not answered, so that no waiter's grant is left that nobody knows of.
     pub(super) fn give_up_hand_over(&self, by: &Deadline) -> Result<()> {
         let Some(mut attempt) = ({ self.requests.handed.lock().take() }) else { return Ok(()) };
         let given_up = give_up(&*self.setup.backend, &mut attempt, by, self.setup.request_timeout);

@@ -20,7 +20,7 @@ use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::Lock;
 use crate::model::loss::LossReason;
-use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, Which};
+use crate::store::{Attempt, Backend, Consistency, Renewal, Renewed, Seen, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
@@ -50,7 +50,7 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtEnd {
     Release,
-    /// It stands on, as the lease of a name does.
+    /// It stays, as the lease of a name does.
     Keep,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Grant {
 
 /// What requests are sent with.
 pub(super) struct Requests {
-    /// Held by whoever sends one.
+    /// Locked while a request is sent.
     pub attempt: Mutex<Attempt>,
     /// For the release when a heartbeat hangs with `attempt`.
     pub spare: Mutex<Attempt>,
@@ -88,7 +88,7 @@ pub(super) struct Requests {
     pub handed: Mutex<Option<Attempt>>,
 }
 
-/// What the heartbeat is told.
+/// How the heartbeat is ended or hurried.
 pub(super) struct Beats {
     /// Ends it and its request.
     pub stop: CancelToken,
@@ -120,7 +120,7 @@ pub(super) enum Phase {
     Over,
 }
 
-/// Who says that a lock is lost.
+/// Who found that the lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LostBy {
     /// This host alone: the store may still have the grant.
@@ -141,7 +141,7 @@ pub enum Beat {
 }
 
 /// What the store said to a heartbeat.
-enum Answer {
+enum BeatAnswer {
     Stands { held_until: BootTime, until: End, now: StoreTime },
     Lost(Seen),
 }
@@ -185,7 +185,7 @@ impl Hold {
     }
 
     /// Starts the heartbeat if it is due at `now`; says when to try that. A thread that can't be started is
-    /// tried again until the deadline, like a request that fails, and the loss then tells why.
+    /// tried again until the deadline, like a request that fails, and the loss then says why.
     pub fn start_when_due(self: &Arc<Self>, now: BootTime) -> Option<BootTime> {
         let mut state = self.state.lock();
         let at = state.start_at.filter(|_| state.phase == Phase::Held)?;
@@ -249,8 +249,8 @@ impl Hold {
         self.is_own_process() && self.is_running()
     }
 
-    /// Whether the deadline is still to come. What was told to be over stays so, also for a renewal that is
-    /// being answered just now.
+    /// Whether the deadline is still to come. Once this was false it stays so, also for a renewal that is being
+    /// answered just now.
     pub(super) fn is_running(&self) -> bool {
         let mut until = self.held_until();
         while self.setup.clock.now() >= until {
@@ -272,7 +272,7 @@ impl Hold {
         BootTime::from_nanos(self.held_until.load(Ordering::SeqCst))
     }
 
-    /// Nobody is a holder any more; call it under `state`.
+    /// From now on the lock is not held; call it under `state`.
     pub(super) fn hold_no_longer(&self) {
         self.held_until.store(BootTime::PAST.as_nanos(), Ordering::SeqCst);
     }
@@ -296,10 +296,10 @@ impl Hold {
         self.answered(answer)
     }
 
-    fn answered(&self, answer: Result<Answer>) -> Beat {
+    fn answered(&self, answer: Result<BeatAnswer>) -> Beat {
         match answer {
-            Ok(Answer::Stands { held_until, until, now }) => self.renewed(held_until, until, now),
-            Ok(Answer::Lost(seen)) => {
+            Ok(BeatAnswer::Stands { held_until, until, now }) => self.renewed(held_until, until, now),
+            Ok(BeatAnswer::Lost(seen)) => {
                 self.lose(self.reason(&seen));
                 Beat::Over
             }
@@ -307,7 +307,7 @@ impl Hold {
         }
     }
 
-    fn ask(&self, by: &Deadline) -> Result<Answer> {
+    fn ask(&self, by: &Deadline) -> Result<BeatAnswer> {
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
         let Some(mut attempt) = self.requests.attempt.try_lock_until(by.instant()) else {
@@ -321,29 +321,29 @@ impl Hold {
         let (until, now) = match lease {
             Lease::Forever => {
                 let which = Which::Key(attempt.key.clone());
-                let Some(seen) = backend.read(&which, None, true, by)?.records.pop() else {
+                let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
                     return Err(Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable());
                 };
                 match seen.record.standing(attempt.grant()) {
-                    Some((_, holder)) => (holder.until, seen.now),
-                    None => return Ok(Answer::Lost(seen)),
+                    Some((_, holder)) => (holder.until, seen.times.now),
+                    None => return Ok(BeatAnswer::Lost(seen)),
                 }
             }
-            lease => match backend.renew(&mut attempt, Renewal { lease, may_end_endless: false }, by)? {
+            lease => match backend.renew(&mut attempt, Renewal::heartbeat(lease), by)? {
                 Renewed::Until { until, now } => (until, now),
-                Renewed::Lost(seen) => return Ok(Answer::Lost(seen)),
+                Renewed::Lost(seen) => return Ok(BeatAnswer::Lost(seen)),
                 Renewed::Unknown(error) => return Err(error),
             },
         };
-        // A later end that stands seems far off to a store whose time has gone back.
+        // Where the store's time has gone back, an end that was set before seems too far off.
         let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
-        Ok(Answer::Stands { held_until, until, now })
+        Ok(BeatAnswer::Stands { held_until, until, now })
     }
 
     fn renewed(&self, held_until: BootTime, until: End, now: StoreTime) -> Beat {
         let left = self.remaining();
         if left.is_zero() {
-            // The answer came too late: it has been false for a moment and stays so.
+            // The answer came too late: the lock was not held for a moment, and so is lost.
             self.expire();
             return Beat::Over;
         }
@@ -370,7 +370,7 @@ impl Hold {
     /// Sets the deadline anew, unless it has passed. Call it under `state`.
     fn extend(&self, held_until: BootTime) -> bool {
         let extended = |before: u64| match self.setup.terms.lease {
-            // A lock without end may have been given one by whoever knows it, and is not renewed.
+            // A lock without end may have been given one by others, and is not renewed.
             Lease::Forever => held_until.as_nanos(),
             Lease::For(_) => held_until.as_nanos().max(before),
         };

@@ -6,14 +6,14 @@ use crate::engine::orders::{self, LEASE, all_orders, spec};
 use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
 use crate::store::memory::Memory;
-use crate::store::{Acquired, Released};
+use crate::store::{Acquired, Purpose, Released};
 use crate::sys::deadline::Deadline;
 use std::time::Instant;
 
 /// Longer than any step takes.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// What was told.
+/// What was reported.
 #[derive(Default)]
 struct Told {
     lost: Mutex<u32>,
@@ -33,7 +33,7 @@ impl Observer for Told {
 /// Somebody, and what that one does next.
 #[derive(Clone)]
 enum Actor {
-    /// Sends a heartbeat, so many more.
+    /// Sends a heartbeat, and this many more.
     Beats(u32),
     /// Has an answer of the store's.
     Answered(u32),
@@ -43,17 +43,18 @@ enum Actor {
     Releases,
     Sends(Phase),
     Ends(Phase),
-    /// So much time passes.
+    /// This much time passes.
     Passes(Duration),
     /// Asks for the lock once.
     Rival,
-    /// Stands in the line of this process: takes what was handed over, or asks once, and goes.
+    /// Waits in the line of this process: takes what was handed over, or asks once, and goes.
     Waits,
     /// Ends the grant in the store, whoever holds it.
     Operator,
     Done,
 }
 
+/// One field for each thing that the actors share or leave to be checked.
 struct World {
     hold: Arc<Hold>,
     store: Arc<Memory>,
@@ -61,7 +62,7 @@ struct World {
     clock: Arc<Clock>,
     actors: Vec<Actor>,
     /// The answers that wait to be looked at, by actor.
-    answers: Vec<Option<Result<Answer>>>,
+    answers: Vec<Option<Result<BeatAnswer>>>,
     sent: Vec<Option<Result<()>>>,
     outcomes: Vec<Result<()>>,
     was_held: bool,
@@ -122,7 +123,7 @@ impl World {
     }
 
     fn seen(&self) -> Seen {
-        let page = self.store.read(&Which::Key("k".to_owned()), None, true, &Deadline::after(SLACK));
+        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK));
         page.expect("a page").records.pop().expect("a record")
     }
 
@@ -152,7 +153,7 @@ impl orders::World for World {
         let by = Instant::now() + SLACK;
         self.actors[at] = match self.actors[at].clone() {
             Actor::Beats(0) => Actor::Done,
-            // As its thread would: it ends when it is told to.
+            // As its thread would: it ends when it is stopped.
             Actor::Beats(_) if self.hold.beats.stop.is_cancelled() => Actor::Done,
             Actor::Beats(left) => {
                 self.answers[at] = Some(self.hold.ask(&Deadline::at(by)));
@@ -206,7 +207,7 @@ impl orders::World for World {
             }
             Actor::Operator => {
                 let mut attempt = self.hold.requests.spare.lock().without_native();
-                let ended = self.store.release(&mut attempt, false, &Deadline::at(by)).expect("an answer");
+                let ended = self.store.release(&mut attempt, Purpose::Release, &Deadline::at(by)).expect("an answer");
                 self.is_ordered |= matches!(ended, Released::Done);
                 Actor::Done
             }
@@ -221,7 +222,7 @@ impl orders::World for World {
         assert!(!self.hold.is_held());
         assert!(self.seen().record.standing(&grant).is_none(), "its grant is left in the store");
         assert!(matches!(self.hold.state.lock().phase, Phase::Over));
-        // A release that is the first to find the loss tells it to the observer alone.
+        // A release that is the first to find the loss reports it to the observer alone.
         assert!(self.hold.loss.get().is_none() || lost == 1, "what is watched was not told");
         assert_eq!(lost + released, 1, "lost {lost} times and released {released} times");
         let went_well = self.outcomes.iter().any(Result::is_ok);

@@ -21,7 +21,7 @@ pub struct LossWatch(Arc<Cell>);
 struct Cell {
     process: ProcessId,
     outcome: Mutex<Outcome>,
-    settled: Condvar,
+    ended: Condvar,
 }
 
 enum Outcome {
@@ -31,10 +31,10 @@ enum Outcome {
     Ended,
 }
 
-/// Whoever is to get the loss.
+/// One that gets the loss.
 struct Subscription {
     sender: Sender<Loss>,
-    /// A sender can't tell whether its receiver is gone; this can. `None`: it stays.
+    /// Gone with its receiver, which the sender does not show. `None`: it stays.
     receiver: Option<Weak<()>>,
 }
 
@@ -52,10 +52,10 @@ impl Default for Outcome {
 
 impl LossWatch {
     pub(crate) fn new() -> Self {
-        LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), settled: Condvar::new() }))
+        LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), ended: Condvar::new() }))
     }
 
-    /// In another process nobody tells it anything, and a thread that is not there may hold its mutex.
+    /// In a forked child no loss is ever declared, and its mutex may be held for ever.
     fn is_own_process(&self) -> bool {
         self.0.process.is_current()
     }
@@ -88,7 +88,7 @@ impl LossWatch {
                 Outcome::Lost(loss) => return Some(loss.clone()),
                 Outcome::Ended => return None,
                 Outcome::Pending(_) => {
-                    if self.0.settled.wait_until(&mut outcome, until).timed_out() && Instant::now() >= until {
+                    if self.0.ended.wait_until(&mut outcome, until).timed_out() && Instant::now() >= until {
                         return None;
                     }
                 }
@@ -109,7 +109,7 @@ impl LossWatch {
         LossReceiver { channel: self.subscribe(Some(Arc::downgrade(&subscribed))), _subscribed: subscribed }
     }
 
-    /// The same for one that is kept for as long as the lock is held: so long its place stays.
+    /// The same for a receiver that is kept for as long as the lock is held.
     pub(crate) fn channel(&self) -> Receiver<Loss> {
         self.subscribe(None)
     }
@@ -133,7 +133,7 @@ impl LossWatch {
     }
 
     /// The loss, or that none can come any more.
-    pub(crate) fn settle(&self, loss: Option<Loss>) {
+    pub(crate) fn end(&self, loss: Option<Loss>) {
         let mut outcome = self.0.outcome.lock();
         if matches!(*outcome, Outcome::Lost(_) | Outcome::Ended) {
             return;
@@ -144,7 +144,7 @@ impl LossWatch {
         {
             subscriptions.iter().for_each(|subscription| drop(subscription.sender.try_send(loss.clone())));
         }
-        self.0.settled.notify_all();
+        self.0.ended.notify_all();
     }
 }
 

@@ -111,9 +111,10 @@ impl Terms {
 
     /// For how long a renewal lets the holder count itself as such; `None`: without end.
     pub fn held_for(&self) -> Option<Duration> {
-        match self.lease {
-            Lease::For(d) => Some(d - self.margin),
-            Lease::Forever => None,
+        let (sent, now) = (BootTime::PAST, StoreTime::from_nanos(0));
+        match self.lease.end(now) {
+            End::Never => None,
+            until => Some(self.held_until(sent, until, now).since(sent)),
         }
     }
 
@@ -142,15 +143,14 @@ impl Terms {
         fits && self.first_lease_at(now) > self.first_margin()
     }
 
-    /// Until when the holder counts itself as such, where the store said at its `now` that the lease ends at `until`:
-    /// counted from before the request was `sent`, less the margin.
+    /// Until when the holder counts itself as such, where the store said at its `now` that the lease ends at `until`.
     pub fn held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
-        local_end(sent, until, now) - self.margin
+        held_until(sent, until, now, self.margin)
     }
 
     /// The same of the first lease.
     pub fn first_held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
-        local_end(sent, until, now) - self.first_margin()
+        held_until(sent, until, now, self.first_margin())
     }
 
     /// The margin of the first lease, which is shorter than the one that follows it.
@@ -162,9 +162,10 @@ impl Terms {
     }
 }
 
-/// The end of a lease on this host's clock: what the store says is left, counted from before the request was sent.
-fn local_end(sent: BootTime, until: End, now: StoreTime) -> BootTime {
-    until.left(now).map_or(BootTime::NEVER, |left| sent + left)
+/// The one place that says so, on this host's clock: what the store says is left, counted from before the request was
+/// sent, less the margin.
+fn held_until(sent: BootTime, until: End, now: StoreTime, margin: Duration) -> BootTime {
+    until.left(now).map_or(BootTime::NEVER, |left| sent + left) - margin
 }
 
 /// How the lease of a request was given.
@@ -210,7 +211,7 @@ fn utc(at: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Checks how long something shall be leased.
+/// Checks the length of a lease.
 pub(crate) fn check_duration(field: &str, d: Duration, least: Duration, or: &str) -> Result<()> {
     if d < least || d > MAX_LEASE {
         return Err(Error::invalid(field, d, &format!("from {least:?} on this store to 30 days{or}")));
@@ -225,7 +226,7 @@ fn positive(field: &str, d: Duration) -> Result<()> {
     Ok(())
 }
 
-/// What people are told about this process where the user says nothing: `host:pid`.
+/// What people read about this process where the user says nothing: `host:pid`.
 pub(crate) fn default_labels(pid: u32) -> Labels {
     let host = host_name();
     let owner = format!("{}:{pid}", host.as_deref().unwrap_or("localhost"));

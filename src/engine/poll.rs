@@ -1,4 +1,4 @@
-//! What a waiter does between two requests for the lock: it looks at it, and tells that it waits.
+//! What a waiter does between two requests for the lock: it looks at it, and reports that it waits.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use crate::model::error::Result;
 use crate::model::event::{Event, WaitEnd};
 use crate::model::lock::LockStatus;
 use crate::model::waiting::Waiting;
-use crate::store::Which;
+use crate::store::{Consistency, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, contained};
 
-/// A wait that is longer is told to the log, and again after each minute.
+/// A wait that is longer is logged, and again after each minute.
 pub(super) const FIRST_WARNING: Duration = Duration::from_secs(30);
 const NEXT_WARNING: Duration = Duration::from_secs(60);
 
@@ -26,17 +26,17 @@ pub(super) enum Begin {
     Look,
     /// Without: somebody of this process holds the lock.
     Wait,
-    /// After a refusal: what the store told since then went to nobody.
+    /// After a refusal: what the store reported since then was not heard.
     Refused,
 }
 
 impl Wait<'_> {
-    /// Looks at the lock when it is told or the time has come, until it seems free or is handed over; false when
+    /// Looks at the lock when it is woken or the time has come, until it seems free or is handed over; false when
     /// the call's time is over.
     pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
         // What was just refused is not asked for again at once, however free it looks.
         let mut looked_free = true;
-        self.line.is_told = false;
+        self.line.is_woken = false;
         loop {
             let Some(ticket) = &self.line.ticket else { return true };
             if ticket.place() > 0 || ticket.is_handed() {
@@ -45,7 +45,7 @@ impl Wait<'_> {
             let begun = std::mem::replace(&mut begin, Begin::Wait);
             if begun != Begin::Look {
                 self.tell();
-                // Nor is what was seen before the store was in trouble taken for what is now.
+                // What was seen before the store was in trouble says nothing of now.
                 let known = self.free_in().filter(|_| self.known.last_error.is_none());
                 let free_in = known.filter(|free| !(looked_free && free.is_zero()));
                 looked_free = false;
@@ -64,21 +64,21 @@ impl Wait<'_> {
         }
     }
 
-    /// When to look next if nothing is told.
+    /// When to look next if nothing wakes it.
     pub(super) fn look_after(&self, begin: Begin, free_in: Option<Duration>) -> Duration {
         let poll = &self.family.options.poll;
-        match self.family.wakeups.tells(&self.spec.lock.key) {
+        match self.family.wakeups.covers(&self.spec.lock.key) {
             true if begin == Begin::Refused => Duration::ZERO,
-            // What could not be asked for is not told again.
-            true if self.line.is_told && self.known.last_error.is_none() => {
-                backoff::told_delay(poll, free_in, fastrand::f64())
+            // After trouble the store does not report again what was free before: then it polls.
+            true if self.line.is_woken && self.known.last_error.is_none() => {
+                backoff::woken_delay(poll, free_in, fastrand::f64())
             }
             _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, fastrand::f64()),
         }
     }
 
     /// When to look next at one of several keys, if its turn has come. The time stays until it is looked at: what is
-    /// told of the other keys must not put it off.
+    /// reported of the other keys must not put it off.
     pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
         let ticket = self.line.ticket.as_ref().filter(|ticket| ticket.place() == 0)?;
         let others_turn = ticket.stands_back();
@@ -93,13 +93,13 @@ impl Wait<'_> {
         self.line.look_at
     }
 
-    /// Whether something was told; takes it.
+    /// Whether it was nudged; takes the nudge.
     pub(super) fn take_nudge(&self) -> bool {
         self.line.ticket.as_ref().is_some_and(|ticket| ticket.nudged().try_recv().is_ok())
     }
 
-    /// Whoever wants to hear of the wait does so after this time, however seldom it looks; the log when a warning is
-    /// due.
+    /// When the wait is reported next, however seldom it looks: to a callback at each longest poll, to the log when a
+    /// warning is due.
     pub(super) fn tell_after(&self) -> Duration {
         let warning = self.effort.warn_after.saturating_sub(self.effort.started.elapsed());
         match (&self.spec.on_wait, self.spec.on_wait_every) {
@@ -114,7 +114,7 @@ impl Wait<'_> {
         self.effort.told.map_or(Duration::ZERO, |told| every.saturating_sub(told.elapsed()))
     }
 
-    /// Waits for so long or until it is worth looking; false when the call's time is over.
+    /// Waits for this long or until it is worth looking; false when the call's time is over.
     fn sleep(&mut self, overall: &Deadline, delay: Duration) -> bool {
         let until = far_from(Instant::now(), delay);
         loop {
@@ -142,9 +142,9 @@ impl Wait<'_> {
 
     /// Reads the lock; whether it is worth asking for.
     pub(super) fn look(&mut self, overall: &Deadline) -> bool {
-        let tells = self.family.wakeups.tells(&self.spec.lock.key);
+        let is_covered = self.family.wakeups.covers(&self.spec.lock.key);
         let is_free = self.read(overall);
-        self.line.is_told = tells && self.known.last_error.is_none();
+        self.line.is_woken = is_covered && self.known.last_error.is_none();
         is_free
     }
 
@@ -154,7 +154,7 @@ impl Wait<'_> {
         let which = Which::Key(self.spec.lock.key.clone());
         let asked = Instant::now();
         self.asks(Some(asked));
-        let answer = self.family.backend.read(&which, None, false, &by);
+        let answer = self.family.backend.read(&which, None, Consistency::Eventual, &by);
         self.asks(None);
         match answer {
             Ok(mut page) => {
@@ -162,7 +162,7 @@ impl Wait<'_> {
                 self.known.refusal = page.records.pop().or(self.known.refusal.take());
                 self.free_in() == Some(Duration::ZERO)
             }
-            // The attempt that follows tells what is wrong.
+            // The attempt that follows gets the error.
             Err(error) if !error.is_retryable() => true,
             Err(error) => {
                 self.failed(error, asked, overall);
@@ -174,10 +174,10 @@ impl Wait<'_> {
     /// In what time the lock can be free if nobody releases it.
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.known.refusal.as_ref()?;
-        transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.cut)
+        transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.times.expired_before)
     }
 
-    /// Tells the observer, once, that the call waits; one that asks once never does.
+    /// Reports to the observer, once, that the call waits; a call that asks once never does.
     pub(super) fn begins(&mut self) {
         if self.span.is_none() && !matches!(self.patience, Patience::Once) {
             let observing = &self.family.options.observing;
@@ -185,7 +185,7 @@ impl Wait<'_> {
         }
     }
 
-    /// Tells the observer how the wait ended, if it was told that it began.
+    /// Reports to the observer how the wait ended, if its begin was reported.
     pub(super) fn ends(&mut self, outcome: &Result<Obtained>) {
         self.ends_by(match outcome {
             Ok(Obtained::Granted(_)) => WaitEnd::Granted,
@@ -198,7 +198,7 @@ impl Wait<'_> {
         self.span.take().into_iter().for_each(|mut span| span.end = end);
     }
 
-    /// Tells everyone who wants to know that the wait goes on.
+    /// Reports to observer, log and callback that the wait goes on.
     pub(super) fn tell(&mut self) {
         let waited = self.effort.started.elapsed();
         let key = &self.spec.lock.key;

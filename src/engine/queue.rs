@@ -36,11 +36,11 @@ struct Place {
     turn: Mutex<Turn>,
     nudge: Sender<()>,
     nudged: Receiver<()>,
-    /// Whoever stood before it has the lock: there is nothing to see at once.
+    /// The waiter before it left with the lock: there is no need to look at once.
     is_held: AtomicBool,
     /// Until then other processes have their turn.
     stands_back: Mutex<Option<Instant>>,
-    /// The request of its that is under way.
+    /// Since when its request is under way.
     asked_at: Mutex<Option<Instant>>,
     /// The store is in trouble, as its last requests found.
     trouble: Mutex<Option<Error>>,
@@ -56,7 +56,7 @@ enum Turn {
     Reserved,
     /// The lock was handed over.
     Given(Box<Granted>),
-    /// It went away.
+    /// It left the line.
     Gone,
 }
 
@@ -110,7 +110,7 @@ impl Queues {
         }
     }
 
-    /// Keeps the head of the line from asking before `until`, whatever it is told, so that other processes have
+    /// Keeps the head of the line from asking before `until`, whatever wakes it, so that other processes have
     /// their turn.
     pub fn stand_back(&self, key: &str, until: Instant) {
         if let Some(head) = self.head(key) {
@@ -201,7 +201,7 @@ pub enum May {
 }
 
 impl Ticket {
-    /// How many stand before this one; zero: it is its turn.
+    /// How many wait before this one; zero: it is its turn.
     pub fn place(&self) -> usize {
         let lines = self.queues.lines.lock();
         let line = lines.get(&self.place.spec.key);
@@ -213,12 +213,12 @@ impl Ticket {
         &self.place.nudged
     }
 
-    /// A request of its is under way since `at`; `None`: it has ended.
+    /// Its request is under way since `at`; `None`: it has ended.
     pub fn asks(&self, at: Option<Instant>) {
         *self.place.asked_at.lock() = at;
     }
 
-    /// What those behind it are told of the store: to them it is no more than that it did not answer.
+    /// The trouble that those behind it see: for them the store just did not answer.
     pub fn is_in_trouble(&self, trouble: Option<Error>) {
         *self.place.trouble.lock() = trouble.map(Error::of_read);
     }
@@ -249,7 +249,7 @@ impl Ticket {
         }
     }
 
-    /// Whether the one who stood before this one left the line with the lock.
+    /// Whether the waiter before this one left the line with the lock. Said once.
     pub fn is_held(&self) -> bool {
         self.place.is_held.swap(false, Ordering::SeqCst)
     }
@@ -286,7 +286,7 @@ impl Ticket {
             let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             if !has_lock {
-                // Nothing else is known of the store until the next one has asked.
+                // The next one has not asked yet: until then it knows the same trouble.
                 let trouble = self.place.trouble.lock().take();
                 let mut heads = head.trouble.lock();
                 *heads = heads.take().or(trouble);
@@ -301,7 +301,7 @@ impl Ticket {
 }
 
 impl Drop for Ticket {
-    /// Whoever leaves without asking for what was given has left before.
+    /// For a waiter that did not call `leave`.
     fn drop(&mut self) {
         self.go(Leaves::Without);
     }

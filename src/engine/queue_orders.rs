@@ -1,5 +1,5 @@
-//! Every order of steps of a holder and its waiters. Each step is one call, as in `waiters` and `release`; a
-//! waiter takes one only when it was nudged, so that a word that is lost is a standstill.
+//! Every order of steps of a holder and its waiters. Each step is one call, as in `acquire` and `release`; a
+//! waiter takes one only when it was nudged, so that a lost nudge ends in a standstill.
 
 #[path = "../../tests/support/seed.rs"]
 mod seed;
@@ -30,7 +30,7 @@ fn granted(number: u64) -> Granted {
 /// What somebody is about to do.
 enum State {
     Outside,
-    /// It stands in line and sleeps until it is nudged.
+    /// It is in the line and sleeps until it is nudged.
     Waits(Ticket),
     /// It may ask the store.
     Asks(Ticket),
@@ -39,7 +39,7 @@ enum State {
     Holds,
     /// It hands over.
     Gives(Reservation),
-    /// It has released in the store and has told nobody.
+    /// It has released in the store and has nudged nobody.
     Released,
     Done,
 }
@@ -47,17 +47,24 @@ enum State {
 struct World {
     queues: Arc<Queues>,
     states: Vec<State>,
-    /// Whose grant stands in the store.
+    /// Whose grant is in the store.
     stands: Option<u64>,
     grants: u64,
-    may_cancel: bool,
+    waiters: Waiters,
+}
+
+/// Whether a waiter may go away before it has the lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiters {
+    Stay,
+    MayGo,
 }
 
 impl World {
     /// The first one holds; the others want to.
-    fn new(all: usize, may_cancel: bool) -> World {
+    fn new(all: usize, waiters: Waiters) -> World {
         let states = (0..all).map(|at| if at == 0 { State::Holds } else { State::Outside }).collect();
-        World { queues: Arc::default(), states, stands: Some(0), grants: 0, may_cancel }
+        World { queues: Arc::default(), states, stands: Some(0), grants: 0, waiters }
     }
 
     fn next_grant(&mut self) -> u64 {
@@ -92,7 +99,7 @@ impl crate::engine::orders::World for World {
                     if !ticket.nudged().is_empty() {
                         choices.push((at, false));
                     }
-                    if self.may_cancel {
+                    if self.waiters == Waiters::MayGo {
                         choices.push((at, true));
                     }
                 }
@@ -199,15 +206,15 @@ fn the_head_stands_back_until_it_is_time() {
 #[test]
 fn in_every_order_all_get_the_lock_or_go_and_nothing_is_left() {
     let limit = 400_000;
-    assert!(all_orders(|| World::new(2, true), limit) < limit);
-    assert!(all_orders(|| World::new(3, false), limit) < limit);
+    assert!(all_orders(|| World::new(2, Waiters::MayGo), limit) < limit);
+    assert!(all_orders(|| World::new(3, Waiters::Stay), limit) < limit);
 }
 
 #[test]
 fn in_random_orders_so_do_many() {
     seed::sow(seed::seed(), 0);
     for _ in 0..5_000 {
-        let mut world = World::new(5, true);
+        let mut world = World::new(5, Waiters::MayGo);
         for steps in 0.. {
             assert!(steps < 2_000, "it goes round in circles");
             let mut choices = world.choices();

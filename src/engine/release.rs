@@ -11,12 +11,12 @@ use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::{Loss, LossReason};
-use crate::store::{Attempt, Released, Seen};
+use crate::store::{Attempt, Purpose, Released, Seen};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::observing::later;
 
-/// How long the first in line stands back for other processes, which are told at the same time as it is.
+/// How long the first in line stands back for other processes, which are woken at the same time as it is.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
 
 /// How often a release is sent.
@@ -56,12 +56,12 @@ impl Hold {
     pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
         let mut worth_a_look = true;
         let answer = match before {
-            // Somebody else has it: there is nothing to release.
+            // The store has the grant no longer: there is nothing to release.
             Phase::Lost(LostBy::Store) => Ok(()),
             // More than one request only where the store may have it for long.
             Phase::Lost(LostBy::Clock) if self.is_expired() => self.send_release(by, Tries::One, Earlier::Nothing),
             Phase::Lost(LostBy::Clock) => self.send_release(by, Tries::UntilAnswered, Earlier::Nothing),
-            // What was tried before may have been done in part: only a plain release is sure.
+            // An earlier try may have been done in part: no hand-over, only a plain release.
             Phase::Releasing | Phase::Over => self.send_release(by, Tries::UntilAnswered, Earlier::Unanswered),
             Phase::Held => match self.pass_on(by) {
                 PassedOn::Yes(answer) => {
@@ -77,14 +77,14 @@ impl Hold {
                     };
                     stand_back();
                     let answer = self.send_release(by, Tries::UntilAnswered, Earlier::Nothing);
-                    // From when the others could know.
+                    // Once more, from when the others can know of the release.
                     stand_back();
                     answer
                 }
             },
         };
         if worth_a_look {
-            // Whoever waits in this process need not wait for its next look.
+            // Waiters of this process look at once.
             self.setup.queues.nudge(&self.grant.lock.key);
         }
         answer
@@ -105,7 +105,7 @@ impl Hold {
             if error.kind() == ErrorKind::Lost {
                 let by = error.holders().first().cloned();
                 let reason = if by.is_some() { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther };
-                // The guard's own watch ends without a loss, as by any release: the answer tells.
+                // The guard's own watch ends without a loss, as by any release: the caller has the error.
                 if self.finish() {
                     self.setup.observing.tell(&Event::Lost { loss: &self.loss_by(reason) });
                 }
@@ -132,13 +132,13 @@ impl Hold {
         self.state.lock().released_again
     }
 
-    /// Stops the heartbeat and leaves the lock as it stands in the store.
+    /// Stops the heartbeat and leaves the lock as it is in the store.
     pub fn hand_over(&self, bound: Duration) -> Lock {
         self.stop_holding(bound, |key, held_for| Event::HandedOver { key, held_for });
         self.info()
     }
 
-    /// The same for nobody: the lock ends with its lease.
+    /// The same where nobody goes on with it: the lock ends with its lease.
     pub fn leave(&self, bound: Duration) {
         self.stop_holding(bound, |key, held_for| Event::Left { key, held_for });
     }
@@ -151,7 +151,7 @@ impl Hold {
         }
     }
 
-    /// Tells the observer of the end, which the caller has just finished.
+    /// Reports to the observer the end that the caller has just finished.
     fn tell_end(&self, end: impl FnOnce(&str, Duration) -> Event<'_>) {
         let held_for = self.setup.clock.now().since(self.grant.at);
         self.setup.observing.tell(&end(&shown(&self.grant.lock.key), held_for));
@@ -188,20 +188,20 @@ impl Hold {
         }
     }
 
-    /// Nothing is left to do. Whether the hold is over by this, and not by a loss or an earlier end: then the caller
-    /// tells how.
+    /// Nothing is left to do. Whether this ended the hold, and not a loss or an earlier end: then the caller reports
+    /// how.
     fn finish(&self) -> bool {
         let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
-        // Nobody else knows of it any more.
+        // A hand-over that was not given up yet is known here alone.
         let handed = self.requests.handed.lock().take();
         handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));
-        self.loss.settle(None);
+        self.loss.end(None);
         matches!(before, Phase::Held | Phase::Releasing)
     }
 
     fn send_release(&self, by: Instant, tries: Tries, earlier: Earlier) -> Result<()> {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        // What may have been granted to a waiter that does not know comes first: it would stand for a lease.
+        // A hand-over that was not answered comes first: its grant would hold for a whole lease, and no waiter knows it.
         let given_up = self.give_up_hand_over(&Deadline::at(half()));
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
@@ -221,9 +221,10 @@ impl Hold {
         let mut failures = 0;
         loop {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
-            let give_up = attempt.sends > 1;
+            // A copy of its acquire may still be on its way.
+            let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { Purpose::Release };
             let backend = &self.setup.backend;
-            let error = match ends_hold(|| backend.release(attempt, give_up, &deadline), Released::Unknown) {
+            let error = match ends_hold(|| backend.release(attempt, purpose, &deadline), Released::Unknown) {
                 Ok(Released::Done) => return Ok(()),
                 // An unanswered release of ours may have done it.
                 Ok(Released::Free | Released::HeldByOther(_))
@@ -264,7 +265,7 @@ impl Hold {
         self.lose(LossReason::Expired { last_error });
     }
 
-    /// Declares the loss, once, and tells everyone. No mutex is held while code of the user's is told.
+    /// Declares the loss, once, and reports it. No mutex is held while code of the user's is called.
     pub fn lose(&self, reason: LossReason) {
         let by = match reason {
             LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied => LostBy::Clock,
@@ -278,8 +279,8 @@ impl Hold {
             }
             state.phase = Phase::Lost(by);
             self.hold_no_longer();
-            // A release that comes next shall find it, and not end the watch without it.
-            self.loss.settle(Some(loss.clone()));
+            // Before a release that comes next: it must not end the watch without the loss.
+            self.loss.end(Some(loss.clone()));
             state.callbacks.on_loss.take()
         };
         self.beats.stop.cancel();
@@ -292,7 +293,7 @@ impl Hold {
         self.setup.observing.tell(&Event::Lost { loss: &loss });
     }
 
-    /// How the lock was lost, from what stands in its place.
+    /// How the lock was lost, by the record that was found.
     pub(super) fn reason(&self, seen: &Seen) -> LossReason {
         if !seen.record.exists() {
             return LossReason::Gone;
@@ -304,9 +305,9 @@ impl Hold {
         if by.is_some() || granted_since { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther }
     }
 
-    /// The error that tells how the lock was lost.
+    /// The error that says how the lock was lost.
     pub fn lost(&self) -> Error {
-        // Whoever asks before the watcher has looked hears the reason, too.
+        // The watcher may not have looked yet.
         self.expire_when_due();
         match self.loss.get() {
             Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),

@@ -40,7 +40,7 @@ pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
 /// Runs when heartbeats fail and the deadline is near; gets what is left.
 pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
 
-/// What the user wants to be told of one hold.
+/// What the user wants to hear of one hold, and how long it may last.
 #[derive(Default)]
 pub struct Callbacks {
     pub max_hold: Option<Duration>,
@@ -93,7 +93,7 @@ impl LockSpec {
     }
 }
 
-/// The lock that a caller asks for, and what ends and tells its wait.
+/// The lock that a caller asks for, and what ends and reports its wait.
 pub struct WaitSpec<'a> {
     pub lock: LockSpec,
     /// Asks nothing while others of this process wait for the lock.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::queue::Queues;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Attempt, Backend, Released};
+use crate::store::{Attempt, Backend, Purpose, Released};
 use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
@@ -18,7 +18,7 @@ use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
-/// More are not kept: the one whose lease ends first is left to that.
+/// At most this many are kept: of more, the one whose lease ends first is left to end by itself.
 const MOST: usize = 4096;
 
 /// See the module.
@@ -46,7 +46,7 @@ struct State {
 /// What is not given up yet.
 struct Left {
     attempt: Attempt,
-    /// Then whatever was granted has ended by itself.
+    /// From then on whatever was granted has ended by itself.
     stands_until: BootTime,
     due: Instant,
     failures: u32,
@@ -59,7 +59,7 @@ impl Undo {
         Undo { backend, queues, clock, request_timeout, stop, state: Mutex::default(), more, mores }
     }
 
-    /// Gives up an acquisition for as long as it could stand: one lease from now on, since a copy of the request may
+    /// Gives up an acquisition for as long as it could hold: one lease from now on, since a copy of the request may
     /// only arrive now.
     pub fn push(self: &Arc<Self>, attempt: Attempt) {
         let key = attempt.key.clone();
@@ -109,7 +109,7 @@ impl Undo {
             (state.thread.take(), is_running)
         };
         if !is_running {
-            // What is left found no thread.
+            // No thread could be started for what is left.
             self.run(&Deadline::at(soon));
         }
         if let Some(thread) = thread {
@@ -159,10 +159,10 @@ impl Undo {
     /// One request.
     fn give_up(&self, mut left: Left, until: &Deadline) {
         let by = until.clone().within(self.request_timeout);
-        let released = ends_hold(|| self.backend.release(&mut left.attempt, true, &by), Released::Unknown);
+        let released = ends_hold(|| self.backend.release(&mut left.attempt, Purpose::GiveUp, &by), Released::Unknown);
         let error: Error = match released {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
-                // Whoever waits in this process need not wait for its next look.
+                // Waiters of this process look at once.
                 return self.queues.nudge(&left.attempt.key);
             }
             Ok(Released::Unknown(error)) | Err(error) => error,
@@ -174,14 +174,14 @@ impl Undo {
         }
         left.failures = left.failures.saturating_add(1);
         let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());
-        // A lock without end is worth patience, and not a request a second for ever.
+        // A lock without end is tried for ever, but more and more seldom.
         left.due = far_from(Instant::now(), delay * (left.failures / 60).clamp(1, 60));
         self.state.lock().left.push(left);
     }
 }
 
 impl State {
-    /// A thread that died, for want of memory, does not count.
+    /// Not where its thread died, as for want of memory.
     fn is_running(&self) -> bool {
         self.is_running && !self.thread.as_ref().is_some_and(Thread::is_over)
     }
@@ -192,7 +192,7 @@ impl State {
     }
 }
 
-/// A call that ends a hold: a panic of the store's is an answer that did not come, for a drop may be under way.
+/// A call that ends a hold: a panic of the store's counts as no answer, since it must not leave a drop.
 pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
     let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
     caught(call).unwrap_or_else(|| Ok(unknown(panicked())))
@@ -208,7 +208,7 @@ pub fn give_up(
     let mut failures = 0;
     loop {
         let by = deadline.clone().within(request_timeout);
-        let error = match ends_hold(|| backend.release(attempt, true, &by), Released::Unknown) {
+        let error = match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
             Ok(Released::Unknown(error)) => error,
             Err(error) => error,

@@ -1,7 +1,7 @@
-//! Lets the store tell when a lock may be free, for all waiters of a client family at once.
+//! Has the store report when a lock may be free, for all waiters of a client family at once.
 //!
 //! A thread asks [`Backend::wake`] for the keys that somebody waits for, and nudges the head of a key's line when
-//! the key is told. It starts with the first wait and ends soon after the last one; where the store can't tell, or
+//! the store reports that key. It starts with the first wait and ends soon after the last one; where the store can't, or
 //! fails, it ends at once, the waiters poll, and one of them starts it again later.
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ use crate::sys::thread::Thread;
 const LINGER: Duration = Duration::from_millis(100);
 /// It looks for a suspend this often, which no poll would end.
 const TICK: Duration = Duration::from_secs(1);
-/// A store that answered that it can't tell is asked again after this time: its operator may have changed that.
+/// A store that answered that it can't report is asked again after this time: its operator may have changed that.
 const ASK_AGAIN: Duration = Duration::from_secs(600);
 /// After a failure it is asked again after this time, doubled with each one ..
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -44,15 +44,15 @@ pub struct Wakeups {
     closing: CancelToken,
     request_timeout: Duration,
     state: Mutex<State>,
-    /// Somebody waits for a key that is not told yet.
+    /// Somebody waits for a key that the store does not watch yet.
     more: Sender<()>,
     mores: Receiver<()>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The keys that the store tells now.
-    told: BTreeSet<String>,
+    /// The keys that the store watches now.
+    watched: BTreeSet<String>,
     thread: Option<Thread>,
     /// Until then waiters poll.
     polls_until: Option<Instant>,
@@ -63,16 +63,16 @@ struct State {
 enum End {
     /// Nobody waits any more, or the client is closed.
     Done,
-    /// The store answered that it can't tell.
+    /// The store answered that it can't report.
     Deaf,
-    /// It failed, with this error, or stopped to tell.
+    /// It failed with this error, or stopped reporting.
     Broken(String),
-    /// The same after it had told for long.
+    /// The same after it had reported for long.
     BrokenAnew(String),
 }
 
 impl State {
-    /// From now on waiters poll, if it did not just end; tells whether they did not before.
+    /// From now on waiters poll, unless the thread ended because nobody waits. Whether that is to be logged.
     fn poll(&mut self, end: &End) -> bool {
         if matches!(end, End::BrokenAnew(_)) {
             self.failures = 0;
@@ -87,7 +87,7 @@ impl State {
             }
         };
         self.polls_until = Some(far_from(Instant::now(), pause));
-        self.failures <= 1
+        matches!(end, End::Deaf) || self.failures <= 1
     }
 }
 
@@ -103,11 +103,11 @@ impl Wakeups {
         Wakeups { backend, queues, clock, closing, request_timeout, state: Mutex::default(), more, mores }
     }
 
-    /// Whether the store tells `key` now. If not, that is seen to, and the head of the key's line is nudged once
-    /// it does: what happened before it then has to see for itself.
-    pub fn tells(self: &Arc<Self>, key: &str) -> bool {
+    /// Whether the store watches `key` now. If not, the thread has it watched, and then nudges the head of the key's
+    /// line, which must look for itself at what happened before.
+    pub fn covers(self: &Arc<Self>, key: &str) -> bool {
         let mut state = self.state.lock();
-        if state.told.contains(key) {
+        if state.watched.contains(key) {
             return true;
         }
         if state.polls_until.is_some_and(|until| Instant::now() < until) || self.closing.is_cancelled() {
@@ -119,9 +119,11 @@ impl Wakeups {
                 Ok(thread) => state.thread = Some(thread),
                 Err(error) => {
                     let end = End::Broken(error.to_string());
-                    let is_first = state.poll(&end);
+                    let is_news = state.poll(&end);
                     drop(state);
-                    self.say(&end, is_first);
+                    if is_news {
+                        self.say(&end);
+                    }
                     return false;
                 }
             }
@@ -141,85 +143,88 @@ impl Wakeups {
 
     fn run(&self) {
         loop {
-            let end = caught(|| self.tell()).unwrap_or_else(|| End::Broken("the store panicked".to_owned()));
+            let end = caught(|| self.watch()).unwrap_or_else(|| End::Broken("the store panicked".to_owned()));
             let mut state = self.state.lock();
-            let told = std::mem::take(&mut state.told);
+            let watched = std::mem::take(&mut state.watched);
             if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {
                 // Somebody came while it ended.
                 continue;
             }
-            let is_first = state.poll(&end);
+            let is_news = state.poll(&end);
             state.thread = None;
             drop(state);
-            self.say(&end, is_first);
-            // They sleep in the trust that they will be told.
-            told.iter().for_each(|key| self.queues.nudge(key));
+            if is_news {
+                self.say(&end);
+            }
+            // They sleep long, since they trust in being woken.
+            watched.iter().for_each(|key| self.queues.nudge(key));
             return;
         }
     }
 
     /// Says that waiters poll. The logger is the user's: nothing is locked meanwhile.
-    fn say(&self, end: &End, is_first: bool) {
+    fn say(&self, end: &End) {
         let store = &self.backend.info().label;
         match end {
             End::Deaf => log::debug!(target: "leasehold::wake", store:%;
-                "the store can't tell waiters when a lock is free: they poll"),
-            End::Broken(error) | End::BrokenAnew(error) if is_first => log::warn!(target: "leasehold::wake", store:%;
-                "the store does not tell waiters when a lock is free: they poll until it does again: {error}"),
-            End::Done | End::Broken(_) | End::BrokenAnew(_) => {}
+                "the store can't wake waiters when a lock is free: they poll"),
+            End::Broken(error) | End::BrokenAnew(error) => log::warn!(target: "leasehold::wake", store:%;
+                "the store does not wake waiters when a lock is free; they poll until it does again: {error}"),
+            End::Done => {}
         }
     }
 
-    /// Keeps the store telling what is waited for, and passes on what it tells.
-    fn tell(&self) -> End {
+    /// Has the store watch what is waited for, and passes on what it reports.
+    fn watch(&self) -> End {
         let jumps = self.clock.jumps();
         let mut skew = Skew::new(&self.clock);
-        let mut tells: Receiver<String> = crossbeam_channel::never();
-        let mut told = BTreeSet::new();
+        let mut freed: Receiver<String> = crossbeam_channel::never();
+        let mut watched = BTreeSet::new();
         let mut shrink_at: Option<Instant> = None;
         let (started, mut call_at) = (Instant::now(), Instant::now());
         loop {
             let now = Instant::now();
             let wanted = if self.closing.is_cancelled() { BTreeSet::new() } else { self.queues.keys() };
-            if wanted.is_empty() && told.is_empty() {
+            if wanted.is_empty() && watched.is_empty() {
                 return End::Done;
             }
-            let is_more = !wanted.is_subset(&told);
-            let is_less = !is_more && wanted.len() < told.len();
+            let is_more = !wanted.is_subset(&watched);
+            let is_less = !is_more && wanted.len() < watched.len();
             let shrink = is_less && (self.closing.is_cancelled() || shrink_at.is_some_and(|at| at <= now));
-            // Of a thousand that are woken one by one each makes the set smaller: that waits for its share as well.
+            // A thousand waiters that leave one by one must not make a thousand calls: a smaller set waits for its share, too.
             shrink_at = if is_less { shrink_at.or(Some((now + LINGER).max(call_at))) } else { None };
             if (is_more && call_at <= now) || shrink {
                 let (to, next) = crossbeam_channel::unbounded();
                 let called = self.call(&wanted, to);
                 call_at = Instant::now() + now.elapsed() * SHARE;
                 // What came on the old channel until the new one stood.
-                tells.try_iter().for_each(|key| self.queues.nudge(&key));
+                freed.try_iter().for_each(|key| self.queues.nudge(&key));
                 match called {
                     _ if wanted.is_empty() => return End::Done,
-                    Ok(true) => tells = next,
+                    Ok(true) => freed = next,
                     Ok(false) => return End::Deaf,
                     Err(error) => return End::Broken(error.to_string()),
                 }
-                let before = std::mem::replace(&mut told, wanted);
+                let before = std::mem::replace(&mut watched, wanted);
                 {
                     let mut state = self.state.lock();
-                    state.told.clone_from(&told);
+                    state.watched.clone_from(&watched);
                     state.polls_until = None;
                 }
-                // What happened before is not told.
-                told.difference(&before).for_each(|key| self.queues.nudge(key));
+                // The store does not report what happened before.
+                watched.difference(&before).for_each(|key| self.queues.nudge(key));
                 continue;
             }
             let next = [shrink_at, is_more.then_some(call_at)].into_iter().flatten().min();
             let until = far_from(now, TICK).min(next.unwrap_or_else(|| far_from(now, TICK)));
-            if !self.wait(until, &tells, jumps.told(), shrink_at.is_none()) {
-                let why = "it stopped to tell".to_owned();
+            let ends = shrink_at.is_none().then(|| self.queues.ends());
+            if !self.wait(until, &freed, jumps.receiver(), ends) {
+                let why = "it stopped reporting".to_owned();
                 return if started.elapsed() > LAST_RETRY { End::BrokenAnew(why) } else { End::Broken(why) };
             }
-            if jumps.told().try_iter().count() > 0 || skew.jumped(&self.clock) {
+            if jumps.receiver().try_iter().count() > 0 || skew.jumped(&self.clock) {
                 // The end of a lease may have come sooner than a sleep ends.
-                told.iter().for_each(|key| self.queues.nudge(key));
+                watched.iter().for_each(|key| self.queues.nudge(key));
             }
         }
     }
@@ -232,23 +237,27 @@ impl Wakeups {
         self.backend.wake(&keys, to, &by)
     }
 
-    /// Waits until there is something to do, and passes on what is told; false when nothing will be told any more.
-    fn wait(&self, until: Instant, tells: &Receiver<String>, jumps: &Receiver<()>, also_ends: bool) -> bool {
+    /// Waits until there is something to do, and passes on what is reported; false when the store reports no more.
+    fn wait(
+        &self,
+        until: Instant,
+        freed: &Receiver<String>,
+        jumps: &Receiver<()>,
+        ends: Option<&Receiver<()>>,
+    ) -> bool {
         let mut select = crossbeam_channel::Select::new();
-        select.recv(tells);
+        select.recv(freed);
         select.recv(jumps);
         select.recv(&self.mores);
         select.recv(self.closing.cancelled());
-        if also_ends {
-            select.recv(self.queues.ends());
+        if let Some(ends) = ends {
+            select.recv(ends);
         }
         let _ = select.ready_deadline(until);
         let _ = self.mores.try_recv();
-        if also_ends {
-            let _ = self.queues.ends().try_recv();
-        }
+        let _ = ends.map(Receiver::try_recv);
         loop {
-            match tells.try_recv() {
+            match freed.try_recv() {
                 Ok(key) => self.queues.nudge(&key),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,

@@ -56,7 +56,7 @@ impl Watcher {
         if self.messages.lock().is_none() {
             return Err(Error::new(ErrorKind::Closed, "the client was closed"));
         }
-        // One that died, for want of memory, is replaced.
+        // A thread that died, as for want of memory, is replaced.
         if thread.as_ref().is_none_or(Thread::is_over) {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
             let sleep = self.sleep.clone();
@@ -64,7 +64,7 @@ impl Watcher {
             // From now on, not from when the thread gets its turn.
             let skew = Skew::new(&clock);
             *thread = Some(Thread::spawn("leasehold-watch", move || {
-                run(&clock, &holds, &inbox, jumps.told(), &sleep, skew);
+                run(&clock, &holds, &inbox, jumps.receiver(), &sleep, skew);
             })?);
         }
         drop(thread);
@@ -75,7 +75,7 @@ impl Watcher {
             }
             holds.push(Arc::downgrade(hold));
         }
-        // Most holds are over before anything is due: then nobody has to wake up for them.
+        // Most holds are over before anything is due: the thread is not woken for those.
         let look_in = hold.first_look().since(self.clock.now());
         if self.sleep.lasts_beyond(far_from(Instant::now(), look_in)) {
             let _ = self.send(Message::Look);
@@ -144,11 +144,11 @@ fn run(
             log::info!(target: "leasehold::watcher", "the machine was suspended; all heartbeats are sent now");
             watched.iter().for_each(|hold| hold.beat_soon());
         }
-        // Losses are told first: starting threads takes time.
+        // Losses are declared first: starting threads takes time.
         let next_look = watched.iter().filter_map(|hold| hold.look(now)).min();
         let next_start = watched.iter().filter_map(|hold| hold.start_when_due(now)).min();
         let next = next_look.into_iter().chain(next_start).min();
-        // The last handle may be ours, and with it go callbacks: nothing may be held meanwhile.
+        // This may drop the last handle, and callbacks with it: no mutex may be held.
         contained("drop of a callback", || drop(watched));
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
         let mut select = crossbeam_channel::Select::new();
@@ -186,8 +186,8 @@ fn start(what: &'static str, callback: Callback) {
 
 /// Until when the watcher sleeps if nobody wakes it, so that it is woken only for what is due earlier.
 ///
-/// A hold is added before this is read, and this says "awake" before the holds are looked at. So whoever reads
-/// an old sleep has added the hold early enough to be seen.
+/// A hold is added before this is read, and this says "awake" before the holds are looked at. So a thread that reads
+/// an old sleep has added its hold early enough to be seen.
 struct Sleep {
     origin: Instant,
     /// In nanoseconds after the origin.
@@ -241,7 +241,7 @@ impl Skew {
 mod tests {
     use super::*;
 
-    /// A loss that is found as the client closes, or the last handle goes, is told all the same.
+    /// A loss that is found as the client closes, or the last handle goes, is reported all the same.
     #[test]
     fn a_callback_that_comes_after_the_close_runs() {
         let watcher = Watcher::new(Clock::system());

@@ -7,7 +7,7 @@ use std::time::Duration;
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// Repeats after store errors are never further apart.
 const LAST_RETRY: Duration = Duration::from_secs(1);
-/// Nobody sees a longer poll end; the sums below can't overflow.
+/// Longer than anybody waits, and short enough that the sums below can't overflow.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// When a waiter looks again: at random within `range`, since a release may come at any time,
@@ -30,9 +30,9 @@ pub fn poll_delay(
     free_in.map_or(drawn, |free| drawn.min(free))
 }
 
-/// When a waiter looks again that is told of everything but the end of a lease: when the lock can be free. Now and
-/// then it also looks for nothing: a hundredth as often as one that polls, for a word may be lost on its way.
-pub fn told_delay(range: &RangeInclusive<Duration>, free_in: Option<Duration>, random: f64) -> Duration {
+/// When a waiter looks again that the store wakes for everything but the end of a lease: when the lock can be free, and
+/// a hundredth as often as one that polls, since a wakeup may be lost on its way.
+pub fn woken_delay(range: &RangeInclusive<Duration>, free_in: Option<Duration>, random: f64) -> Duration {
     let drawn = poll_delay(range, Duration::ZERO, None, random).saturating_mul(100);
     free_in.map_or(drawn, |free| drawn.min(free))
 }

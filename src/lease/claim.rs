@@ -10,7 +10,7 @@ use super::transition::{Step, Times};
 pub struct Claim {
     /// Names this claim, so that a repeat finds itself.
     pub grant: GrantId,
-    /// Which the record wants of every holder; nobody is told it.
+    /// Every holder in a record needs one; that of a lease is never shown.
     pub lock_id: String,
     /// The owner is the name that holds.
     pub labels: Labels,
@@ -33,10 +33,10 @@ pub enum LeaseRefusal {
     Pinned,
 }
 
-/// The answer to a call about a holder: the holder as it stands afterwards, or stood before it went.
+/// The answer to a call about a holder: the holder as it is afterwards, or as it was before it was removed.
 pub type LeaseAnswer = Result<Holder, LeaseRefusal>;
 
-/// Gives the lease to a name. One that stands is refused, also when it has expired and to the same name.
+/// Gives the lease to a name. A lease that somebody holds is refused, even an expired one, even to the same name.
 pub fn claim(record: &LockRecord, claim: &Claim, times: &Times) -> Step<LeaseAnswer> {
     if let Some((_, mine)) = record.standing(&claim.grant) {
         return Step::keep(Ok(mine.clone()));
@@ -44,15 +44,7 @@ pub fn claim(record: &LockRecord, claim: &Claim, times: &Times) -> Step<LeaseAns
     if record.exclusive.is_some() {
         return Step::keep(Err(LeaseRefusal::Stands));
     }
-    let holder = Holder {
-        grant: claim.grant.clone(),
-        lock_id: claim.lock_id.clone(),
-        labels: claim.labels.clone(),
-        token: record.token.saturating_add(1).max(times.stamp),
-        created: times.now,
-        renewed: None,
-        until: Lease::For(claim.duration).end(times.now),
-    };
+    let holder = record.grant(&claim.grant, &claim.lock_id, &claim.labels, claim.duration, times);
     let next = LockRecord { kind: Kind::Lease, token: holder.token, exclusive: Some(holder.clone()), ..record.clone() };
     Step::write(Ok(holder), next)
 }
@@ -71,18 +63,18 @@ pub fn extend(record: &LockRecord, owner: &str, duration: Duration, times: &Time
     Step::write(Ok(extended.clone()), LockRecord { exclusive: Some(extended), ..record.clone() })
 }
 
-/// Ends it, if its time is over by the earliest time that it may be and nobody pins it.
+/// Ends it, if its time and the store's grace are over and nobody pins it.
 pub fn expire(record: &LockRecord, times: &Times) -> Step<LeaseAnswer> {
     let refused = |refusal| Step::keep(Err(refusal));
     match &record.exclusive {
         None => refused(LeaseRefusal::Free),
-        Some(holder) if holder.until > End::At(times.cut) => refused(LeaseRefusal::StillRuns),
+        Some(holder) if holder.until > End::At(times.expired_before) => refused(LeaseRefusal::StillRuns),
         Some(_) if !record.pins.is_empty() => refused(LeaseRefusal::Pinned),
         Some(holder) => end(record, holder),
     }
 }
 
-/// Ends it for the name that holds it, whatever its time and whoever pins it.
+/// Ends it for the name that holds it, expired or not, pinned or not.
 pub fn revoke(record: &LockRecord, owner: &str) -> Step<LeaseAnswer> {
     match held_by(record, owner) {
         Ok(holder) => end(record, holder),
@@ -96,7 +88,7 @@ pub fn pin(record: &LockRecord, entity: &str) -> Step<bool> {
     if next.pins.insert(entity.to_owned()) { Step::write(true, next) } else { Step::keep(false) }
 }
 
-/// Takes back what [`pin`] did. Whether there was something to take back.
+/// Takes back what [`pin`] did. Whether it was pinned.
 pub fn unpin(record: &LockRecord, entity: &str) -> Step<bool> {
     let mut next = record.clone();
     if next.pins.remove(entity) { Step::write(true, next) } else { Step::keep(false) }

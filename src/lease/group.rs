@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use super::record::{End, Holder, Kind, Lease, LockRecord, Mode};
-use super::transition::{Step, Times, renew};
+use super::transition::{Renewal, Step, Times, renew};
 
-/// A group with a holder that has less left is not renewed: it may be too late.
+/// A group is not renewed where one of its holders has less left: its lease may be over before the write.
 pub const MIN_LEFT: Duration = Duration::from_secs(1);
 
 /// The answer to [`renew_group`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupAnswer {
-    /// The holders of the group as they stand now.
+    /// The holders of the group as they are now.
     Renewed(Vec<(Mode, Holder)>),
     /// This one has less than [`MIN_LEFT`] left.
     TooLate(Mode, Holder),
@@ -36,7 +36,7 @@ pub fn renew_group(record: &LockRecord, lock_id: &str, lease: Lease, times: &Tim
     }
     let mut next = record.clone();
     for (_, member) in members(record, lock_id) {
-        let step = renew(&next, &member.grant, lease, false, times);
+        let step = renew(&next, &member.grant, Renewal::heartbeat(lease), times);
         next = step.record.unwrap_or(next);
     }
     let renewed = owned(&next, lock_id);

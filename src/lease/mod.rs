@@ -12,4 +12,4 @@ pub mod record;
 pub mod transition;
 
 pub use record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, StoreTime};
-pub use transition::{AcquireAnswer, Ask, Refusal, ReleaseAnswer, RenewAnswer, Step, Times};
+pub use transition::{AcquireAnswer, Ask, Refusal, ReleaseAnswer, RenewAnswer, Renewal, Step, Times};

@@ -185,7 +185,7 @@ impl Kind {
     }
 }
 
-/// What people are told about a holder. Proves nothing.
+/// What people read about a holder. Proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Labels {
     /// Who holds it, for people; may repeat.

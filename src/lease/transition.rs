@@ -7,12 +7,34 @@ use super::record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode,
 /// The times that a transition decides by, all of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// The store's now.
+    /// The store's now, as late as it may be.
     pub now: StoreTime,
-    /// Now less the store's grace: who ended before it may be replaced.
-    pub cut: StoreTime,
+    /// A lease that ended by then, which is now less the store's grace, holds no longer.
+    pub expired_before: StoreTime,
     /// The store's time in microseconds since 1970, from which tokens are made.
     pub stamp: u64,
+}
+
+impl Times {
+    /// Of a store whose clock all its clients share, so that it needs no grace.
+    pub fn without_grace(now: StoreTime, stamp: u64) -> Self {
+        Times { now, expired_before: now, stamp }
+    }
+}
+
+impl LockRecord {
+    /// The holder that a grant puts here now. Its token is above all before it, and no less than the time.
+    pub fn grant(&self, grant: &GrantId, lock_id: &str, labels: &Labels, lease: Duration, times: &Times) -> Holder {
+        Holder {
+            grant: grant.clone(),
+            lock_id: lock_id.to_owned(),
+            labels: labels.clone(),
+            token: self.token.saturating_add(1).max(times.stamp),
+            created: times.now,
+            renewed: None,
+            until: Lease::For(lease).end(times.now),
+        }
+    }
 }
 
 /// What an acquisition asks for.
@@ -22,9 +44,9 @@ pub struct Ask {
     pub grant: GrantId,
     /// Alone or together with others.
     pub mode: Mode,
-    /// The group that the holder shall belong to.
+    /// The group that the holder is to belong to.
     pub lock_id: String,
-    /// What people are told about the holder.
+    /// What people read about the holder.
     pub labels: Labels,
     /// How long the first lease lasts.
     pub lease: Duration,
@@ -32,7 +54,7 @@ pub struct Ask {
     pub max_holders: Option<u32>,
     /// A live exclusive holder with the same owner label is replaced.
     pub replace_same_owner: bool,
-    /// A transfer: take the place of this grant, which must stand with this token.
+    /// A transfer: take the place of this grant, which must still hold with this token.
     pub instead_of: Option<(GrantId, u64)>,
 }
 
@@ -57,7 +79,7 @@ impl Ask {
 pub struct Step<A> {
     /// The answer.
     pub answer: A,
-    /// The record as it shall stand afterwards, with its version raised.
+    /// The record to write, with its version raised.
     pub record: Option<LockRecord>,
 }
 
@@ -75,7 +97,7 @@ impl<A> Step<A> {
 /// The answer to [`acquire`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AcquireAnswer {
-    /// The holder as it stands now. `repeated`: it stood before this request.
+    /// The holder as it is now.
     Granted {
         /// The entry in the record.
         holder: Holder,
@@ -95,7 +117,7 @@ pub enum Refusal {
     SameLockId,
     /// As many shared holders as the request allows are there already.
     Full,
-    /// A transfer from a grant that no longer stands.
+    /// A transfer from a grant that holds no longer.
     NotStanding,
     /// This acquisition was given up.
     GivenUp,
@@ -105,12 +127,28 @@ pub enum Refusal {
     NewerFormat,
 }
 
+/// How far a renewal extends a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// The lease from now on.
+    pub lease: Lease,
+    /// Gives an endless lease an end.
+    pub may_end_endless: bool,
+}
+
+impl Renewal {
+    /// A heartbeat's: an endless lease stays endless.
+    pub fn heartbeat(lease: Lease) -> Self {
+        Renewal { lease, may_end_endless: false }
+    }
+}
+
 /// The answer to [`renew`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewAnswer {
-    /// The grant stands until then.
+    /// The grant holds until then.
     Until(End),
-    /// The grant does not stand any more.
+    /// The grant holds no longer.
     Lost,
 }
 
@@ -135,7 +173,7 @@ pub fn acquire(record: &LockRecord, ask: &Ask, times: &Times) -> Step<AcquireAns
     if record.given_up.contains(&ask.grant) {
         return Step::keep(AcquireAnswer::Refused(Refusal::GivenUp));
     }
-    if let Some((_, holder)) = record.standing(&ask.grant).filter(|(_, h)| h.until.is_after(times.cut)) {
+    if let Some((_, holder)) = record.standing(&ask.grant).filter(|(_, h)| h.until.is_after(times.expired_before)) {
         return Step::keep(AcquireAnswer::Granted { holder: holder.clone(), repeated: true });
     }
     if record.kind == Kind::Lease {
@@ -144,21 +182,13 @@ pub fn acquire(record: &LockRecord, ask: &Ask, times: &Times) -> Step<AcquireAns
     if let Some(refusal) = refusal(record, ask, times) {
         return Step::keep(AcquireAnswer::Refused(refusal));
     }
-    let holder = Holder {
-        grant: ask.grant.clone(),
-        lock_id: ask.lock_id.clone(),
-        labels: ask.labels.clone(),
-        token: record.token.saturating_add(1).max(times.stamp),
-        created: times.now,
-        renewed: None,
-        until: Lease::For(ask.lease).end(times.now),
-    };
+    let holder = record.grant(&ask.grant, &ask.lock_id, &ask.labels, ask.lease, times);
     let mut next = record.clone();
     next.token = holder.token;
     if let Some((old, _)) = &ask.instead_of {
         next.take(old);
     }
-    next.shared.retain(|h| h.until.is_after(times.cut));
+    next.shared.retain(|h| h.until.is_after(times.expired_before));
     match ask.mode {
         Mode::Exclusive => next.exclusive = Some(holder.clone()),
         Mode::Shared => {
@@ -177,7 +207,7 @@ fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
         Some((old, _)) => Some(old),
         None => None,
     };
-    let others = || record.live(times.cut).filter(|(_, h)| Some(&h.grant) != replaced);
+    let others = || record.live(times.expired_before).filter(|(_, h)| Some(&h.grant) != replaced);
     let is_same_owner = |(mode, h): &(Mode, &Holder)| {
         let replaces = ask.replace_same_owner && ask.mode == Mode::Exclusive;
         replaces && *mode == Mode::Exclusive && h.labels.owner == ask.labels.owner
@@ -195,22 +225,16 @@ fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
     }
 }
 
-/// Extends a lease for as long as its grant stands, expired or not.
+/// Extends a lease for as long as its grant holds, expired or not.
 ///
 /// An end never moves backwards, so a delayed renewal behind a newer one changes
-/// nothing. An endless lease stays endless unless `may_end_endless`.
-pub fn renew(
-    record: &LockRecord,
-    grant: &GrantId,
-    lease: Lease,
-    may_end_endless: bool,
-    times: &Times,
-) -> Step<RenewAnswer> {
+/// nothing. An endless lease stays endless unless the renewal may end it.
+pub fn renew(record: &LockRecord, grant: &GrantId, renewal: Renewal, times: &Times) -> Step<RenewAnswer> {
     let Some((_, holder)) = record.standing(grant) else {
         return Step::keep(RenewAnswer::Lost);
     };
-    let asked = lease.end(times.now);
-    let until = if holder.until == End::Never && may_end_endless { asked } else { holder.until.max(asked) };
+    let asked = renewal.lease.end(times.now);
+    let until = if holder.until == End::Never && renewal.may_end_endless { asked } else { holder.until.max(asked) };
     if until == holder.until && asked != until {
         return Step::keep(RenewAnswer::Until(until));
     }
@@ -227,7 +251,7 @@ pub fn release(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<Rele
     let mut next = record.clone();
     match next.take(grant) {
         Some(_) => Step::write(ReleaseAnswer::Released, next),
-        None if record.live(times.cut).next().is_none() => Step::keep(ReleaseAnswer::Free),
+        None if record.live(times.expired_before).next().is_none() => Step::keep(ReleaseAnswer::Free),
         None => Step::keep(ReleaseAnswer::HeldByOther),
     }
 }
@@ -258,7 +282,7 @@ pub struct Purge {
 /// expires it, and pins stay until they are taken back.
 ///
 /// A row that is free afterwards may be deleted, if its token and the last that gave up on it are older than
-/// `idle_before`: no copy of an acquisition is on its way for so long, which would be granted on the missing row.
+/// `idle_before`: no copy of an acquisition, which would be granted on the missing row, is on its way for that long.
 pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> Step<Purge> {
     let mut next = record.clone();
     let mut freed = Vec::new();
@@ -278,7 +302,7 @@ pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> 
 }
 
 /// Whether somebody may get the lock after this change, or sooner than before it: a holder went, or an end moved
-/// back. What a store tells its waiters.
+/// back. Then a store wakes its waiters.
 pub fn frees(before: &LockRecord, after: &LockRecord) -> bool {
     let ends = |record: &LockRecord| {
         let mut ends: Vec<End> = record.shared.iter().map(|h| h.until).collect();
@@ -303,7 +327,7 @@ pub fn free_in(record: &LockRecord, mode: Mode, max_holders: Option<u32>, now: S
     if let (Mode::Shared, Some(max)) = (mode, max_holders) {
         let mut shared: Vec<End> = record.shared.iter().map(|h| h.until).filter(|end| end.is_after(now)).collect();
         shared.sort();
-        // So many must go before one more fits.
+        // How many must go before one more fits.
         let surplus = (shared.len() + 1).saturating_sub(max as usize);
         ends.extend(shared.into_iter().take(surplus));
     }

@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, with which key, on which store. Cheap to clone.
 ///
-/// [`Display`](fmt::Display) tells this level only; what lies beneath is in
+/// [`Display`](fmt::Display) shows this level only; what lies beneath is in
 /// [`source`](StdError::source). Neither ever holds a password, a grant id or a
 /// store URL's options.
 #[derive(Clone)]
@@ -144,7 +144,7 @@ impl Error {
         self
     }
 
-    /// The error of a call that only reads: no answer is no more than that.
+    /// The error of a call that only reads: without an answer, nothing is ambiguous.
     pub(crate) fn of_read(mut self) -> Self {
         if self.kind() == ErrorKind::Ambiguous {
             self.inner().kind = ErrorKind::Store;
@@ -188,7 +188,8 @@ impl Error {
         self.0.lease.as_ref()
     }
 
-    /// Whether the same call may succeed later without any change.
+    /// Whether the store was in trouble that may pass, so that the same call may succeed later without any change. False
+    /// where others hold the lock, which [`kind`](Error::kind) tells.
     pub fn is_retryable(&self) -> bool {
         self.0.retryable
     }

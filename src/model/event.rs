@@ -6,7 +6,7 @@ use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::LockStatus;
 use crate::model::loss::Loss;
 
-/// Told of everything that a client does; every metrics crate can be fed from it.
+/// Gets everything that a client does as events; every metrics crate can be fed from it.
 ///
 /// It is called on whatever thread the event happens on, heartbeat threads included, with no lock
 /// of the library held. It should return at once. A panic in it is logged and goes no further.
@@ -43,7 +43,7 @@ pub trait Observer: Send + Sync + 'static {
     fn event(&self, event: &Event<'_>);
 }
 
-/// What an [`Observer`] is told.
+/// What an [`Observer`] gets.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -100,7 +100,7 @@ pub enum Event<'a> {
         /// How it ended.
         end: WaitEnd,
     },
-    /// A wait goes on: told after each look at the lock.
+    /// A wait goes on: sent after each look at the lock.
     Waited {
         /// The key.
         key: &'a str,

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use crate::model::error::{Error, Result};
 
-/// Neither namespaces nor names may hold it, so that no two pairs share a row.
+/// No namespace and no name may contain it, so that no two pairs of them share a row.
 const MARK: char = '\u{1}';
-/// Of a text that is stored, and of a whole key.
+/// In bytes: of a text that is stored, and of a whole key.
 const MAX_TEXT: usize = 1024;
 
 /// Checks the name of a lock.
@@ -16,7 +16,7 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
 
 /// Checks a text that is stored: 1 to 1,024 bytes without control characters.
 pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
-    // Whoever reads a lock id can release what it names.
+    // A lock id is a secret: who reads it can release what it names.
     let most = if field == "lock_id" { 8 } else { 40 };
     let shown: String = text.chars().take(most).collect();
     if text.is_empty() || text.len() > MAX_TEXT {
@@ -42,7 +42,7 @@ pub(crate) fn of(namespace: &str, name: &str) -> Result<String> {
     Ok(key)
 }
 
-/// With what the keys of a namespace begin.
+/// How all keys of a namespace begin.
 pub(crate) fn prefix(namespace: &str) -> Result<String> {
     check_text("namespace", namespace)?;
     Ok(format!("{MARK}{namespace}{MARK}"))
@@ -53,7 +53,7 @@ pub(crate) fn parts(key: &str) -> Option<(&str, &str)> {
     key.strip_prefix(MARK)?.split_once(MARK)
 }
 
-/// A key as people shall read it: `lock "a"` or `lease "namespace/name"`.
+/// A key as people read it: `lock "a"` or `lease "namespace/name"`.
 pub(crate) fn shown(key: &str) -> Cow<'_, str> {
     match parts(key) {
         Some((namespace, name)) => format!("{namespace}/{name}").into(),

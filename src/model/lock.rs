@@ -7,7 +7,7 @@ use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
 pub use crate::lease::Mode;
 
-/// What both a lock and its status tell.
+/// What both a lock and its status have.
 macro_rules! getters {
     ($of:ident) => {
         impl $of {
@@ -94,7 +94,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// What stands, whoever asked for it and how often.
+    /// A lock that is held, with no knowledge of how often its acquisition was sent.
     pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
         let status = LockStatus::at(key, mode, holder, now, true);
         Lock {
@@ -264,7 +264,7 @@ mod wire {
     use super::*;
     use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 
-    /// Fields that are not known are ignored within a major version.
+    /// One field for each of the JSON object. Fields that are not known are ignored within a major version.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub(super) struct LockV1 {
         version: String,

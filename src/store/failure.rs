@@ -19,8 +19,14 @@ pub(super) enum Fate {
     /// Nothing was written, and a repeat is of no use.
     Refused,
     /// What it would make is there already: somebody was faster.
-    #[cfg(feature = "mongodb")]
     Duplicate,
+}
+
+/// Whether a request may have left this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    No,
+    Maybe,
 }
 
 /// How the errors of a store speak of its server.
@@ -48,7 +54,6 @@ pub(super) trait Own: fmt::Debug + fmt::Display + Clone {
 
 /// Why a request of a server failed.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(all(feature = "dynamodb", feature = "mongodb", feature = "spanner")), allow(dead_code))]
 pub(super) enum Failure<S> {
     /// Nothing left this host in the time of the call.
     NotSent,
@@ -72,7 +77,7 @@ pub(super) enum Failure<S> {
     Other {
         cause: Cause,
     },
-    /// The SDK did, or its thread ended, while a write was under way.
+    /// The SDK panicked, or its thread ended, while a write was under way.
     Panicked,
     /// The thread of the SDK is gone.
     Ended,
@@ -94,17 +99,17 @@ impl<S: Own> Failure<S> {
         Failure::Unanswered { cause: Some(Cause::from(format!("no answer in {} ms", took.as_millis()))) }
     }
 
-    /// Of a write whose call ended so, after so long. `may_have_left`: this host.
-    pub fn stopped(stopped: Stopped, may_have_left: bool, took: Duration) -> (Fate, Self) {
-        match stopped {
-            Stopped::Over if may_have_left => (Fate::Unknown, Self::overdue(took)),
-            Stopped::Panicked | Stopped::Ended if may_have_left => (Fate::Unknown, Failure::Panicked),
-            Stopped::Over | Stopped::Panicked => (Fate::NotDone, Failure::NotSent),
-            Stopped::Ended => (Fate::Refused, Failure::Ended),
+    /// Of a write whose call ended so, after so long.
+    pub fn stopped(stopped: Stopped, left: Left, took: Duration) -> (Fate, Self) {
+        match (stopped, left) {
+            (Stopped::Over, Left::Maybe) => (Fate::Unknown, Self::overdue(took)),
+            (Stopped::Panicked | Stopped::Ended, Left::Maybe) => (Fate::Unknown, Failure::Panicked),
+            (Stopped::Over | Stopped::Panicked, Left::No) => (Fate::NotDone, Failure::NotSent),
+            (Stopped::Ended, Left::No) => (Fate::Refused, Failure::Ended),
         }
     }
 
-    /// A read that was not answered is no more than that.
+    /// The same of a read, which leaves nothing in doubt when it was not answered.
     pub fn of_read(self) -> Self {
         match self {
             Failure::Unanswered { cause } => Failure::Unread { cause },
@@ -191,7 +196,6 @@ pub(super) struct Cause(String);
 
 impl Cause {
     /// The texts of an error and of all beneath it.
-    #[cfg(any(feature = "dynamodb", feature = "spanner"))]
     pub fn of(error: &(dyn StdError + 'static)) -> Self {
         let mut text = error.to_string();
         let mut next = error.source();
@@ -206,7 +210,6 @@ impl Cause {
         Cause(text)
     }
 
-    #[cfg(feature = "spanner")]
     pub fn says(&self, part: &str) -> bool {
         self.0.contains(part)
     }

@@ -1,4 +1,4 @@
-//! A store in front of a real one that adds faults. It never stands in for the store.
+//! A store in front of a real one that adds faults. It never replaces the store.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,19 +7,22 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::LockRecord;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::Deadline;
 
-/// The calls that can be told apart.
+/// The calls that a fault can be meant for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// [`Backend::acquire`]
     Acquire,
     /// [`Backend::renew`]
     Renew,
-    /// [`Backend::release`], `give_up` or not
+    /// [`Backend::release`], whatever its purpose
     Release,
     /// [`Backend::read`]
     Read,
@@ -87,7 +90,7 @@ impl FaultPlan {
         self.0.lock().always = Some((call, fault));
     }
 
-    /// The store can't tell waiters anything: they have to poll.
+    /// The store can't wake waiters: they must poll.
     pub fn never_wakes(&self) {
         self.0.lock().never_wakes = true;
     }
@@ -229,12 +232,12 @@ impl Backend for Faulty {
         self.run(Call::Renew, by, || self.inner.renew(attempt, renewal, by), |error| Ok(Renewed::Unknown(error)))
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        self.run(Call::Release, by, || self.inner.release(attempt, give_up, by), |error| Ok(Released::Unknown(error)))
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        self.run(Call::Release, by, || self.inner.release(attempt, purpose, by), |error| Ok(Released::Unknown(error)))
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
-        self.run(Call::Read, by, || self.inner.read(which, from.clone(), strong, by), Err)
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
+        self.run(Call::Read, by, || self.inner.read(which, from.clone(), consistency, by), Err)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {

@@ -1,4 +1,4 @@
-//! What a user's own transaction asserts: a grant, and the store that it stands in.
+//! What a user's own transaction asserts: a grant, and the store that has it.
 
 use super::{Backend, observed};
 use crate::model::error::{Error, ErrorKind};
@@ -17,8 +17,12 @@ impl<'a> Standing<'a> {
         observed::native(self.backend)
     }
 
-    /// An error that names the lock and its store.
     pub(super) fn error(self, kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error::new(kind, message).with_key(&self.lock.key).with_store(&self.backend.info().label)
+        self.in_context(Error::new(kind, message))
+    }
+
+    /// An error that names the lock and its store.
+    pub(super) fn in_context(self, error: impl Into<Error>) -> Error {
+        error.into().with_key(&self.lock.key).with_store(&self.backend.info().label)
     }
 }

@@ -1,7 +1,7 @@
 //! A store inside the process, for doctests and unit tests.
 //!
 //! Atomic: one mutex around read, pure transition and write. Clock: this host's boot-time clock.
-//! No call is ever unanswered. Whoever writes tells the waiters, under the same mutex.
+//! No call is ever unanswered. A write wakes the waiters, under the same mutex.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +11,11 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
-use super::transactional::{self, Transacted, Transactional};
+use super::transactional::{self, Durability, Transacted, Transactional};
+use super::url::StoreUrl;
 use super::{
-    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, Opener, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
 use crate::lease::{Ask, End, Labels, LockRecord, Step, StoreTime, Times, transition};
 use crate::model::error::Result;
@@ -27,7 +29,7 @@ const PAGE: usize = 100;
 #[derive(Debug, Default)]
 struct Records {
     by_key: BTreeMap<String, LockRecord>,
-    /// By client: what it wants to be told, and where.
+    /// By client: the keys that it watches, and where to report them.
     watching: BTreeMap<u64, (BTreeSet<String>, Sender<String>)>,
 }
 
@@ -36,7 +38,7 @@ impl Records {
         self.by_key.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key))
     }
 
-    /// Puts the record in its place, or removes it, and tells who waits for that.
+    /// Puts the record in its place, or removes it, and wakes the waiters that it may free the key for.
     fn put(&mut self, key: &str, new: Option<LockRecord>) {
         let old = match new.clone() {
             Some(new) => self.by_key.insert(key.to_owned(), new),
@@ -44,8 +46,8 @@ impl Records {
         };
         let missing = || LockRecord::missing(key);
         if transition::frees(&old.unwrap_or_else(missing), &new.unwrap_or_else(missing)) {
-            let told = |to: &Sender<String>| to.send(key.to_owned()).is_ok();
-            self.watching.retain(|_, (keys, to)| !keys.contains(key) || told(to));
+            let sent = |to: &Sender<String>| to.send(key.to_owned()).is_ok();
+            self.watching.retain(|_, (keys, to)| !keys.contains(key) || sent(to));
         }
     }
 }
@@ -67,6 +69,14 @@ impl Memory {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
 
+    /// From a URL like `memory:NAME`.
+    pub(super) fn opener(url: &str) -> Result<Opener> {
+        let url = StoreUrl::parse(url)?;
+        url.only(&[])?;
+        let name = url.path.into_owned();
+        Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, _| Ok(Memory::open(&name, clock))))
+    }
+
     /// The store with this name, shared by all its clients in the process; without a name one of its own.
     pub fn open(name: &str, clock: Arc<Clock>) -> Self {
         static CLIENTS: AtomicU64 = AtomicU64::new(0);
@@ -81,21 +91,14 @@ impl Memory {
                 fresh
             })
         };
-        let info = StoreInfo {
-            label: if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") },
-            clock: "this host's boot-time clock",
-            grace: Duration::ZERO,
-            min_lease: Memory::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            grant_form: GrantForm::Uuid,
-            most_shared: None,
-        };
+        let label = if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") };
+        let info = StoreInfo::new(label, "this host's boot-time clock", Memory::MIN_LEASE);
         Memory { info, clock, records, number: CLIENTS.fetch_add(1, Ordering::Relaxed) }
     }
 
     fn times(&self) -> Times {
         let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
-        Times { now, cut: now, stamp: self.clock.wall_micros() }
+        Times::without_grace(now, self.clock.wall_micros())
     }
 }
 
@@ -121,7 +124,7 @@ impl Memory {
         records.put(key, Some(record));
     }
 
-    /// Grants the key to a stranger, whoever holds it.
+    /// Grants the key to a stranger, held or not.
     pub fn take_over(&self, key: &str) {
         let mut records = self.records.lock();
         let mut record = records.get(key);
@@ -138,7 +141,7 @@ impl Transactional for Memory {
     fn transact<A>(
         &self,
         key: &str,
-        _issues_token: bool,
+        _durability: Durability,
         _by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
@@ -150,7 +153,7 @@ impl Transactional for Memory {
         if let Some(next) = &step.record {
             records.put(key, Some(next.clone()));
         }
-        Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), &times)))
+        Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), times)))
     }
 }
 
@@ -159,8 +162,8 @@ fn check_format(record: &LockRecord) -> Result<()> {
     record.check_format().map_err(transactional::newer_format)
 }
 
-fn seen(record: LockRecord, times: &Times) -> Seen {
-    Seen { record, now: times.now, cut: times.cut, stamp: times.stamp, native: None }
+fn seen(record: LockRecord, times: Times) -> Seen {
+    Seen { record, times, native: None }
 }
 
 impl Backend for Memory {
@@ -180,19 +183,19 @@ impl Backend for Memory {
         transactional::renew(self, attempt, renewal, by)
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        transactional::release(self, attempt, give_up, by)
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        transactional::release(self, attempt, purpose, by)
     }
 
-    fn read(&self, which: &Which, from: Option<String>, _strong: bool, _by: &Deadline) -> Result<Page> {
+    fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, _by: &Deadline) -> Result<Page> {
         let records = self.records.lock();
         let times = self.times();
         if let Which::Key(key) = which {
-            return Ok(Page { records: vec![seen(records.get(key), &times)], next: None });
+            return Ok(Page { records: vec![seen(records.get(key), times)], next: None });
         }
         let after = |record: &&LockRecord| from.as_ref().is_none_or(|from| record.key > *from);
         let mut found = records.by_key.values().filter(after).filter(|record| which.matches(record));
-        let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), &times)).collect();
+        let page: Vec<Seen> = found.by_ref().take(PAGE).map(|record| seen(record.clone(), times)).collect();
         let next = found.next().and(page.last()).map(|last| last.record.key.clone());
         Ok(Page { records: page, next })
     }

@@ -10,42 +10,42 @@
 //! - **Whose clock.** The store's clock decides what is live ([`StoreInfo::clock`]), never the
 //!   caller's wall clock. Each answer carries the store's now, as late as it may be: the caller
 //!   counts what is left of a lease from it.
-//! - **Condition.** Every write of a guard has its grant id as condition, and a condition that
-//!   failed is a question: the answer comes from the record that was found.
+//! - **Condition.** Every write of a guard has its grant id as condition. Where the condition failed,
+//!   the answer comes from the record that was found.
 //! - **Unknown.** A write that was sent and not answered is `Unknown`, never an error: it may or
-//!   may not have happened. The caller repeats it with the same attempt, which then finds itself.
+//!   may not have happened. The caller repeats it with the same attempt, which then finds its own grant.
 //!   An `Err` from a call that writes says that nothing was written.
 //! - **Giving up** an acquisition also stops a copy of it that arrives later, once or twice.
 //! - **In time.** Every call but `info` takes a deadline and returns by then.
 //! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call
 //!   that would change it, and stays as it is. Of a higher minor format it is used.
 //!
-//! How each store does each call stands in the crate's design page.
+//! The crate's design page says how each store does each call.
 //!
 //! [`swap`]: Backend::swap
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Sender;
 
-use crate::lease::{Ask, End, GrantId, Holder, Lease, LockRecord, Mode, StoreTime, Times};
+pub use crate::lease::Renewal;
+use crate::lease::{Ask, End, GrantId, Holder, LockRecord, Mode, StoreTime, Times};
 use crate::model::error::{Error, Result};
-use crate::sys::clock::BootTime;
+use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
 
 pub(crate) mod connect;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "_async")]
+#[allow(dead_code)]
 mod failure;
 pub mod fault;
-// Only stores that can be part of a user's transaction are asked.
-#[cfg_attr(
-    not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
-    allow(dead_code)
-)]
+// Which parts of `failure`, `fence` and `url` are used depends on the stores that are built.
+#[allow(dead_code)]
 pub mod fence;
 pub mod memory;
 #[cfg(feature = "mongodb")]
@@ -57,6 +57,7 @@ pub mod spanner;
 pub mod sqlite;
 mod status;
 pub mod transactional;
+#[allow(dead_code)]
 mod url;
 
 /// The lease of a client that sets none, on a store that needs no other.
@@ -80,29 +81,51 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// (`instead_of`) and the replacing of the same owner.
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired>;
 
-    /// Extends the lease while the grant stands, expired or not. Never moves an end backwards.
+    /// Extends the lease while the grant holds, expired or not. Never moves an end backwards.
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed>;
 
-    /// Removes the holder and keeps the token. `give_up`: also stops copies of the acquisition
-    /// that are still on their way.
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released>;
+    /// Removes the holder and keeps the token.
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released>;
 
     /// Reads records a page at a time, in any order, each of them once; `from` is the last page's `next`. A page takes
     /// no longer than one request, however many rows there are. A single key without a row answers with a missing
-    /// record, so that the store's time comes along. A poll need not be `strong`: it may see a state that is a moment
-    /// old.
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page>;
+    /// record, so that the store's time comes along.
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page>;
 
     /// Writes the whole record if nothing changed since `seen`; `None` deletes the row.
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped>;
 
-    /// Tells each of `keys` to `to` when it may have become free, from this call's return until the next call,
-    /// which replaces the set; an empty one ends the telling. What happened before is not told: the caller looks
-    /// once more. A key of both sets is told without a gap: to the old `to` until the new one is in use. A key may
-    /// be told for nothing; that a lease ends by time is never told.
+    /// Sends each of `keys` to `to` when it may have become free, from this call's return until the next call,
+    /// which replaces the set; an empty one ends it. What happened before is not sent: the caller looks once more. A
+    /// key of both sets is reported without a gap: to the old `to` until the new one is in use. A key may be sent for
+    /// nothing; the end of a lease by time is never sent.
     ///
-    /// `false`: it can't tell. Then, and when it can tell no longer, it drops `to`.
+    /// `false`: it can't report. Then, and when it can report no longer, it drops `to`.
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;
+}
+
+/// A store that is not opened yet.
+pub(crate) struct Opener {
+    /// The shortest lease that makes sense there.
+    pub min_lease: Duration,
+    /// The smallest margin.
+    pub min_margin: Duration,
+    /// The lease of a client that sets none.
+    pub default_lease: Duration,
+    /// Opens it.
+    pub open: Open,
+}
+
+type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
+
+impl Opener {
+    fn new<B: Backend>(
+        min_lease: Duration,
+        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<B> + Send + Sync + 'static,
+    ) -> Self {
+        let open: Open = Box::new(|clock, missing, by| Ok(Arc::new(open(clock, missing, by)?)));
+        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open }
+    }
 }
 
 /// What is fixed about a store.
@@ -122,6 +145,14 @@ pub struct StoreInfo {
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.
     pub most_shared: Option<fn(Duration) -> u32>,
+}
+
+impl StoreInfo {
+    /// Of a store that needs neither a grace nor a least margin.
+    fn new(label: String, clock: &'static str, min_lease: Duration) -> Self {
+        let (grace, min_margin, grant_form) = (Duration::ZERO, Duration::ZERO, GrantForm::Uuid);
+        StoreInfo { label, clock, grace, min_lease, min_margin, grant_form, most_shared: None }
+    }
 }
 
 /// The form of a store's grant ids.
@@ -154,16 +185,13 @@ fn object_id() -> String {
     random.fold(format!("{seconds:08x}"), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// What [`Backend::schema`] shall do.
+/// What [`Backend::schema`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
     /// Say whether the store can be used; an error also for what `Create` would make.
     Check,
-    /// The same when a client is made. What `Create` would make is only a warning: else nobody could connect to make it.
-    Connect {
-        /// A table that is missing is an error: who connects will not make it.
-        must_exist: bool,
-    },
+    /// The same when a client is made. What `Create` would make is only a warning, since who makes it must connect first.
+    Connect(Missing),
     /// Say what `Create` would do.
     Describe,
     /// Make what is missing.
@@ -174,8 +202,17 @@ pub enum Schema {
 impl Schema {
     /// Whether a table that is missing is an error.
     fn needs_table(self) -> bool {
-        !matches!(self, Schema::Connect { must_exist: false })
+        self != Schema::Connect(Missing::IsAllowed)
     }
+}
+
+/// What connecting makes of a file, table or collection that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// A file is made; a table or a collection is a warning.
+    IsAllowed,
+    /// It is an error: who connects will not make it.
+    IsRefused,
 }
 
 /// One acquisition under way, from before its first request until it is released.
@@ -216,13 +253,22 @@ impl Attempt {
     }
 }
 
-/// How far [`Backend::renew`] shall extend.
+/// What [`Backend::release`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Renewal {
-    /// The lease from now on.
-    pub lease: Lease,
-    /// Gives an endless lease an end. A heartbeat never does.
-    pub may_end_endless: bool,
+pub enum Purpose {
+    /// To end what its caller knows to be granted.
+    Release,
+    /// To stop also copies of the acquisition that are still on their way.
+    GiveUp,
+}
+
+/// Which state [`Backend::read`] may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// What the last write left.
+    Strong,
+    /// A state that is a moment old, where that is cheaper.
+    Eventual,
 }
 
 /// A record as it was found, with the store's time.
@@ -230,12 +276,8 @@ pub struct Renewal {
 pub struct Seen {
     /// The record.
     pub record: LockRecord,
-    /// The store's now when it was read, as late as it may be.
-    pub now: StoreTime,
-    /// As early as it may be, less the store's grace: whose lease ends later is live.
-    pub cut: StoreTime,
-    /// The store's time in microseconds since 1970, for the token of a swap that grants.
-    pub stamp: u64,
+    /// The times when it was read, to decide by.
+    pub times: Times,
     /// What the store compares in a swap, where the record does not say it all.
     pub native: Option<Box<dyn Any + Send>>,
 }
@@ -243,17 +285,12 @@ pub struct Seen {
 impl Seen {
     /// The holders who must be respected. Mode, holder.
     pub fn live(&self) -> impl Iterator<Item = (Mode, &Holder)> {
-        self.record.live(self.cut)
+        self.record.live(self.times.expired_before)
     }
 
     /// Whether this holder must be respected.
     pub fn is_live(&self, holder: &Holder) -> bool {
-        holder.until.is_after(self.cut)
-    }
-
-    /// The times to decide by.
-    pub fn times(&self) -> Times {
-        Times { now: self.now, cut: self.cut, stamp: self.stamp }
+        holder.until.is_after(self.times.expired_before)
     }
 }
 
@@ -262,14 +299,14 @@ impl Seen {
 pub enum Acquired {
     /// The attempt holds the key.
     Granted {
-        /// The entry as it stands.
+        /// The entry as it is.
         holder: Holder,
-        /// It stood before this request.
+        /// An earlier copy of the same request put it there.
         repeated: bool,
         /// The store's now, as late as it may be.
         now: StoreTime,
     },
-    /// Others hold the key; for a transfer: the old grant does not stand.
+    /// Others hold the key; for a transfer: the old grant holds no longer.
     Refused(Seen),
     /// No answer came.
     Unknown(Error),
@@ -278,14 +315,14 @@ pub enum Acquired {
 /// The answer to [`Backend::renew`].
 #[derive(Debug)]
 pub enum Renewed {
-    /// The grant stands until then.
+    /// The grant holds until then.
     Until {
         /// The end of the lease.
         until: End,
         /// The store's now, as late as it may be.
         now: StoreTime,
     },
-    /// The grant does not stand; what does.
+    /// The grant holds no longer; what was found instead.
     Lost(Seen),
     /// No answer came.
     Unknown(Error),
@@ -294,7 +331,7 @@ pub enum Renewed {
 /// The answer to [`Backend::release`].
 #[derive(Debug)]
 pub enum Released {
-    /// The grant stood and is gone.
+    /// The grant held, and is gone.
     Done,
     /// Nobody holds the key.
     Free,
@@ -315,7 +352,7 @@ pub enum Swapped {
     Unknown(Error),
 }
 
-/// What [`Backend::read`] shall find.
+/// What [`Backend::read`] finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The record of one key.

@@ -1,11 +1,14 @@
-//! The one way from the client to its store: every request is told to the observer, and every
+//! The one way from the client to its store: every request is reported to the observer, and every
 //! error learns which key and which store it is about.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::LockRecord;
 use crate::model::error::{Error, Result};
 use crate::model::event::Operation;
@@ -25,7 +28,7 @@ impl Observed {
         Observed { inner, observing }
     }
 
-    fn run<T: Answer>(
+    fn run<T: Unknowable>(
         &self,
         operation: Operation,
         key: Option<&str>,
@@ -85,17 +88,17 @@ impl Backend for Observed {
         self.run(Operation::Renew, Some(&key), |store| store.renew(attempt, renewal, by))
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
         let key = attempt.key.clone();
-        self.run(Operation::Release, Some(&key), |store| store.release(attempt, give_up, by))
+        self.run(Operation::Release, Some(&key), |store| store.release(attempt, purpose, by))
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
         let key = match which {
             Which::Key(key) => Some(key.as_str()),
             _ => None,
         };
-        self.run(Operation::Read, key, |store| store.read(which, from, strong, by).map_err(Error::of_read))
+        self.run(Operation::Read, key, |store| store.read(which, from, consistency, by).map_err(Error::of_read))
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
@@ -107,36 +110,23 @@ impl Backend for Observed {
     }
 }
 
-/// An answer that may be that none came.
-trait Answer {
+/// An answer that may say that none came.
+trait Unknowable {
     fn unknown(&mut self) -> Option<&mut Error> {
         None
     }
 }
 
-impl Answer for String {}
-impl Answer for Page {}
+impl Unknowable for String {}
+impl Unknowable for Page {}
 
-impl Answer for Acquired {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Acquired::Unknown(error) = self { Some(error) } else { None }
-    }
+macro_rules! may_be_unknown {
+    ($($answer:ident)*) => {$(
+        impl Unknowable for $answer {
+            fn unknown(&mut self) -> Option<&mut Error> {
+                if let $answer::Unknown(error) = self { Some(error) } else { None }
+            }
+        }
+    )*};
 }
-
-impl Answer for Renewed {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Renewed::Unknown(error) = self { Some(error) } else { None }
-    }
-}
-
-impl Answer for Released {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Released::Unknown(error) = self { Some(error) } else { None }
-    }
-}
-
-impl Answer for Swapped {
-    fn unknown(&mut self) -> Option<&mut Error> {
-        if let Swapped::Unknown(error) = self { Some(error) } else { None }
-    }
-}
+may_be_unknown!(Acquired Renewed Released Swapped);

@@ -1,6 +1,6 @@
 //! Acquire, renew and release for stores that apply the pure transitions inside a serializable transaction.
 
-use super::{Acquired, Attempt, Released, Renewal, Renewed, Seen};
+use super::{Acquired, Attempt, Purpose, Released, Renewal, Renewed, Seen};
 use crate::lease::record::NewerFormat;
 use crate::lease::{AcquireAnswer, LockRecord, ReleaseAnswer, RenewAnswer, Step, Times, transition};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -9,23 +9,32 @@ use crate::sys::deadline::Deadline;
 /// A store with serializable read-write transactions.
 pub trait Transactional {
     /// Reads the record of `key` (a missing one where there is no row), applies `transition` and
-    /// writes its record if it gives one, all in one transaction. `issues_token`: what is written
-    /// must be on disk before this returns.
+    /// writes its record if it gives one, all in one transaction.
     ///
-    /// A store may stamp what it writes with the time of its commit; then what stands says it.
+    /// A store may stamp what it writes with the time of its commit; then the answer has the times of the record that was written.
     fn transact<A: Send + 'static>(
         &self,
         key: &str,
-        issues_token: bool,
+        durability: Durability,
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>>;
 }
 
+/// What a commit must outlive, where the store has a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// A power cut: a token that was given out is never given out again.
+    PowerCut,
+    /// The process. A power cut may take back a renewal or a release, which only makes a lease end sooner or later
+    /// than said, and the holders' host is down anyway.
+    Process,
+}
+
 /// How a transaction went.
 #[derive(Debug)]
 pub enum Transacted<A> {
-    /// It is committed, or there was nothing to write. What stands now.
+    /// It is committed, or there was nothing to write. The record as it is now.
     Done(A, Seen),
     /// The commit was not answered.
     Unknown(Error),
@@ -35,14 +44,14 @@ pub enum Transacted<A> {
 pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
     let ask = attempt.ask.clone();
     let transition = move |record: &LockRecord, times: &Times| transition::acquire(record, &ask, times);
-    let (answer, seen) = match store.transact(&attempt.key, true, by, transition)? {
+    let (answer, seen) = match store.transact(&attempt.key, Durability::PowerCut, by, transition)? {
         Transacted::Done(answer, seen) => (answer, seen),
         Transacted::Unknown(error) => return Ok(Acquired::Unknown(error)),
     };
     match answer {
         AcquireAnswer::Granted { holder, repeated } => {
             let holder = seen.record.standing(attempt.grant()).map_or(holder, |(_, stands)| stands.clone());
-            Ok(Acquired::Granted { holder, repeated, now: seen.now })
+            Ok(Acquired::Granted { holder, repeated, now: seen.times.now })
         }
         AcquireAnswer::Refused(_) => {
             seen.record.check_format().map_err(newer_format)?;
@@ -53,15 +62,14 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
 
 /// [`Backend::renew`](super::Backend::renew)
 pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-    let Renewal { lease, may_end_endless } = renewal;
     let grant = attempt.grant().clone();
-    let transacted = store.transact(&attempt.key, false, by, move |record, times| {
-        transition::renew(record, &grant, lease, may_end_endless, times)
+    let transacted = store.transact(&attempt.key, Durability::Process, by, move |record, times| {
+        transition::renew(record, &grant, renewal, times)
     })?;
     Ok(match transacted {
         Transacted::Done(RenewAnswer::Until(until), seen) => {
             let until = seen.record.standing(attempt.grant()).map_or(until, |(_, stands)| stands.until);
-            Renewed::Until { until, now: seen.now }
+            Renewed::Until { until, now: seen.times.now }
         }
         Transacted::Done(RenewAnswer::Lost, seen) => Renewed::Lost(seen),
         Transacted::Unknown(error) => Renewed::Unknown(error),
@@ -69,10 +77,14 @@ pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by
 }
 
 /// [`Backend::release`](super::Backend::release)
-pub fn release(store: &impl Transactional, attempt: &Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-    let how = if give_up { transition::give_up } else { transition::release };
+pub fn release(store: &impl Transactional, attempt: &Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+    let how = match purpose {
+        Purpose::Release => transition::release,
+        Purpose::GiveUp => transition::give_up,
+    };
     let grant = attempt.grant().clone();
-    let transacted = store.transact(&attempt.key, false, by, move |record, times| how(record, &grant, times))?;
+    let transacted =
+        store.transact(&attempt.key, Durability::Process, by, move |record, times| how(record, &grant, times))?;
     Ok(match transacted {
         Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
         Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use crate::model::error::{Error, ErrorKind, Result};
 
-/// What stands behind the scheme, decoded.
+/// A URL in its parts, decoded.
 pub(super) struct StoreUrl<'a> {
-    scheme: &'static str,
+    scheme: &'a str,
     pub path: Cow<'a, str>,
     options: Vec<(Cow<'a, str>, Cow<'a, str>)>,
 }
 
 impl<'a> StoreUrl<'a> {
-    pub fn parse(scheme: &'static str, rest: &'a str) -> Result<Self> {
+    pub fn parse(url: &'a str) -> Result<Self> {
+        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut options: Vec<(Cow<str>, Cow<str>)> = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -41,10 +42,35 @@ impl<'a> StoreUrl<'a> {
         }
     }
 
-    #[cfg(any(feature = "sqlite", feature = "dynamodb", feature = "spanner"))]
     pub fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_ref())
     }
+
+    #[cfg(any(feature = "dynamodb", feature = "spanner"))]
+    pub fn duration(&self, name: &str) -> Result<Option<Duration>> {
+        let Some(text) = self.option(name) else { return Ok(None) };
+        let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());
+        let wrong = || config(&format!("the option {name} is {text:?}, but must be a duration like 1s or 500ms"));
+        parsed.ok_or_else(wrong).map(Some)
+    }
+
+    /// An option that is off where it is not given.
+    pub fn flag(&self, name: &str) -> Result<bool> {
+        match self.option(name) {
+            Some("1" | "true") => Ok(true),
+            None | Some("0" | "false") => Ok(false),
+            Some(text) => Err(config(&format!("the option {name} is {text:?}, but must be 0 or 1"))),
+        }
+    }
+}
+
+/// Refuses an endpoint that is none. What is wrong is not shown: it may hold a password.
+pub(super) fn check_endpoint(what: &str, endpoint: &str) -> Result<()> {
+    let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
+    if is_http && !endpoint.contains('@') {
+        return Ok(());
+    }
+    Err(config(&format!("{what} must be like http://localhost:8000, without credentials in it")))
 }
 
 /// `%` and two hex digits are a byte; any other `%` stands for itself.
@@ -84,22 +110,6 @@ pub(super) fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
-}
-
-#[cfg(any(feature = "dynamodb", feature = "spanner"))]
-pub(super) fn duration(name: &str, text: &str) -> Result<Duration> {
-    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());
-    let wrong = || config(&format!("the option {name} is {text:?}, but must be a duration like 1s or 500ms"));
-    parsed.ok_or_else(wrong)
-}
-
-#[cfg(any(feature = "sqlite", feature = "dynamodb"))]
-pub(super) fn flag(name: &str, text: &str) -> Result<bool> {
-    match text {
-        "1" | "true" => Ok(true),
-        "0" | "false" => Ok(false),
-        _ => Err(config(&format!("the option {name} is {text:?}, but must be 0 or 1"))),
-    }
 }
 
 pub(super) fn config(message: &str) -> Error {

@@ -64,7 +64,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The clocks as the system tells them.
+    /// The clocks of the system.
     pub fn system() -> Arc<Clock> {
         Arc::default()
     }
@@ -81,7 +81,7 @@ impl Clock {
         u64::try_from(micros.saturating_add(self.wall_offset.load(Ordering::SeqCst))).unwrap_or(0)
     }
 
-    /// Lets `by` pass at once, as a suspend would, and tells the watchers.
+    /// Lets `by` pass at once, as a suspend would, and wakes the watchers.
     pub fn advance(&self, by: Duration) {
         let nanos = by.as_nanos().try_into().unwrap_or(u64::MAX);
         self.boot_offset.fetch_add(nanos, Ordering::SeqCst);
@@ -91,12 +91,12 @@ impl Clock {
         }
     }
 
-    /// Sets the wall clock off by so many microseconds.
+    /// Sets the wall clock off by this many microseconds.
     pub fn set_wall_offset(&self, micros: i64) {
         self.wall_offset.store(micros, Ordering::SeqCst);
     }
 
-    /// Tells of each [`advance`](Clock::advance) from now on.
+    /// Reports each [`advance`](Clock::advance) from now on.
     pub fn jumps(&self) -> Jumps {
         let (jump, jumps) = crossbeam_channel::bounded(1);
         let jump = Arc::new(jump);
@@ -118,7 +118,7 @@ pub struct Jumps {
 
 impl Jumps {
     /// Ready after a jump. By a call, since a closure that used the field would take that alone and drop the sender.
-    pub fn told(&self) -> &Receiver<()> {
+    pub fn receiver(&self) -> &Receiver<()> {
         &self.jumps
     }
 }

@@ -89,7 +89,7 @@ impl Deadline {
         self.wait_for(Duration::MAX);
     }
 
-    /// Waits until it is over or `limit` has passed; tells whether time is left.
+    /// Waits until it is over or `limit` has passed; whether time is left.
     pub fn wait_for(&self, limit: Duration) -> bool {
         self.wait_for_or(limit, &crossbeam_channel::never())
     }
@@ -99,7 +99,7 @@ impl Deadline {
         self.wait_for_event(limit, event) != Waited::Over
     }
 
-    /// The same, and tells what ended the wait.
+    /// The same; what ended the wait.
     pub fn wait_for_event(&self, limit: Duration, event: &Receiver<()>) -> Waited {
         let until = self.at.min(far_from(Instant::now(), limit));
         let mut select = crossbeam_channel::Select::new();

@@ -11,7 +11,7 @@ thread_local! {
     static BY: Cell<Option<DropBy>> = const { Cell::new(None) };
 }
 
-/// Whose drop it is: what belongs to another client has a bound of its own, for nobody else would release it.
+/// Whose drop it is: what belongs to another client has a bound of its own, since only that client releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(usize);
 
@@ -47,6 +47,8 @@ impl DropBy {
 }
 
 /// Until when what a client owns may take to end, from now: no longer than the client's drop that is under way here.
+// Only SQLite has use for it.
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn drop_by(bound: Duration) -> Instant {
     let at = far_from(Instant::now(), bound);
     BY.get().map_or(at, |outer| outer.at.min(at))

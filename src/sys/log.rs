@@ -3,7 +3,7 @@
 
 use super::caught::caught;
 
-/// The panic hook has said what went wrong; to log it would be to ask for the next one.
+/// The panic hook has said what went wrong; logging it would only panic again.
 pub(crate) fn contained(log: impl FnOnce()) {
     let _ = caught(log);
 }

@@ -21,7 +21,7 @@ impl Observing {
         }
     }
 
-    /// Tells of a request, at once or when the thread's [`Later`] ends.
+    /// Reports a request, at once or when the thread's [`Later`] ends.
     pub(crate) fn asked(
         &self,
         operation: Operation,
@@ -43,7 +43,7 @@ impl Observing {
             }
         };
         let mut tell = Some(tell);
-        // In the last moments of a thread there is no such place any more.
+        // While a thread ends, its thread-local is gone before everything else is dropped.
         let _ = KEPT.try_with(|kept| {
             if let Some(kept) = &mut *kept.borrow_mut() {
                 kept.extend(tell.take().map(|tell| Box::new(tell) as Told));
@@ -53,7 +53,7 @@ impl Observing {
     }
 }
 
-/// A wait that the observer was told of. Its end is told when it is dropped, also by a panic.
+/// A wait whose begin was reported to the observer. Its end is reported when this is dropped, also by a panic.
 pub(crate) struct WaitSpan {
     observing: Observing,
     key: String,
@@ -86,12 +86,12 @@ pub(crate) enum Asked {
 type Told = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// What is told when the outermost [`Later`] of this thread ends.
+    /// What is reported when the outermost [`Later`] of this thread ends.
     static KEPT: RefCell<Option<Vec<Told>>> = const { RefCell::new(None) };
 }
 
-/// Keeps what requests of this thread tell until it is dropped. Made before a mutex is taken, it tells after that is
-/// free again.
+/// Keeps what requests of this thread have to report until it is dropped. Made before a mutex is taken, it reports
+/// after that is free again.
 pub(crate) struct Later {
     is_outermost: bool,
 }

@@ -1,8 +1,8 @@
 //! Which process this is. What was made before a fork is of no use in the child: its threads, connections and mutexes
 //! are the parent's.
 //!
-//! The number alone does not tell: a process 1 that forks into a new namespace has a child 1. So forks are counted, too,
-//! by what the system's `fork()` runs in the child; and the number tells where a process was cloned without that.
+//! The number alone is not enough: a process 1 that forks into a new namespace has a child 1. So forks are counted, too,
+//! by a hook that the system's `fork()` runs in the child; and the number shows a clone that does not run the hook.
 //! (What the kernel clears in a child, `MADV_WIPEONFORK`, no crate offers as safe code.) Only a process 1 that calls
 //! `clone` itself, for a new namespace, is not noticed.
 

@@ -58,7 +58,7 @@ impl Thread {
         self.over.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// Waits for its end until `by`; tells whether it ended. Called on the thread itself, it does not wait.
+    /// Waits for its end until `by`; whether it ended. Called on the thread itself, it does not wait.
     pub fn wait_until(&self, by: Instant) -> bool {
         if std::thread::current().id() == self.id() {
             return false;

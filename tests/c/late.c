@@ -76,6 +76,8 @@ int main(int argc, char **argv) {
   OK(leasehold_client_close(to_close));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 10000));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
+  OK(leasehold_guard_release(guard)); /* closing has done it */
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_release(guard));
   leasehold_lock lock = 0;
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));
   struct pollfd closed = {descriptor, POLLIN, 0};

@@ -66,3 +66,13 @@ fn a_program_outside_uses_the_installed_library() {
     run(&mut uninstall);
     assert!(!installed("libleasehold.so").exists() && !prefix.join("include/leasehold.h").exists());
 }
+
+/// As in a fresh checkout, where no folder for what is built exists yet.
+#[test]
+fn make_makes_its_own_folder() {
+    let (folder, _) = store();
+    let mut make = Command::new("make");
+    make.arg("-C").arg(root().join("src/capi")).args(["all", "PROFILE=debug", "CARGO=true"]);
+    make.arg(format!("TARGET={}", folder.path().join("new/capi").display())).env_remove("MAKEFLAGS");
+    run(&mut make);
+}

@@ -115,5 +115,5 @@ fn a_telling_that_fails_is_warned_of_once() {
     }
     client.release(&held).unwrap();
     client.close().unwrap();
-    assert_warned("WARN leasehold::wake: the store does not tell waiters when a lock is free");
+    assert_warned("WARN leasehold::wake: the store does not wake waiters when a lock is free");
 }

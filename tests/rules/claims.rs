@@ -62,9 +62,9 @@ fn an_extension_that_is_no_later_writes_nothing() {
 fn it_expires_at_its_end_by_the_earliest_time() {
     let record = claimed(&LockRecord::missing("k"), "a", 5);
     let mut times = now(200);
-    times.cut = at(104);
+    times.expired_before = at(104);
     assert_eq!(expire(&record, &times).answer, Err(LeaseRefusal::StillRuns));
-    times.cut = at(105);
+    times.expired_before = at(105);
     let step = expire(&record, &times);
     assert_eq!((step.answer.ok(), step.record.unwrap().exclusive), (record.exclusive.clone(), None));
     assert_eq!(expire(&ended(&record), &times).answer, Err(LeaseRefusal::Free));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::asks::*;
 use crate::support::steps::check_written;
 use leasehold::internals::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
-use leasehold::internals::lease::transition::{acquire, free_in, give_up, purge, release, renew};
+use leasehold::internals::lease::transition::{Renewal, acquire, free_in, give_up, purge, release, renew};
 use leasehold::internals::lease::{
     AcquireAnswer, Ask, End, Kind, Lease, LockRecord, Mode, Refusal, ReleaseAnswer, RenewAnswer, Times,
 };
@@ -28,7 +28,7 @@ fn names(record: &LockRecord) -> Vec<&str> {
 }
 
 fn renewed(record: &LockRecord, name: &str, lease: Lease, may_end_endless: bool, times: &Times) -> (End, LockRecord) {
-    let step = renew(record, &grant(name), lease, may_end_endless, times);
+    let step = renew(record, &grant(name), Renewal { lease, may_end_endless }, times);
     match (step.answer, step.record) {
         (RenewAnswer::Until(end), Some(record)) => (end, record),
         other => panic!("{name} was not renewed: {other:?}"),
@@ -200,7 +200,7 @@ fn a_transfer_replaces_its_grant_in_one_write_with_a_new_token() {
     let (after, b) = granted(&record, &instead("b", &a), &now(10));
     assert_eq!((names(&after), b.token, b.created), (vec!["b"], 2, at(10)));
     assert_eq!(after.version, record.version + 1);
-    assert_eq!(renew(&after, &a.grant, Lease::For(LEASE), false, &now(10)).answer, RenewAnswer::Lost);
+    assert_eq!(renew(&after, &a.grant, Renewal::heartbeat(Lease::For(LEASE)), &now(10)).answer, RenewAnswer::Lost);
     let again = acquire(&after, &instead("b", &a), &now(10));
     assert!(matches!(again.answer, AcquireAnswer::Granted { repeated: true, .. }), "its repeat finds itself");
     assert_eq!(refused(&after, &instead("c", &a), &now(10)), Refusal::NotStanding);
@@ -306,7 +306,7 @@ fn a_renewal_finds_its_grant_among_shared_ones() {
 #[test]
 fn a_late_renewal_moves_no_end_back_and_writes_nothing() {
     let record = held(&[exclusive("a")]);
-    let step = renew(&record, &grant("a"), Lease::For(ms(10)), false, &now(89));
+    let step = renew(&record, &grant("a"), Renewal::heartbeat(Lease::For(ms(10))), &now(89));
     assert_eq!((step.answer, step.record), (RenewAnswer::Until(End::At(at(100))), None));
     let (end, record) = renewed(&record, "a", Lease::For(ms(10)), false, &now(90));
     assert_eq!(end, End::At(at(100)));
@@ -318,7 +318,7 @@ fn a_renewal_revives_what_expired_and_nobody_took() {
     let record = held(&[exclusive("a")]);
     assert_eq!(renewed(&record, "a", Lease::For(LEASE), false, &now(900)).0, End::At(at(1000)));
     let (taken, _) = granted(&record, &exclusive("b"), &now(900));
-    let step = renew(&taken, &grant("a"), Lease::For(LEASE), false, &now(900));
+    let step = renew(&taken, &grant("a"), Renewal::heartbeat(Lease::For(LEASE)), &now(900));
     assert_eq!((step.answer, step.record), (RenewAnswer::Lost, None));
 }
 
@@ -327,11 +327,11 @@ fn an_endless_lease_ends_only_on_demand() {
     let (end, record) = renewed(&held(&[exclusive("a")]), "a", Lease::Forever, false, &now(0));
     assert_eq!(end, End::Never);
     assert_eq!(refused(&record, &exclusive("b"), &now(i64::from(u32::MAX))), Refusal::Held);
-    let step = renew(&record, &grant("a"), Lease::For(LEASE), false, &now(50));
+    let step = renew(&record, &grant("a"), Renewal::heartbeat(Lease::For(LEASE)), &now(50));
     assert_eq!((step.answer, step.record), (RenewAnswer::Until(End::Never), None), "a heartbeat does not end it");
     let (end, record) = renewed(&record, "a", Lease::For(LEASE), true, &now(50));
     assert_eq!(end, End::At(at(150)));
-    let step = renew(&record, &grant("a"), Lease::For(ms(1)), true, &now(50));
+    let step = renew(&record, &grant("a"), Renewal { lease: Lease::For(ms(1)), may_end_endless: true }, &now(50));
     assert_eq!(step.answer, RenewAnswer::Until(End::At(at(150))), "a finite end does not move back even then");
     assert_eq!(renewed(&record, "a", Lease::Forever, true, &now(50)).0, End::Never);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::asks::*;
-use leasehold::internals::lease::backoff::{poll_delay, retry_delay, told_delay, with_jitter};
+use leasehold::internals::lease::backoff::{poll_delay, retry_delay, with_jitter, woken_delay};
 use leasehold::internals::lease::group::{GroupAnswer, renew_group};
 use leasehold::internals::lease::{Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime, transition};
 
@@ -113,10 +113,10 @@ fn a_poll_may_be_as_long_as_one_likes() {
 #[test]
 fn a_told_waiter_looks_a_hundredth_as_often_or_when_the_lock_can_be_free() {
     let range = ms(150)..=ms(350);
-    assert_eq!(told_delay(&range, None, 0.0), ms(15_000));
-    assert_eq!(told_delay(&range, None, 1.0), ms(35_000));
-    assert_eq!(told_delay(&range, Some(ms(20_000)), 1.0), ms(20_000));
-    assert!(told_delay(&(Duration::MAX..=Duration::MAX), None, 1.0) > ms(1));
+    assert_eq!(woken_delay(&range, None, 0.0), ms(15_000));
+    assert_eq!(woken_delay(&range, None, 1.0), ms(35_000));
+    assert_eq!(woken_delay(&range, Some(ms(20_000)), 1.0), ms(20_000));
+    assert!(woken_delay(&(Duration::MAX..=Duration::MAX), None, 1.0) > ms(1));
 }
 
 /// A record whose holders end at these times.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
-use leasehold::internals::store::{Backend, Which};
+use leasehold::internals::store::{Backend, Consistency, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ClientBuilder, LockClient, LockGuard, Loss};
@@ -55,7 +55,10 @@ impl Bench {
     /// How many acquisitions of the key were given up, so that no late copy of them can be granted.
     pub fn given_up(&self, key: &str) -> usize {
         let by = Deadline::after(LONG);
-        self.store.read(&Which::Key(key.to_owned()), None, true, &by).unwrap().records[0].record.given_up.len()
+        self.store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &by).unwrap().records[0]
+            .record
+            .given_up
+            .len()
     }
 
     /// Waits until a call of this kind was made more often than `before`.

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::Sender;
 use leasehold::internals::lease::LockRecord;
 use leasehold::internals::store::{
-    Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
 };
 use leasehold::internals::sys::deadline::Deadline;
 
@@ -77,12 +78,18 @@ impl Backend for Between {
         self.inner.renew(attempt, renewal, by)
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> leasehold::Result<Released> {
-        self.inner.release(attempt, give_up, by)
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> leasehold::Result<Released> {
+        self.inner.release(attempt, purpose, by)
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> leasehold::Result<Page> {
-        self.inner.read(which, from, strong, by)
+    fn read(
+        &self,
+        which: &Which,
+        from: Option<String>,
+        consistency: Consistency,
+        by: &Deadline,
+    ) -> leasehold::Result<Page> {
+        self.inner.read(which, from, consistency, by)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> leasehold::Result<Swapped> {

@@ -1,7 +1,7 @@
 //! Short ways to call a store and to insist on its answer.
 
 use leasehold::internals::lease::{End, Holder, Lease, LockRecord, Mode};
-use leasehold::internals::store::{Attempt, Backend, Released, Renewal, Renewed, Seen};
+use leasehold::internals::store::{Attempt, Backend, Purpose, Released, Renewal, Renewed, Seen};
 
 use crate::support::calls;
 #[allow(unused_imports)] // Each test binary uses its own part of it.
@@ -47,11 +47,11 @@ pub fn lost(store: &dyn Backend, attempt: &mut Attempt) -> Seen {
 }
 
 pub fn release(store: &dyn Backend, attempt: &mut Attempt) -> Released {
-    store.release(attempt, false, &soon()).unwrap()
+    store.release(attempt, Purpose::Release, &soon()).unwrap()
 }
 
 pub fn give_up(store: &dyn Backend, attempt: &mut Attempt) -> Released {
-    store.release(attempt, true, &soon()).unwrap()
+    store.release(attempt, Purpose::GiveUp, &soon()).unwrap()
 }
 
 impl Opened {

@@ -34,7 +34,7 @@ pub fn apply(before: &LockRecord, request: &Request, times: &Times) -> (Answer, 
                     assert_eq!(step.record, None, "a repeat changes nothing");
                     let standing = before.standing(&ask.grant).expect("a repeat finds itself").1;
                     assert_eq!(standing, holder);
-                    assert!(holder.until.is_after(times.cut), "a repeat finds a live grant");
+                    assert!(holder.until.is_after(times.expired_before), "a repeat finds a live grant");
                 }
                 AcquireAnswer::Granted { holder, repeated: false } => {
                     let after = step.record.as_ref().expect("a grant is written");
@@ -49,7 +49,12 @@ pub fn apply(before: &LockRecord, request: &Request, times: &Times) -> (Answer, 
             (Answer::Acquired(step.answer), step.record)
         }
         Request::Renew { grant, lease, may_end_endless } => {
-            let step = transition::renew(before, grant, *lease, *may_end_endless, times);
+            let step = transition::renew(
+                before,
+                grant,
+                transition::Renewal { lease: *lease, may_end_endless: *may_end_endless },
+                times,
+            );
             check_renewal(before, step.record.as_ref(), grant, *lease, *may_end_endless, step.answer, times);
             (Answer::Renewed(step.answer), step.record)
         }
@@ -115,12 +120,12 @@ fn check_grant(before: &LockRecord, after: &LockRecord, ask: &Ask, holder: &Hold
     for (mode, stood) in before.holders().filter(|(_, h)| h.grant != ask.grant) {
         if let Some(stands) = after.standing(&stood.grant) {
             assert_eq!(stands, (mode, stood), "a grant changes no other holder");
-            assert!(stood.until.is_after(times.cut), "expired holders are dropped in the same write");
+            assert!(stood.until.is_after(times.expired_before), "expired holders are dropped in the same write");
             assert_ne!(stood.lock_id, ask.lock_id);
         } else {
             let by_order = ask.instead_of.as_ref().is_some_and(|(old, _)| *old == stood.grant)
                 || is_replaced(ask, mode, stood)
-                || !stood.until.is_after(times.cut);
+                || !stood.until.is_after(times.expired_before);
             assert!(by_order, "{stood:?} was live and is gone");
         }
     }
@@ -147,7 +152,7 @@ fn check_refusal(before: &LockRecord, ask: &Ask, refusal: Refusal, times: &Times
     let old = ask.instead_of.as_ref();
     let in_the_way =
         |(mode, h): &(Mode, &Holder)| old.is_none_or(|(g, _)| *g != h.grant) && !is_replaced(ask, *mode, h);
-    let mut blocking = before.live(times.cut).filter(in_the_way);
+    let mut blocking = before.live(times.expired_before).filter(in_the_way);
     let is_there = match refusal {
         Refusal::GivenUp => before.given_up.contains(&ask.grant),
         Refusal::NotStanding => old.is_some_and(|(g, token)| before.standing(g).is_none_or(|(_, h)| h.token != *token)),
@@ -155,7 +160,7 @@ fn check_refusal(before: &LockRecord, ask: &Ask, refusal: Refusal, times: &Times
         Refusal::Held => blocking.any(|(mode, _)| ask.mode == Mode::Exclusive || mode == Mode::Exclusive),
         Refusal::Full => {
             ask.mode == Mode::Shared
-                && before.exclusive.as_ref().is_none_or(|h| !h.until.is_after(times.cut))
+                && before.exclusive.as_ref().is_none_or(|h| !h.until.is_after(times.expired_before))
                 && ask.max_holders.is_some_and(|max| blocking.count() >= max as usize)
         }
         Refusal::Lease => before.kind == Kind::Lease,
@@ -200,7 +205,7 @@ fn check_renewal(
 
 fn check_end(before: &LockRecord, after: &LockRecord, grant: &GrantId, answer: ReleaseAnswer, times: &Times) {
     let stood = before.standing(grant).is_some();
-    let held = before.live(times.cut).next().is_some();
+    let held = before.live(times.expired_before).next().is_some();
     let right = match (stood, held) {
         (true, _) => ReleaseAnswer::Released,
         (false, false) => ReleaseAnswer::Free,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::internals::lease::{GrantId, LockRecord};
 use leasehold::internals::store::memory::Memory;
-use leasehold::internals::store::{Backend, Page, Seen, Which};
+use leasehold::internals::store::{Backend, Consistency, Page, Seen, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 
@@ -195,7 +195,7 @@ impl Opened {
     }
 
     pub fn page(&self, which: &Which, from: Option<String>) -> Page {
-        self.store.read(which, from, true, &soon()).unwrap()
+        self.store.read(which, from, Consistency::Strong, &soon()).unwrap()
     }
 
     /// Every record, over all pages, by key.

@@ -7,7 +7,7 @@ use crate::engine::options::default_labels;
 use crate::lease::{Ask, Lease};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key;
-use crate::store::{Acquired, Attempt, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
+use crate::store::{Acquired, Attempt, Consistency, Purpose, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 
 /// What is tried.
@@ -118,7 +118,7 @@ impl LockClient {
     }
 
     fn row(&self, row: &str, all: &Deadline) -> Result<Seen> {
-        let page = self.family.backend.read(&Which::Key(row.to_owned()), None, true, &self.by(all))?;
+        let page = self.family.backend.read(&Which::Key(row.to_owned()), None, Consistency::Strong, &self.by(all))?;
         let nothing = || self.error(ErrorKind::Store, row, "the store found neither a row nor none");
         page.records.into_iter().next().ok_or_else(nothing)
     }
@@ -132,7 +132,7 @@ impl LockClient {
             let took = started.elapsed();
             let middle = sent.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
             let millis = |micros: u128| i64::try_from(micros / 1000).unwrap_or(i64::MAX);
-            reads.push((took, millis(u128::from(seen.stamp)) - millis(middle.as_micros())));
+            reads.push((took, millis(u128::from(seen.times.stamp)) - millis(middle.as_micros())));
         }
         reads.sort();
         let difference = reads.first().map(|(_, difference)| *difference).unwrap_or_default();
@@ -149,17 +149,17 @@ impl LockClient {
         attempt.first_sent = Some(self.family.clock.now());
         attempt.sends = 1;
         let read = self.row(row, all).map(drop);
-        let list = backend.read(&Which::Prefix(row.to_owned()), None, true, &self.by(all)).map(drop);
+        let list = backend.read(&Which::Prefix(row.to_owned()), None, Consistency::Strong, &self.by(all)).map(drop);
         let acquired = match backend.acquire(&mut attempt, &self.by(all)) {
             Ok(Acquired::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        let renewal = Renewal { lease: Lease::For(lease), may_end_endless: false };
+        let renewal = Renewal::heartbeat(Lease::For(lease));
         let renewed = match backend.renew(&mut attempt, renewal, &self.by(all)) {
             Ok(Renewed::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        let released = match backend.release(&mut attempt, false, &self.by(all)) {
+        let released = match backend.release(&mut attempt, Purpose::Release, &self.by(all)) {
             Ok(Released::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };

@@ -75,7 +75,7 @@ impl LockClient {
         rule: impl Fn(&LockRecord) -> Step<Holders>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<Vec<LockStatus>> {
-        let (holders, found) = self.settle(found, |found| Ok(rule(&found.seen.record)), arrived)?;
-        Ok(statuses(&found.seen, &holders, found.seen.now))
+        let (holders, found) = self.update(found, |found| Ok(rule(&found.seen.record)), arrived)?;
+        Ok(statuses(&found.seen, &holders, found.seen.times.now))
     }
 }

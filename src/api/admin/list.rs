@@ -8,7 +8,7 @@ use crate::lease::Kind;
 use crate::model::error::Result;
 use crate::model::key;
 use crate::model::lock::LockStatus;
-use crate::store::{Page, Seen, Which};
+use crate::store::{Consistency, Page, Seen, Which};
 use crate::sys::clock::BootTime;
 
 impl LockClient {
@@ -67,7 +67,7 @@ impl LockClient {
     pub(crate) fn read_page(&self, which: &Which, from: Option<&String>) -> Result<(Page, BootTime)> {
         self.repeated(|by| {
             let asked = self.family.clock.now();
-            Ok((self.family.backend.read(which, from.cloned(), true, by)?, asked))
+            Ok((self.family.backend.read(which, from.cloned(), Consistency::Strong, by)?, asked))
         })
     }
 }

@@ -164,7 +164,7 @@ impl Iterator for PurgePages<'_> {
 
 fn purge_step(seen: &Seen, older_than: Duration) -> Step<transition::Purge> {
     let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
-    transition::purge(&seen.record, seen.cut.minus(older_than), seen.stamp.saturating_sub(idle))
+    transition::purge(&seen.record, seen.times.expired_before.minus(older_than), seen.times.stamp.saturating_sub(idle))
 }
 
 fn pass_over(seen: &Seen, why: &dyn Display) {

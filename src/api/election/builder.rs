@@ -2,17 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::Election;
-use super::callbacks::{Callbacks, Dispatcher};
+use super::callbacks::Callbacks;
 use super::health::Health;
 use super::leader::Leader;
 use super::leadership::TermEnd;
-use super::shared::Shared;
+use super::shared::{News, Node, Now, Shared};
 use crate::api::client::LockClient;
 use crate::model::error::{Error, Result};
 use crate::sys::cancel::CancelToken;
@@ -147,7 +146,7 @@ impl ElectionBuilder {
             let error = Error::invalid("lease", lease, &format!("at least {MIN_LEASE:?} in an election"));
             return Err(in_context(error.with_key(&self.name)));
         }
-        let shared = Shared {
+        let node = Node {
             id: family.labels(self.id.clone(), None).owner,
             client: self.client,
             name: self.name,
@@ -156,14 +155,8 @@ impl ElectionBuilder {
             stand_again: self.stand_again,
             cancels: self.cancels,
             health: self.health,
-            dispatcher: Dispatcher::new(self.callbacks.into_inner()),
-            terms: AtomicU64::new(0),
-            rounds: AtomicU64::new(0),
-            seen: AtomicU64::new(0),
-            term: Mutex::default(),
-            standing: Mutex::default(),
-            left_behind: Mutex::default(),
         };
+        let shared = Shared { node, news: News::new(self.callbacks.into_inner()), now: Now::default() };
         shared.request().check().map_err(in_context)?;
         let shared = Arc::new(shared);
         family.ends_first(Arc::downgrade(&shared) as _);

@@ -19,7 +19,7 @@ type OnWon = Box<dyn FnMut(u64) + Send>;
 type OnLost = Box<dyn FnMut(u64, &TermEnd) + Send>;
 type OnLeader = Box<dyn FnMut(&Leader) + Send>;
 
-/// What the user wants to be told.
+/// What the user wants to hear.
 #[derive(Default)]
 pub(super) struct Callbacks {
     pub won: Option<OnWon>,
@@ -28,12 +28,12 @@ pub(super) struct Callbacks {
 }
 
 enum Message {
-    /// A term with this token began; the channel tells its loss.
+    /// A term with this token began; the channel gets its loss.
     Won(u64, Receiver<Loss>),
-    /// It ended, unless its loss was told already.
+    /// It ended, unless its loss was reported already.
     Over(u64, TermEnd),
     Leader(Leader),
-    /// Dropped when all that came before was told.
+    /// Dropped when all that came before was reported.
     Flush(Sender<Infallible>),
 }
 
@@ -55,7 +55,7 @@ impl Dispatcher {
         Dispatcher { callbacks, is_wanted, messages, inbox, thread: Mutex::default() }
     }
 
-    /// Starts its thread if anybody wants to be told; it ends with this value, when all is told.
+    /// Starts its thread if there are callbacks; it ends with this value, when all is reported.
     pub fn start(&self) -> Result<()> {
         let mut thread = self.thread.lock();
         if self.is_wanted && thread.is_none() {
@@ -90,7 +90,7 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until all is told, or `by`. Called by a callback, it does not wait.
+    /// Waits until all is reported, or `by`. Called by a callback, it does not wait.
     pub fn flush(&self, by: Instant) {
         let me = std::thread::current().id();
         if self.thread.lock().as_ref().is_some_and(|thread| thread.id() != me) {
@@ -103,7 +103,7 @@ impl Dispatcher {
 
 fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
     let mut term: Option<(u64, Receiver<Loss>)> = None;
-    // A node may win again before it is known how its last term ended: what was said since the second win.
+    // A node may win again before it is known how its last term ended: what came since the second win.
     let mut later = VecDeque::new();
     let nothing = never();
     loop {
@@ -179,7 +179,7 @@ mod tests {
         dispatcher.over(3, TermEnd::Resigned);
         // By a thread that was about to say so while others went on.
         dispatcher.over(1, TermEnd::Resigned);
-        // Released: nobody is told a loss.
+        // Released: no loss is reported.
         drop(loss);
         assert!(dispatcher.start().is_ok());
         let by = far_from(Instant::now(), LONG);

@@ -59,12 +59,12 @@ impl Health {
         is_new
     }
 
-    /// Forgets an answer that nobody waited for: the node may have been fit long ago.
+    /// Forgets an answer that nobody waited for: it may be old.
     pub fn forget(&self) {
         self.answers.try_iter().for_each(|_| self.answered());
     }
 
-    /// The answer; whoever takes it says so with [`answered`](Health::answered).
+    /// The answer. Who takes it calls [`answered`](Health::answered).
     pub fn answers(&self) -> &Receiver<bool> {
         &self.answers
     }

@@ -67,12 +67,12 @@ impl Term {
             return;
         }
         let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
-        // Whoever waits for the loss has nothing to wait for any more.
-        self.guard.loss().settle(None);
+        // Nothing can be lost any more: waits for the loss end.
+        self.guard.loss().end(None);
         let token = self.guard.fencing_token();
-        // Before the log, which may panic: whoever waits for the end of this term hears of no other before.
-        self.shared.dispatcher.over(token, end.clone());
-        log::info!(target: "leasehold::election", name:? = self.shared.name, token; "term {token} of {:?} is over: {end}", self.shared.name);
+        // Before the log, which may panic: this end must be reported before the next term.
+        self.shared.news.dispatcher.over(token, end.clone());
+        log::info!(target: "leasehold::election", name:? = self.shared.node.name, token; "term {token} of {:?} is over: {end}", self.shared.node.name);
     }
 }
 
@@ -114,7 +114,7 @@ impl Leadership {
         if self.is_leader() { self.term.guard.remaining() } else { Duration::ZERO }
     }
 
-    /// Tells the end of the term. Its `wait` gives the loss, or `None` when the node resigns.
+    /// Reports the end of the term. Its `wait` gives the loss, or `None` when the node resigns.
     pub fn loss(&self) -> LossWatch {
         self.term.guard.loss()
     }
@@ -147,14 +147,14 @@ impl Leadership {
 
 impl Drop for Leadership {
     fn drop(&mut self) {
-        if !self.term.shared.client.family.is_own_process() {
+        if !self.term.shared.node.client.family.is_own_process() {
             // The threads behind it do not exist here: it is never dropped.
             std::mem::forget(self.term.clone());
             return;
         }
         self.drop_bound.begin(self.term.guard.drop_by());
         self.term.end(TermEnd::Resigned);
-        // Somebody else may be looking at the term just now, and shall not be the one who releases.
+        // Another thread may be looking at the term just now: its handle must not be the one that releases.
         self.term.guard.end_quietly();
     }
 }

@@ -23,7 +23,7 @@ pub use builder::ElectionBuilder;
 pub use leader::Leader;
 pub use leadership::{Leadership, TermEnd};
 
-use shared::Shared;
+use shared::{Ends, Shared};
 
 /// A node's part in an election, made by [`LockClient::election`](crate::LockClient::election).
 ///
@@ -80,17 +80,17 @@ impl Election {
 
     /// The name of the election, which is the key of its lock.
     pub fn name(&self) -> &str {
-        &self.shared.name
+        &self.shared.node.name
     }
 
     /// By what name others see this node when it leads.
     pub fn id(&self) -> &str {
-        &self.shared.id
+        &self.shared.node.id
     }
 
     /// For how long a leader leads without a heartbeat: this long after a leader died another can win.
     pub fn lease(&self) -> Duration {
-        self.shared.lease
+        self.shared.node.lease
     }
 
     /// Starts a thread that stands at once, and again after each term, until [`stop`](Election::stop).
@@ -194,19 +194,19 @@ impl Election {
     /// # Errors
     /// As [`LockClient::get`](crate::LockClient::get).
     pub fn leader(&self) -> Result<Option<Leader>> {
-        let status = self.shared.client.get(&self.shared.name)?;
+        let status = self.shared.node.client.get(&self.shared.node.name)?;
         Ok(status.and_then(|status| Leader::of(status.holders())))
     }
 
     /// How many terms this node has won.
     pub fn terms(&self) -> u64 {
-        self.shared.terms.load(Ordering::SeqCst)
+        self.shared.news.terms.load(Ordering::SeqCst)
     }
 
     /// How many rounds this node has made: one for each look at the election while it waits, and, in
     /// [`run`](Election::run) and [`lead`](Election::lead), one each third of the lease while it leads.
     pub fn iterations(&self) -> u64 {
-        self.shared.rounds.load(Ordering::SeqCst)
+        self.shared.news.rounds.load(Ordering::SeqCst)
     }
 
     /// Whether it stands or leads: from [`run`](Election::run), [`lead`](Election::lead) or
@@ -233,30 +233,30 @@ impl Election {
     /// `Lost` when the term was lost before; else what the store says to the release.
     pub fn stop(&self) -> Result<()> {
         self.shared.check_open_here()?;
-        self.shared.stop(far_from(Instant::now(), self.shared.bound()), true)
+        self.shared.stop(far_from(Instant::now(), self.shared.bound()), Ends::All)
     }
 }
 
 impl Election {
     /// Until when a drop may take.
     pub(crate) fn drop_by(&self) -> DropBy {
-        self.shared.client.family.drop_by()
+        self.shared.node.client.family.drop_by()
     }
 
     /// What a drop does, while others still have it.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.shared.stop(self.drop_by().instant(), false)
+        if let Err(error) = self.shared.stop(self.drop_by().instant(), Ends::ButCampaigns)
             && error.kind() != ErrorKind::Lost
         {
-            log::warn!(target: "leasehold::election", name:? = self.shared.name;
-                "the leader of {:?} could not resign; its lease runs out: {error}", self.shared.name);
+            log::warn!(target: "leasehold::election", name:? = self.shared.node.name;
+                "the leader of {:?} could not resign; its lease runs out: {error}", self.shared.node.name);
         }
     }
 }
 
 impl Drop for Election {
     fn drop(&mut self) {
-        if !self.shared.client.family.is_own_process() {
+        if !self.shared.node.client.family.is_own_process() {
             // Its threads do not exist here: it is never dropped.
             std::mem::forget(self.shared.clone());
             return;
@@ -269,8 +269,8 @@ impl Drop for Election {
 impl fmt::Debug for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Election")
-            .field("name", &self.shared.name)
-            .field("id", &self.shared.id)
+            .field("name", &self.shared.node.name)
+            .field("id", &self.shared.node.id)
             .field("is_leader", &self.is_leader())
             .finish_non_exhaustive()
     }

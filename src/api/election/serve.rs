@@ -28,7 +28,7 @@ const ROUNDS: u32 = 3;
 enum Over {
     /// The lock was lost.
     Lost,
-    /// Somebody wants it, or has ended it already.
+    /// Somebody stopped it, or has ended it already.
     Asked,
     Unhealthy,
     /// The health check did not answer for a lease.
@@ -51,19 +51,19 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     let work = work.map(|work| Arc::new(Mutex::new(work)));
     loop {
         let pause = match caught(|| term(stands, work.as_ref())) {
-            Some(Ok(_)) if !shared.stand_again => return,
-            // Whoever resigns lets others go first: so long is their longest poll.
-            Some(Ok(true)) => backoff::poll_delay(&shared.client.family.options.poll, Duration::MAX, None, 1.0),
+            Some(Ok(_)) if !shared.node.stand_again => return,
+            // A node that resigned lets others go first, for as long as their longest poll.
+            Some(Ok(true)) => backoff::poll_delay(&shared.node.client.family.options.poll, Duration::MAX, None, 1.0),
             Some(Ok(false)) => Duration::ZERO,
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
             Some(Err(error)) => {
-                log::warn!(target: "leasehold::election", name:? = shared.name;
-                    "this node could not stand for {:?} and tries again: {error}", shared.name);
-                shared.lease / ROUNDS
+                log::warn!(target: "leasehold::election", name:? = shared.node.name;
+                    "this node could not stand for {:?} and tries again: {error}", shared.node.name);
+                shared.node.lease / ROUNDS
             }
             None => {
-                log::error!(target: "leasehold::election", name:? = shared.name; "a term ended by a panic");
-                shared.lease / ROUNDS
+                log::error!(target: "leasehold::election", name:? = shared.node.name; "a term ended by a panic");
+                shared.node.lease / ROUNDS
             }
         };
         if !shared.pausing(&standing.stop).wait_for(pause) {
@@ -96,11 +96,11 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     let outcome = if has_ended {
         term.guard.release_within(by.saturating_duration_since(Instant::now()))
     } else {
-        // It still works with what the lock protects: nobody shall be let in before the lease is over.
+        // The closure still works with what the lock protects: no other node may lead before the lease is over.
         term.guard.leave(by.saturating_duration_since(Instant::now()));
-        *shared.left_behind.lock() = Some(done);
+        *shared.now.left_behind.lock() = Some(done);
         let message = "the closure did not end in time; the lock is not released but ends with its lease";
-        Err(shared.client.error(ErrorKind::TimedOut, &shared.name, message))
+        Err(shared.node.client.error(ErrorKind::TimedOut, &shared.node.name, message))
     };
     let by_max_hold = term.guard.loss().get().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
     if standing.stop.is_cancelled() {
@@ -110,13 +110,13 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         && error.kind() != ErrorKind::Lost
         && !standing.is_awaited.load(Ordering::SeqCst)
     {
-        log::warn!(target: "leasehold::election", name:? = shared.name;
-            "the leader of {:?} could not resign; its lease runs out: {error}", shared.name);
+        log::warn!(target: "leasehold::election", name:? = shared.node.name;
+            "the leader of {:?} could not resign; its lease runs out: {error}", shared.node.name);
     }
     Ok(by_max_hold || !is_lost)
 }
 
-/// Runs the closure on a thread of its own, which tells how it ended.
+/// Runs the closure on a thread of its own, which reports how it ended.
 fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>) -> Result<Receiver<WorkEnd>> {
     let (tell, done) = bounded(1);
     let standing = stands.standing.clone();
@@ -142,7 +142,7 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     Ok(done)
 }
 
-/// Waits for the closure; after a stop only for as long as that allows. Tells whether it ended.
+/// Waits for the closure; after a stop only for as long as that allows. Whether it ended.
 fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
     select! {
         recv(done) -> _ => return true,
@@ -154,8 +154,8 @@ fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
 
 /// Waits until the term needs an end.
 fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<WorkEnd>) -> Over {
-    let (loss, rounds, nothing) = (term.guard.loss().receiver(), tick(shared.lease / ROUNDS), never());
-    let health = shared.health.as_ref();
+    let (loss, rounds, nothing) = (term.guard.loss().receiver(), tick(shared.node.lease / ROUNDS), never());
+    let health = shared.node.health.as_ref();
     let answers = health.map_or(&nothing, |health| health.answers());
     health.map(|health| health.ask());
     let mut asked = Instant::now();
@@ -171,10 +171,10 @@ fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<WorkE
                 }
             }
             recv(rounds) -> _ => {
-                shared.rounds.fetch_add(1, Ordering::SeqCst);
+                shared.news.rounds.fetch_add(1, Ordering::SeqCst);
                 match health.map(|health| health.ask()) {
                     Some(true) => asked = Instant::now(),
-                    Some(false) if asked.elapsed() >= shared.lease => return Over::HealthHangs,
+                    Some(false) if asked.elapsed() >= shared.node.lease => return Over::HealthHangs,
                     _ => {}
                 }
             }
@@ -194,7 +194,7 @@ pub(super) fn keep_healthy(shared: &Shared, term: &Term) {
 
 /// Waits until this node is fit to lead; false when it is stopped before.
 pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
-    let Some(health) = &shared.health else { return true };
+    let Some(health) = &shared.node.health else { return true };
     health.forget();
     loop {
         health.ask();
@@ -204,7 +204,7 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
         if health.answers().try_recv().inspect(|_| health.answered()) == Ok(true) {
             return true;
         }
-        if !forever.wait_for(shared.lease / ROUNDS) {
+        if !forever.wait_for(shared.node.lease / ROUNDS) {
             return false;
         }
     }
@@ -212,10 +212,10 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
 
 /// Waits for the closure of the last term, if it did not end in time; false when it is stopped before.
 pub(super) fn wait_for_the_last(shared: &Shared, forever: &Deadline) -> bool {
-    let Some(done) = shared.left_behind.lock().clone() else { return true };
+    let Some(done) = shared.now.left_behind.lock().clone() else { return true };
     let has_ended = ready(&done, forever);
     if has_ended {
-        shared.left_behind.lock().take();
+        shared.now.left_behind.lock().take();
     }
     has_ended
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
-use super::callbacks::Dispatcher;
+use super::callbacks::{Callbacks, Dispatcher};
 use super::health::Health;
 use super::leader::Leader;
 use super::leadership::{Leadership, Term, TermEnd};
@@ -26,6 +26,13 @@ use crate::sys::thread::Thread;
 
 /// See the module.
 pub(super) struct Shared {
+    pub node: Node,
+    pub news: News,
+    pub now: Now,
+}
+
+/// Who stands for what, and how. Never changes.
+pub(super) struct Node {
     pub client: LockClient,
     pub name: String,
     pub id: String,
@@ -35,13 +42,29 @@ pub(super) struct Shared {
     /// Each ends every standing.
     pub cancels: Vec<CancelToken>,
     pub health: Option<Health>,
+}
+
+/// What the user hears of it.
+pub(super) struct News {
     pub dispatcher: Dispatcher,
     pub terms: AtomicU64,
     pub rounds: AtomicU64,
-    /// The highest token of a leader that was told.
-    pub seen: AtomicU64,
-    pub term: Mutex<Weak<Term>>,
-    pub standing: Mutex<Option<Arc<Standing>>>,
+    /// The highest token of a leader that was reported.
+    seen: AtomicU64,
+}
+
+impl News {
+    pub fn new(callbacks: Callbacks) -> Self {
+        let [terms, rounds, seen] = [const { AtomicU64::new(0) }; 3];
+        News { dispatcher: Dispatcher::new(callbacks), terms, rounds, seen }
+    }
+}
+
+/// What goes on.
+#[derive(Default)]
+pub(super) struct Now {
+    term: Mutex<Weak<Term>>,
+    standing: Mutex<Option<Arc<Standing>>>,
     /// Disconnected when a closure that did not end in time has ended.
     pub left_behind: Mutex<Option<Receiver<WorkEnd>>>,
 }
@@ -53,14 +76,38 @@ pub(super) struct Standing {
     ends: Mutex<Option<(Instant, Instant)>>,
     /// What the release after the stop said.
     pub outcome: Mutex<Result<()>>,
-    /// Whoever stopped it waits for that.
+    /// The caller that stopped it waits for the outcome.
     pub is_awaited: AtomicBool,
-    /// Those who would wait for themselves.
+    /// Its threads, which would wait for themselves.
     pub crew: Mutex<Vec<ThreadId>>,
-    /// On its caller's thread, and without a closure.
-    is_campaign: bool,
+    kind: Kind,
     // Nothing is ever sent: the only sender is dropped at its end.
     over: Receiver<Infallible>,
+}
+
+/// Which call stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// `run` or `lead`, on a thread of its own.
+    Run,
+    /// `campaign`, on its caller's thread and without a closure.
+    Campaign,
+}
+
+/// What a stop ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    All,
+    /// Not a leadership that `campaign` gave.
+    ButCampaigns,
+}
+
+/// What the caller that asks for the end does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// It waits, and hears how it went.
+    Waits,
+    Leaves,
 }
 
 impl Standing {
@@ -77,7 +124,7 @@ impl Standing {
         self.crew.lock().contains(&std::thread::current().id())
     }
 
-    /// Waits for its end until `by`, but not on a thread that it needs for that. Tells whether time is over.
+    /// Waits for its end until `by`, but not on a thread that it needs for that. Whether time is over.
     fn is_late(&self, by: Instant) -> bool {
         !self.is_crew() && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
     }
@@ -92,26 +139,26 @@ pub(super) struct Stands {
 
 impl Drop for Stands {
     fn drop(&mut self) {
-        self.shared.standing.lock().take();
+        self.shared.now.standing.lock().take();
     }
 }
 
 impl Shared {
     /// Refuses what makes no sense in a forked child; a closed client does not matter.
     pub fn check_open_here(&self) -> Result<()> {
-        let family = &self.client.family;
+        let family = &self.node.client.family;
         if family.is_own_process() { Ok(()) } else { family.check_open() }
     }
 
     /// How long resigning may take.
     pub fn bound(&self) -> Duration {
-        self.client.family.options.drop_timeout
+        self.node.client.family.options.drop_timeout
     }
 
     /// The lock that makes a leader.
     pub fn request(&self) -> LockRequest {
-        let request = self.client.request(&self.name).owner(&self.id).lease(self.lease);
-        match self.max_hold {
+        let request = self.node.client.request(&self.node.name).owner(&self.node.id).lease(self.node.lease);
+        match self.node.max_hold {
             Some(max_hold) => request.max_hold(max_hold),
             None => request,
         }
@@ -120,34 +167,34 @@ impl Shared {
     /// The term that this node has won last, if somebody still has it.
     pub fn term(&self) -> Option<Arc<Term>> {
         // In a forked child another thread of the parent may have held the mutex for ever.
-        if self.client.family.is_own_process() { self.term.lock().upgrade() } else { None }
+        if self.node.client.family.is_own_process() { self.now.term.lock().upgrade() } else { None }
     }
 
     pub fn is_standing(&self) -> bool {
-        let is_own_process = self.client.family.is_own_process();
-        is_own_process && (self.standing.lock().is_some() || self.term().is_some_and(|term| term.is_leader()))
+        let is_own_process = self.node.client.family.is_own_process();
+        is_own_process && (self.now.standing.lock().is_some() || self.term().is_some_and(|term| term.is_leader()))
     }
 
     /// Begins to stand, unless it does already.
-    fn begin(self: &Arc<Self>, is_campaign: bool) -> Result<Stands> {
-        self.client.family.check_open()?;
-        self.dispatcher.start()?;
-        self.health.as_ref().map_or(Ok(()), Health::start)?;
-        let mut current = self.standing.lock();
+    fn begin(self: &Arc<Self>, kind: Kind) -> Result<Stands> {
+        self.node.client.family.check_open()?;
+        self.news.dispatcher.start()?;
+        self.node.health.as_ref().map_or(Ok(()), Health::start)?;
+        let mut current = self.now.standing.lock();
         if current.is_some() || self.term().is_some_and(|term| term.is_leader()) {
             let message = "this election stands already; a second node needs an election of its own";
-            return Err(self.client.error(ErrorKind::AlreadyHeld, &self.name, message));
+            return Err(self.node.client.error(ErrorKind::AlreadyHeld, &self.node.name, message));
         }
         let (running, over) = crossbeam_channel::bounded(0);
         let stop = CancelToken::new();
-        self.cancels.iter().for_each(|cancel| stop.follow(cancel));
+        self.node.cancels.iter().for_each(|cancel| stop.follow(cancel));
         let standing = Arc::new(Standing {
             stop,
             ends: Mutex::default(),
             outcome: Mutex::new(Ok(())),
             is_awaited: AtomicBool::new(false),
             crew: Mutex::default(),
-            is_campaign,
+            kind,
             over,
         });
         *current = Some(standing.clone());
@@ -156,19 +203,19 @@ impl Shared {
 
     /// Starts a thread that stands, with the closure of `lead`.
     pub fn start(self: &Arc<Self>, work: Option<Work>) -> Result<()> {
-        let stands = self.begin(false)?;
+        let stands = self.begin(Kind::Run)?;
         Thread::spawn("leasehold-elect", move || serve::run(&stands, work)).map(drop)
     }
 
     pub fn campaign(self: &Arc<Self>, until: Option<Instant>) -> Result<Leadership> {
-        let stands = self.begin(true)?;
+        let stands = self.begin(Kind::Campaign)?;
         let stop = &stands.standing.stop;
         let leadership = self.win(&stands.standing, until)?;
-        // Whoever stops it finds the term, or is found here.
+        // A stop either finds the term, or has cancelled the token by now.
         if stop.is_cancelled() {
             return Err(self.cancelled());
         }
-        if self.health.is_some() {
+        if self.node.health.is_some() {
             let (shared, term) = (self.clone(), leadership.term.clone());
             Thread::spawn("leasehold-elect", move || serve::keep_healthy(&shared, &term))?;
         }
@@ -182,18 +229,18 @@ impl Shared {
         let pausing = match until {
             // To ask once takes as long as one request: so long the health check has, too.
             Some(until) => match until.saturating_duration_since(Instant::now()) {
-                Duration::ZERO => pausing.within(self.client.family.options.request_timeout),
+                Duration::ZERO => pausing.within(self.node.client.family.options.request_timeout),
                 left => pausing.within(left),
             },
             None => pausing,
         };
         if !serve::wait_for_the_last(self, &pausing) || !serve::wait_for_health(self, &pausing) {
-            self.client.family.check_open()?;
+            self.node.client.family.check_open()?;
             if stop.is_cancelled() {
                 return Err(self.cancelled());
             }
             let message = "the time was over before this node was fit to lead";
-            return Err(self.client.error(ErrorKind::TimedOut, &self.name, message));
+            return Err(self.node.client.error(ErrorKind::TimedOut, &self.node.name, message));
         }
         let shared = self.clone();
         let request = self.request().cancel(stop).on_wait(move |waiting| shared.waits(waiting));
@@ -201,74 +248,73 @@ impl Shared {
             Some(until) => request.wait_until(until).lock()?,
             None => request.lock()?,
         };
-        self.rounds.fetch_add(1, Ordering::SeqCst);
+        self.news.rounds.fetch_add(1, Ordering::SeqCst);
         let (token, loss, leader) = (guard.fencing_token(), guard.loss().channel(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
         {
-            // Whoever stops a campaign cancels it first, and then finds the term, which was told by then.
-            let mut place = self.term.lock();
-            if standing.is_campaign && stop.is_cancelled() {
+            // A stop cancels the campaign first, and then finds the term, which was reported by then.
+            let mut place = self.now.term.lock();
+            if standing.kind == Kind::Campaign && stop.is_cancelled() {
                 return Err(self.cancelled());
             }
             *place = Arc::downgrade(&term);
-            self.terms.fetch_add(1, Ordering::SeqCst);
-            self.dispatcher.won(token, loss);
+            self.news.terms.fetch_add(1, Ordering::SeqCst);
+            self.news.dispatcher.won(token, loss);
         }
         let leadership = Leadership::new(term);
-        log::info!(target: "leasehold::election", name:? = self.name, token; "this node leads {:?} with token {token}", self.name);
+        log::info!(target: "leasehold::election", name:? = self.node.name, token; "this node leads {:?} with token {token}", self.node.name);
         self.sees(leader);
         Ok(leadership)
     }
 
     fn cancelled(&self) -> Error {
-        self.client.error(ErrorKind::Cancelled, &self.name, "the election was stopped")
+        self.node.client.error(ErrorKind::Cancelled, &self.node.name, "the election was stopped")
     }
 
     /// For pauses that a stop and the client's close end.
     pub fn pausing(&self, stop: &CancelToken) -> Deadline {
-        Deadline::after(Duration::MAX).or_cancel(stop).or_cancel(self.client.family.closing())
+        Deadline::after(Duration::MAX).or_cancel(stop).or_cancel(self.node.client.family.closing())
     }
 
     fn waits(&self, waiting: &Waiting) {
-        self.rounds.fetch_add(1, Ordering::SeqCst);
+        self.news.rounds.fetch_add(1, Ordering::SeqCst);
         Leader::of(&waiting.holders).into_iter().for_each(|leader| self.sees(leader));
     }
 
     fn sees(&self, leader: Leader) {
         let token = leader.fencing_token();
-        if self.seen.fetch_max(token, Ordering::SeqCst) < token {
-            self.dispatcher.leader(leader);
+        if self.news.seen.fetch_max(token, Ordering::SeqCst) < token {
+            self.news.dispatcher.leader(leader);
         }
     }
 
-    /// Ends the standing, and a leadership that `campaign` gave, too, if `also_campaigns`.
-    pub fn stop(&self, by: Instant, also_campaigns: bool) -> Result<()> {
-        let outcome = match self.ask(by, also_campaigns, true) {
+    /// Ends the standing, and waits for that.
+    pub fn stop(&self, by: Instant, ends: Ends) -> Result<()> {
+        let outcome = match self.ask(by, ends, Then::Waits) {
             Some(standing) if standing.is_late(by) => {
-                Err(self.client.error(ErrorKind::TimedOut, &self.name, "its thread did not end in time"))
+                Err(self.node.client.error(ErrorKind::TimedOut, &self.node.name, "its thread did not end in time"))
             }
             Some(standing) => standing.outcome.lock().clone(),
-            None => match self.term().filter(|_| also_campaigns) {
+            None => match self.term().filter(|_| ends == Ends::All) {
                 Some(term) => term.guard.release_within(by.saturating_duration_since(Instant::now())),
                 None => Ok(()),
             },
         };
-        self.dispatcher.flush(by);
+        self.news.dispatcher.flush(by);
         outcome
     }
 
-    /// Asks for the end without waiting for it: of what stands, or else of what `campaign` gave. `waits`: the caller
-    /// does so next, and hears how it went.
-    fn ask(&self, by: Instant, also_campaigns: bool, waits: bool) -> Option<Arc<Standing>> {
-        let standing = self.standing.lock().clone();
+    /// Asks for the end without waiting for it: of what stands, or else of what `campaign` gave.
+    fn ask(&self, by: Instant, ends: Ends, then: Then) -> Option<Arc<Standing>> {
+        let standing = self.now.standing.lock().clone();
         if let Some(standing) = &standing {
-            standing.is_awaited.fetch_or(waits && !standing.is_crew(), Ordering::SeqCst);
+            standing.is_awaited.fetch_or(then == Then::Waits && !standing.is_crew(), Ordering::SeqCst);
             standing.ends(by);
             standing.stop.cancel();
         }
-        let standing = standing.filter(|standing| !standing.is_campaign);
+        let standing = standing.filter(|standing| standing.kind == Kind::Run);
         if standing.is_none()
-            && also_campaigns
+            && ends == Ends::All
             && let Some(term) = self.term()
         {
             term.end(TermEnd::Resigned);
@@ -278,8 +324,8 @@ impl Shared {
 
     /// Waits for the end of what runs.
     pub fn wait(&self) {
-        if self.client.family.is_own_process() {
-            let standing = self.standing.lock().clone().filter(|standing| !standing.is_crew());
+        if self.node.client.family.is_own_process() {
+            let standing = self.now.standing.lock().clone().filter(|standing| !standing.is_crew());
             let _ = standing.map(|standing| standing.over.recv());
         }
     }
@@ -287,14 +333,14 @@ impl Shared {
 
 impl EndsFirst for Shared {
     fn ask_to_end(&self, by: Instant) {
-        self.ask(by, true, false);
+        self.ask(by, Ends::All, Then::Leaves);
     }
 
     fn wait_for_end(&self, by: Instant) {
-        let standing = self.standing.lock().clone();
+        let standing = self.now.standing.lock().clone();
         if let Some(standing) = standing
             && standing.is_late(by)
-            // The closure still works with what the lock protects: what comes next shall not release it.
+            // The closure still works with what the lock protects: the close that comes next must not release it.
             && standing.crew.lock().len() > 1
             && let Some(term) = self.term()
         {

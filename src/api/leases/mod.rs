@@ -207,7 +207,7 @@ impl Leases {
         let key = self.key(name)?;
         self.check(check_text("entity", entity)).map_err(|error| error.with_key(&key))?;
         let again = |_: &LockRecord, _: &LockRecord, _: &LockRecord| false;
-        self.client.settle(self.found(&key)?, |found| Ok(rule(&found.seen.record, entity)), again).map(drop)
+        self.client.update(self.found(&key)?, |found| Ok(rule(&found.seen.record, entity)), again).map(drop)
     }
 
     /// Waits until the lease can be expired: until its time is over, or nobody holds it. It does not expire it, and
@@ -225,7 +225,9 @@ impl Leases {
         let started = Instant::now();
         loop {
             let free_in = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
-                Ok(found) => transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.cut),
+                Ok(found) => {
+                    transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.times.expired_before)
+                }
                 Err(error) if error.is_retryable() => None,
                 Err(_) if by.is_over() => None,
                 Err(error) => return Err(error),
@@ -252,7 +254,7 @@ impl Leases {
         let _call = family.obtaining()?;
         let terms = Terms::of_lease(duration);
         let (status, holder, found) = self.extended(&key, holder, duration)?;
-        let now = found.seen.now;
+        let now = found.seen.times.now;
         let granted = Granted {
             attempt: attempt_of(&status.lock),
             held_until: terms.held_until(found.asked, holder.until, now),
@@ -303,11 +305,11 @@ impl Leases {
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<(LeaseStatus, Holder, Found)> {
         let decide = |found: &Found| {
-            let Step { answer, record } = rule(&found.seen.record, &found.seen.times());
+            let Step { answer, record } = rule(&found.seen.record, &found.seen.times);
             let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
             Ok(Step { answer, record })
         };
-        let (holder, found) = self.client.settle(self.found(key)?, decide, arrived)?;
+        let (holder, found) = self.client.update(self.found(key)?, decide, arrived)?;
         let now = found.now(self.client.family.clock.now());
         let status = LeaseStatus::new(&found.seen, &holder, now);
         Ok((status, holder, found))
@@ -346,6 +348,6 @@ impl LeaseStatus {
     fn seen(seen: &Seen) -> Option<LeaseStatus> {
         let record = &seen.record;
         let holder = record.exclusive.as_ref().filter(|_| record.kind == Kind::Lease)?;
-        Some(LeaseStatus::new(seen, holder, seen.now))
+        Some(LeaseStatus::new(seen, holder, seen.times.now))
     }
 }

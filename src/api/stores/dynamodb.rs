@@ -102,7 +102,6 @@ use aws_sdk_dynamodb::types::{self, CancellationReason};
 use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
-use crate::store::connect::dynamodb_table;
 pub use crate::store::dynamodb::fence::Canceled;
 use crate::store::dynamodb::{DynamodbOptions, Settings};
 use crate::sys::clock::Clock;
@@ -126,7 +125,7 @@ use crate::sys::clock::Clock;
 pub fn builder(config: SdkConfig, table: impl Into<Table>) -> ClientBuilder {
     let mut options = table.into().0;
     options.settings = Settings::Given(Box::new(config));
-    ClientBuilder::with_opener(dynamodb_table(options), Clock::system())
+    ClientBuilder::with_opener(options.opener(), Clock::system())
 }
 
 /// A table: its name, and what differs from the defaults. A text is the table of this name.

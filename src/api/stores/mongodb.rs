@@ -73,8 +73,7 @@ use mongodb::options::ClientOptions;
 use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
-use crate::store::connect::mongodb_collection;
-use crate::store::mongodb::fence::{Assertion, told};
+use crate::store::mongodb::fence::{Assertion, in_context};
 use crate::store::mongodb::{MongodbOptions, Settings};
 use crate::sys::clock::Clock;
 
@@ -111,7 +110,7 @@ fn given(options: ClientOptions) -> Settings {
 }
 
 fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
-    ClientBuilder::with_opener(mongodb_collection(options), Clock::system())
+    ClientBuilder::with_opener(options.and_then(MongodbOptions::opener), Clock::system())
 }
 
 /// Lets a user's own transaction be committed only while a lock or lease is held.
@@ -140,12 +139,12 @@ pub trait AssertIn: Fenced {
 impl<T: Fenced> AssertIn for T {
     fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()> {
         let standing = self.standing()?;
-        assert_sync(&Assertion::of(standing)?, session).map_err(|error| told(error, standing))
+        assert_sync(&Assertion::of(standing)?, session).map_err(|error| in_context(error, standing))
     }
 
     async fn assert_in_async(&self, session: &mut driver::ClientSession) -> Result<()> {
         let standing = self.standing()?;
-        assert_async(&Assertion::of(standing)?, session).await.map_err(|error| told(error, standing))
+        assert_async(&Assertion::of(standing)?, session).await.map_err(|error| in_context(error, standing))
     }
 }
 
@@ -191,7 +190,7 @@ pub fn run_fenced<T>(
         assert_sync(&assertion, session)?;
         Ok(done)
     });
-    run.map_err(|error| told(error, standing))
+    run.map_err(|error| in_context(error, standing))
 }
 
 /// [`run_fenced`] for a session of the driver's async API.
@@ -214,7 +213,7 @@ where
         assert_async(&assertion, session).await?;
         Ok(done)
     });
-    run.await.map_err(|error| told(error, standing))
+    run.await.map_err(|error| in_context(error, standing))
 }
 
 fn assert_sync(assertion: &Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {

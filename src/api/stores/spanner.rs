@@ -57,8 +57,7 @@ use google_cloud_spanner::transaction::ReadWriteTransaction;
 use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
-use crate::store::connect::spanner_table;
-use crate::store::spanner::fence::{assertion, told};
+use crate::store::spanner::fence::{assertion, in_context};
 use crate::store::spanner::{Settings, SpannerOptions};
 use crate::sys::clock::Clock;
 
@@ -77,7 +76,7 @@ use crate::sys::clock::Clock;
 /// ```
 pub fn builder(settings: SpannerBuilder, database: impl Into<String>, table: impl Into<String>) -> ClientBuilder {
     let options = SpannerOptions::new(database, table, Settings::Given(Box::new(settings)));
-    ClientBuilder::with_opener(spanner_table(options), Clock::system())
+    ClientBuilder::with_opener(options.opener(), Clock::system())
 }
 
 /// Lets a user's own read-write transaction be committed only while a lock or lease is held.
@@ -136,5 +135,5 @@ where
         fenced.assert_in(&transaction).await?;
         Ok(done)
     });
-    run.await.map(|result| result.into_inner()).map_err(|error| told(error, standing))
+    run.await.map(|result| result.into_inner()).map_err(|error| in_context(error, standing))
 }

@@ -8,7 +8,6 @@ use rusqlite::Transaction;
 use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
-use crate::store::connect::sqlite_file;
 use crate::store::sqlite::SqliteOptions;
 use crate::sys::clock::Clock;
 
@@ -26,8 +25,7 @@ use crate::sys::clock::Clock;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
-    let options = SqliteOptions { path: path.into(), mode: None, unsafe_fs: false, clock_identity: None };
-    ClientBuilder::with_opener(Ok(sqlite_file(options)), Clock::system())
+    ClientBuilder::with_opener(SqliteOptions::new(path).opener(), Clock::system())
 }
 
 /// Makes a transaction in the lock file commit only while a lock or lease is held.

@@ -10,20 +10,20 @@ use super::row::{self, Found};
 use super::send::Wrote;
 use super::undo::Unanswered;
 use super::{Dynamodb, MANY_GIVEN_UP};
-use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, Lease, LockRecord, Mode, Times, transition};
+use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 
 /// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC can't
 /// be compared as text.
-const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :cut \
+const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :expiredBefore \
                     AND (attribute_exists(#fence) OR contains(#leasedUntil, :z))))";
 const TOKEN_RISES: &str = "(attribute_not_exists(#fence) OR #fence < :t)";
 /// Not given up, and no lease.
 const GRANTABLE: &str = "NOT contains(#givenUp, :grant) AND (attribute_not_exists(#floor) OR #floor < :t) \
                          AND (attribute_not_exists(#kind) OR #kind <> :leaseKind)";
-/// There is place for one more that gave up.
+/// The set of those that gave up has room for one more.
 const FEW: &str = "(attribute_not_exists(#givenUp) OR size(#givenUp) <= :many)";
 /// A live exclusive holder of the same owner. Without the inner part a repeat would raise the token.
 const SAME_OWNER: &str = "(#owner = :owner AND (attribute_not_exists(#grantId) OR #grantId <> :grant))";
@@ -33,7 +33,8 @@ const SHARED: &str = "SET #shared = :m, #kind = :kind, #format = if_not_exists(#
                       #version = if_not_exists(#version, :t) + :one \
                       REMOVE #grantId, #lockId, #owner, #host, #comment, #renewedAt, #ttl";
 
-/// So many expired shared holders are dropped by one that joins: a condition may have 4 KB, and each takes forty bytes.
+/// At most this many expired shared holders are dropped by one that joins: a condition may have 4 KB, and each takes
+/// forty bytes of it.
 const MOST_DROPPED: usize = 50;
 
 /// What to send next.
@@ -49,7 +50,7 @@ impl Dynamodb {
         }
         self.agree_on_grace(by)?;
         let mut moment = self.sure_moment(Duration::ZERO, by)?;
-        // A shared holder that is replaced: the row's end depends on all of them, so it is looked at first.
+        // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
         let mut next = if blind {
             first(attempt, &moment)
@@ -84,7 +85,7 @@ impl Dynamodb {
                 }
                 Err(Acquired::Granted { holder, repeated, .. }) => {
                     attempt.native = None;
-                    // The time that was asked by may have been behind: the lease would seem to last longer.
+                    // Where the time of the request was behind, the lease would seem to last longer than it does.
                     let now = if moment.contradicts(&asked) { moment.upper_bound() } else { asked.upper_bound() };
                     return Ok(Acquired::Granted { holder, repeated, now });
                 }
@@ -93,7 +94,7 @@ impl Dynamodb {
         }
     }
 
-    /// The pure rule on what stands: an answer, or what to write.
+    /// The pure rule on the row that was found: an answer, or what to write.
     fn decide(
         &self,
         attempt: &Attempt,
@@ -140,18 +141,11 @@ impl Expr {
 fn first(attempt: &Attempt, moment: &Moment) -> Next {
     let (ask, times) = (&attempt.ask, moment.times());
     let old = ask.instead_of.as_ref();
-    let holder = Holder {
-        grant: ask.grant.clone(),
-        lock_id: ask.lock_id.clone(),
-        labels: ask.labels.clone(),
-        token: old.map_or(times.stamp, |(_, token)| times.stamp.max(token.saturating_add(1))),
-        created: times.now,
-        renewed: None,
-        until: Lease::For(ask.lease).end(times.now),
-    };
+    let mut record = LockRecord { token: old.map_or(0, |(_, token)| *token), ..LockRecord::missing(&attempt.key) };
+    let holder = record.grant(&ask.grant, &ask.lock_id, &ask.labels, ask.lease, &times);
     let (condition, update) = match (old, ask.mode) {
-        // How often the old one was sent is not known here, and a copy that another client stamped may be ahead of
-        // our token.
+        // Copies of the old grant's own acquire may still come, even with a higher token than ours: so its grant id is
+        // remembered as given up.
         (Some(_), _) => {
             (format!("#grantId = :old AND #fence = :f AND {FEW}"), exclusive_update(&holder) + " ADD #givenUp :olds")
         }
@@ -161,10 +155,9 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
         }
         (None, Mode::Exclusive) => (format!("{FREE} AND {TOKEN_RISES}"), exclusive_update(&holder)),
     };
-    let mut record = LockRecord::missing(&attempt.key);
     record.shared.push(holder.clone());
     let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
-        .value(":cut", text(row::time(times.cut)))
+        .value(":expiredBefore", text(row::time(times.expired_before)))
         .value(":z", text("Z"))
         .value(":many", number(MANY_GIVEN_UP as u64))
         .maybe(":m", row::shared(&record, None))

@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
 use super::send::Target;
 use crate::model::error::ErrorKind;
-use crate::store::failure::{self, Cause, Failure, Fate, Words};
+use crate::store::failure::{self, Cause, Failure, Fate, Left, Words};
 
 /// What went wrong with the table.
 pub(super) type DynamodbError = Failure<Own>;
@@ -28,8 +28,8 @@ pub(super) enum Own {
     Denied { table: String },
 
     #[error(
-        "access is denied; to make the table {table:?} as it shall be the credentials need dynamodb:{right}; schema() \
-         tells what to ask for"
+        "access is denied; to make the table {table:?} as it must be the credentials need dynamodb:{right}; schema() \
+         says what to ask for"
     )]
     MayNotMake { table: String, right: &'static str },
 
@@ -93,19 +93,19 @@ impl failure::Own for Own {
 }
 
 impl DynamodbError {
-    /// What an error of the SDK means. `sent`: the request may have left this host.
-    pub fn classify<E>(error: &SdkError<E, HttpResponse>, sent: bool, place: &Target) -> (Fate, Self)
+    /// What an error of the SDK means, of a request to this table.
+    pub fn classify<E>(error: &SdkError<E, HttpResponse>, left: Left, target: &Target) -> (Fate, Self)
     where
         E: ProvideErrorMetadata + StdError + 'static,
     {
         let Some(answer) = error.as_service_error() else {
-            return transport(error, sent, place.has_sent());
+            return transport(error, left, target);
         };
         let code = answer.code().unwrap_or_default();
         let message = answer.message().unwrap_or("without a message");
         let cause = Cause::from(format!("{code}: {message}"));
         let status = error.raw_response().map_or(0, |response| response.status().as_u16());
-        let table = place.table.clone();
+        let table = target.table.clone();
         match code {
             "ProvisionedThroughputExceededException"
             | "ThrottlingException"
@@ -138,7 +138,7 @@ impl DynamodbError {
             }
             "ValidationException" => (
                 Fate::Refused,
-                DynamodbError::Own(Own::Invalid { partition_key: place.partition_key.clone() }, Some(cause)),
+                DynamodbError::Own(Own::Invalid { partition_key: target.partition_key.clone() }, Some(cause)),
             ),
             _ if status == 429 => (Fate::NotDone, DynamodbError::Own(Own::Throttled, Some(cause))),
             // Also what was done, but whose answer can't be read.
@@ -148,9 +148,9 @@ impl DynamodbError {
     }
 }
 
-/// No answer of the service. `has_sent`: an earlier request was sent, so there were credentials and a right
-/// configuration, and what is wrong now may pass.
-fn transport<E>(error: &SdkError<E, HttpResponse>, sent: bool, has_sent: bool) -> (Fate, DynamodbError)
+/// No answer of the service. Where an earlier request was sent, there were credentials and a right configuration, and
+/// what is wrong now may pass.
+fn transport<E>(error: &SdkError<E, HttpResponse>, left: Left, target: &Target) -> (Fate, DynamodbError)
 where
     E: StdError + 'static,
 {
@@ -160,9 +160,10 @@ where
         // Only connecting fails so.
         return (Fate::NotDone, DynamodbError::Unreachable { cause });
     }
-    if sent {
+    if left == Left::Maybe {
         return (Fate::Unknown, DynamodbError::Unanswered { cause: Some(cause) });
     }
+    let has_sent = target.has_sent();
     match (of_type::<CredentialsError>(error), error) {
         (Some(CredentialsError::CredentialsNotLoaded(_)), _) if !has_sent => {
             (Fate::Refused, DynamodbError::Own(Own::NoCredentials, Some(cause)))

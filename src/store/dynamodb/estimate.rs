@@ -1,4 +1,4 @@
-//! The service's time, as its answers tell it.
+//! The service's time, by its answers.
 //!
 //! Each answer's `Date` header is the service's time at some moment between sending and receiving, cut to the
 //! second. So (service's time - our boot-time clock) lies between `Date - received` and `Date + 1 s - sent`;
@@ -20,7 +20,7 @@ pub(super) const SLACK: Duration = Duration::from_millis(100);
 /// Only what was never held or was released ended before this: 1970-01-02.
 const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 
-/// A clock runs wrong by at most one part in so many (500 ppm), which is also as fast as NTP corrects one.
+/// A clock drifts by at most one part in this many (500 ppm), which is also as fast as NTP corrects one.
 const DRIFT: u128 = 2_000;
 /// An answer that is no older than this is as good as a new one.
 const FRESH: Duration = Duration::from_secs(10);
@@ -34,9 +34,9 @@ struct Known {
     ahead: Option<Ahead>,
     /// What was known before an answer contradicted it.
     before: Option<Ahead>,
-    /// The latest time that was told while it was known well: a narrower interval may have its middle earlier, and
-    /// time never goes back, only slower. With when that was.
-    told: Option<(i64, BootTime)>,
+    /// The latest time that was given out while it was known well, and when that was: a narrower interval may have its
+    /// middle earlier, but time must not go back, only run slower.
+    given: Option<(i64, BootTime)>,
 }
 
 /// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
@@ -62,9 +62,9 @@ impl Ahead {
     }
 
     /// What a new answer leaves of it.
-    fn and(self, told: Ahead) -> Ahead {
-        let both = Ahead { low: self.low.max(told.low), high: self.high.min(told.high), ..told };
-        if both.low <= both.high { both } else { told }
+    fn and(self, answer: Ahead) -> Ahead {
+        let both = Ahead { low: self.low.max(answer.low), high: self.high.min(answer.high), ..answer };
+        if both.low <= both.high { both } else { answer }
     }
 
     fn width(self) -> Duration {
@@ -81,28 +81,28 @@ impl Estimate {
     /// Learns from an answer with this `Date`, in seconds since 1970.
     pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) {
         let date = date.saturating_mul(1_000_000_000);
-        let told = Ahead {
+        let answer = Ahead {
             low: date.saturating_sub(nanos(received)),
             high: date.saturating_add(RESOLUTION).saturating_sub(nanos(sent)),
             at: received,
         };
         let mut known = self.0.lock();
         let Some(ahead) = known.ahead.map(|ahead| ahead.aged(received)) else {
-            known.ahead = Some(told);
+            known.ahead = Some(answer);
             return;
         };
-        let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(told));
+        let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(answer));
         known.ahead = Some(match before {
-            _ if ahead.fits(told) => ahead.and(told),
+            _ if ahead.fits(answer) => ahead.and(answer),
             // The answer between them was wrong.
-            Some(before) => before.and(told),
+            Some(before) => before.and(answer),
             None => {
                 known.before = Some(ahead);
-                told
+                answer
             }
         });
-        if !ahead.fits(told) {
-            known.told = None;
+        if !ahead.fits(answer) {
+            known.given = None;
         }
     }
 
@@ -116,16 +116,16 @@ impl Estimate {
             |now| Moment { now: StoreTime::from_nanos(now), width: ahead.width(), at, age, ahead, before, grace };
         let middle = ahead.middle(at);
         if !moment(middle).is_known() {
-            // It may be far off: nothing shall cling to it.
+            // It may be far off, so no later time is bound by it.
             return Some(moment(middle));
         }
-        let least = known.told.map_or(middle, |(told, when)| {
+        let least = known.given.map_or(middle, |(given, when)| {
             let half = i64::try_from(at.since(when).as_nanos() / 2).unwrap_or(i64::MAX);
-            told.saturating_add(half.max(1))
+            given.saturating_add(half.max(1))
         });
         let now = middle.max(least);
         // No time is counted twice, also where a thread comes late with its `at`.
-        known.told = Some((now, known.told.map_or(at, |(_, when)| when.max(at))));
+        known.given = Some((now, known.given.map_or(at, |(_, when)| when.max(at))));
         Some(moment(now))
     }
 }
@@ -163,10 +163,9 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// As late as it may be for a holder, who trusts it the less the wider it is: what the grace of all others does
-    /// not cover is taken off its own lease.
+    /// As late as it may be. A holder takes off its own lease what of the width the grace of all others does not cover.
     ///
-    /// The holder may be behind by half its width w, and whoever takes over ahead by half of the widest that decides,
+    /// The holder may be behind by half its width w, and the client that takes over ahead by half of the widest that decides,
     /// its grace g and `SLACK`. What is taken off here and the wait for g leave the takeover at most
     /// `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end without its
     /// margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
@@ -176,17 +175,17 @@ impl Moment {
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
 
-    /// What the rules decide by. While too little is known nobody is taken over.
+    /// What the rules decide by. While the time is not known well enough, nobody is taken over.
     pub fn times(&self) -> Times {
-        let cut = if self.is_known() { self.now.minus(self.grace.own) } else { ONLY_RELEASED };
-        Times { now: self.now, cut, stamp: self.stamp() }
+        let expired_before = if self.is_known() { self.now.minus(self.grace.own) } else { ONLY_RELEASED };
+        Times { now: self.now, expired_before, stamp: self.stamp() }
     }
 
     fn is_known(&self) -> bool {
         self.before.is_none() && self.width <= self.grace.own + SLACK
     }
 
-    /// Whether a new answer could tell it better, which is worth a request where it may be off by more than the
+    /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than the
     /// grace, and than this.
     pub fn is_old(&self, most: Duration) -> bool {
         let is_wide = self.width > (self.grace.own + SLACK).max(most);
@@ -219,7 +218,7 @@ impl Moment {
         micros(self.now)
     }
 
-    /// So far ahead of every client's stamp.
+    /// A stamp that is this far ahead of every client's.
     pub fn late_stamp(&self, ahead: Duration) -> u64 {
         micros(self.upper_bound().plus(self.grace.own + ahead))
     }
@@ -263,7 +262,7 @@ mod tests {
         let days = 4 * 86_400_000;
         let idle = estimate.moment(boot(510 + days), GRACE).unwrap();
         assert_eq!(idle.width.as_millis(), 1_020 + u128::from(days) / 1_000);
-        assert!(idle.is_old(Duration::ZERO) && idle.times().cut == ONLY_RELEASED);
+        assert!(idle.is_old(Duration::ZERO) && idle.times().expired_before == ONLY_RELEASED);
         assert!(!estimate.moment(boot(60_000), GRACE).unwrap().is_old(Duration::ZERO));
         // A clock that was 50 ppm fast is no contradiction, and one answer is enough.
         estimate.learn(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days));
@@ -279,7 +278,7 @@ mod tests {
         estimate.learn(3_700, boot(490), boot(510));
         let doubted = estimate.moment(boot(510), GRACE).unwrap();
         assert!(doubted.contradicts(&used) && doubted.is_old(Duration::ZERO));
-        assert_eq!(doubted.times().cut, ONLY_RELEASED);
+        assert_eq!(doubted.times().expired_before, ONLY_RELEASED);
         estimate.learn(100, boot(490), boot(510));
         let settled = estimate.moment(boot(510), GRACE).unwrap();
         assert!(!settled.contradicts(&used) && !settled.is_old(Duration::ZERO));
@@ -318,11 +317,11 @@ mod tests {
         estimate.learn(100, boot(0), boot(2_000));
         let wide = estimate.moment(boot(2_000), GRACE).unwrap();
         assert_eq!(wide.width, Duration::from_secs(3));
-        assert_eq!(wide.times().cut, ONLY_RELEASED);
+        assert_eq!(wide.times().expired_before, ONLY_RELEASED);
         assert_eq!(wide.upper_bound().since(wide.now), SECOND);
         estimate.learn(102, boot(2_000), boot(2_050));
         let fine = estimate.moment(boot(2_050), GRACE).unwrap();
-        assert_eq!(fine.times().cut, fine.now.minus(SECOND));
+        assert_eq!(fine.times().expired_before, fine.now.minus(SECOND));
         assert!(fine.upper_bound().since(fine.now) <= Duration::from_millis(25));
     }
 
@@ -333,7 +332,7 @@ mod tests {
         let mut worst = i64::MIN;
         // Where in its second the service is, for the holder and for the rival, and how long the answers took.
         let seconds = (0..1_000).step_by(37).chain([999]);
-        let told = |phase: i64, way: i64, is_late: bool| {
+        let known = |phase: i64, way: i64, is_late: bool| {
             let estimate = Estimate::default();
             let (sent, received) = (20_000 - way, 20_000);
             // Said as it was sent, or as it was received.
@@ -344,15 +343,15 @@ mod tests {
         };
         let all: Vec<(Moment, i64)> = seconds
             .flat_map(|phase| [0, 20, 100, 400, 3_000].map(|way| (phase, way)))
-            .flat_map(|(phase, way)| [false, true].map(|is_late| told(phase, way, is_late)))
+            .flat_map(|(phase, way)| [false, true].map(|is_late| known(phase, way, is_late)))
             .collect();
         for (holder, now) in &all {
             let end = holder.now.as_nanos() + lease;
             // Counted from this moment, on a clock that runs as the service's.
             let held_for = end - holder.upper_bound().as_nanos();
             for (rival, rivals_now) in all.iter().filter(|(rival, _)| rival.is_known()) {
-                // How far the rival's cut is behind the service's time.
-                let behind = rivals_now - rival.times().cut.as_nanos();
+                // How far the end that the rival takes over is behind the service's time.
+                let behind = rivals_now - rival.times().expired_before.as_nanos();
                 let taken_over_after = end + behind - now;
                 worst = worst.max(held_for - taken_over_after);
             }

@@ -1,4 +1,4 @@
-//! Whether a grant stands, as a condition inside a user's own transaction.
+//! Whether a grant holds, as a condition inside a user's own transaction.
 
 use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure;
 use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
@@ -12,11 +12,11 @@ use crate::model::lock::LockStatus;
 use crate::store::fence::Standing;
 
 /// Why a transaction with a [`ConditionCheck`](crate::api::stores::dynamodb::ConditionCheck) was not applied, as far as the check
-/// can tell.
+/// shows.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Canceled {
-    /// The lock is not held any more: an error of kind `Lost` that tells who holds it.
+    /// The lock is not held any more: an error of kind `Lost` that says who holds it.
     Lost(Error),
     /// Another write was under way on one of the items. Try again.
     Conflict,
@@ -24,7 +24,7 @@ pub enum Canceled {
     Other,
 }
 
-/// The check of the row that the grant stands in.
+/// The check of the row that the grant holds in.
 pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
     let (store, lock) = (store_of(standing)?, standing.lock);
     let condition = match lock.mode {
@@ -44,7 +44,7 @@ pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
         .condition_expression(expr.condition)
         .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
         .build()
-        // Never: all that it asks for is there.
+        // It never fails: everything that it requires is set.
         .map_err(|error| Error::new(ErrorKind::InvalidInput, "the check can't be built").caused_by(error))
 }
 
@@ -54,7 +54,7 @@ pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Resul
     Ok(match reason.code() {
         Some("ConditionalCheckFailed") => {
             let found = Found::new(&lock.key, reason.item().cloned()).ok();
-            let moment = store.moment().map_err(|error| store.told(error, &lock.key))?;
+            let moment = store.moment().map_err(|error| standing.in_context(error))?;
             let holders = found.map(|found| LockStatus::live(&found.seen(&moment))).unwrap_or_default();
             let error = standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not applied");
             Canceled::Lost(error.with_holders(holders))

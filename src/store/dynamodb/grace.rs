@@ -1,8 +1,8 @@
-//! The grace that all clients of a table must have in common: who waits for less takes over from those who count on
-//! more. The row of the key that nobody has says it; a table without that note has the default.
+//! The grace that all clients of a table must have in common: a client that waits for less would take over too early
+//! from those that rely on more. A row of its own notes it; a table without that row has the default.
 //!
-//! Who connects with less is refused. Who runs already is not: it waits for as long as was noted when it last looked.
-//! Until it looks nobody is hurt, for no holder relies on more than the default, nor on more than was ever noted.
+//! A client that connects with less is refused. One that runs already is not: it waits for as long as was noted when it
+//! last looked. That is safe, since no holder relies on more than the default, nor on more than was ever noted.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use super::error::{DynamodbError, Own};
 use super::estimate::Grace;
 use super::expr::{Expr, Item, number};
-use super::read::Consistency;
 use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, NOBODYS};
+use crate::store::Consistency;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 
-/// Who grants looks again when the last look is older.
+/// A client that grants reads the note again when its last look is older.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 /// What the row said when this client last looked.
@@ -29,7 +29,7 @@ pub(super) struct Noted(Mutex<Option<Note>>);
 struct Note {
     /// The largest of all clients, in microseconds; `None` where nothing is noted.
     most: Option<u64>,
-    /// The least that a client which runs by now can have begun with.
+    /// The smallest grace that a client which still runs may have started with.
     least: u64,
     looked: BootTime,
 }
@@ -78,7 +78,7 @@ impl Dynamodb {
         Ok(())
     }
 
-    /// Before a grant: whoever waits for more has the others know it.
+    /// Before a grant: a client whose grace is larger than the noted one notes it, so that others learn of it.
     pub(super) fn agree_on_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let now = self.clock.now();
         let is_old = |note: Note| now.since(note.looked) > LOOK_AGAIN;
@@ -90,8 +90,8 @@ impl Dynamodb {
         if self.noted.0.lock().is_some_and(is_less) { self.note_grace(by) } else { Ok(()) }
     }
 
-    /// Notes the grace, unless a larger one is noted, and beside it the least that others may still wait for. Who may not
-    /// write does not take over either.
+    /// Notes the grace, unless a larger one is noted, and beside it the least that others may still wait for. A client
+    /// that may not write needs no note, since it can't take over either.
     pub(super) fn note_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let ours = micros(self.info.grace);
         loop {
@@ -110,7 +110,7 @@ impl Dynamodb {
                 Ok(Wrote::Failed(row)) => {
                     let found = Note::of(row.as_ref(), self.clock.now());
                     *self.noted.0.lock() = Some(found);
-                    // A row of a newer format stays as it is, and nobody relies on what is not noted.
+                    // A row of a newer format is left as it is: nobody relies on a grace that is not noted.
                     if found.most != most && found.most() < ours {
                         continue;
                     }
@@ -126,14 +126,14 @@ impl Dynamodb {
         }
     }
 
-    /// Refuses to be a client that waits for less than others of this table do.
+    /// An error where other clients of this table wait for longer than this one does.
     pub(super) fn check_grace(&self) -> Result<(), DynamodbError> {
         let (ours, noted) = (self.info.grace, self.grace_now().own);
         if noted <= ours {
             return Ok(());
         }
         Err(DynamodbError::Config(format!(
-            "grace is {ours:?}, but other clients of this table use {noted:?}, and whoever waits for less would take over \
+            "grace is {ours:?}, but other clients of this table use {noted:?}, and a client that waits for less would take over \
              from them too early; use grace={}ms here, or a smaller one in all of them: then write {} as the number \
              graceMicros into the row {NOBODYS:?} while none of them runs",
             noted.as_micros().div_ceil(1_000),

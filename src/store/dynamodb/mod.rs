@@ -17,9 +17,12 @@ use std::time::Duration;
 use aws_sdk_dynamodb::Client;
 use crossbeam_channel::Sender;
 
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::LockRecord;
-use crate::model::error::{Error, Result};
+use crate::model::error::Result;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -46,16 +49,14 @@ pub use estimate::Estimate;
 use estimate::Moment;
 use expr::Item;
 pub use open::{DynamodbOptions, Protection, Settings};
-use read::Consistency;
-use release::Purpose;
 
 /// The key that nobody has, which is read for the service's time. Its row says the grace.
 const NOBODYS: &str = "\u{1}time";
-/// More given-up grant ids than this make place for a floor.
+/// More given-up grant ids than this are replaced by a floor under all tokens to come.
 const MANY_GIVEN_UP: usize = 8;
-/// A row of so many bytes is warned of.
+/// A row with more bytes than this is logged as a warning.
 const LARGE: usize = 20 * 1_024;
-/// With the grace, which bounds how far two clients' times are apart, farther ahead than any client's time.
+/// A time that is the grace and this ahead is later than any client's time: two of them differ by less than the grace.
 const AHEAD: Duration = Duration::from_secs(2);
 
 /// See the module.
@@ -105,21 +106,17 @@ impl Dynamodb {
         self.estimate.moment(self.clock.now(), self.grace_now()).ok_or_else(missing)
     }
 
-    /// Now, for a write that needs it known to the grace or to `most`: another answer is asked for first where the last
-    /// one is too old for that, or in doubt.
+    /// Now, for a write that needs the time to within the grace, or to within `most` where that is more. Asks the service
+    /// first where the last answer is too old for that, or in doubt.
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         if self.moment()?.is_old(most) {
             self.read_time(by)?;
         }
         self.moment()
     }
-
-    fn told(&self, error: DynamodbError, key: &str) -> Error {
-        Error::from(error).with_store(&self.info.label).with_key(key)
-    }
 }
 
-/// So many shared holders can renew at this interval: each renewal writes the whole row, 256 bytes for each of them,
+/// How many shared holders can renew at this interval: each renewal writes the whole row, 256 bytes for each of them,
 /// the service writes 1,000 KB of a row in a second, and a row may have 400 KB.
 fn most_shared(heartbeat: Duration) -> u32 {
     let by_rate = (4_000.0 * heartbeat.as_secs_f64()).sqrt();
@@ -137,32 +134,27 @@ impl Backend for Dynamodb {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.table_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+        Ok(self.table_schema(what, by)?)
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
-        self.acquire_key(attempt, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.acquire_key(attempt, by)?)
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        self.renew_grant(attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.renew_grant(attempt, renewal, by)?)
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        let purpose = if give_up { Purpose::GiveUp } else { Purpose::Release };
-        self.release_grant(attempt, purpose, by).map_err(|error| self.told(error, &attempt.key))
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        Ok(self.release_grant(attempt, purpose, by)?)
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
-        let consistency = if strong { Consistency::Strong } else { Consistency::Eventual };
-        self.read_page(which, from, consistency, by).map_err(|error| match which {
-            Which::Key(key) => self.told(error, key),
-            _ => Error::from(error).with_store(&self.info.label),
-        })
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
+        Ok(self.read_page(which, from, consistency, by)?)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
-        self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
+        Ok(self.swap_record(seen, new, by)?)
     }
 
     fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {

@@ -15,12 +15,13 @@ use super::estimate::Estimate;
 use super::send::Target;
 use super::{Dynamodb, most_shared};
 use crate::model::error::Result;
-use crate::store::{GrantForm, StoreInfo};
+use crate::store::url::{StoreUrl, check_endpoint, config};
+use crate::store::{Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
-/// One answer can tell the time no better than to a second; more than this beside it is worth another.
+/// One answer gives the time to a second at best; where it is less exact than this, another answer is worth its request.
 const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
 
 const MAX_GRACE: Duration = Duration::from_secs(60);
@@ -44,12 +45,12 @@ pub struct DynamodbOptions {
     pub interceptors: Vec<SharedInterceptor>,
 }
 
-/// What [`Schema::Create`](crate::store::Schema::Create) sees to beside the table itself.
+/// What [`Schema::Create`](crate::store::Schema::Create) turns on for the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Protection {
     /// The service refuses to delete the table.
     pub deletion: bool,
-    /// The service keeps what is needed to restore the table of any moment of the last weeks.
+    /// The service keeps what it needs to restore the table as it was at any moment of the last weeks.
     pub recovery: bool,
 }
 
@@ -63,7 +64,7 @@ pub enum Settings {
         /// Another endpoint than the region's.
         endpoint: Option<String>,
     },
-    /// What the user made. Only its settings are used: connections of our own.
+    /// A configuration of the user's. Only its settings are used; the connections are our own.
     Given(Box<SdkConfig>),
 }
 
@@ -91,57 +92,61 @@ impl DynamodbOptions {
         }
     }
 
+    /// From a URL like `dynamodb://TABLE?region=eu-central-1`.
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
+        url.only(&["region", "endpoint", "grace", "partition_key", "deletion_protection", "point_in_time_recovery"])?;
+        let Some(table) = url.path.strip_prefix("//").filter(|table| !table.is_empty()) else {
+            return Err(config("dynamodb: needs the name of a table, like dynamodb://locks?region=eu-central-1"));
+        };
+        let text = |name| url.option(name).map(str::to_owned);
+        for name in ["region", "endpoint"] {
+            if url.option(name).is_some_and(str::is_empty) {
+                return Err(config(&format!("the option {name} is empty; leave it out or give it a value")));
+            }
+        }
+        if let Some(endpoint) = url.option("endpoint") {
+            check_endpoint("the option endpoint", endpoint)?;
+        }
+        let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
+        let mut options = DynamodbOptions::new(table, settings);
+        options.partition_key = text("partition_key").unwrap_or(options.partition_key);
+        options.grace = url.duration("grace")?.unwrap_or(options.grace);
+        let (deletion, recovery) = (url.flag("deletion_protection")?, url.flag("point_in_time_recovery")?);
+        options.protection = Protection { deletion, recovery };
+        Ok(options)
+    }
+
+    /// The store in this table.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        self.validate()?;
+        let opener = Opener::new(Dynamodb::MIN_LEASE, |clock, _, by| Dynamodb::open(self, clock, by));
+        Ok(Opener { min_margin: Dynamodb::MIN_MARGIN, ..opener })
+    }
+
     pub(super) fn label(&self) -> String {
         format!("dynamodb://{}", self.table)
     }
 
     /// Refuses what the service would, before anything is sent.
     pub fn validate(&self) -> Result<()> {
-        Ok(self.check()?)
-    }
-
-    pub(super) fn check(&self) -> Result<(), DynamodbError> {
         let is_named = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(3..=255).contains(&self.table.len()) || !self.table.chars().all(is_named) {
-            return Err(DynamodbError::Config(format!(
+            return Err(config(&format!(
                 "the table name {:?} must have 3 to 255 letters, digits, '_', '-' or '.'",
                 self.table
             )));
         }
         if self.partition_key.is_empty() || self.partition_key.len() > 255 {
-            return Err(DynamodbError::Config(format!(
-                "partition_key is {:?}, but must have 1 to 255 bytes",
-                self.partition_key
-            )));
+            return Err(config(&format!("partition_key is {:?}, but must have 1 to 255 bytes", self.partition_key)));
         }
         if self.grace > MAX_GRACE {
-            return Err(DynamodbError::Config(format!("grace is {:?}, but must be at most a minute", self.grace)));
+            return Err(config(&format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
-        const TAKEN: [&str; 21] = [
-            "graceMicros",
-            "leastGraceMicros",
-            "floor",
-            "givenUpAt",
-            "owner",
-            "leasedUntil",
-            "createdAt",
-            "ttl",
-            "grantId",
-            "lockId",
-            "fence",
-            "host",
-            "comment",
-            "renewedAt",
-            "shared",
-            "version",
-            "givenUp",
-            "kind",
-            "pins",
-            "format",
-            "token",
-        ];
-        if TAKEN.contains(&self.partition_key.as_str()) {
-            return Err(DynamodbError::Config(format!(
+        const TAKEN: &str = "graceMicros leastGraceMicros floor givenUpAt owner leasedUntil createdAt ttl grantId \
+             lockId fence host comment renewedAt shared version givenUp kind pins format token";
+        if TAKEN.split(' ').any(|taken| taken == self.partition_key) {
+            return Err(config(&format!(
                 "partition_key is {:?}, the name of an attribute that leasehold writes; name the table's key another way",
                 self.partition_key
             )));
@@ -160,13 +165,10 @@ impl Dynamodb {
     fn connect(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
         options.validate()?;
         let info = StoreInfo {
-            label: options.label(),
-            clock: "DynamoDB's, by the Date of its answers",
             grace: options.grace,
-            min_lease: Dynamodb::MIN_LEASE,
             min_margin: Dynamodb::MIN_MARGIN,
-            grant_form: GrantForm::Uuid,
             most_shared: Some(most_shared),
+            ..StoreInfo::new(options.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
         };
         let target = Target::new(&options.table, &options.partition_key);
         let protection = options.protection;
@@ -192,7 +194,7 @@ pub(super) async fn client(options: DynamodbOptions) -> Result<Client> {
     let config = match options.settings {
         Settings::Given(config) => {
             let mut builder = config.into_builder();
-            // Connections belong to the runtime that made them, and the user's may stand still while we wait.
+            // Connections belong to the runtime that made them, and the user's runtime may be blocked while we wait.
             builder.set_http_client(None);
             builder.build()
         }

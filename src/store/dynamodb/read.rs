@@ -8,21 +8,12 @@ use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
 use super::row::{self, Found};
 use super::{Dynamodb, NOBODYS};
-use crate::store::{Page, Which};
+use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// How many rows a page looks at: a table with little throughput must yield them within one request's timeout.
+/// How many rows a page looks at: a table with little throughput must return them within one request's timeout.
 const PAGE: i32 = 200;
-
-/// Which rows a read may see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Consistency {
-    /// As the last write left them.
-    Strong,
-    /// A state that is a moment old, for half the price.
-    Eventual,
-}
 
 impl Dynamodb {
     pub(super) fn read_page(

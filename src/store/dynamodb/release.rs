@@ -10,17 +10,8 @@ use super::expr::{Expr, number, text};
 use super::row::{self, Found};
 use super::send::Wrote;
 use crate::lease::Mode;
-use crate::store::{Acquired, Attempt, Released};
+use crate::store::{Acquired, Attempt, Purpose, Released};
 use crate::sys::deadline::Deadline;
-
-/// What a release is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// To end what its caller knows to be granted.
-    Release,
-    /// To stop also copies of the acquisition that are still on their way.
-    GiveUp,
-}
 
 impl Dynamodb {
     pub(super) fn release_grant(
@@ -29,7 +20,8 @@ impl Dynamodb {
         purpose: Purpose,
         by: &Deadline,
     ) -> Result<Released, DynamodbError> {
-        // Whom a doubted grant replaced gets the key back first: the release alone would leave it free beside them.
+        // A doubted grant may have replaced a live holder, who gets the key back first: the release alone would leave
+        // the key free while they hold it.
         if let Some(old) = Dynamodb::doubted(attempt)
             && let Acquired::Unknown(error) = self.settle_doubt(attempt, old, by)
         {
@@ -60,7 +52,7 @@ impl Dynamodb {
                         return Ok(Released::Done);
                     }
                     let found = Found::new(&attempt.key, row)?;
-                    return Ok(nobodys(found, &self.moment()?));
+                    return Ok(not_ours(found, &self.moment()?));
                 }
                 Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
                 Wrote::Failed(row) => Found::new(&attempt.key, row)?,
@@ -72,7 +64,7 @@ impl Dynamodb {
             };
             next = match found.record.standing(attempt.grant()) {
                 None if purpose == Purpose::GiveUp => Ending::GiveUp,
-                None => return Ok(nobodys(found, &moment)),
+                None => return Ok(not_ours(found, &moment)),
                 Some(_) if Dynamodb::was_early(attempt, &moment) => Ending::Lapse,
                 Some((Mode::Exclusive, _)) => Ending::Exclusive,
                 Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last,
@@ -89,14 +81,14 @@ impl Dynamodb {
 
 /// How to go on with a release.
 enum Ending {
-    /// Nothing stands, and nothing may come to.
+    /// The grant is not there, and no late copy may bring it.
     GiveUp,
     Exclusive,
     /// Another holder's end is later than ours.
     Shared,
     /// Ours is the latest end of the row: compare and swap.
     Last,
-    /// Ours stands a while longer.
+    /// Ours stays in the row a while longer.
     Lapse,
 }
 
@@ -142,8 +134,8 @@ impl Expr {
     }
 }
 
-/// The answer where the grant does not stand.
-fn nobodys(found: Found, moment: &Moment) -> Released {
-    let cut = moment.times().cut;
-    if found.record.live(cut).next().is_some() { Released::HeldByOther(found.seen(moment)) } else { Released::Free }
+/// The answer where the row does not have the grant.
+fn not_ours(found: Found, moment: &Moment) -> Released {
+    let seen = found.seen(moment);
+    if seen.live().next().is_some() { Released::HeldByOther(seen) } else { Released::Free }
 }

@@ -12,7 +12,7 @@ use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
 use crate::store::{Attempt, Renewal, Renewed};
 use crate::sys::deadline::Deadline;
 
-/// Whose end is the latest of the row after a renewal.
+/// Who has the latest end in the row after a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowEnd {
     Ours,
@@ -26,8 +26,8 @@ impl Dynamodb {
         renewal: Renewal,
         by: &Deadline,
     ) -> Result<Renewed, DynamodbError> {
-        let Renewal { lease, may_end_endless } = renewal;
-        // An end that is off by a part of the lease is of use.
+        let lease = renewal.lease;
+        // A renewal may be off by a tenth of its lease.
         let most = match lease {
             Lease::For(lease) => lease / 10,
             Lease::Forever => Duration::MAX,
@@ -49,7 +49,7 @@ impl Dynamodb {
             };
             found.record.check_format()?;
             moment = self.moment()?;
-            let step = transition::renew(&found.record, attempt.grant(), lease, may_end_endless, &moment.times());
+            let step = transition::renew(&found.record, attempt.grant(), renewal, &moment.times());
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
             let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.upper_bound() }) };
             until = end;

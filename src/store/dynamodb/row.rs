@@ -69,14 +69,8 @@ impl Found {
 
     pub fn seen(self, moment: &Moment) -> Seen {
         let native = SeenRow { row: self.row, is_doubted: moment.is_doubted() };
-        let cut = moment.times().cut;
-        Seen {
-            record: self.record,
-            now: moment.upper_bound(),
-            cut,
-            stamp: moment.stamp(),
-            native: Some(Box::new(native)),
-        }
+        let times = Times { now: moment.upper_bound(), ..moment.times() };
+        Seen { record: self.record, times, native: Some(Box::new(native)) }
     }
 
     /// Every later grant of this key has a token above it.
@@ -91,7 +85,7 @@ impl Found {
         Times { stamp: times.stamp.max(self.floor().saturating_add(1)), ..times }
     }
 
-    /// Whether so many gave up that they make place for a floor.
+    /// Whether so many gave up that a floor replaces their grant ids.
     pub fn is_crowded(&self) -> bool {
         self.record.given_up.len() > MANY_GIVEN_UP
     }
@@ -146,7 +140,7 @@ fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
     let kind = Kind::parse(get_text(item, "kind")?)?;
     // A row of dynamodb-lock-go has none.
     let version = get_number(item, "version")?;
-    // What only remembers who gave up began with that; earlier versions did not note when.
+    // A row that only remembers who gave up was made for that; earlier versions did not note when.
     let began = version.filter(|_| token.is_none() && item.contains_key("givenUp"));
     let gave_up_at = get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).or(began);
     Ok(LockRecord {
@@ -163,7 +157,7 @@ fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
     })
 }
 
-/// A table may hold other things, too. Every lock's row says until when it is leased.
+/// A table may hold other rows, too. The row of a lock always has `leasedUntil`.
 pub(super) fn is_lock(item: &Item) -> bool {
     item.contains_key("leasedUntil")
 }

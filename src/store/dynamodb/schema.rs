@@ -1,4 +1,4 @@
-//! The table: looked at, told about, made.
+//! The table: checked, described, made.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ impl Dynamodb {
                 self.read_time(by)?;
                 self.look_at_table(what, by)
             }
-            Schema::Connect { .. } => self.look_at_table(what, by),
+            Schema::Connect(_) => self.look_at_table(what, by),
             Schema::Create => self.create(&by.long()),
         }
     }
@@ -49,14 +49,14 @@ impl Dynamodb {
             Table::Missing(error) if what.needs_table() => Err(error),
             Table::There(table) => self.check(&table, "is there"),
             Table::Hidden => {
-                static TOLD: AtomicBool = AtomicBool::new(false);
+                static SAID: AtomicBool = AtomicBool::new(false);
                 let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
-                if !TOLD.swap(true, Ordering::Relaxed) {
+                if !SAID.swap(true, Ordering::Relaxed) {
                     log::warn!(target: "leasehold::dynamodb", table:? = self.target.table; "{text}");
                 }
                 Ok(text.to_owned())
             }
-            // Else nobody could connect to make it. Every use of it is an error.
+            // Who makes the table must connect first. Every use of the missing table is an error.
             Table::Missing(error) => {
                 log::warn!(target: "leasehold::dynamodb", table:? = self.target.table; "{error}");
                 Ok(error.to_string())
@@ -64,7 +64,7 @@ impl Dynamodb {
         }
     }
 
-    /// For those who make it another way.
+    /// The command for those who make the table by other means.
     fn command(&self) -> String {
         let (table, key) = (&self.target.table, &self.target.partition_key);
         let mut command = format!(
@@ -86,7 +86,7 @@ impl Dynamodb {
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
         // Where it was missing: whether this client made it, or another was faster.
         let (mut made, mut protects) = (None, false);
-        let (started, mut told) = (Instant::now(), Instant::now());
+        let (started, mut logged) = (Instant::now(), Instant::now());
         loop {
             let each = &by.of_request();
             match self.describe(each)? {
@@ -113,8 +113,8 @@ impl Dynamodb {
                 Table::Missing(_) if made.is_some() => {}
                 Table::Missing(_) => made = Some(self.make(each)?),
             }
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
+            if logged.elapsed() >= PROGRESS {
+                logged = Instant::now();
                 log::info!(target: "leasehold::dynamodb", table:? = self.target.table;
                     "the service is still making the table, after {} s", started.elapsed().as_secs());
             }

@@ -20,7 +20,7 @@ use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::expr::{Expr, Item};
-use crate::store::failure::Fate;
+use crate::store::failure::{Fate, Left};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
 
@@ -28,7 +28,7 @@ const WAITING: u8 = 0;
 const SENT: u8 = 1;
 const CALLED_OFF: u8 = 2;
 
-/// Follows a request: whether it left, and what its answer says of the time.
+/// Follows a request: whether it left this host, and what its answer says of the time.
 #[derive(Clone, Debug)]
 pub(super) struct Stamp(Arc<Stamping>);
 
@@ -50,13 +50,14 @@ impl Stamp {
         }))
     }
 
-    fn is_sent(&self) -> bool {
-        self.0.state.load(Ordering::SeqCst) == SENT
+    fn left(&self) -> Left {
+        if self.0.state.load(Ordering::SeqCst) == SENT { Left::Maybe } else { Left::No }
     }
 
-    /// Stops the request if it did not leave yet; tells whether it did.
-    fn call_off(&self) -> bool {
-        self.0.state.compare_exchange(WAITING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst).is_err()
+    /// Stops the request if it did not leave yet.
+    fn call_off(&self) -> Left {
+        let off = self.0.state.compare_exchange(WAITING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst);
+        if off.is_ok() { Left::No } else { Left::Maybe }
     }
 }
 
@@ -86,7 +87,7 @@ impl Intercept for Stamp {
         _config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let headers = context.response().headers();
-        // What comes from a proxy says nothing of the service's clock.
+        // A proxy's answer has the proxy's date.
         let is_the_services = headers.get("x-amzn-requestid").is_some();
         let date = headers.get("date").filter(|_| is_the_services);
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
@@ -100,7 +101,7 @@ impl Intercept for Stamp {
 /// What an operation answers on the driver's thread.
 pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 
-/// Whose table, for the errors.
+/// The table, also for the errors.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub table: String,
@@ -122,10 +123,10 @@ impl Target {
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
-        if stamp.is_sent() {
+        if stamp.left() == Left::Maybe {
             self.has_sent.store(true, Ordering::SeqCst);
         }
-        result.map_err(|error| DynamodbError::classify(&error, stamp.is_sent(), self))
+        result.map_err(|error| DynamodbError::classify(&error, stamp.left(), self))
     }
 }
 

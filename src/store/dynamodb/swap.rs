@@ -28,16 +28,17 @@ impl Dynamodb {
         let moment = self.moment()?;
         let wrote = match new {
             Some(new) => {
-                // Its acquire may still be on its way a second time. A late claim of a lease fails on the version.
+                // A second copy of the removed holder's acquire may still be on its way. (A late claim of a lease fails on
+                // the version.)
                 let is_gone = |grant: &GrantId| new.standing(grant).is_none();
-                let live = found.record.live(seen.now).map(|(_, holder)| &holder.grant);
+                let live = found.record.live(seen.times.now).map(|(_, holder)| &holder.grant);
                 let is_locks = |grant: &&GrantId| found.record.kind == Kind::Lock && !grant.as_str().is_empty();
                 let gone: Vec<GrantId> = live.filter(is_locks).filter(|grant| is_gone(grant)).cloned().collect();
                 let mut new = new.clone();
                 new.given_up.extend(gone);
                 self.update(self.whole(&found, &new, &moment), by)?
             }
-            // It may be younger than it seemed.
+            // The record may be younger than it seemed.
             None if *is_doubted => return Ok(Swapped::Changed),
             None => self.delete(comparing(&found, String::new()), by)?,
         };
@@ -106,7 +107,7 @@ fn comparing(found: &Found, update: String) -> Expr {
     match &found.row {
         None => terms.push("attribute_not_exists(#key)".to_owned()),
         Some(row) => {
-            // Without a token it is a row of dynamodb-lock-go, or says no more than who gave up.
+            // A row without a token is one of dynamodb-lock-go, or only remembers who gave up.
             let named = if row.contains_key("fence") {
                 &["fence", "version"][..]
             } else {

@@ -22,8 +22,8 @@ pub(super) struct Doubted(Option<Item>);
 #[derive(Debug)]
 pub(super) struct Unanswered {
     moment: Moment,
-    /// The latest cut: whatever one of the copies replaced was over before it.
-    cut: StoreTime,
+    /// The latest of their `expired_before`: a holder that one of the copies replaced had a lease that ended by then.
+    expired_before: StoreTime,
 }
 
 impl Unanswered {
@@ -33,28 +33,28 @@ impl Unanswered {
 
     /// Notes one more in the attempt.
     pub fn note(attempt: &mut Attempt, sent: Moment) {
-        let (mut moment, mut cut) = (sent, sent.times().cut);
+        let (mut moment, mut expired_before) = (sent, sent.times().expired_before);
         if let Some(before) = Unanswered::of(attempt) {
-            cut = cut.max(before.cut);
+            expired_before = expired_before.max(before.expired_before);
             moment = if before.moment.is_ahead_of(&moment) { before.moment } else { moment };
         }
-        attempt.native = Some(Box::new(Unanswered { moment, cut }));
+        attempt.native = Some(Box::new(Unanswered { moment, expired_before }));
     }
 }
 
 impl Dynamodb {
-    /// Whether an unanswered grant was decided by a time that had not come: it may have replaced somebody who lives.
-    /// Whom, nobody knows any more. A transfer replaces its own grant, whatever the time.
+    /// Whether an unanswered grant was decided by a time that had not come: it may have replaced a live holder, and
+    /// nobody knows which one. A transfer replaces its own grant, whatever the time.
     pub(super) fn was_early(attempt: &Attempt, moment: &Moment) -> bool {
         let sent = Unanswered::of(attempt);
         attempt.ask.instead_of.is_none() && sent.is_some_and(|sent| moment.was_behind(&sent.moment))
     }
 
-    /// Lets such a grant stand, of use to nobody, until whom it replaced has heard of it: for a lease from now on, and at
-    /// least until what it replaced is over, which was before the cut of the wrong time.
+    /// Leaves such a grant in the row, unused, until the holder that it replaced has heard of its loss: for a lease from
+    /// now on, and at least until that holder's lease is over by the right time, too.
     pub(super) fn lapsing(&self, attempt: &Attempt, found: &Found, moment: &Moment) -> Expr {
         let mut next = found.record.clone();
-        let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.cut);
+        let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.expired_before);
         let lease = Lease::For(attempt.ask.lease).end(moment.now).max(End::At(replaced));
         for holder in next.exclusive.iter_mut().chain(&mut next.shared).filter(|h| h.grant == *attempt.grant()) {
             holder.until = holder.until.min(lease);
@@ -63,13 +63,13 @@ impl Dynamodb {
         self.whole(found, &next, moment)
     }
 
-    /// The row as it was before this attempt was granted, if an earlier call could not settle that.
+    /// The row as it was before this attempt was granted, if an earlier call could not finish the undoing.
     pub(super) fn doubted(attempt: &mut Attempt) -> Option<Option<Item>> {
         let native = attempt.native.take_if(|native| native.is::<Doubted>())?;
         native.downcast::<Doubted>().ok().map(|doubted| doubted.0)
     }
 
-    /// Finds out what is right, and gives the key back to those who may live and were replaced.
+    /// Reads the row, and gives the key back to the live holders that were replaced, if there are any.
     pub(super) fn settle_doubt(&self, attempt: &mut Attempt, old: Option<Item>, by: &Deadline) -> Acquired {
         let answer = self.give_back(attempt, old.as_ref(), by).unwrap_or_else(|error| Acquired::Unknown(error.into()));
         attempt.native = None;
@@ -81,7 +81,7 @@ impl Dynamodb {
 
     fn give_back(&self, attempt: &Attempt, old: Option<&Item>, by: &Deadline) -> Result<Acquired, DynamodbError> {
         let (key, ask) = (&attempt.key, &attempt.ask);
-        // A damaged row had no holder that could be told.
+        // A damaged row had no holder that can be given the key back.
         let old = Found::new(key, old.cloned()).map_or_else(|_| LockRecord::missing(key), |found| found.record);
         loop {
             let moment = self.sure_moment(Duration::ZERO, by)?;
@@ -89,7 +89,7 @@ impl Dynamodb {
             let Some((_, mine)) = found.record.standing(&ask.grant) else {
                 return Ok(Acquired::Refused(found.seen(&moment)));
             };
-            let mut wronged = old.live(moment.times().cut).filter(|(mode, other)| {
+            let mut wronged = old.live(moment.times().expired_before).filter(|(mode, other)| {
                 found.record.standing(&other.grant).is_none() && !is_replaced(ask, *mode, other)
             });
             let Some(first) = wronged.next() else {

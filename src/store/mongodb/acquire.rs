@@ -1,5 +1,5 @@
-//! To be granted a key: one `findAndModify`, whose answer is the document as it stands afterwards and the server's time.
-//! What it says is read, not concluded.
+//! To be granted a key: one `findAndModify`, whose answer is the document as it is afterwards and the server's time.
+//! What became of the request is read from that document.
 
 use mongodb::bson::oid::ObjectId;
 
@@ -9,7 +9,7 @@ use super::pipeline::{self, Grant};
 use super::row::{object_id, token};
 use super::send::{Update, Wrote};
 use crate::lease::GrantId;
-use crate::store::{Acquired, Attempt, Which};
+use crate::store::{Acquired, Attempt, Consistency, Which};
 use crate::sys::deadline::Deadline;
 
 impl Mongodb {
@@ -17,7 +17,7 @@ impl Mongodb {
         let ask = &attempt.ask;
         let id = ours(&ask.grant)?;
         let old = match &ask.instead_of {
-            // A grant of another store stands nowhere here.
+            // A grant of another kind of store is in no document.
             Some((grant, of)) => Some((ours(grant)?, token(*of).map_err(invalid)?)),
             None => None,
         };
@@ -40,19 +40,19 @@ impl Mongodb {
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
         found.record.check_format()?;
-        let now = found.now;
-        match found.record.standing(attempt.grant()) {
-            Some((_, holder)) if holder.until.is_after(now) => {
-                let repeated = found.copy_of(&id) != Some(copy);
-                Ok(Acquired::Granted { holder: holder.clone(), repeated, now })
+        let repeated = found.copy_of(&id) != Some(copy);
+        let seen = found.seen();
+        match seen.record.standing(attempt.grant()) {
+            Some((_, holder)) if seen.is_live(holder) => {
+                Ok(Acquired::Granted { holder: holder.clone(), repeated, now: seen.times.now })
             }
-            _ => Ok(Acquired::Refused(found.seen())),
+            _ => Ok(Acquired::Refused(seen)),
         }
     }
 
     /// What is wrong with the document of a key, if it is damaged.
     fn damage(&self, key: &str, by: &Deadline) -> Option<MongodbError> {
-        let read = self.read_page(&Which::Key(key.to_owned()), None, true, by);
+        let read = self.read_page(&Which::Key(key.to_owned()), None, Consistency::Strong, by);
         read.err().filter(|error| matches!(error, MongodbError::Damaged(_)))
     }
 }

@@ -81,22 +81,22 @@ impl MongodbError {
     /// What an error of the driver means. `sends`: how often it may have left this host. The driver repeats a write
     /// once, with its number, which the server does once at most; then only an answer settles what became of it.
     pub fn classify(error: &DriverError, sends: u32) -> (Fate, Self) {
-        let (fate, told) = one(error);
+        let (fate, failure) = one(error);
         match fate {
-            Fate::Duplicate | Fate::Unknown => (fate, told),
+            Fate::Duplicate | Fate::Unknown => (fate, failure),
             _ if sends > 1 => unanswered(cause(error)),
-            _ => (fate, told),
+            _ => (fate, failure),
         }
     }
 
-    /// The same of what a router answered. It repeats a numbered write by itself, and tells only what came of the last
-    /// try: that one may have come to a server that was not the primary, after the first was written.
-    pub fn of_router((fate, told): (Fate, Self)) -> (Fate, Self) {
-        match told {
+    /// The same of what a router answered. It repeats a numbered write by itself, and answers only for the last try:
+    /// that one may have reached a server that was not the primary, after the first was written.
+    pub fn of_router((fate, failure): (Fate, Self)) -> (Fate, Self) {
+        match failure {
             MongodbError::Own(Own::Conflict, cause) if fate == Fate::NotDone => {
                 (Fate::Unknown, MongodbError::Unanswered { cause })
             }
-            told => (fate, told),
+            failure => (fate, failure),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Whether a grant stands, asserted inside a user's own transaction.
+//! Whether a grant holds, asserted inside a user's own transaction.
 
 use mongodb::bson::{Document, doc};
 use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR};
@@ -72,7 +72,7 @@ impl Assertion {
         }
     }
 
-    /// What the driver's own loop over transactions understands.
+    /// As an error that the driver's own loop over transactions understands.
     pub(crate) fn judge(&self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
         match matched? {
             0 => Err(DriverError::custom(self.lost.clone())),
@@ -81,13 +81,13 @@ impl Assertion {
     }
 }
 
-/// The driver tells the state of a session by this alone.
+/// Only this error of the driver's shows the state of a session.
 fn is_in_progress(error: &DriverError) -> bool {
     matches!(error.kind.as_ref(), DriverKind::Transaction { message, .. } if message.contains("already in progress"))
 }
 
 /// An error of the driver as ours: the loss, or with the driver's own as its source.
-pub(crate) fn told(error: DriverError, standing: Standing<'_>) -> Error {
+pub(crate) fn in_context(error: DriverError, standing: Standing<'_>) -> Error {
     if let Some(lost) = error.get_custom::<Error>() {
         return lost.clone();
     }
@@ -96,7 +96,6 @@ pub(crate) fn told(error: DriverError, standing: Standing<'_>) -> Error {
         true => "the transaction was in conflict; nothing of it was written, and it may be tried again as a whole",
         false => "the transaction failed",
     };
-    let told = Error::new(ErrorKind::Store, message).with_key(&standing.lock.key);
-    let told = if is_transient { told.retryable() } else { told };
-    told.with_store(&standing.backend.info().label).caused_by(error)
+    let failed = standing.error(ErrorKind::Store, message).caused_by(error);
+    if is_transient { failed.retryable() } else { failed }
 }

@@ -3,7 +3,7 @@
 //! Atomic: each call is one `findAndModify` with a pipeline that means the pure transition of its name; a swap
 //! compares what was read. Clock: the server's, `$$NOW`, to the millisecond; there is no grace. Unanswered: lost
 //! connections and timeouts after a request may have left, errors that interrupt a write, and every write concern
-//! error, for an answer that the majority does not have is none. Giving up: acquire and release go in one session,
+//! error, since only what the majority has counts. Giving up: acquire and release go in one session,
 //! whose numbered writes stop an acquire that comes after its release.
 //!
 //! The driver lives on one thread. It repeats a write once by itself, with its number, so that it is done once: what
@@ -19,10 +19,11 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, Document};
 
 use super::{
-    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
-use crate::lease::{LockRecord, StoreTime};
-use crate::model::error::{Error, Result};
+use crate::lease::{LockRecord, StoreTime, Times};
+use crate::model::error::Result;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
@@ -53,7 +54,7 @@ pub struct Mongodb {
     topology: Topology,
     /// The collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
-    /// It was said that waiters are not told.
+    /// It was logged that waiters poll.
     said_deaf: AtomicBool,
     register: Arc<session::Register>,
     driver: Driver<send::Owned>,
@@ -80,13 +81,8 @@ impl Mongodb {
 
     fn connect(options: MongodbOptions, by: &Deadline) -> Result<Mongodb> {
         let info = StoreInfo {
-            label: options.label(),
-            clock: "the MongoDB server's, $$NOW",
-            grace: Duration::ZERO,
-            min_lease: Mongodb::MIN_LEASE,
-            min_margin: Duration::ZERO,
             grant_form: GrantForm::ObjectId,
-            most_shared: None,
+            ..StoreInfo::new(options.label(), "the MongoDB server's, $$NOW", Mongodb::MIN_LEASE)
         };
         let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();
@@ -100,10 +96,6 @@ impl Mongodb {
         store.topology = open::topology(&hosts, &hello, &build)?;
         store.warn_if_alone();
         Ok(store)
-    }
-
-    fn told(&self, error: MongodbError, key: &str) -> Error {
-        Error::from(error).with_store(&self.info.label).with_key(key)
     }
 }
 
@@ -138,7 +130,8 @@ impl Found {
 
     fn seen(self) -> Seen {
         let stamp = u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0);
-        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(swap::Row(self.row))) }
+        let times = Times::without_grace(self.now, stamp);
+        Seen { record: self.record, times, native: Some(Box::new(swap::Row(self.row))) }
     }
 }
 
@@ -148,33 +141,30 @@ impl Backend for Mongodb {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.collection_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+        Ok(self.collection_schema(what, by)?)
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
-        self.acquire_key(attempt, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.acquire_key(attempt, by)?)
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        self.renew_grant(attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+        Ok(self.renew_grant(attempt, renewal, by)?)
     }
 
-    fn release(&self, attempt: &mut Attempt, _give_up: bool, by: &Deadline) -> Result<Released> {
-        self.release_grant(attempt, by).map_err(|error| self.told(error, &attempt.key))
+    fn release(&self, attempt: &mut Attempt, _purpose: Purpose, by: &Deadline) -> Result<Released> {
+        Ok(self.release_grant(attempt, by)?)
     }
 
-    fn read(&self, which: &Which, from: Option<String>, strong: bool, by: &Deadline) -> Result<Page> {
-        self.read_page(which, from, strong, by).map_err(|error| match which {
-            Which::Key(key) => self.told(error, key),
-            _ => Error::from(error).with_store(&self.info.label),
-        })
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
+        Ok(self.read_page(which, from, consistency, by)?)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
-        self.swap_record(seen, new, by).map_err(|error| self.told(error, &seen.record.key))
+        Ok(self.swap_record(seen, new, by)?)
     }
 
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
-        self.tell(keys, to, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+        Ok(self.wake_keys(keys, to, by)?)
     }
 }

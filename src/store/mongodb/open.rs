@@ -8,6 +8,7 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria};
 use mongodb::{Client, Collection};
 
+use super::Mongodb;
 use super::error::MongodbError;
 use super::row::time;
 use super::send::{Owned, counting_handler, majority, turns};
@@ -15,7 +16,7 @@ use super::session::{Register, Sessions};
 use super::wakeup::Waking;
 use crate::lease::StoreTime;
 use crate::model::error::Result;
-use crate::store::url;
+use crate::store::{Opener, url};
 use crate::sys::log;
 
 /// How long the driver looks for a primary before it says why there is none.
@@ -24,8 +25,8 @@ const SELECTION: Duration = Duration::from_secs(3);
 const CONNECTION: Duration = Duration::from_secs(2);
 /// The version of the wire protocol of server 4.4, which knows expressions in projections.
 const OLDEST_WIRE: i32 = 9;
-/// One for the stream that tells waiters, whose answers the server holds back, one for those who want a lock, and one
-/// for heartbeats and releases: a heartbeat that queued behind them would come too late.
+/// One for the change stream, whose answers the server holds back, one for those who want a lock, and one for heartbeats
+/// and releases: a heartbeat that queued behind the others would come too late.
 const LEAST_CONNECTIONS: u32 = 3;
 /// The collection where none is named.
 pub const COLLECTION: &str = "locks";
@@ -79,12 +80,12 @@ impl MongodbOptions {
         let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
         let parsed = ConnectionString::parse(&url).map_err(|error| {
             // The driver's words, unless they quote what may be a part of a password.
-            let told = error.kind.to_string();
+            let said = error.kind.to_string();
             let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
             let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
-            let quotes = parts.any(|part| !part.is_empty() && told.contains(part));
-            let told = if quotes { "the driver cannot read it".to_owned() } else { told };
-            url::config(&format!("the mongodb: URL is wrong: {told}"))
+            let quotes = parts.any(|part| !part.is_empty() && said.contains(part));
+            let said = if quotes { "the driver cannot read it".to_owned() } else { said };
+            url::config(&format!("the mongodb: URL is wrong: {said}"))
         })?;
         MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)
     }
@@ -114,6 +115,12 @@ impl MongodbOptions {
         Ok(MongodbOptions { database, collection, settings })
     }
 
+    /// The store in this collection.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        let opener = Opener::new(Mongodb::MIN_LEASE, |_, _, by| Mongodb::open(self, by));
+        Ok(Opener { default_lease: Mongodb::DEFAULT_LEASE, ..opener })
+    }
+
     pub(super) fn label(&self) -> String {
         format!("mongodb://{}/{}.{}", self.hosts().join(","), self.database, self.collection)
     }
@@ -132,7 +139,7 @@ impl MongodbOptions {
 
 /// Makes the client. A `mongodb+srv` URL asks the DNS for its hosts.
 ///
-/// `patience`: what a request has, so that the driver says why before its caller has left.
+/// `patience`: how long a request may take, so that the driver says why it failed before the caller's time is over.
 pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, patience: Duration) -> Result<Owned> {
     let label = options.label();
     let mut settings = match options.settings {
@@ -160,7 +167,7 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     Ok(Owned { client, locks, sessions: Sessions::new(register), waking: Waking::default(), turns })
 }
 
-/// What a lock cannot do without, whatever the user's settings say. Tells what it had to change.
+/// What a lock cannot do without, whatever the user's settings say. Gives what it had to change.
 fn force(settings: &mut ClientOptions) -> Vec<String> {
     let mut overridden = Vec::new();
     if let Some(concern) = &settings.write_concern {
@@ -180,7 +187,7 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
     if settings.read_concern.take().is_some() {
         overridden.push("readConcernLevel".to_owned());
     }
-    // Numbered writes are what stops an acquire that comes late.
+    // Only numbered writes stop an acquire that comes late.
     if settings.retry_writes == Some(false) {
         overridden.push("retryWrites=false".to_owned());
     }

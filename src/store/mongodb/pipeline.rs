@@ -1,7 +1,7 @@
 //! The updates, as pipelines that the server evaluates in one atomic step. Each means the pure transition of its
-//! name; where that writes nothing the pipeline gives back the document as it stands, which writes nothing either.
+//! name. Where that writes nothing, the pipeline's result is the document as it is, and the server writes nothing either.
 //!
-//! The server parses each request anew, which costs more than all else in it: so there is no operator too many.
+//! The server parses each request anew, which costs more than all else in it: each operator has to be needed.
 //!
 //! What users choose is wrapped in `$literal` where it would be read as a path, like an owner `$resource`.
 
@@ -9,7 +9,7 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::row::{FORMAT, nobody};
-use crate::lease::{Ask, Lease, Mode};
+use crate::lease::{Ask, Lease, Mode, Renewal};
 
 const NOW: &str = "$$NOW";
 const ROOT: &str = "$$ROOT";
@@ -27,7 +27,7 @@ pub(super) struct Grant<'a> {
     pub id: ObjectId,
     /// Of a transfer: the grant that it takes the place of, and its token.
     pub old: Option<(ObjectId, i64)>,
-    /// Which of its copies this is: tells what stood before from what this one made.
+    /// A number for this copy of the request: where the document has another one, an earlier copy was granted.
     pub copy: i32,
 }
 
@@ -49,7 +49,7 @@ fn locks() -> Document {
 }
 
 /// What a grant can be written over: the types of what decides, as one text. Anything else is left as it is, and
-/// reading the answer, or the document after an error, tells what is wrong.
+/// reading the answer, or the document after an error, shows what is wrong.
 fn is_sane() -> Document {
     let all = doc! { "$concat": [
         { "$type": "$exclusive" },
@@ -79,7 +79,7 @@ fn are_sane(entries: &str) -> Document {
     doc! { "$allElementsTrue": [{ "$map": { "input": entries, "as": "l", "in": is_sane } }] }
 }
 
-/// The same of a document in which nothing changes but the entry of a grant that stands.
+/// The same of a document in which nothing changes but the entry of one grant.
 fn is_major() -> Document {
     // The character behind the point.
     doc! { "$lt": ["$format", "1/"] }
@@ -164,7 +164,7 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     vec![doc! { "$replaceWith": step }]
 }
 
-/// Whether this grant stands with this token, expired or not.
+/// Whether this grant holds with this token, expired or not.
 fn stands(grant: &ObjectId, token: i64) -> Document {
     let exclusive = doc! { "$and": [
         { "$eq": ["$exclusive.acquired", true] },
@@ -176,8 +176,9 @@ fn stands(grant: &ObjectId, token: i64) -> Document {
     doc! { "$or": [exclusive, shared] }
 }
 
-/// To extend a lease for as long as its grant stands.
-pub(super) fn renew(mode: Mode, grant: ObjectId, lease: Lease, may_end_endless: bool) -> Vec<Document> {
+/// To extend a lease for as long as its grant holds.
+pub(super) fn renew(mode: Mode, grant: ObjectId, renewal: Renewal) -> Vec<Document> {
+    let Renewal { lease, may_end_endless } = renewal;
     let end = match lease {
         Lease::For(lease) => Bson::from(doc! { "$add": [NOW, millis(lease)] }),
         Lease::Forever => Bson::Null,
@@ -207,7 +208,7 @@ pub(super) fn renew(mode: Mode, grant: ObjectId, lease: Lease, may_end_endless: 
     update
 }
 
-/// A lease without end is given one: waiters must hear of it, and it would look like a heartbeat.
+/// Marks that a lease without end is given one: waiters must be woken, but the write looks like a heartbeat's.
 fn mark_end(mode: Mode, grant: ObjectId) -> Document {
     let has_none = |entry: &str| doc! { "$eq": [{ "$ifNull": [format!("{entry}.expiresAt"), null] }, null] };
     let is_endless = match mode {
@@ -230,7 +231,7 @@ fn stands_shared(grant: ObjectId) -> Document {
     doc! { "$and": [{ "$isArray": "$shared.locks" }, { "$in": [grant, "$shared.locks._id"] }, is_major()] }
 }
 
-/// The part that a grant stands in, changed; as it is where it stands no more.
+/// The part that a grant holds in, changed; as it is where it stands no more.
 fn where_exclusive(grant: ObjectId, changed: Document) -> Document {
     doc! { "exclusive": { "$cond": [stands_exclusive(grant), changed, "$exclusive"] } }
 }

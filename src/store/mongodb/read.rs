@@ -8,31 +8,31 @@ use super::pipeline::projection;
 use super::send::limit;
 use super::{Found, Mongodb, Topology};
 use crate::lease::StoreTime;
-use crate::store::{Page, Which};
+use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
 /// How many records a page holds.
-const PAGE: usize = 100;
+const PAGE: u32 = 100;
 
 impl Mongodb {
     pub(super) fn read_page(
         &self,
         which: &Which,
         from: Option<String>,
-        strong: bool,
+        consistency: Consistency,
         by: &Deadline,
     ) -> Result<Page, MongodbError> {
         let filter = match which {
             Which::Key(key) => {
-                let row = self.find(doc! { "resource": key }, 1, strong, by)?.pop();
+                let row = self.find(doc! { "resource": key }, 1, consistency, by)?.pop();
                 let found = match row {
                     Some(row) => Found::new(key, row)?,
                     None => Found::missing(key, self.server_time(by)?),
                 };
                 return Ok(Page { records: vec![found.seen()], next: None });
             }
-            // Compared byte by byte. What begins with the prefix stands together, from the prefix on.
+            // Compared byte by byte, so that the keys with this prefix follow each other, from the prefix on.
             Which::Prefix(prefix) => doc! { "resource": { "$gte": prefix } },
             Which::LockId(id) => doc! { "$or": [{ "exclusive.lockId": id }, { "shared.locks.lockId": id }] },
         };
@@ -40,8 +40,8 @@ impl Mongodb {
             Some(from) => doc! { "$and": [filter, { "resource": { "$gt": from } }] },
             None => filter,
         };
-        let rows = self.find(filter, PAGE, strong, by)?;
-        let is_full = rows.len() == PAGE;
+        let rows = self.find(filter, PAGE, consistency, by)?;
+        let is_full = rows.len() == PAGE as usize;
         let (mut records, mut last, mut is_past) = (Vec::new(), None, false);
         for row in rows {
             let Ok(key) = row.get_str("resource").map(str::to_owned) else { continue };
@@ -64,33 +64,29 @@ impl Mongodb {
         Ok(Page { records, next: last.filter(|_| is_full && !is_past) })
     }
 
-    /// The documents, in the order of their keys. `strong`: only what the majority has.
+    /// The documents, in the order of their keys. A strong read gives only what the majority has.
     pub(super) fn find(
         &self,
         filter: Document,
-        most: usize,
-        strong: bool,
+        most: u32,
+        consistency: Consistency,
         by: &Deadline,
     ) -> Result<Vec<Document>, MongodbError> {
-        // A server alone has no majority, and refuses to be asked for it.
-        let is_alone = self.topology == Topology::Standalone;
-        let concern = if strong && !is_alone { ReadConcern::majority() } else { ReadConcern::local() };
+        let concern = match consistency {
+            // A server alone has no majority, and refuses to be asked for it.
+            Consistency::Strong if self.topology != Topology::Standalone => ReadConcern::majority(),
+            _ => ReadConcern::local(),
+        };
         let limit = limit(by);
         self.ask(by, move |owned| async move {
-            let _turn = if strong { None } else { owned.turns.acquire().await.ok() };
+            let _turn = match consistency {
+                Consistency::Strong => None,
+                Consistency::Eventual => owned.turns.acquire().await.ok(),
+            };
             let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);
-            if most == 1 {
-                let mut cursor = request.limit(1).batch_size(2).await?;
-                let mut rows = Vec::new();
-                while cursor.advance().await? {
-                    rows.push(cursor.deserialize_current()?);
-                }
-                return Ok(rows);
-            }
-            let most_i64 = i64::try_from(most).unwrap_or(i64::MAX);
-            // One batch, so that no cursor stays.
-            let batch = u32::try_from(most + 1).unwrap_or(u32::MAX);
-            let request = request.sort(doc! { "resource": 1 }).limit(most_i64).batch_size(batch);
+            // One batch, so that no cursor is left open.
+            let request = request.limit(i64::from(most)).batch_size(most + 1);
+            let request = if most > 1 { request.sort(doc! { "resource": 1 }) } else { request };
             let mut cursor = request.await?;
             let mut rows = Vec::new();
             while cursor.advance().await? {

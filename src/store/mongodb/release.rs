@@ -8,7 +8,7 @@ use crate::store::{Attempt, Released};
 use crate::sys::deadline::Deadline;
 
 impl Mongodb {
-    /// Whether it is given up or not: it goes in the attempt's session, which stops what it overtakes.
+    /// To release is also to give up: both go in the attempt's session, which stops an acquire that comes later.
     pub(super) fn release_grant(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Released, MongodbError> {
         let id = ours(attempt.grant())?;
         let update = Update {
@@ -22,16 +22,17 @@ impl Mongodb {
             Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
             // No document: nobody holds it.
             Wrote::Answered(None) => return Ok(Released::Free),
-            // What is told again was written: it stood.
+            // An old answer that the server repeats: the grant was there, and was removed.
             Wrote::Answered(Some(row)) if !has_time(&row) => return Ok(Released::Done),
             Wrote::Answered(row) => row,
         };
         let found = self.found(&attempt.key, row, by)?;
         found.record.check_format()?;
-        Ok(if found.record.standing(attempt.grant()).is_some() {
+        let seen = found.seen();
+        Ok(if seen.record.standing(attempt.grant()).is_some() {
             Released::Done
-        } else if found.record.live(found.now).next().is_some() {
-            Released::HeldByOther(found.seen())
+        } else if seen.live().next().is_some() {
+            Released::HeldByOther(seen)
         } else {
             Released::Free
         })

@@ -1,4 +1,4 @@
-//! To extend a lease while its grant stands: one `findAndModify`, whose answer is the document as it stands afterwards.
+//! To extend a lease while its grant holds: one `findAndModify`, whose answer is the document as it is afterwards.
 
 use super::acquire::ours;
 use super::error::MongodbError;
@@ -17,7 +17,7 @@ impl Mongodb {
         let id = ours(attempt.grant())?;
         let update = Update {
             key: attempt.key.clone(),
-            pipeline: pipeline::renew(attempt.ask.mode, id, renewal.lease, renewal.may_end_endless),
+            pipeline: pipeline::renew(attempt.ask.mode, id, renewal),
             upsert: false,
             after: true,
             session: self.register.of(&mut attempt.native),

@@ -1,6 +1,6 @@
 //! A document as the record that the pure rules see, and back.
 //!
-//! What mongo-lock writes reads as it means it: every field may be missing or null.
+//! A document of mongo-lock's is read with its meaning: every field may be missing or null.
 
 use std::collections::BTreeSet;
 
@@ -92,7 +92,7 @@ fn holder(entry: &Document) -> Result<Holder, String> {
         Some(Bson::ObjectId(id)) => GrantId::from_text(id.to_hex()),
         Some(_) => return Err("the _id of a holder is no ObjectId".to_owned()),
     };
-    // What decides nothing may be anything.
+    // A field that decides nothing is read where it is right, else left out.
     let label = |name| entry.get_str(name).ok().map(str::to_owned);
     Ok(Holder {
         grant,
@@ -139,7 +139,7 @@ pub(super) fn encode(new: &LockRecord, row: Option<&Document>) -> Result<(Docume
     Ok((set, unset))
 }
 
-/// A holder over what stands of it already.
+/// A holder's entry, over the one that is stored already.
 fn entry<'a>(holder: &Holder, mut stored: impl Iterator<Item = &'a Document>) -> Result<Document, String> {
     let id = object_id(&holder.grant);
     let is_it = |entry: &&Document| match &id {

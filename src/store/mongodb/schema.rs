@@ -1,4 +1,4 @@
-//! The collection and its indexes: looked at, told about, made. Without the unique index mongo-lock, or an older version
+//! The collection and its indexes: checked, described, made. Without the unique index mongo-lock, or an older version
 //! of ours, could make a second document of a key, and both would be granted: nothing is written before it was seen.
 //! Between clients of this version the `_id` of the documents keeps keys apart, too, so that nothing breaks when
 //! somebody drops the index later.
@@ -12,10 +12,10 @@ use mongodb::options::IndexOptions;
 
 use super::error::{MongodbError, Own};
 use super::open::hello;
-use super::send::{Answer, Wrote, limit, majority, settle, uncounted};
+use super::send::{Answer, Wrote, limit, majority, uncounted, unknown_is_an_answer};
 use super::{Mongodb, Topology};
-use crate::store::Schema;
 use crate::store::failure::Fate;
+use crate::store::{Consistency, Missing, Schema};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -43,12 +43,13 @@ impl Mongodb {
     pub(super) fn collection_schema(&self, what: Schema, by: &Deadline) -> Result<String, MongodbError> {
         match what {
             Schema::Describe => Ok(self.commands()),
-            Schema::Check | Schema::Connect { .. } => self.check(what.needs_table(), by),
+            Schema::Check => self.check(Missing::IsRefused, by),
+            Schema::Connect(missing) => self.check(missing, by),
             Schema::Create => self.create(&by.long()),
         }
     }
 
-    /// For those who make it another way.
+    /// The commands for those who make the collection by other means.
     fn commands(&self) -> String {
         let name = &self.collection;
         let unique =
@@ -57,7 +58,7 @@ impl Mongodb {
         std::iter::once(unique).chain(others).collect::<Vec<_>>().join("\n")
     }
 
-    fn check(&self, must_exist: bool, by: &Deadline) -> Result<String, MongodbError> {
+    fn check(&self, missing: Missing, by: &Deadline) -> Result<String, MongodbError> {
         if let Known::There(collection) = self.collection(by)? {
             self.check_kind(&collection)?;
         }
@@ -75,7 +76,7 @@ impl Mongodb {
                     "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
                 ))),
             },
-            Known::Missing if must_exist => Err(MongodbError::Schema(self.no_collection())),
+            Known::Missing if missing == Missing::IsRefused => Err(MongodbError::Schema(self.no_collection())),
             Known::Missing => Ok(self.warn(self.no_collection())),
             Known::Hidden => {
                 self.is_unique.store(true, Ordering::Relaxed);
@@ -90,7 +91,7 @@ impl Mongodb {
         format!("the collection {:?} does not exist; create_schema() makes it", self.collection)
     }
 
-    /// Else nobody could connect to make it. Every use of it is an error.
+    /// Only a warning, since who makes the collection must connect first. Every use of a missing one is an error.
     fn warn(&self, text: String) -> String {
         log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
         text
@@ -101,7 +102,7 @@ impl Mongodb {
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let found = self.check(false, by)?;
+        let found = self.check(Missing::IsAllowed, by)?;
         if self.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -111,7 +112,7 @@ impl Mongodb {
     /// An error where something else has the `_id` that the document of this key would get: they would collide for
     /// ever.
     pub(super) fn must_be_ours(&self, key: &str, by: &Deadline) -> Result<(), MongodbError> {
-        let others = self.find(doc! { "_id": key, "resource": { "$ne": key } }, 1, true, by)?;
+        let others = self.find(doc! { "_id": key, "resource": { "$ne": key } }, 1, Consistency::Strong, by)?;
         if others.is_empty() {
             return Ok(());
         }
@@ -183,7 +184,7 @@ impl Mongodb {
                         self.collection
                     )));
                 }
-                answer => match settle(answer)? {
+                answer => match unknown_is_an_answer(answer)? {
                     Wrote::Answered(()) => {}
                     Wrote::Unknown(error) => return Err(error.of_read()),
                 },

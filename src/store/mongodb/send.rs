@@ -20,7 +20,7 @@ use super::error::MongodbError;
 use super::pipeline::projection;
 use super::session::Sessions;
 use super::{Mongodb, Topology};
-use crate::store::failure::Fate;
+use crate::store::failure::{Fate, Left};
 use crate::sys::deadline::Deadline;
 
 /// What lives on the driver's thread.
@@ -29,18 +29,18 @@ pub(super) struct Owned {
     pub locks: Collection<Document>,
     pub sessions: Sessions,
     pub waking: super::wakeup::Waking,
-    /// For those who want a lock: there may be a thousand, and heartbeats, releases and the stream that tells waiters
-    /// must not queue for a connection behind them.
+    /// Bounds how many connections those who want a lock may use: there may be a thousand of them, and heartbeats,
+    /// releases and the change stream must not queue for a connection behind them.
     pub turns: Semaphore,
 }
 
 /// The driver's default, if the settings do not say it.
 const CONNECTIONS: u32 = 10;
 
-/// So many of so many connections are for those who want a lock.
+/// How many of these connections are for those who want a lock: three fifths.
 pub(super) fn turns(connections: Option<u32>) -> Semaphore {
     let turns = match connections.unwrap_or(CONNECTIONS) {
-        // As many connections as it takes.
+        // Without limit.
         0 => Semaphore::MAX_PERMITS,
         connections => usize::try_from(u64::from(connections) * 3 / 5).unwrap_or(1).max(1),
     };
@@ -55,7 +55,7 @@ const HEAR: Duration = Duration::from_millis(20);
 struct Sends(Arc<AtomicU32>);
 
 thread_local! {
-    /// Of the request whose future is being polled.
+    /// The counter of the request whose future is being polled.
     static CURRENT: RefCell<Option<Sends>> = const { RefCell::new(None) };
 }
 
@@ -86,7 +86,7 @@ async fn counted_as<T>(sends: Option<Sends>, request: impl Future<Output = T>) -
     .await
 }
 
-/// Counts the connections that requests get, and tells the user's own handler.
+/// Counts the connections that requests get, and passes the event on to the user's own handler.
 pub(super) fn counting_handler(users: Option<EventHandler<CmapEvent>>) -> EventHandler<CmapEvent> {
     EventHandler::callback(move |event| {
         if let CmapEvent::ConnectionCheckedOut(_) = event {
@@ -184,14 +184,14 @@ impl Mongodb {
         };
         // Until its future is dropped it may still leave.
         let is_gone = gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
-        let may_have_left = sends.count() > 0 || !is_gone;
-        Err(MongodbError::stopped(stopped, may_have_left, started.elapsed()))
+        let left = if is_gone && sends.count() == 0 { Left::No } else { Left::Maybe };
+        Err(MongodbError::stopped(stopped, left, started.elapsed()))
     }
 
     /// Does one `findAndModify`.
     ///
-    /// Where the driver repeated one that was written, the server tells its answer again, as it was and without the
-    /// time. That settles a release. The others are asked once more: they find what they wrote.
+    /// Where the driver repeated one that was written, the server repeats its first answer, without the time. That
+    /// settles a release. Any other is sent once more, and finds what it wrote.
     pub(super) fn update(&self, update: Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
         let first = self.find_and_modify(&update, by)?;
         let is_old = |row: &Document| update.after && !has_time(row);
@@ -224,7 +224,7 @@ impl Mongodb {
             match answer {
                 // Two made the document at once; it is there now.
                 Err((Fate::Duplicate, _)) if !by.is_over() => self.must_be_ours(&update.key, by)?,
-                answer => return settle(answer),
+                answer => return unknown_is_an_answer(answer),
             }
         }
     }
@@ -235,7 +235,7 @@ pub(super) fn has_time(row: &Document) -> bool {
 }
 
 /// A write whose fate is unknown is an answer; an error says that nothing was written.
-pub(super) fn settle<T>(answer: Answer<T>) -> Result<Wrote<T>, MongodbError> {
+pub(super) fn unknown_is_an_answer<T>(answer: Answer<T>) -> Result<Wrote<T>, MongodbError> {
     match answer {
         Ok(answer) => Ok(Wrote::Answered(answer)),
         Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),

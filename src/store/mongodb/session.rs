@@ -25,7 +25,7 @@ impl Drop for Handle {
     }
 }
 
-/// Of one store: which sessions are named, and which need not live on.
+/// The names of one store's sessions, and which of them are over.
 #[derive(Debug, Default)]
 pub(super) struct Register {
     next: AtomicU64,

@@ -6,13 +6,13 @@ use mongodb::bson::{Bson, Document, doc};
 use super::Mongodb;
 use super::error::{MongodbError, invalid};
 use super::row::encode;
-use super::send::{Wrote, limit, majority, settle};
+use super::send::{Wrote, limit, majority, unknown_is_an_answer};
 use crate::lease::LockRecord;
 use crate::store::failure::Fate;
-use crate::store::{Seen, Swapped, Which};
+use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 
-/// The version is raised by swaps alone: else one that writes what stands already would change nothing.
+/// Only swaps raise the version, so that even a swap that writes the same fields changes the document.
 const COMPARED: [&str; 7] = ["exclusive", "shared", "fence", "kind", "pins", "format", "version"];
 
 /// The native part of what was read: the document as the server has it.
@@ -36,7 +36,7 @@ impl Mongodb {
         let written = match (row, new) {
             // Nothing to write; but a row may have come.
             (None, None) => {
-                let page = self.read_page(&Which::Key(key), None, true, by)?;
+                let page = self.read_page(&Which::Key(key), None, Consistency::Strong, by)?;
                 let stands = page.records.iter().any(|seen| seen.record.exists());
                 return Ok(if stands { Swapped::Changed } else { Swapped::Done });
             }
@@ -73,7 +73,7 @@ impl Mongodb {
             self.must_be_ours(&seen.record.key, by)?;
             return Ok(Swapped::Changed);
         }
-        Ok(match settle(written)? {
+        Ok(match unknown_is_an_answer(written)? {
             Wrote::Answered(0) => Swapped::Changed,
             Wrote::Answered(_) => Swapped::Done,
             Wrote::Unknown(error) => Swapped::Unknown(error.into()),

@@ -1,4 +1,4 @@
-//! Tells waiters when a key may have become free: one change stream for all keys that somebody waits for.
+//! Wakes waiters when a key may have become free: one change stream for all keys that somebody waits for.
 //!
 //! The server sends what happened to the documents of these keys, but for mere heartbeats and for grants of what was
 //! free. A stream for another set of keys goes on where the last one was, so that nothing is missed in between. A
@@ -37,8 +37,8 @@ pub(super) struct Waking(RefCell<Option<Telling>>);
 
 struct Telling {
     task: AbortHandle,
-    /// Up to where it has told; none once it has ended: from there on the server may have to search for days.
-    told: Rc<RefCell<Option<ResumeToken>>>,
+    /// Where the next stream goes on; none once this one has ended: from there on the server may have to search for days.
+    resume_at: Rc<RefCell<Option<ResumeToken>>>,
 }
 
 impl Drop for Telling {
@@ -54,7 +54,7 @@ impl Drop for Waking {
 }
 
 impl Mongodb {
-    pub(super) fn tell(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, MongodbError> {
+    pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, MongodbError> {
         if self.topology == Topology::Standalone {
             self.say_deaf("the server belongs to no replica set");
             return Ok(false);
@@ -65,19 +65,19 @@ impl Mongodb {
                 owned.waking.0.take();
                 return Ok(());
             }
-            // It ends here, when the new one stands. It also ends where that can't be opened, so that no call tries to
-            // go on from the same place again.
+            // The last stream ends with this call, also where the new one can't be opened, so that no later call goes on
+            // from the same place.
             let last = owned.waking.0.take();
-            let told = last.as_ref().and_then(|telling| telling.told.borrow().clone());
+            let resume_at = last.as_ref().and_then(|telling| telling.resume_at.borrow().clone());
             let watch = Watch { keys, owned: owned.clone() };
-            let opened = match watch.open(told, limit).await {
-                // What it knew up to is known no longer.
+            let opened = match watch.open(resume_at, limit).await {
+                // The server no longer has what happened since.
                 Err(error) if is_history_lost(&error) => watch.open(None, limit).await?,
                 opened => opened?,
             };
-            let told = Rc::new(RefCell::new(opened.stream.resume_token()));
-            let task = tokio::task::spawn_local(watch.run(opened, to, told.clone())).abort_handle();
-            owned.waking.0.replace(Some(Telling { task, told }));
+            let resume_at = Rc::new(RefCell::new(opened.stream.resume_token()));
+            let task = tokio::task::spawn_local(watch.run(opened, to, resume_at.clone())).abort_handle();
+            owned.waking.0.replace(Some(Telling { task, resume_at }));
             Ok(())
         });
         match answer {
@@ -96,7 +96,7 @@ impl Mongodb {
         if !self.said_deaf.swap(true, Ordering::Relaxed) {
             log::warn!(
                 target: "leasehold::mongodb", store:? = self.info.label;
-                "waiters are not told when a lock is free, and poll: {why}"
+                "waiters are not woken when a lock is free, and poll: {why}"
             );
         }
     }
@@ -152,13 +152,13 @@ impl Watch {
         Ok((ids, session.operation_time()))
     }
 
-    /// Tells until the stream breaks or nobody listens; with it goes the channel.
-    async fn run(self, opened: Opened, to: Sender<String>, told: Rc<RefCell<Option<ResumeToken>>>) {
-        self.pass_on(opened, &to, &told).await;
-        told.borrow_mut().take();
+    /// Reports until the stream breaks or nobody listens. The channel ends with it.
+    async fn run(self, opened: Opened, to: Sender<String>, resume_at: Rc<RefCell<Option<ResumeToken>>>) {
+        self.pass_on(opened, &to, &resume_at).await;
+        resume_at.borrow_mut().take();
     }
 
-    async fn pass_on(&self, mut opened: Opened, to: &Sender<String>, told: &RefCell<Option<ResumeToken>>) {
+    async fn pass_on(&self, mut opened: Opened, to: &Sender<String>, resume_at: &RefCell<Option<ResumeToken>>) {
         loop {
             let next = tokio::time::timeout(LOST, opened.stream.next_if_any()).await;
             let Ok(Ok(event)) = next else { return };
@@ -167,7 +167,7 @@ impl Watch {
                 if !opened.stream.is_alive() {
                     return;
                 }
-                *told.borrow_mut() = opened.stream.resume_token();
+                *resume_at.borrow_mut() = opened.stream.resume_token();
                 continue;
             };
             let id = event.document_key.as_ref().and_then(|key| key.get("_id")).map(Bson::to_string);
@@ -179,10 +179,10 @@ impl Watch {
             {
                 return;
             }
-            *told.borrow_mut() = opened.stream.resume_token();
+            *resume_at.borrow_mut() = opened.stream.resume_token();
             // A document whose id was not known.
             if is_new {
-                let after = told.borrow().clone();
+                let after = resume_at.borrow().clone();
                 match tokio::time::timeout(LOST, self.open(after, LOST)).await {
                     Ok(Ok(again)) => opened = again,
                     _ => return,
@@ -192,7 +192,7 @@ impl Watch {
     }
 }
 
-/// Anything but a heartbeat and a grant of what was free. An end that comes sooner says so in a field of its own.
+/// Anything but a heartbeat and a grant of a free key. A lease that is made shorter sets a field of its own.
 fn is_news() -> Document {
     let fields = doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
     let of_heartbeat = doc! { "$regexMatch": { "input": "$$field.k", "regex": r"(expiresAt|renewedAt)$|^asserts$" } };

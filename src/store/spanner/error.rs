@@ -40,7 +40,7 @@ pub(super) enum Own {
 
     #[error(
         "making the table in {database:?} is denied; the credentials need spanner.databases.updateDdl, which \
-         roles/spanner.databaseAdmin has; schema() tells what to ask for"
+         roles/spanner.databaseAdmin has; schema() says what to ask for"
     )]
     MayNotMake { database: String },
 
@@ -108,11 +108,11 @@ impl SpannerError {
         let (database, table) = (database.to_owned(), table.to_owned());
         let code = error.status().map(|status| status.code.name());
         let own = match code {
-            // Of no other answer to a repeat is it known what the answer to the commit before it was.
+            // Any other answer to a repeat leaves open what became of the commit before it.
             Some("ABORTED") => Own::Aborted,
             _ if stage == Stage::Repeating => return unanswered(cause),
             None if stage == Stage::Committing => return unanswered(cause),
-            // Others may be had in a moment.
+            // A token that can't be had now may be had in a moment.
             None if error.is_authentication() && !error.is_transient_and_before_rpc() => Own::NoCredentials,
             None => return (Fate::NotDone, SpannerError::Unreachable { cause }),
             Some("PERMISSION_DENIED") => Own::Denied { database },
@@ -124,7 +124,7 @@ impl SpannerError {
                 let column = column.and_then(|rest| rest.split(',').next()).unwrap_or_default().trim().to_owned();
                 Own::TooLong { column }
             }
-            // Also what says that the transaction is gone: it may be gone because it happened.
+            // Also an answer that the transaction is gone: it may be gone because it was committed.
             _ if stage == Stage::Committing => return unanswered(cause),
             Some("RESOURCE_EXHAUSTED") => Own::Aborted,
             Some("OUT_OF_RANGE") => Own::Invalid { table },
@@ -157,10 +157,10 @@ mod tests {
     fn a_token_that_can_not_be_had_for_a_moment_is_no_wrong_configuration() {
         let kind = |is_transient| {
             let error = SdkError::authentication(CredentialsError::from_msg(is_transient, "no token"));
-            let (fate, told) = SpannerError::classify(&error, Stage::Reading, "d", "t");
+            let (fate, error) = SpannerError::classify(&error, Stage::Reading, "d", "t");
             assert_eq!(fate, Fate::NotDone);
-            let told = Error::from(told);
-            (told.kind(), told.is_retryable())
+            let error = Error::from(error);
+            (error.kind(), error.is_retryable())
         };
         assert_eq!(kind(true), (ErrorKind::Store, true));
         assert_eq!(kind(false), (ErrorKind::Config, false));

@@ -1,4 +1,4 @@
-//! Whether a grant stands, asserted inside a user's own transaction.
+//! Whether a grant holds, asserted inside a user's own transaction.
 
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
@@ -11,7 +11,7 @@ use crate::store::fence::Standing;
 /// What the service says when the lock is lost.
 const LOST: &str = "leasehold: lock lost";
 
-/// A query that fails unless the grant stands. Heartbeats write none of the columns that it reads of an exclusive
+/// A query that fails unless the grant holds. Heartbeats write none of the columns that it reads of an exclusive
 /// holder; a missing row must not pass.
 pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     let lock = standing.lock;
@@ -33,7 +33,7 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
 }
 
 /// An error of the SDK as ours: the loss, or with the SDK's own as its source.
-pub(crate) fn told(failed: SdkError, standing: Standing<'_>) -> Error {
+pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>) -> Error {
     let is_lost = failed.status().is_some_and(|status| status.message.contains(LOST));
     if is_lost {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");

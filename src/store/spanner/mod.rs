@@ -17,10 +17,11 @@ use crossbeam_channel::Sender;
 
 use super::transactional;
 use super::{
-    Acquired, Attempt, Backend, GrantForm, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
 };
 use crate::lease::LockRecord;
-use crate::model::error::{Error, Result};
+use crate::model::error::Result;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -44,7 +45,7 @@ pub struct Spanner {
     driver: Driver<open::Handles>,
 }
 
-/// Whose table, and how its rows are read.
+/// The table, and how its rows are read.
 #[derive(Debug)]
 struct Target {
     database: String,
@@ -71,15 +72,7 @@ impl Spanner {
 
     fn connect(options: SpannerOptions, by: &Deadline) -> Result<Spanner> {
         options.validate()?;
-        let info = StoreInfo {
-            label: options.label(),
-            clock: "Spanner's",
-            grace: Duration::ZERO,
-            min_lease: Spanner::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            grant_form: GrantForm::Uuid,
-            most_shared: None,
-        };
+        let info = StoreInfo::new(options.label(), "Spanner's", Spanner::MIN_LEASE);
         let target = Arc::new(Target {
             database: options.database.clone(),
             table: options.table.clone(),
@@ -91,10 +84,6 @@ impl Spanner {
         store.check_dialect(by)?;
         Ok(store)
     }
-
-    fn told(&self, error: Error, key: &str) -> Error {
-        error.with_store(&self.info.label).with_key(key)
-    }
 }
 
 impl Backend for Spanner {
@@ -103,31 +92,28 @@ impl Backend for Spanner {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.table_schema(what, by).map_err(|error| Error::from(error).with_store(&self.info.label))
+        Ok(self.table_schema(what, by)?)
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
-        transactional::acquire(self, attempt, by).map_err(|error| self.told(error, &attempt.key))
+        transactional::acquire(self, attempt, by)
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        transactional::renew(self, attempt, renewal, by).map_err(|error| self.told(error, &attempt.key))
+        transactional::renew(self, attempt, renewal, by)
     }
 
-    fn release(&self, attempt: &mut Attempt, give_up: bool, by: &Deadline) -> Result<Released> {
-        transactional::release(self, attempt, give_up, by).map_err(|error| self.told(error, &attempt.key))
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        transactional::release(self, attempt, purpose, by)
     }
 
-    /// A poll is as strong as any read: a stale one would not tell the time.
-    fn read(&self, which: &Which, from: Option<String>, _strong: bool, by: &Deadline) -> Result<Page> {
-        self.read_page(which, from, by).map_err(|error| match which {
-            Which::Key(key) => self.told(error.into(), key),
-            _ => Error::from(error).with_store(&self.info.label),
-        })
+    /// A poll is as strong as any read: a stale read would not give the time.
+    fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, by: &Deadline) -> Result<Page> {
+        Ok(self.read_page(which, from, by)?)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
-        self.swap_record(seen, new, by).map_err(|error| self.told(error.into(), &seen.record.key))
+        Ok(self.swap_record(seen, new, by)?)
     }
 
     fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {

@@ -10,10 +10,12 @@ use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
+use super::Spanner;
 use super::error::{Own, SpannerError, Stage};
 use crate::model::error::Result;
+use crate::store::Opener;
 use crate::store::failure::Cause;
-use crate::store::url::{self, StoreUrl};
+use crate::store::url::{StoreUrl, check_endpoint, config};
 use crate::sys::log;
 
 /// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
@@ -22,11 +24,11 @@ const REST_ABOVE_GRPC: u16 = 10;
 /// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
 pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
 
-/// How long nothing may come from the service while something is asked, until a new connection is made.
+/// A new connection is made when requests are under way and nothing has come from the service for this long.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long that may take.
+/// How long making a connection may take.
 const RENEWING: Duration = Duration::from_secs(10);
-/// How long the last new connection is used at the most, however silent it is.
+/// After this time a silent connection is replaced again, however often that was of no use before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What `Spanner::open` needs to know.
@@ -65,17 +67,16 @@ impl fmt::Debug for SpannerOptions {
 
 impl SpannerOptions {
     /// From a URL like `spanner:projects/P/instances/I/databases/D?table=locks`.
-    pub(in crate::store) fn from_url(url: StoreUrl) -> Result<Self> {
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
         url.only(&["table", "spindle_duration", "admin_endpoint"])?;
         let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
             let right = "spanner:projects/P/instances/I/databases/D?table=locks";
-            return Err(url::config(&format!("spanner: needs the name of a table, like {right}")));
+            return Err(config(&format!("spanner: needs the name of a table, like {right}")));
         };
         let mut options = SpannerOptions::new(url.path.as_ref(), table, Settings::Environment);
         options.admin_endpoint = url.option("admin_endpoint").map(str::to_owned);
-        if let Some(duration_of_spindle) = url.option("spindle_duration") {
-            options.spindle_duration = url::duration("spindle_duration", duration_of_spindle)?;
-        }
+        options.spindle_duration = url.duration("spindle_duration")?.unwrap_or(options.spindle_duration);
         Ok(options)
     }
 
@@ -90,16 +91,18 @@ impl SpannerOptions {
         }
     }
 
+    /// The store in this table.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        self.validate()?;
+        Ok(Opener::new(Spanner::MIN_LEASE, |clock, _, by| Spanner::open(self, clock, by)))
+    }
+
     pub(super) fn label(&self) -> String {
         format!("spanner:{}?table={}", self.database, self.table)
     }
 
-    /// Refuses what the service would, before anything is sent. The table's name stands in statements.
+    /// Refuses what the service would, before anything is sent. The table's name is a part of statements.
     pub fn validate(&self) -> Result<()> {
-        Ok(self.check()?)
-    }
-
-    fn check(&self) -> Result<(), SpannerError> {
         let is_named = |name: &str| {
             let is_legal = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
             (2..=64).contains(&name.len()) && name.chars().all(is_legal)
@@ -112,7 +115,7 @@ impl SpannerOptions {
             _ => false,
         };
         if !is_path {
-            return Err(SpannerError::Config(format!(
+            return Err(config(&format!(
                 "the database is {:?}, but must be like projects/P/instances/I/databases/D, each name of 2 to 64 \
                  letters, digits, '-', '_', '.' or ':'",
                 self.database
@@ -123,7 +126,7 @@ impl SpannerOptions {
         // Its index has a longer name, of at most 128.
         let is_table = self.table.starts_with(is_first) && self.table.chars().all(is_word) && self.table.len() <= 120;
         if !is_table {
-            return Err(SpannerError::Config(format!(
+            return Err(config(&format!(
                 "the table name {:?} must have 1 to 120 letters, digits or '_', and not begin with a digit",
                 self.table
             )));
@@ -132,23 +135,10 @@ impl SpannerOptions {
             check_endpoint("the option admin_endpoint", endpoint)?;
         }
         if self.spindle_duration > Duration::from_secs(24 * 3600) {
-            return Err(SpannerError::Config(format!(
-                "spindle_duration is {:?}, but must be at most a day",
-                self.spindle_duration
-            )));
+            return Err(config(&format!("spindle_duration is {:?}, but must be at most a day", self.spindle_duration)));
         }
         Ok(())
     }
-}
-
-/// What is wrong is not shown: it may hold a password.
-fn check_endpoint(what: &str, endpoint: &str) -> Result<(), SpannerError> {
-    let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
-    if is_http && !endpoint.contains('@') {
-        return Ok(());
-    }
-    let right = "must be like http://localhost:9020, without credentials in it";
-    Err(SpannerError::Config(format!("{what} {right}")))
 }
 
 /// The SDK's objects, which never leave the driver's thread.
@@ -157,14 +147,14 @@ pub(super) struct Handles {
     options: SpannerOptions,
     /// Where REST is served, when it is not where the SDK looks.
     pub admin_endpoint: Option<String>,
-    /// The emulator can do no more: found out when it says so.
+    /// The emulator, which has one transaction at a time: known once it has said so.
     pub one_at_a_time: Cell<bool>,
-    /// Whose turn it is then.
+    /// Held by the one transaction that runs then.
     pub turn: tokio::sync::Mutex<()>,
-    /// Since when something was asked and nothing answered.
+    /// Since when requests are under way and none was answered.
     silent_since: Cell<Option<Instant>>,
     is_renewing: Cell<bool>,
-    /// Until when no new connection is made because of silence, and how long that was put off.
+    /// Until when silence makes no new connection, and how long that pause is.
     pause: Cell<(Instant, Duration)>,
 }
 
@@ -212,18 +202,18 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
     });
     let client = made?;
     let session = client.database_client(&options.database).build().await;
-    let told = |error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1;
-    let database = session.map_err(told)?;
+    let failed = |error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1;
+    let database = session.map_err(failed)?;
     Ok(Live { client, database })
 }
 
 impl Handles {
-    /// What requests of now go through.
+    /// The connection and session for requests that begin now.
     pub fn live(&self) -> Rc<Live> {
         self.live.borrow().clone()
     }
 
-    /// Waits so long for what asks the service. `heard`: what of the service is in its outcome.
+    /// Waits up to `limit` for `asks`, a request. `heard`: what its outcome says of the service.
     ///
     /// The SDK never looks whether its connection still carries anything. One that a router forgot is silent until the
     /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier. Nor does the SDK make a
@@ -256,13 +246,13 @@ impl Handles {
         self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE)
     }
 
-    /// A new connection does not help where the service is slow: the next one is made after twice the time.
+    /// A new connection is of no use where the service itself is slow: the next pause is twice as long.
     fn put_off(&self) {
         let next = (self.pause.get().1 * 2).min(LONGEST_PAUSE);
         self.pause.set((Instant::now() + next, next));
     }
 
-    /// Connects anew, once at a time and beside what is under way. What fails leaves the old connection in use.
+    /// Connects anew, once at a time and beside what is under way. Where that fails, the old connection stays in use.
     fn renew(self: &Rc<Self>) {
         if self.is_renewing.replace(true) {
             return;
@@ -281,7 +271,7 @@ impl Handles {
     }
 }
 
-/// What of the service is in the outcome of a request.
+/// What the outcome of a request says of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     /// It answered, if only that it refuses.

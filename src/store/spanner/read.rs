@@ -3,11 +3,11 @@
 use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::{Own, SpannerError, Stage};
+use super::error::{Own, SpannerError};
 use super::open::Heard;
 use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
 use super::{Spanner, Target};
-use crate::lease::{LockRecord, StoreTime};
+use crate::lease::{LockRecord, StoreTime, Times};
 use crate::store::{Page, Seen, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -29,12 +29,12 @@ pub(super) struct Native(pub Option<Row>);
 
 impl Read {
     pub fn seen(self) -> Seen {
-        let stamp = self.stamp();
-        Seen { record: self.record, now: self.now, cut: self.now, stamp, native: Some(Box::new(Native(self.row))) }
+        let times = self.times();
+        Seen { record: self.record, times, native: Some(Box::new(Native(self.row))) }
     }
 
-    pub fn stamp(&self) -> u64 {
-        micros(self.now)
+    pub fn times(&self) -> Times {
+        Times::without_grace(self.now, micros(self.now))
     }
 }
 
@@ -46,7 +46,7 @@ impl Target {
         }
     }
 
-    /// Always one row, so that a missing lock tells the time, too.
+    /// Always one row, so that there is a time also where the lock is missing.
     pub fn query_key(&self, key: &str) -> Statement {
         let columns = columns();
         let sql = format!(
@@ -84,7 +84,7 @@ impl Target {
 }
 
 fn columns() -> String {
-    COLUMNS.map(|column| format!("t.{column}")).join(", ")
+    COLUMNS.map(|(column, _)| format!("t.{column}")).join(", ")
 }
 
 /// The one row of `Target::query_key`. Two kinds of errors: of the request, and of what it read.
@@ -111,19 +111,18 @@ impl Spanner {
     pub(super) fn read_page(&self, which: &Which, from: Option<String>, by: &Deadline) -> Result<Page, SpannerError> {
         let (target, which) = (self.target.clone(), which.clone());
         self.ask(by, move |handles, limit| async move {
-            let told = |error| SpannerError::classify(&error, Stage::Reading, &target.database, &target.table).1;
             let read = async {
                 let single = handles.live().database.single_use().build();
                 if let Which::Key(key) = &which {
-                    let rows = single.execute_query(target.query_key(key)).await.map_err(told)?;
-                    let read = of_key(&target, key, rows).await.map_err(told)??;
+                    let rows = single.execute_query(target.query_key(key)).await.map_err(|error| target.classify(&error))?;
+                    let read = of_key(&target, key, rows).await.map_err(|error| target.classify(&error))??;
                     return Ok(Page { records: vec![read.seen()], next: None });
                 }
                 let statement = target.query(&which, from.as_deref().unwrap_or_default());
-                let mut rows = single.execute_query(statement).await.map_err(told)?;
+                let mut rows = single.execute_query(statement).await.map_err(|error| target.classify(&error))?;
                 let (mut page, mut seen, mut last) = (Vec::new(), 0, None);
                 while let Some(row) = rows.next().await {
-                    let (now, found) = Row::read(&row.map_err(told)?).map_err(SpannerError::Damaged)?;
+                    let (now, found) = Row::read(&row.map_err(|error| target.classify(&error))?).map_err(SpannerError::Damaged)?;
                     let Some((name, row)) = found else { continue };
                     match target.record(&name, Some(&row)) {
                         Ok(record) if row.is_lock() && which.matches(&record) => {

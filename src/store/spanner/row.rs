@@ -12,28 +12,31 @@ use serde_json::{Map, Value as Json, json};
 use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
-/// The columns beside the key, in the order in which they are read.
-pub(super) const COLUMNS: [&str; 14] = [
-    "heartbeat",
-    "token",
-    "writer",
-    "grant_id",
-    "lock_id",
-    "lease_ms",
-    "owner",
-    "host",
-    "comment",
-    "holders",
-    "kind",
-    "pins",
-    "format",
-    "given_up",
+/// Columns that take the commit's timestamp.
+pub(super) const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
+
+/// The columns beside the key, in the order in which they are read, and how they are made; the first three are spindle's.
+pub(super) const COLUMNS: [(&str, &str); 14] = [
+    ("heartbeat", STAMPED),
+    ("token", STAMPED),
+    ("writer", "STRING(MAX)"),
+    ("grant_id", "STRING(MAX)"),
+    ("lock_id", "STRING(MAX)"),
+    ("lease_ms", "INT64"),
+    ("owner", "STRING(MAX)"),
+    ("host", "STRING(MAX)"),
+    ("comment", "STRING(MAX)"),
+    ("holders", "JSON"),
+    ("kind", "STRING(MAX)"),
+    ("pins", "ARRAY<STRING(MAX)>"),
+    ("format", "STRING(MAX)"),
+    ("given_up", "STRING(MAX)"),
 ];
 
-/// The lock id of a row with shared holders, which no holder has: by it the index finds the row, and no heartbeat,
-/// join or leave changes the index.
+/// The lock id of a row with shared holders: the index finds the row by it, and no heartbeat, join or leave changes the
+/// index. No holder has it as its own.
 pub(super) const SEE_HOLDERS: &str = "";
-/// What the commit puts its own timestamp for.
+/// The commit replaces this value by its own timestamp.
 const COMMIT_TIMESTAMP: &str = "spanner.commit_timestamp()";
 const NANOS: i64 = 1_000_000_000;
 const MICRO: Duration = Duration::from_micros(1);
@@ -42,11 +45,18 @@ const MICRO: Duration = Duration::from_micros(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     Time(StoreTime),
-    /// That of the commit which writes it.
+    /// The timestamp of the commit that writes it.
     Commit,
 }
 
-/// The columns of a row.
+/// Whose times a row gets where its record has another grant or a later end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stamps {
+    Commits,
+    Records,
+}
+
+/// A row: one field for each of its columns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
     /// Null: nobody holds it.
@@ -67,7 +77,8 @@ pub(super) struct Row {
     pub kind: Option<String>,
     pub pins: Option<Vec<String>>,
     pub format: Option<String>,
-    /// The last acquisition that was given up. Written, so that older reads of it break; nothing is decided by it.
+    /// The last acquisition that was given up. Nothing is decided by it: the write of it aborts transactions that read the
+    /// row before.
     pub given_up: Option<String>,
 }
 
@@ -93,13 +104,13 @@ impl Row {
             format: get(answer, 14)?,
             given_up: get(answer, 15)?,
         };
-        // What is committed is past: the time is later, by whichever of the service's clocks.
+        // A commit that can be read is past, whatever the clock of the service's host says.
         let stamps = [row.heartbeat, row.token].into_iter().flatten().map(At::time);
         let now = stamps.map(|at| floor(at).plus(MICRO)).fold(floor(time(&now)), StoreTime::max);
         Ok((now, Some((name, row))))
     }
 
-    /// The row as it stands once it was committed.
+    /// The row after the commit, which came at this time.
     pub fn committed(mut self, at: StoreTime) -> Row {
         for stamp in [&mut self.heartbeat, &mut self.token].into_iter().flatten() {
             *stamp = At::Time(stamp.or(at));
@@ -187,11 +198,13 @@ impl Row {
         })
     }
 
-    /// This row with `new` in it, which was `old`. `stamped`: by the commit, where `new` has another grant or a
-    /// later end; else with the times that `new` has.
-    pub fn next(&self, old: &LockRecord, new: &LockRecord, stamped: bool) -> Row {
+    /// This row with `new` in it, which was `old`.
+    pub fn next(&self, old: &LockRecord, new: &LockRecord, stamps: Stamps) -> Row {
         let mut row = self.clone();
-        let stamp = |at: StoreTime| Some(if stamped { At::Commit } else { At::Time(at) });
+        let stamp = |at: StoreTime| match stamps {
+            Stamps::Commits => Some(At::Commit),
+            Stamps::Records => Some(At::Time(at)),
+        };
         row.kind = Some(new.kind.as_str().to_owned());
         row.format = Some(format!("{}.{}", new.format.0, new.format.1));
         row.pins = (!new.pins.is_empty()).then(|| new.pins.iter().cloned().collect());
@@ -238,12 +251,12 @@ impl Row {
         row
     }
 
-    /// What makes this row of `old`; none where they are the same.
+    /// Writes the columns in which this row differs from `old`.
     pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
         let mut builder = Mutation::new_insert_or_update_builder(table).set("name").to(key);
         let (new, old) = (self.values(), old.map(Row::values).unwrap_or_else(|| Row::default().values()));
-        for ((column, new), old) in COLUMNS.into_iter().zip(new).zip(old) {
-            // What the commit stamps is another time, though it looks the same.
+        for (((column, _), new), old) in COLUMNS.into_iter().zip(new).zip(old) {
+            // The placeholder for the commit's timestamp looks the same and is another time.
             if new != old || new.as_str() == Some(COMMIT_TIMESTAMP) {
                 builder = builder.set(column).to(new);
             }
@@ -322,7 +335,7 @@ fn shifted(at: StoreTime, nanos: i64) -> StoreTime {
     StoreTime::from_nanos(at.as_nanos().saturating_add(nanos))
 }
 
-/// What is between them, in whole milliseconds, no less; it may be negative.
+/// The time between them in milliseconds, rounded up; it may be negative.
 fn lease_ms(from: StoreTime, until: End) -> Option<i64> {
     const MILLI: i64 = 1_000_000;
     match until {
@@ -351,7 +364,7 @@ fn entry(holder: &Holder) -> Json {
     put(
         "until",
         match holder.until {
-            // Never less than was promised.
+            // Rounded up: never less than was promised.
             End::At(until) => Some(at(shifted(until, 999)).into()),
             End::Never => None,
         },

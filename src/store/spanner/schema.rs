@@ -1,4 +1,4 @@
-//! The table: looked at, told about, made.
+//! The table: checked, described, made.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,6 +9,7 @@ use google_cloud_spanner::statement::Statement;
 
 use super::error::{Own, SpannerError, Stage};
 use super::open::Handles;
+use super::row::{COLUMNS, STAMPED};
 use super::transact::heard;
 use super::{Spanner, Target};
 use crate::store::Schema;
@@ -22,30 +23,10 @@ const GOOGLES: &str = "https://spanner.googleapis.com";
 const LOOK: Duration = Duration::from_millis(250);
 /// How often the log says that a table is still being made.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// So many characters hold every text that is stored, whose bytes are counted.
+/// A column of this many characters holds every text that is stored: texts are bounded in bytes.
 const LONGEST: u32 = 1024;
-/// Columns that take the commit's timestamp.
-const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
 
-/// The columns beside the key and how they are made; the first three are spindle's.
-const COLUMNS: [(&str, &str); 14] = [
-    ("heartbeat", STAMPED),
-    ("token", STAMPED),
-    ("writer", "STRING(MAX)"),
-    ("grant_id", "STRING(MAX)"),
-    ("lock_id", "STRING(MAX)"),
-    ("lease_ms", "INT64"),
-    ("owner", "STRING(MAX)"),
-    ("host", "STRING(MAX)"),
-    ("comment", "STRING(MAX)"),
-    ("holders", "JSON"),
-    ("kind", "STRING(MAX)"),
-    ("pins", "ARRAY<STRING(MAX)>"),
-    ("format", "STRING(MAX)"),
-    ("given_up", "STRING(MAX)"),
-];
-
-/// A column as the service tells of it.
+/// A column as the service describes it.
 #[derive(Debug)]
 struct Column {
     kind: String,
@@ -53,16 +34,16 @@ struct Column {
     stamped: bool,
 }
 
-/// What the service tells of the table; without columns there is none.
+/// The table as the service describes it; without columns there is none.
 #[derive(Debug, Default)]
-struct Found {
+struct Made {
     columns: BTreeMap<String, Column>,
     /// The columns of each index, the primary key among them.
     indexes: BTreeMap<String, Vec<String>>,
 }
 
 impl Spanner {
-    /// Only GoogleSQL is spoken. Also the first request: it tells whether there is such a database.
+    /// Refuses a database of the other dialect. It is also the first request, which fails where there is no database.
     pub(super) fn check_dialect(&self, by: &Deadline) -> Result<(), SpannerError> {
         let sql = "SELECT option_value FROM information_schema.database_options \
                    WHERE option_name = 'database_dialect'";
@@ -81,14 +62,14 @@ impl Spanner {
         let table = &self.target.table;
         let right = |is: &str| format!("{table}: the table {is}, with all its columns and its index");
         match what {
-            Schema::Describe => Ok(self.target.statements(&Found::default()).join(";\n") + ";"),
-            Schema::Check | Schema::Connect { .. } => {
+            Schema::Describe => Ok(self.target.statements(&Made::default()).join(";\n") + ";"),
+            Schema::Check | Schema::Connect(_) => {
                 let found = self.found(by)?;
                 self.target.check(&found)?;
                 match self.target.lacks(&found) {
                     Some(missing @ SpannerError::Own(Own::NoTable { .. }, _)) if what.needs_table() => Err(missing),
                     // Every use that needs it is an error.
-                    Some(lacks) if matches!(what, Schema::Connect { .. }) => {
+                    Some(lacks) if matches!(what, Schema::Connect(_)) => {
                         log::warn!(target: "leasehold::spanner", table:? = self.target.table; "{lacks}");
                         Ok(lacks.to_string())
                     }
@@ -120,7 +101,7 @@ impl Spanner {
                 return Ok((was_missing, done));
             }
             let is_missing = found.columns.is_empty();
-            // Where another process was faster, the next look tells.
+            // Where another process was faster, the next look sees it.
             let made = self.make(statements.clone(), by)?;
             if made {
                 was_missing |= is_missing;
@@ -132,7 +113,7 @@ impl Spanner {
         }
     }
 
-    fn found(&self, by: &Deadline) -> Result<Found, SpannerError> {
+    fn found(&self, by: &Deadline) -> Result<Made, SpannerError> {
         let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value \
                    FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
                    ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
@@ -142,7 +123,7 @@ impl Spanner {
                    FROM information_schema.index_columns \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
                    ORDER BY name, place";
-        let mut found = Found::default();
+        let mut found = Made::default();
         for row in self.rows(Statement::builder(sql).add_param("table", &self.target.table).build(), by)? {
             let at: i64 = row.get(0).map_err(unread)?;
             let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
@@ -170,13 +151,13 @@ impl Spanner {
                 Ok(found)
             };
             match handles.within(limit, read, heard).await {
-                Some(read) => read.map_err(|error| target.told(&error)),
+                Some(read) => read.map_err(|error| target.classify(&error)),
                 None => Err(SpannerError::NotSent),
             }
         })
     }
 
-    /// Tells whether it is done; not, if something else is being done to the schema.
+    /// Whether it is done; not where another change of the schema is under way.
     fn make(&self, statements: Vec<String>, by: &Deadline) -> Result<bool, SpannerError> {
         let (target, each) = (self.target.clone(), by.of_request().remaining());
         self.ask(by, move |handles, limit| async move {
@@ -211,7 +192,7 @@ async fn make(
         Ok(Err(error)) => return target.may_repeat(&error),
         Err(_) => return silent(None),
     };
-    let (started, mut told, mut answered) = (Instant::now(), Instant::now(), Instant::now());
+    let (started, mut logged, mut answered) = (Instant::now(), Instant::now(), Instant::now());
     loop {
         if let Some(status) = operation.error() {
             let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
@@ -221,8 +202,8 @@ async fn make(
         if operation.done {
             return Ok(true);
         }
-        if told.elapsed() >= PROGRESS {
-            told = Instant::now();
+        if logged.elapsed() >= PROGRESS {
+            logged = Instant::now();
             log::info!(target: "leasehold::spanner", table:? = target.table;
                 "the service is still making the table, after {} s", started.elapsed().as_secs());
         }
@@ -244,7 +225,8 @@ async fn make(
 }
 
 impl Target {
-    fn told(&self, error: &google_cloud_spanner::Error) -> SpannerError {
+    /// What an error of a request that writes no row means.
+    pub(super) fn classify(&self, error: &google_cloud_spanner::Error) -> SpannerError {
         SpannerError::classify(error, Stage::Reading, &self.database, &self.table).1
     }
 
@@ -254,13 +236,13 @@ impl Target {
         if cause.says("Duplicate name") || cause.says("oncurrent") {
             return Ok(false);
         }
-        Err(match self.told(error) {
+        Err(match self.classify(error) {
             SpannerError::Own(Own::Denied { database }, cause) => {
                 SpannerError::Own(Own::MayNotMake { database }, cause)
             }
             // The emulator's REST says it in its own way.
             _ if error.status().is_none() && error.http_status_code().is_some() => SpannerError::Other { cause },
-            told => told,
+            other => other,
         })
     }
 
@@ -268,8 +250,8 @@ impl Target {
         format!("{}_lock_id", self.table)
     }
 
-    /// What makes of what was found what is needed.
-    fn statements(&self, found: &Found) -> Vec<String> {
+    /// The DDL that is missing to what was found.
+    fn statements(&self, found: &Made) -> Vec<String> {
         let table = &self.table;
         let column = |(name, kind): &(&str, &str)| format!("{name} {kind}");
         let mut statements = Vec::new();
@@ -294,12 +276,12 @@ impl Target {
         statements
     }
 
-    fn missing(&self, found: &Found) -> Vec<&'static str> {
+    fn missing(&self, found: &Made) -> Vec<&'static str> {
         COLUMNS.iter().map(|(name, _)| *name).filter(|name| !found.columns.contains_key(*name)).collect()
     }
 
-    /// What `statements` would mend.
-    fn lacks(&self, found: &Found) -> Option<SpannerError> {
+    /// What is missing, which `statements` would add.
+    fn lacks(&self, found: &Made) -> Option<SpannerError> {
         if found.columns.is_empty() {
             let (database, table) = (self.database.clone(), self.table.clone());
             return Some(SpannerError::Own(Own::NoTable { database, table }, None));
@@ -325,7 +307,7 @@ impl Target {
     }
 
     /// Refuses a table that can't be made right by adding to it.
-    fn check(&self, found: &Found) -> Result<(), SpannerError> {
+    fn check(&self, found: &Made) -> Result<(), SpannerError> {
         if found.columns.is_empty() {
             return Ok(());
         }
@@ -360,7 +342,7 @@ fn right(name: &str) -> &'static str {
 }
 
 /// The columns that are too short for what may be stored in them.
-fn short(found: &Found) -> impl Iterator<Item = (&str, &Column)> {
+fn short(found: &Made) -> impl Iterator<Item = (&str, &Column)> {
     let known = |name: &str| name == "name" || COLUMNS.iter().any(|(right, _)| *right == name);
     let is_short = |kind: &str| {
         let length = kind.split_once("STRING(").and_then(|(_, rest)| rest.split(')').next());

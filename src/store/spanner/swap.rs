@@ -3,6 +3,7 @@
 use super::Spanner;
 use super::error::SpannerError;
 use super::read::Native;
+use super::row::Stamps;
 use super::transact::Write;
 use crate::lease::LockRecord;
 use crate::store::failure::Fate;
@@ -27,7 +28,7 @@ impl Spanner {
             Ok((
                 true,
                 Some(match &new {
-                    Some(new) => Write::Put(row.clone().unwrap_or_default().next(&old, new, false)),
+                    Some(new) => Write::Put(row.clone().unwrap_or_default().next(&old, new, Stamps::Records)),
                     None => Write::Delete,
                 }),
             ))

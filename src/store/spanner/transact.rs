@@ -19,12 +19,12 @@ use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, Trans
 use super::error::{NO_SESSION, SpannerError, Stage};
 use super::open::{Handles, Heard};
 use super::read::{Read, of_key};
-use super::row::{Row, time};
+use super::row::{Row, Stamps, time};
 use super::{Spanner, Target};
 use crate::lease::{LockRecord, Step, Times};
 use crate::model::error::Result;
-use crate::store::failure::{Cause, Fate};
-use crate::store::transactional::{Transacted, Transactional};
+use crate::store::failure::{Cause, Fate, Left};
+use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Stopped;
 
@@ -41,10 +41,12 @@ const REPEATING: u8 = 3;
 struct Flight(Arc<AtomicU8>);
 
 impl Flight {
-    /// Another try begins, unless the caller is gone. `doubtful`: an earlier commit may yet have happened; else the
-    /// last one was aborted.
-    fn read(&self, doubtful: bool) -> std::result::Result<(), SdkError> {
-        self.to(if doubtful { REPEATING } else { READING })
+    /// Another try begins, unless the caller is gone.
+    fn read(&self, earlier: Earlier) -> std::result::Result<(), SdkError> {
+        self.to(match earlier {
+            Earlier::None => READING,
+            Earlier::Maybe => REPEATING,
+        })
     }
 
     fn commit(&self) -> std::result::Result<(), SdkError> {
@@ -70,14 +72,23 @@ impl Flight {
         }
     }
 
-    /// Stops the commit if it did not leave yet; tells whether it did.
-    fn call_off(&self) -> bool {
-        let off = self.0.compare_exchange(READING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst);
-        matches!(off, Err(COMMITTING | REPEATING))
+    /// Stops the commit if it did not leave yet.
+    fn call_off(&self) -> Left {
+        match self.0.compare_exchange(READING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst) {
+            Err(COMMITTING | REPEATING) => Left::Maybe,
+            _ => Left::No,
+        }
     }
 }
 
-/// The SDK's own policy of repeats for a commit, and that one was made is noted.
+/// Whether an earlier commit of a transaction may have happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Earlier {
+    None,
+    Maybe,
+}
+
+/// The SDK's own policy of repeats for a commit, which also notes each repeat.
 #[derive(Debug)]
 struct Repeats {
     own: SpannerRetryPolicy,
@@ -113,12 +124,12 @@ pub(super) enum Write {
     Delete,
 }
 
-/// How a transaction ended: what was decided on, and what stands now.
+/// How a transaction ended.
 pub(super) struct Done<A> {
     pub answer: A,
     /// What was read; after a write, with what it wrote.
     pub read: Read,
-    /// What was read may be what an earlier commit of it wrote.
+    /// What was read may be the work of an earlier commit of this transaction.
     pub may_be_own: bool,
 }
 
@@ -135,12 +146,13 @@ impl Spanner {
         let limit = by.remaining().mul_f64(FOR_THE_SDK);
         let asked = self.driver.run(by, move |handles| operation(handles, limit));
         asked.unwrap_or_else(|stopped| {
-            Err(SpannerError::stopped(stopped, stopped == Stopped::Panicked, limit).1.of_read())
+            let left = if stopped == Stopped::Panicked { Left::Maybe } else { Left::No };
+            Err(SpannerError::stopped(stopped, left, limit).1.of_read())
         })
     }
 
-    /// Reads the row of `key`, lets `decide` say what becomes of it, and commits that. What an error stops wrote
-    /// nothing, or its fate says that this is not known.
+    /// Reads the row of `key`, lets `decide` say what becomes of it, and commits that. After an error nothing was
+    /// written, unless its fate is unknown.
     pub(super) fn transaction<A, F>(&self, key: &str, by: &Deadline, decide: F) -> Answer<Done<A>>
     where
         A: Send + 'static,
@@ -169,15 +181,15 @@ where
     F: FnMut(&Read) -> std::result::Result<(A, Option<Write>), SpannerError>,
 {
     let started = Instant::now();
-    let (mut doubtful, mut may_be_own) = (false, false);
+    let (mut earlier, mut may_be_own) = (Earlier::None, false);
     let (answer, write, mut read, committed) = loop {
         let left = limit.saturating_sub(started.elapsed());
         // What was decided without a commit.
         let mut kept = None;
         let attempt = async |transaction: ReadWriteTransaction| {
             kept = None;
-            may_be_own |= doubtful || flight.stage() == Stage::Repeating;
-            flight.read(doubtful)?;
+            may_be_own |= earlier == Earlier::Maybe || flight.stage() == Stage::Repeating;
+            flight.read(earlier)?;
             let rows = transaction.execute_query(target.query_key(&key)).await?;
             let read = match of_key(&target, &key, rows).await? {
                 Ok(read) => read,
@@ -221,17 +233,21 @@ where
             }
             Some(Err(error)) if is_superseded(&error) => {
                 // The commit may have happened before, and this be the answer to a repeat of it.
-                doubtful |= flight.stage() != Stage::Reading;
+                if flight.stage() != Stage::Reading {
+                    earlier = Earlier::Maybe;
+                }
                 handles.one_at_a_time.set(true);
             }
             Some(Err(error)) => {
-                if doubtful {
+                if earlier == Earlier::Maybe {
                     let cause = Some(Cause::of(&error));
                     return Err((Fate::Unknown, SpannerError::Unanswered { cause }));
                 }
                 return Err(SpannerError::classify(&error, flight.stage(), &target.database, &target.table));
             }
-            None if flight.call_off() => return Err((Fate::Unknown, SpannerError::Unanswered { cause: None })),
+            None if flight.call_off() == Left::Maybe => {
+                return Err((Fate::Unknown, SpannerError::Unanswered { cause: None }));
+            }
             None => return Err((Fate::NotDone, SpannerError::NotSent)),
         }
     };
@@ -275,7 +291,7 @@ impl TransactionRetryPolicy for UntilTheDeadline {
     }
 }
 
-/// What was not worth a commit was read.
+/// An answer that was ended without a commit was read all the same.
 pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
     match outcome.as_ref().err().map(|error| (error.status(), error)) {
         Some((Some(status), _)) if status.message.contains(NO_SESSION) => Heard::NoSession,
@@ -309,24 +325,18 @@ impl Write {
     }
 }
 
-impl Read {
-    fn times(&self) -> Times {
-        Times { now: self.now, cut: self.now, stamp: self.stamp() }
-    }
-}
-
 impl Transactional for Spanner {
     fn transact<A: Send + 'static>(
         &self,
         key: &str,
-        _issues_token: bool,
+        _durability: Durability,
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
         let done = self.transaction(key, by, move |read| {
             read.record.check_format()?;
             let step = transition(&read.record, &read.times());
-            let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, true);
+            let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, Stamps::Commits);
             Ok((step.answer, step.record.map(|new| Write::Put(next(new)))))
         });
         match done {

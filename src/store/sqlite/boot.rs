@@ -106,7 +106,7 @@ pub(super) struct Here<'a> {
 /// What the times of a holder of another clock mean on ours, `sighted` being when it was first seen here
 /// as it is.
 ///
-/// `created` and `renewed` are told by the wall clock and are for people only.
+/// `created` and `renewed` come from the wall clock and are for people only.
 pub(super) fn translate(holder: &Holder, clock: &str, sighted: StoreTime, here: Here<'_>) -> Holder {
     let age = Duration::from_micros(here.wall.saturating_sub(holder.token));
     let created = here.now.minus(age);
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(end(&eight_hours, 10, 12, over), End::At(at(70)));
         // 100 s before its end by the wall clock: then, and not after a minute.
         assert_eq!(end(&eight_hours, 10, 12, over - 100), End::At(at(112)));
-        // A wall clock that stands in 1970: the whole lease.
+        // A wall clock in 1970: the whole lease.
         assert_eq!(end(&eight_hours, 10, 12, 0), End::At(at(10 + 8 * 3600)));
     }
 

@@ -15,6 +15,7 @@ use super::file::{self, FileId, Log};
 use super::own_locks::Header;
 use super::register::Opened;
 use crate::model::error::Error;
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -22,18 +23,8 @@ use crate::sys::log;
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest pause between two tries.
 const LAST_PAUSE: Duration = Duration::from_millis(10);
-/// So many writes in a row that others do not see may be an accident, if none was seen yet.
+/// Up to this many writes in a row that others do not see may be an accident, if none was seen yet.
 const MOST_UNSEEN: u32 = 10;
-
-/// What a commit promises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Durability {
-    /// It outlives a power cut: a token that was given out is never given out again.
-    PowerCut,
-    /// It outlives the process. A power cut may take back a renewal or a release, which only makes a
-    /// lease end sooner or later than said, and the holders' host is down anyway.
-    Process,
-}
 
 /// A connection that is in the register until SQLite has closed it.
 #[derive(Debug)]
@@ -91,7 +82,7 @@ impl Drop for Conn {
     }
 }
 
-/// What stands in a log that is not the others' must not be written to the file when it is closed.
+/// A log that is not the others' must not be written to the file when the connection is closed.
 fn leave_log(conn: &Connection) {
     // It can only fail where SQLite is too old to know it.
     let _ = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
@@ -102,7 +93,7 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
     let doing = "open the database";
     let opened = Opened::new(path, file, by)?;
     let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
-    // One thread at a time uses a connection: it stands behind a mutex of ours.
+    // One thread at a time uses a connection: it is behind a mutex of ours.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Conn {
         conn: Connection::open_with_flags(path, flags).map_err(|source| explained(failed(source), path))?,
@@ -220,7 +211,7 @@ pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Res
     }
 }
 
-/// Repeats `what` while others stand in the way.
+/// Repeats `what` while others have the file locked.
 pub(super) fn busy_retried<T>(
     path: &Path,
     by: &Deadline,
@@ -247,7 +238,7 @@ pub(super) fn busy_retried<T>(
 pub(super) enum Begin {
     /// As the one writer, which waits for the others.
     Write,
-    /// As a reader, which waits for nobody and whom nobody waits for. Its first write is busy when somebody else
+    /// As a reader, which waits for nobody and holds up nobody. Its first write is busy when somebody else
     /// writes, or has written since it read: then all of it has to begin anew, to write.
     Read,
 }

@@ -1,4 +1,4 @@
-//! What can go wrong here, told with the file's path and what to do.
+//! What can go wrong here, with the file's path and what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ pub(super) enum SqliteError {
 }
 
 impl SqliteError {
-    /// Whether somebody else stands in the way for the moment.
+    /// Whether somebody else has the file locked for the moment.
     pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
         matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }
@@ -163,15 +163,15 @@ impl SqliteError {
 impl From<SqliteError> for Error {
     fn from(error: SqliteError) -> Error {
         let (kind, retryable) = error.kind();
-        let mut told = Error::new(kind, error.to_string()).with_store(&label(error.path()));
+        let mut failed = Error::new(kind, error.to_string()).with_store(&label(error.path()));
         if retryable {
-            told = told.retryable();
+            failed = failed.retryable();
         }
         match error {
-            SqliteError::Engine { source, .. } => told.caused_by(source),
-            SqliteError::File { source, .. } | SqliteError::Denied { source, .. } => told.caused_by(source),
-            SqliteError::Damaged { key, .. } => told.with_key(&key),
-            _ => told,
+            SqliteError::Engine { source, .. } => failed.caused_by(source),
+            SqliteError::File { source, .. } | SqliteError::Denied { source, .. } => failed.caused_by(source),
+            SqliteError::Damaged { key, .. } => failed.with_key(&key),
+            _ => failed,
         }
     }
 }

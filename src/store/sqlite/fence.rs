@@ -1,4 +1,4 @@
-//! Whether a grant stands, asked inside a user's own transaction.
+//! Whether a grant holds, asked inside a user's own transaction.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use super::{Sqlite, identity, label};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::fence::Standing;
 
-/// Matches no row, and takes the write lock all the same, which what the transaction writes to an attached file does
-/// not. Where its view of the file is an old one by now, that is refused.
+/// Matches no row, and takes the write lock of the lock file all the same; a write to an attached file does not take it.
+/// SQLite refuses it where the transaction's view of the file is out of date.
 const CLAIM: &str = "UPDATE main.locks SET version = version WHERE key IS NULL";
 
-/// An error of kind `Lost` unless the grant stands in the file of `conn`, by what `conn`'s transaction sees.
+/// An error of kind `Lost` unless the grant holds in the file of `conn`, by what `conn`'s transaction sees.
 pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     let lock = standing.lock;
     let failed = |error: SqliteError| Error::from(error).with_key(&lock.key);

@@ -1,4 +1,4 @@
-//! The file itself: making it, telling it from another one, and where it must not lie.
+//! The file itself: how it is made, how it is known from another one, and where it must not lie.
 
 use std::ffi::OsString;
 use std::fs;
@@ -30,7 +30,7 @@ pub(super) fn place(path: &Path) -> io::Result<u32> {
     let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let FileId(device, folder) = FileId::of(&fs::metadata(real.parent().unwrap_or(&real))?);
     let name = real.file_name().unwrap_or_default().as_encoded_bytes();
-    // FNV, the same in every process and version. Two places with one number would only not be told apart.
+    // FNV, the same in every process and version. Two places with the same number would only not be noticed.
     let bytes = device.to_le_bytes().into_iter().chain(folder.to_le_bytes()).chain(name.iter().copied());
     let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     Ok(hash.max(1))
@@ -219,7 +219,7 @@ fn empty(path: &Path, _mode: u32) -> io::Result<()> {
 pub(super) fn denied(path: &Path) -> Option<SqliteError> {
     use nix::unistd::{AccessFlags, access};
     let refused = |at: &Path| access(at, AccessFlags::R_OK | AccessFlags::W_OK).err();
-    let told = |doing, source: nix::errno::Errno| {
+    let denied = |doing, source: nix::errno::Errno| {
         let source = io::Error::from(source);
         let is_denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
         is_denied.then(|| SqliteError::Denied { path: path.to_owned(), doing, source })
@@ -227,9 +227,9 @@ pub(super) fn denied(path: &Path) -> Option<SqliteError> {
     let folder = fs::canonicalize(path).ok().and_then(|real| real.parent().map(Path::to_owned));
     let beside = || ["-wal", "-shm"].iter().find_map(|end| refused(&beside(path, end)));
     refused(path)
-        .and_then(|source| told("read and write the file", source))
-        .or_else(|| beside().and_then(|source| told("read and write the log beside the file", source)))
-        .or_else(|| refused(&folder?).and_then(|source| told("write in the file's folder", source)))
+        .and_then(|source| denied("read and write the file", source))
+        .or_else(|| beside().and_then(|source| denied("read and write the log beside the file", source)))
+        .or_else(|| refused(&folder?).and_then(|source| denied("write in the file's folder", source)))
 }
 
 /// Whether the system lets this process write to the file.
@@ -268,7 +268,7 @@ fn check_file_system(_path: &Path, _at: &Path, _kernels: Kernels) -> Result<(), 
     Ok(())
 }
 
-/// The name of a file system that several kernels can share, by the number that `statfs` tells.
+/// The name of a file system that several kernels can share, by its number in `statfs`.
 #[cfg(target_os = "linux")]
 fn forbidden(magic: u32) -> Option<&'static str> {
     Some(match magic {

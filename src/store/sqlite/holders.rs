@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use super::boot::Here;
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
-/// How many clocks may have sighted one holder. A further one gets the place of a clock that is long due, or none:
-/// clocks that put each other out would all wait for ever.
+/// How many clocks may have sighted one holder. A further one gets the place of a clock that nobody uses any more, or
+/// none: clocks that replaced each other's sightings would all wait for ever.
 const CLOCKS: usize = 32;
-/// So long after the end of a lease its takeover may come: as long as the lease again, and two looks.
+/// A takeover comes at most a lease and this long after a lease's end: the time of two looks.
 const TAKEOVER: Duration = Duration::from_secs(10);
 
 /// A holder as it is stored.
@@ -120,7 +120,7 @@ pub(super) fn pins_from_text(text: &str) -> Result<BTreeSet<String>, String> {
     list.iter().map(|pin| pin.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
 }
 
-/// When clocks other than its own first saw a holder as it stands: by grant id, the earliest first. One place for
+/// When clocks other than its own first saw a holder as it is: by grant id, the earliest first. One place for
 /// each clock: two that overwrote each other's would both wait for ever.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sightings(BTreeMap<String, Vec<Sighting>>);

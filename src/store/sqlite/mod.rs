@@ -10,7 +10,7 @@
 //! noticed; and who puts another file in its place has to remove the `-wal` and `-shm` files beside it, or SQLite
 //! applies the old log to the new file, and takes its index for its own.
 //!
-//! Reads have a connection of their own and wait for no writer. `wakeup` tells waiters that a row has changed.
+//! Reads have a connection of their own and wait for no writer. `wakeup` wakes waiters when a row has changed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,10 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::transactional;
-use super::{Acquired, Attempt, Backend, Page, Released, Renewal, Renewed, Schema, Seen, StoreInfo, Swapped, Which};
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
 use crate::lease::{LockRecord, StoreTime, Times};
 use crate::model::error::Result;
 use crate::sys::clock::Clock;
@@ -67,7 +70,7 @@ pub struct Sqlite {
     made: AtomicBool,
 }
 
-/// The file, and the clock that its times are told by.
+/// The file, and the clock of its times.
 #[derive(Clone, Debug)]
 struct Target {
     path: PathBuf,
@@ -97,7 +100,7 @@ impl Target {
 
     fn times(&self) -> Times {
         let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
-        Times { now, cut: now, stamp: self.clock.wall_micros() }
+        Times::without_grace(now, self.clock.wall_micros())
     }
 
     fn here(&self, times: &Times) -> Here<'_> {
@@ -108,11 +111,6 @@ impl Target {
 impl Sqlite {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
-
-    /// A record with the times that it was read at.
-    fn seen(&self, record: LockRecord, times: &Times) -> Seen {
-        Seen { record, now: times.now, cut: times.cut, stamp: times.stamp, native: None }
-    }
 }
 
 /// What the store is called in errors.
@@ -142,12 +140,12 @@ impl Backend for Sqlite {
     }
 
     /// To give up is to release: no copy of an acquisition is ever on its way.
-    fn release(&self, attempt: &mut Attempt, _give_up: bool, by: &Deadline) -> Result<Released> {
-        transactional::release(&Claiming(self, attempt.grant()), attempt, false, by)
+    fn release(&self, attempt: &mut Attempt, _purpose: Purpose, by: &Deadline) -> Result<Released> {
+        transactional::release(&Claiming(self, attempt.grant()), attempt, Purpose::Release, by)
     }
 
     /// A poll is as strong as any read.
-    fn read(&self, which: &Which, from: Option<String>, _strong: bool, by: &Deadline) -> Result<Page> {
+    fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, by: &Deadline) -> Result<Page> {
         self.read_page(which, from, by)
     }
 
@@ -156,6 +154,6 @@ impl Backend for Sqlite {
     }
 
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
-        self.watch(keys, to, by)
+        self.wake_keys(keys, to, by)
     }
 }

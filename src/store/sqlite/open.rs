@@ -3,17 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::conn::{self, Durability, Writer};
+use super::conn::{self, Writer};
 use super::error::SqliteError;
 use super::file::{self, Kernels, Log};
 use super::wakeup::Watch;
 use super::{Sqlite, Target, boot, identity, label, register, schema};
 use crate::model::error::Result;
-use crate::store::{GrantForm, StoreInfo};
+use crate::store::transactional::Durability;
+use crate::store::url::{StoreUrl, config};
+use crate::store::{Missing, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
@@ -30,30 +31,65 @@ pub struct SqliteOptions {
     pub clock_identity: Option<String>,
 }
 
-/// What is done where there is no file or no table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Missing {
-    IsMade,
-    IsRefused,
+impl SqliteOptions {
+    /// From a URL like `sqlite:PATH?mode=0600`.
+    pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
+        url.only(&["mode", "unsafe_fs"])?;
+        if url.path == ":memory:" {
+            return Err(config("sqlite::memory: would be another store for each connection; use memory: instead"));
+        }
+        // `sqlite:///a/b` is how other tools write an absolute path.
+        let path = match url.path.strip_prefix("//") {
+            Some(path) if !path.starts_with('/') => {
+                return Err(config(&format!("sqlite:// names a host, which SQLite has none of; write sqlite:{path}")));
+            }
+            Some(path) => path,
+            None => &url.path,
+        };
+        if path.is_empty() {
+            return Err(config("sqlite: needs the path of a file, like sqlite:locks.db"));
+        }
+        let mode = url.option("mode").map(file_mode).transpose()?;
+        Ok(SqliteOptions { mode, unsafe_fs: url.flag("unsafe_fs")?, ..SqliteOptions::new(path) })
+    }
+
+    /// The options of this file, the rest by default.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        SqliteOptions { path: path.into(), mode: None, unsafe_fs: false, clock_identity: None }
+    }
+
+    /// The store in this file.
+    pub(crate) fn opener(self) -> Result<Opener> {
+        Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| Ok(Sqlite::connect(self, clock, missing, by)?)))
+    }
+}
+
+fn file_mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        // The owner has to read and write it.
+        Ok(mode) if mode & !0o666 == 0 && mode & 0o600 == 0o600 => Ok(mode),
+        _ => Err(config(&format!("the option mode is {text:?}, but must be an octal file mode like 0600 or 0660"))),
+    }
 }
 
 impl Sqlite {
     /// Opens the file, and makes the file and the table if they are missing. Several processes may do so at
     /// the same time.
     pub fn open(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
-        Ok(Sqlite::connect(options, clock, by, Missing::IsMade)?)
+        Ok(Sqlite::connect(options, clock, Missing::IsAllowed, by)?)
     }
 
     /// The same, but a missing file is an error, and one that can only be read is opened for that.
     pub fn open_existing(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
-        Ok(Sqlite::connect(options, clock, by, Missing::IsRefused)?)
+        Ok(Sqlite::connect(options, clock, Missing::IsRefused, by)?)
     }
 
     fn connect(
         options: SqliteOptions,
         clock: Arc<Clock>,
-        by: &Deadline,
         missing: Missing,
+        by: &Deadline,
     ) -> Result<Sqlite, SqliteError> {
         // Absolute, so that a later change of the working directory does not lead to another file.
         let path = std::path::absolute(&options.path).map_err(|source| SqliteError::File {
@@ -63,7 +99,7 @@ impl Sqlite {
         })?;
         // What is refused is not made.
         register::check(&path, by)?;
-        let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsMade);
+        let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsAllowed);
         file::prepare(&path, mode, if options.unsafe_fs { Kernels::Any } else { Kernels::One })?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {
@@ -76,12 +112,12 @@ impl Sqlite {
             }
             let mut writer = Writer::open(&path, before, by)?;
             let made = match missing {
-                Missing::IsMade => schema::create(&writer, &path, by),
+                Missing::IsAllowed => schema::create(&writer, &path, by),
                 Missing::IsRefused => schema::require(&writer, &path, by).map(|()| false),
             };
             // While it is open, which takes descriptors, too.
             let made = made.map_err(|error| conn::explained(error, &path))?;
-            if missing == Missing::IsMade
+            if missing == Missing::IsAllowed
                 && writer.is_readonly("main").unwrap_or(false)
                 && let Some(denied) = file::denied(&path)
             {
@@ -99,15 +135,7 @@ impl Sqlite {
         if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });
         }
-        let info = StoreInfo {
-            label: label(&path),
-            clock: "this host's boot-time clock",
-            grace: Duration::ZERO,
-            min_lease: Sqlite::MIN_LEASE,
-            min_margin: Duration::ZERO,
-            grant_form: GrantForm::Uuid,
-            most_shared: None,
-        };
+        let info = StoreInfo::new(label(&path), "this host's boot-time clock", Sqlite::MIN_LEASE);
         let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
         let doing = "ask for the identity of this boot";
         let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;

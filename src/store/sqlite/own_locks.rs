@@ -10,10 +10,10 @@
 //! while nobody at all has a lock on its file. Only a lock on all of it makes sure of that, which a child that is
 //! forked in that moment keeps for as long as it lives. So one of a file that others can still find is closed only
 //! where there are many.
-
-//! A third one tells where the file is: SQLite keeps the log beside the name that it opened, so that two processes with
+//!
+//! A third lock marks where the file is: SQLite keeps the log beside the name that it opened, so that two processes with
 //! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.
-//! It is shared by all who have the file in the same folder by the same name; whoever finds another one is refused.
+//! It is shared by all who have the file in the same folder by the same name; an open by another path is refused.
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Idle, OwnLocks};
@@ -56,9 +56,9 @@ mod linux {
     const DEAD_MAN: Bytes = (128, 1);
     /// Where the one connection that writes has a lock on `-shm` for itself.
     const WRITE: Bytes = (120, 1);
-    /// The first of the bytes of which each stands for one place of the database; far behind SQLite's own.
+    /// The first of the bytes that each mean one place of the database; far behind SQLite's own.
     const PLACES: off_t = 1 << 61;
-    /// So many descriptors without locks may stay open: one for each file, and for each `-shm` that others still use.
+    /// At most this many descriptors without locks stay open: one for each file, and for each `-shm` that others still use.
     const KEPT: usize = 64;
     /// To the end, however far.
     const ALL: Bytes = (0, 0);
@@ -90,7 +90,7 @@ mod linux {
                 lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
                 match lock(&locks.database, libc::F_RDLCK, (place, 1)) {
                     Ok(()) => Ok(is_elsewhere(&locks.database, place)),
-                    // Where offsets are not so large places can't be told apart.
+                    // Where offsets are not that large, two places can't be known from each other.
                     Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
                     Err(error) => Err(error),
                 }
@@ -122,19 +122,19 @@ mod linux {
         /// it still uses one that was removed, nor after somebody's close has ended it.
         pub fn see_the_writer(&self) -> bool {
             let mut found = flock(libc::F_WRLCK, WRITE);
-            let is_told = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
+            let is_known = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
             let is_ours = u32::try_from(found.l_pid) == Ok(std::process::id());
-            !is_told || (found.l_type != libc::F_UNLCK as c_short && is_ours)
+            !is_known || (found.l_type != libc::F_UNLCK as c_short && is_ours)
         }
 
-        /// What stands at the beginning of `-shm`: which state of the file a reader sees. None can be seen that is not
-        /// written there first, and to read it takes no lock.
+        /// The beginning of `-shm`, which says which state of the file a reader sees. Every state is written there before
+        /// it can be seen, and reading it takes no lock.
         pub fn header(&self) -> Option<Header> {
             let mut header = [0; 48];
             self.shm.read_exact_at(&mut header, 0).ok().map(|()| header)
         }
 
-        /// Said of the description: a forked child that has it, too, does not keep them.
+        /// Ends the locks of the description, so that a forked child that has it, too, does not keep them.
         pub fn unlock(&self) {
             for file in [&self.database, &self.shm] {
                 // There is nothing to do about an error: the locks then end with the process.

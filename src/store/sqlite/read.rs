@@ -6,13 +6,14 @@ use std::time::Instant;
 use rusqlite::params_from_iter;
 use rusqlite::types::ValueRef;
 
-use super::conn::{self, Begin, Durability, Tx};
+use super::conn::{self, Begin, Tx};
 use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
-use super::{Page, Sqlite, Which};
+use super::{Page, Seen, Sqlite, Which};
 use crate::lease::LockRecord;
 use crate::model::error::{Error, Result};
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -35,8 +36,8 @@ impl Sqlite {
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
         match self.target.check() {
             Err(SqliteError::Moved { .. }) => {
-                let record = LockRecord::missing(key);
-                return Ok(Page { records: vec![self.seen(record, &self.target.times())], next: None });
+                let (record, times) = (LockRecord::missing(key), self.target.times());
+                return Ok(Page { records: vec![Seen { record, times, native: None }], next: None });
             }
             checked => checked?,
         }
@@ -116,10 +117,10 @@ impl Sqlite {
         if views.iter().any(|view| view.sightings.is_some())
             && let Err(error) = self.sight(rows.iter().zip(&views))
         {
-            // Whoever looks next tries again.
+            // The next read tries again.
             log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
         }
-        let records = views.into_iter().map(|view| self.seen(view.record, &times)).collect();
+        let records = views.into_iter().map(|view| Seen { record: view.record, times, native: None }).collect();
         Page { records, next }
     }
 

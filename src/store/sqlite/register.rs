@@ -6,7 +6,7 @@
 //! SQLite's at the fork, which nobody frees any more. So a child is refused every file if any was open at the fork.
 //!
 //! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
-//! last one's closing: what they stand on must not be closed while SQLite has locks on the file.
+//! last one's closing: their descriptors must not be closed while SQLite has locks on the file.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -37,7 +37,7 @@ const END: Duration = Duration::from_secs(1);
 /// waits until its deadline.)
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 static FILES: Mutex<Files> = Mutex::new(Files::new());
-/// Connections that were closed and had no turn to say so: whoever has the next one does. Held for a moment only.
+/// Connections that were closed without a turn: the next turn counts them off. Locked for a moment only.
 static UNSAID: Mutex<Vec<(FileId, IsCounted)>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ struct Open {
     /// Connections that are being closed.
     closing: usize,
     /// What the first of them found beside it. SQLite has one index of the log for all connections of a process, so it
-    /// is theirs, too, whatever stands there by now.
+    /// is theirs, too, whatever is there by now.
     log: Option<Log>,
     /// Each connection has them, too, and gives them back before it is closing.
     locks: Option<Arc<OwnLocks>>,
@@ -136,7 +136,7 @@ impl Turn {
                     if files.parents.iter().any(|(open, _)| !open.is_empty()) {
                         return Err(SqliteError::OpenInParent { path: path.to_owned() });
                     }
-                    // In a child it may never be free; what stands there is then the parent's.
+                    // In a child it may never be free; what it holds is then the parent's.
                     let unsaid = UNSAID.try_lock().map(|mut unsaid| std::mem::take(&mut *unsaid));
                     unsaid.into_iter().flatten().for_each(|(file, is_counted)| files.closed(file, is_counted));
                     return Ok(Turn { files, _holder });
@@ -197,7 +197,7 @@ impl Opened {
     /// The errors of [`check`].
     pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
         let mut files = Turn::take(path, by)?;
-        // The first to open a database clears what stands in `-shm`, which our locks on another one would keep it from.
+        // The first to open a database clears its `-shm`; our locks for another database would keep it from that.
         let others = files.open.iter().filter(|open| open.file != file);
         for locks in others.filter_map(|open| open.locks.as_ref()).filter(|locks| locks.stand_beside(path)) {
             locks.unlock();

@@ -12,28 +12,33 @@ use super::holders::{self, Entry, Sightings};
 use super::schema::{self, Format};
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
+macro_rules! columns {
+    () => {
+        "key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, holder_token, created, \
+         renewed, leased_until, holders, pins"
+    };
+}
 /// The columns, in the order in which they are read and written.
-pub(super) const COLUMNS: &str = "key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, \
-                                  comment, holder_token, created, renewed, leased_until, holders, pins";
+pub(super) const COLUMNS: &str = columns!();
 
 /// Places in [`COLUMNS`].
 pub(super) const LOCK_ID: usize = 7;
 /// See [`LOCK_ID`].
 pub(super) const HOLDERS: usize = 15;
 
-const READ: &str = "SELECT key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, \
-                    holder_token, created, renewed, leased_until, holders, pins FROM main.locks WHERE key = ?1";
+const READ: &str = concat!("SELECT ", columns!(), " FROM main.locks WHERE key = ?1");
 
 /// Columns that a later minor version added keep what they hold.
-const WRITE: &str = "\
-INSERT INTO locks (key, kind, token, version, clock, sightings, grant_id, lock_id, owner, host, comment, \
-holder_token, created, renewed, leased_until, holders, pins) \
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17) \
-ON CONFLICT (key) DO UPDATE SET kind = excluded.kind, token = excluded.token, version = excluded.version, \
-clock = excluded.clock, sightings = excluded.sightings, grant_id = excluded.grant_id, lock_id = excluded.lock_id, \
-owner = excluded.owner, host = excluded.host, comment = excluded.comment, holder_token = excluded.holder_token, \
-created = excluded.created, renewed = excluded.renewed, leased_until = excluded.leased_until, \
-holders = excluded.holders, pins = excluded.pins";
+const WRITE: &str = concat!(
+    "INSERT INTO locks (",
+    columns!(),
+    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17) \
+     ON CONFLICT (key) DO UPDATE SET kind = excluded.kind, token = excluded.token, version = excluded.version, \
+     clock = excluded.clock, sightings = excluded.sightings, grant_id = excluded.grant_id, lock_id = excluded.lock_id, \
+     owner = excluded.owner, host = excluded.host, comment = excluded.comment, holder_token = excluded.holder_token, \
+     created = excluded.created, renewed = excluded.renewed, leased_until = excluded.leased_until, \
+     holders = excluded.holders, pins = excluded.pins",
+);
 
 /// A sighting changes nothing about the record, so the version stays; it is only written beside what was read.
 const SIGHT: &str = "UPDATE locks SET sightings = ?2 WHERE key = ?1 AND token = ?3 AND version = ?4";
@@ -52,7 +57,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// What stands for a key without a row.
+    /// For a key without a row.
     pub(super) fn missing(key: &str) -> Row {
         Row {
             key: key.to_owned(),
@@ -66,8 +71,8 @@ impl Row {
         }
     }
 
-    /// The format and the row of a key, or what stands for it. The format is read while the statement stands:
-    /// of the same state, and without a second read transaction.
+    /// The format and the row of a key, a missing one where there is none. The format is read while the statement is
+    /// open: from the same state of the file, and without a second read transaction.
     pub(super) fn read(conn: &Connection, path: &Path, key: &str) -> Result<(Format, Row), SqliteError> {
         let failed = |source| match schema::format(conn, path) {
             // It may have other columns.
@@ -121,7 +126,7 @@ impl Row {
         View { record, sightings }
     }
 
-    /// Whether this grant stands with times of another clock.
+    /// Whether the row has this grant with times of another clock.
     pub(super) fn is_foreign(&self, grant: &GrantId, clock: &str) -> bool {
         self.entry(grant).is_some_and(|entry| entry.clock != clock)
     }

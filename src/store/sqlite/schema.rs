@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::Sqlite;
-use super::conn::{self, Begin, Durability, Tx, busy_retried};
+use super::conn::{self, Begin, Tx, busy_retried};
 use super::error::SqliteError;
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::model::error::Result;
 use crate::store::Schema;
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 
 /// The table. The key is a BLOB so that it is compared byte by byte.
@@ -73,7 +74,7 @@ pub(super) fn format(conn: &Connection, path: &Path) -> Result<Format, SqliteErr
 
 fn format_of(found: i64, path: &Path) -> Result<Format, SqliteError> {
     match found {
-        // Not said yet, or lost on the way through a dump.
+        // Not set yet, or lost in a dump.
         0 => Ok((FORMAT_MAJOR, FORMAT_MINOR)),
         found if found >= USER_VERSION + 1000 => Err(SqliteError::NewerFormat { path: path.to_owned(), found }),
         found if found < USER_VERSION => Err(SqliteError::ForeignVersion { path: path.to_owned(), found }),

@@ -1,11 +1,12 @@
 //! Writing a whole row where nothing has changed since it was read.
 
 use super::Sqlite;
-use super::conn::{Begin, Durability};
+use super::conn::Begin;
 use super::row::{self, Row};
 use super::transact::Written;
 use crate::lease::LockRecord;
 use crate::model::error::Result;
+use crate::store::transactional::Durability;
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
 

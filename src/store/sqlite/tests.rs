@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::lease::{Ask, Labels, Lease, Mode};
-use crate::store::GrantForm;
+use crate::store::{Consistency, GrantForm, Purpose};
 
 /// What `PRAGMA synchronous` answers.
 const NORMAL: i64 = 1;
@@ -12,7 +12,7 @@ const FULL: i64 = 2;
 pub(super) fn store() -> (PathBuf, Sqlite) {
     let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder).unwrap();
-    let options = SqliteOptions { path: folder.join("locks.db"), mode: None, unsafe_fs: false, clock_identity: None };
+    let options = SqliteOptions::new(folder.join("locks.db"));
     (folder, Sqlite::open(options, Clock::system(), &soon()).unwrap())
 }
 
@@ -40,12 +40,12 @@ fn what_issues_a_token_is_synced_fully_and_the_rest_is_not() {
     let (folder, store) = store();
     // What the last commit was made with.
     let level = || -> i64 { store.writer.lock().query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap() };
-    let (mut held, renewal) = (attempt(), Renewal { lease: Lease::Forever, may_end_endless: false });
+    let (mut held, renewal) = (attempt(), Renewal::heartbeat(Lease::Forever));
     for _ in 0..2 {
         assert!(matches!(store.acquire(&mut held, &soon()), Ok(Acquired::Granted { .. })));
         assert_eq!(level(), FULL);
         for (token, synced) in [(0, NORMAL), (1, FULL)] {
-            let page = store.read(&Which::Key("k".to_owned()), None, true, &soon()).unwrap();
+            let page = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon()).unwrap();
             let seen = &page.records[0];
             let mut raised = seen.record.clone();
             raised.version += 1;
@@ -57,7 +57,7 @@ fn what_issues_a_token_is_synced_fully_and_the_rest_is_not() {
         assert_eq!(level(), NORMAL);
         assert!(matches!(store.acquire(&mut attempt(), &soon()), Ok(Acquired::Refused(_))));
         assert_eq!(level(), FULL);
-        assert!(matches!(store.release(&mut held, false, &soon()), Ok(Released::Done)));
+        assert!(matches!(store.release(&mut held, Purpose::Release, &soon()), Ok(Released::Done)));
         assert_eq!(level(), NORMAL);
     }
     std::fs::remove_dir_all(folder).unwrap();
@@ -69,7 +69,7 @@ fn an_error_tells_its_cause_once_and_no_grant_id() {
     let mut held = attempt();
     store.acquire(&mut held, &soon()).unwrap();
     store.writer.lock().execute_batch("DROP TABLE locks").unwrap();
-    let error = store.renew(&mut held, Renewal { lease: Lease::Forever, may_end_endless: false }, &soon()).unwrap_err();
+    let error = store.renew(&mut held, Renewal::heartbeat(Lease::Forever), &soon()).unwrap_err();
     let cause = std::error::Error::source(&error).expect("no cause").to_string();
     assert!(cause.contains("no such table"), "{cause}");
     assert!(!error.to_string().contains(&cause));

@@ -1,12 +1,13 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
 use super::Sqlite;
-use super::conn::{self, Begin, Durability, Tx};
+use super::conn::{self, Begin, Tx};
 use super::error::SqliteError;
 use super::row::Row;
 use crate::lease::{GrantId, LockRecord, Step, Times};
 use crate::model::error::Result;
-use crate::store::transactional::{Transacted, Transactional};
+use crate::store::Seen;
+use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
 /// The store for one grant, see [`Sqlite::transition`].
@@ -16,17 +17,16 @@ impl Transactional for Claiming<'_> {
     fn transact<A>(
         &self,
         key: &str,
-        issues_token: bool,
+        durability: Durability,
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
         self.0.transition(key, durability, Some(self.1), by, transition)
     }
 }
 
 impl Sqlite {
-    /// Runs `work` in a transaction on the file that stands at the path; again if it began as a reader and could
+    /// Runs `work` in a transaction on the file that is at the path; again if it began as a reader and could
     /// not write, or if somebody's close has ended SQLite's write lock meanwhile.
     pub(super) fn write<T>(
         &self,
@@ -60,9 +60,9 @@ impl Sqlite {
         written.map_err(|error| self.target.explained(error))
     }
 
-    /// One transition on one key. A holder that stands with times of another clock and is spoken for by
-    /// `claim` is written anew on ours even if the transition changes nothing: its end on our clock is
-    /// later than on its own, so what its process is told must be what the others read.
+    /// One transition on one key. A holder with times of another clock that is the grant of `claim` is written anew on
+    /// ours even if the transition changes nothing: its end on our clock is
+    /// later than on its own, so what its process gets must be what the others read.
     fn transition<A>(
         &self,
         key: &str,
@@ -71,7 +71,7 @@ impl Sqlite {
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // An acquisition is the one that others refuse.
+        // Only an acquisition issues a token. It can be refused, and a refusal needs no write lock.
         let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
         let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
@@ -95,13 +95,15 @@ impl Sqlite {
             Ok((step.answer, record, times))
         });
         match written {
-            Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, self.seen(record, &times))),
+            Ok(Written::Done((answer, record, times))) => {
+                Ok(Transacted::Done(answer, Seen { record, times, native: None }))
+            }
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
                 let (record, times) = (LockRecord::missing(key), self.target.times());
                 let answer = transition(&record, &times).answer;
-                Ok(Transacted::Done(answer, self.seen(record, &times)))
+                Ok(Transacted::Done(answer, Seen { record, times, native: None }))
             }
             Err(error) => Err(error.into()),
         }

@@ -133,11 +133,16 @@ impl<'a> World<'a> {
         let after = self.store.get(&key);
         // The store decided at some moment between, as far as it knows the time.
         let off = self.store.slack + Duration::from_millis(2);
-        let moments = [before.now.minus(off), after.now.plus(off)];
+        let moments = [before.times.now.minus(off), after.times.now.plus(off)];
         let holder = after.record.exclusive.as_ref();
         let steps = moments.map(|now| {
             let grace = self.store.store.info().grace;
-            rules(model, call, holder.filter(|_| answer.is_ok()), &Times { now, cut: now.minus(grace), stamp: 0 })
+            rules(
+                model,
+                call,
+                holder.filter(|_| answer.is_ok()),
+                &Times { now, expired_before: now.minus(grace), stamp: 0 },
+            )
         });
         let may = moments.map(|now| may_succeed(model, call, now.minus(self.store.store.info().grace)));
         assert!(may.contains(&answer.is_ok()), "{doing}: {answer:?}");
@@ -227,13 +232,15 @@ fn rules(record: &LockRecord, call: Call, claimed: Option<&Holder>, times: &Time
     }
 }
 
-/// The rules in short, apart from how they are written: `cut` is the earliest that it may be.
-fn may_succeed(record: &LockRecord, call: Call, cut: StoreTime) -> bool {
+/// The rules in short, apart from how they are written: a lease that ended by `expired_before` is over.
+fn may_succeed(record: &LockRecord, call: Call, expired_before: StoreTime) -> bool {
     let is_held_by = |holder: usize| record.exclusive.as_ref().is_some_and(|h| h.labels.owner == HOLDERS[holder]);
     match call {
         Call::Claim { .. } => record.exclusive.is_none(),
         Call::Extend { holder, .. } | Call::Revoke { holder } => is_held_by(holder),
-        Call::Expire => record.exclusive.as_ref().is_some_and(|h| h.until <= End::At(cut)) && record.pins.is_empty(),
+        Call::Expire => {
+            record.exclusive.as_ref().is_some_and(|h| h.until <= End::At(expired_before)) && record.pins.is_empty()
+        }
         Call::Pin { .. } | Call::Unpin { .. } => true,
     }
 }

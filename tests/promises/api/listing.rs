@@ -33,13 +33,13 @@ fn each_filter_finds_its_locks_newest_first() {
         client.request("t/old").owner("ann").lock_id("g").lease(MINUTE).acquire().unwrap();
         store.advance(10 * MINUTE);
         let created = store.record("t/old").exclusive.unwrap().created;
-        if store.get("t/old").now.since(created) < 10 * MINUTE {
+        if store.get("t/old").times.now.since(created) < 10 * MINUTE {
             predate(store, "t/old", 10 * MINUTE);
         }
         client.request("t/short").owner("bob").lock_id("g").lease(MINUTE).acquire().unwrap();
         // Tokens order the grants of different keys as far as the store's own clocks agree.
-        let from = store.get("t/short").now;
-        while store.get("t/short").now.since(from) < Duration::from_millis(20) {}
+        let from = store.get("t/short").times.now;
+        while store.get("t/short").times.now.since(from) < Duration::from_millis(20) {}
         client.request("t/shared").shared().owner("ann").lock_id("g").lease(5 * MINUTE).acquire().unwrap();
         client.request("t/shared").shared().owner("bob").lease(5 * MINUTE).acquire().unwrap();
         client.request("u/endless").owner("ann").lease_forever().acquire().unwrap();

@@ -124,7 +124,7 @@ impl World {
     fn times(&self, client: usize, key: usize) -> Times {
         let now = self.clock + self.skew[client];
         let stamp = u64::try_from(self.clock + self.wall).unwrap_or(0);
-        Times { now: at(now), cut: at(now - self.grace), stamp: stamp.max(self.keys[key].least_stamp) }
+        Times { now: at(now), expired_before: at(now - self.grace), stamp: stamp.max(self.keys[key].least_stamp) }
     }
 
     fn send(&mut self, attempt: usize, request: Request) {
@@ -214,7 +214,7 @@ impl World {
     fn tell_replaced(&mut self, key: usize, before: &LockRecord, request: &Request, times: &Times) {
         let Request::Acquire(ask) = request else { return };
         let after = &self.keys[key].record;
-        let gone = before.live(times.cut).filter(|(_, h)| after.standing(&h.grant).is_none());
+        let gone = before.live(times.expired_before).filter(|(_, h)| after.standing(&h.grant).is_none());
         let gone: Vec<GrantId> = gone.map(|(_, h)| h.grant.clone()).collect();
         let ordered = |h: &GrantId| ask.replace_same_owner || ask.instead_of.as_ref().is_some_and(|(old, _)| old == h);
         let from = ask.instead_of.iter().map(|(old, _)| old.clone());
@@ -260,7 +260,7 @@ impl World {
     fn purge(&mut self, key: usize, older_than: i64) {
         let times = self.times(0, key);
         let before = &self.keys[key].record;
-        let ended_before = times.cut.minus(Duration::from_millis(older_than as u64));
+        let ended_before = times.expired_before.minus(Duration::from_millis(older_than as u64));
         // Idle is what was granted twenty steps of the clock ago.
         let step = transition::purge(before, ended_before, times.stamp.saturating_sub(20));
         for (_, freed) in &step.answer.freed {

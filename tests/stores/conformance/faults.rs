@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::{End, Lease};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::internals::store::{Acquired, Backend, Released, Renewed};
+use leasehold::internals::store::{Acquired, Backend, Purpose, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, Result};
 
@@ -157,7 +157,7 @@ pub fn a_release_survives_every_fault(store: &Store) {
         let mut a = shared(&at, "k");
         granted(&faulty, &mut a);
         let other = granted(&*at.second, &mut shared(&at, "k"));
-        let came = suffer(&fault, |by| faulty.release(&mut a, false, by), release_unknown);
+        let came = suffer(&fault, |by| faulty.release(&mut a, Purpose::Release, by), release_unknown);
         assert_eq!(at.holders("k").len(), if came == Came::Failed { 2 } else { 1 });
         let again = release(&faulty, &mut a);
         match came {
@@ -210,7 +210,7 @@ pub fn giving_up_survives_every_fault(store: &Store) {
         let faulty = broken(&at, Call::Release, &fault);
         let mut a = exclusive(&at, "k");
         granted(&faulty, &mut a);
-        let came = suffer(&fault, |by| faulty.release(&mut a, true, by), release_unknown);
+        let came = suffer(&fault, |by| faulty.release(&mut a, Purpose::GiveUp, by), release_unknown);
         assert_eq!(at.holders("k").len(), usize::from(came == Came::Failed), "{fault:?}");
         let again = give_up(&faulty, &mut a);
         assert_eq!(matches!(again, Released::Done), came == Came::Failed, "{fault:?}: {again:?}");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::{Lease, LockRecord};
-use leasehold::internals::store::{Schema, Swapped, Which};
+use leasehold::internals::store::{Consistency, Purpose, Schema, Swapped, Which};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::support::contract::*;
@@ -17,26 +17,27 @@ pub fn a_missing_row_is_read_with_the_time(store: &Store) {
     let at = (store.open)();
     let seen = at.get("k");
     assert_eq!(seen.record, LockRecord::missing("k"));
-    assert!(seen.now.as_nanos() > 0 && seen.stamp > 0);
+    assert!(seen.times.now.as_nanos() > 0 && seen.times.stamp > 0);
     assert_eq!(at.all(&Which::Prefix(String::new())), [], "reading makes no row");
     assert_eq!(at.all(&Which::LockId("id".to_owned())), []);
 }
 
 pub fn the_time_of_the_answers_goes_on(store: &Store) {
     let at = (store.open)();
-    let before = at.get("k").now;
-    let second = at.second.read(&Which::Key("k".to_owned()), None, false, &soon()).unwrap().records[0].now;
+    let before = at.get("k").times.now;
+    let second =
+        at.second.read(&Which::Key("k".to_owned()), None, Consistency::Eventual, &soon()).unwrap().records[0].times.now;
     assert!(second >= before, "both clients have one clock");
     // Where rows get older the store's own clock stays as it is, and goes on by itself.
     let passed = Duration::from_millis(if at.age.is_some() { 100 } else { 7_000 });
     at.advance(passed + at.slack);
     let started = Instant::now();
-    while at.get("k").now.since(second) < passed {
+    while at.get("k").times.now.since(second) < passed {
         assert!(at.age.is_some() && started.elapsed() < Duration::from_secs(20), "the time stands still");
     }
     granted(&*at.store, &mut exclusive(&at, "k"));
     let seen = refused(&*at.second, &mut exclusive(&at, "k"));
-    assert!(seen.now >= second && seen.now <= at.get("k").now);
+    assert!(seen.times.now >= second && seen.times.now <= at.get("k").times.now);
 }
 
 pub fn a_prefix_is_bytes_and_no_pattern(store: &Store) {
@@ -177,8 +178,8 @@ pub fn a_call_whose_deadline_is_over_returns(store: &Store) {
     let started = Instant::now();
     let _ = at.store.acquire(&mut exclusive(&at, "k"), &over);
     let _ = at.store.renew(&mut a, renewal(Lease::For(LEASE)), &over);
-    let _ = at.store.release(&mut a, false, &over);
-    let _ = at.store.read(&Which::Key("k".to_owned()), None, true, &over);
+    let _ = at.store.release(&mut a, Purpose::Release, &over);
+    let _ = at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &over);
     let _ = at.store.swap(&seen, None, &over);
     let _ = at.store.schema(Schema::Check, &over);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());

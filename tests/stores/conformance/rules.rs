@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::ErrorKind;
 use leasehold::internals::lease::{End, Kind, Lease, Mode};
-use leasehold::internals::store::{Attempt, Released, Renewal};
+use leasehold::internals::store::{Attempt, Purpose, Released, Renewal};
 
 use crate::support::contract::*;
 use crate::support::stores::{Store, soon};
@@ -83,12 +83,12 @@ pub fn a_grant_is_what_was_asked_for(store: &Store) {
     for mode in [Mode::Exclusive, Mode::Shared] {
         let mut a = attempt(&*at.store, &mode.to_string(), mode);
         a.ask.labels.host = Some("host".to_owned());
-        let before = at.get(&a.key).now;
+        let before = at.get(&a.key).times.now;
         let holder = granted(&*at.store, &mut a);
         let seen = at.get(&a.key);
         assert_eq!(seen.record.standing(a.grant()), Some((mode, &holder)), "it is stored as it was told");
         assert_eq!((&holder.lock_id, &holder.labels), (&a.ask.lock_id, &a.ask.labels));
-        assert!(before <= holder.created && holder.created <= seen.now);
+        assert!(before <= holder.created && holder.created <= seen.times.now);
         assert_eq!((holder.until, holder.renewed), (End::At(holder.created.plus(LEASE)), None));
         assert_eq!(seen.record.kind, Kind::Lock);
     }
@@ -133,7 +133,7 @@ pub fn tokens_rise_whatever_happens_to_the_row(store: &Store) {
         tokens.push(token);
         attempt
     };
-    let started = at.get("k").stamp;
+    let started = at.get("k").times.stamp;
     let mut first = next(&*at.store);
     assert!(at.record("k").token >= started, "tokens are made from the store's time");
     release(&*at.store, &mut first);
@@ -319,8 +319,8 @@ pub fn a_newer_major_format_is_an_error_and_stays(store: &Store) {
     let errors = [
         at.store.acquire(&mut exclusive(&at, "k"), &soon()).map(drop),
         at.store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon()).map(drop),
-        at.store.release(&mut a, false, &soon()).map(drop),
-        at.store.release(&mut a, true, &soon()).map(drop),
+        at.store.release(&mut a, Purpose::Release, &soon()).map(drop),
+        at.store.release(&mut a, Purpose::GiveUp, &soon()).map(drop),
         at.store.swap(&before, Some(&raised(&before.record)), &soon()).map(drop),
         at.store.swap(&before, None, &soon()).map(drop),
     ];

@@ -10,7 +10,7 @@ use leasehold::internals::lease::{
     AcquireAnswer, Ask, End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, ReleaseAnswer, RenewAnswer,
     StoreTime, Times, transition,
 };
-use leasehold::internals::store::{Acquired, Attempt, Released, Renewal, Renewed, Seen, Swapped, Which};
+use leasehold::internals::store::{Acquired, Attempt, Purpose, Released, Renewal, Renewed, Seen, Swapped, Which};
 
 use crate::support::stores::{Opened, Store, fresh, soon};
 
@@ -92,8 +92,8 @@ impl Driver {
             }
             30..36 => self.with_attempt(|driver, key, ask| driver.acquire(key, ask.clone())),
             36..58 => self.with_attempt(Driver::renew),
-            58..68 => self.with_attempt(|driver, key, ask| driver.release(key, ask, false)),
-            68..73 => self.with_attempt(|driver, key, ask| driver.release(key, ask, true)),
+            58..68 => self.with_attempt(|driver, key, ask| driver.release(key, ask, Purpose::Release)),
+            68..73 => self.with_attempt(|driver, key, ask| driver.release(key, ask, Purpose::GiveUp)),
             73..85 => self.swap(key),
             85..88 => self.read_some(key),
             88..90 => {
@@ -174,7 +174,7 @@ impl Driver {
     }
 
     fn times(&self, now: StoreTime, stamp: u64) -> Times {
-        Times { now, cut: now.minus(self.grace), stamp }
+        Times { now, expired_before: now.minus(self.grace), stamp }
     }
 
     /// The step of the rules at the first of these times that `fits` what the store said.
@@ -200,7 +200,8 @@ impl Driver {
         let before = self.at.get(key);
         let answer = self.at.store.acquire(&mut Attempt::new(key, ask.clone()), &soon()).unwrap();
         let after = self.at.get(key);
-        let mut at = vec![self.times(before.now, before.stamp), self.times(after.now, before.stamp)];
+        let mut at =
+            vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
         let what = format!("{answer:?}");
         let gives_up = ask.instead_of.as_ref().filter(|_| self.swaps_give_up).map(|(old, _)| old.clone());
         let rule = |record: &LockRecord, times: &Times| {
@@ -212,9 +213,9 @@ impl Driver {
         };
         match answer {
             Acquired::Granted { holder, repeated, now } => {
-                assert!(before.now <= now && now <= after.now, "the answer's now is between the reads");
+                assert!(before.times.now <= now && now <= after.times.now, "the answer's now is between the reads");
                 if !repeated {
-                    assert!(before.now <= holder.created && holder.created <= now);
+                    assert!(before.times.now <= holder.created && holder.created <= now);
                     if !before.record.exists() && self.highest.contains_key(key) {
                         self.count("granted over a deleted row");
                     }
@@ -245,13 +246,15 @@ impl Driver {
         assert!(token > stored, "token {token} after {stored}");
         // Where many gave up there may be a floor above all that they asked for. The row also notes when the last one
         // gave up; the record has the later of the two, so the floor is not known to the microsecond.
-        let with_floor = before.stamp..=before.record.gave_up_at + 1;
-        let fits = token == stored + 1 || (before.stamp..=after.stamp).contains(&token) || with_floor.contains(&token);
+        let with_floor = before.times.stamp..=before.record.gave_up_at + 1;
+        let fits = token == stored + 1
+            || (before.times.stamp..=after.times.stamp).contains(&token)
+            || with_floor.contains(&token);
         assert!(fits, "{token}: no rule makes it: {before:?} then {after:?}");
-        assert!(token >= before.stamp, "token {token} is behind the store's time {}", before.stamp);
+        assert!(token >= before.times.stamp, "token {token} is behind the store's time {}", before.times.stamp);
         let highest = self.highest.entry(key.clone()).or_default();
         // Over a deleted row they rise as far as the clock did.
-        assert!(token > *highest || before.stamp <= *highest, "token {token} after {highest}");
+        assert!(token > *highest || before.times.stamp <= *highest, "token {token} after {highest}");
         *highest = token.max(*highest);
     }
 
@@ -264,18 +267,17 @@ impl Driver {
         let before = self.at.get(key);
         let answer = self.at.store.renew(&mut Attempt::new(key, ask.clone()), renewal, &soon()).unwrap();
         let after = self.at.get(key);
-        let mut at = vec![self.times(before.now, before.stamp), self.times(after.now, before.stamp)];
+        let mut at =
+            vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
         let what = format!("{answer:?}");
-        let rule = |record: &LockRecord, times: &Times| {
-            transition::renew(record, &ask.grant, lease, renewal.may_end_endless, times)
-        };
+        let rule = |record: &LockRecord, times: &Times| transition::renew(record, &ask.grant, renewal, times);
         match answer {
             Renewed::Until { until, now } => {
-                assert!(before.now <= now && now <= after.now);
+                assert!(before.times.now <= now && now <= after.times.now);
                 let of = |seen: &Seen| seen.record.standing(&ask.grant).and_then(|(_, h)| h.renewed);
                 if let Some(decided) = of(&after).filter(|_| of(&after) != of(&before)) {
-                    assert!(before.now <= decided && decided <= now);
-                    at = vec![self.times(decided, before.stamp)];
+                    assert!(before.times.now <= decided && decided <= now);
+                    at = vec![self.times(decided, before.times.stamp)];
                 }
                 self.model(key, &at, &what, rule, |answer| *answer == RenewAnswer::Until(until));
                 self.count(if until == End::Never { "renewed for ever" } else { "renewed" });
@@ -290,11 +292,11 @@ impl Driver {
         self.check_record(&after);
     }
 
-    fn release(&mut self, key: &str, ask: &Ask, give_up: bool) {
+    fn release(&mut self, key: &str, ask: &Ask, purpose: Purpose) {
         let before = self.at.get(key);
-        let answer = self.at.store.release(&mut Attempt::new(key, ask.clone()), give_up, &soon()).unwrap();
+        let answer = self.at.store.release(&mut Attempt::new(key, ask.clone()), purpose, &soon()).unwrap();
         let after = self.at.get(key);
-        let at = [self.times(before.now, before.stamp), self.times(after.now, before.stamp)];
+        let at = [self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
         let what = format!("{answer:?}");
         let right = match &answer {
             Released::Done => ReleaseAnswer::Released,
@@ -302,9 +304,10 @@ impl Driver {
             Released::HeldByOther(_) => ReleaseAnswer::HeldByOther,
             Released::Unknown(error) => panic!("unanswered: {error:?}"),
         };
+        let gives_up = purpose == Purpose::GiveUp;
         let writes = self.remembers_who_gave_up || self.gives_up_by_writing;
-        let how = if give_up && writes { transition::give_up } else { transition::release };
-        let crowded = self.swaps_give_up && give_up && self.record(key).given_up.len() > CROWD;
+        let how = if gives_up && writes { transition::give_up } else { transition::release };
+        let crowded = self.swaps_give_up && gives_up && self.record(key).given_up.len() > CROWD;
         self.model(key, &at, &what, |record, times| how(record, &ask.grant, times), |answer| *answer == right);
         if let Some(record) = self.model.get_mut(key).filter(|_| crowded) {
             record.given_up.clear();
@@ -335,7 +338,7 @@ impl Driver {
             (self.at.get(key), self.record(key))
         };
         let key = known.key.clone();
-        let (now, stamp) = (seen.now, seen.stamp);
+        let (now, stamp) = (seen.times.now, seen.times.stamp);
         let mut next = known.clone();
         next.version += 1;
         let new = match self.rng.u32(..7) {

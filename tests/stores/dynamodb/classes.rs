@@ -4,7 +4,7 @@
 use std::error::Error as _;
 use std::time::Instant;
 
-use leasehold::internals::store::{Released, Renewed, Swapped};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewed, Swapped};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{Error, ErrorKind, LockClient};
 
@@ -135,11 +135,11 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
                 Renewed::Unknown(error) => error,
                 other => panic!("{of}: {other:?}"),
             }),
-            at.store.release(&mut held, false, &soon()).map(|answer| match answer {
+            at.store.release(&mut held, Purpose::Release, &soon()).map(|answer| match answer {
                 Released::Unknown(error) => error,
                 other => panic!("{of}: {other:?}"),
             }),
-            at.store.release(&mut held, true, &soon()).map(|answer| match answer {
+            at.store.release(&mut held, Purpose::GiveUp, &soon()).map(|answer| match answer {
                 Released::Unknown(error) => error,
                 other => panic!("{of}: {other:?}"),
             }),
@@ -159,7 +159,7 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
         }
         // A read that was not answered is no more than that.
         for which in [Which::Key(held.key.clone()), Which::Prefix(String::new())] {
-            let error = at.store.read(&which, None, true, &soon()).unwrap_err();
+            let error = at.store.read(&which, None, Consistency::Strong, &soon()).unwrap_err();
             match means {
                 Means::Unknown => {
                     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{of}: {error}");
@@ -183,7 +183,7 @@ fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
         Acquired::Unknown(error) => check(&error, Means::Unknown, "no answer settled", "a timeout"),
         other => panic!("{other:?}"),
     }
-    let error = at.store.read(&Which::Key("k".to_owned()), None, true, &by()).unwrap_err();
+    let error = at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by()).unwrap_err();
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leasehold::LockClient;
 use leasehold::internals::builder_over;
 use leasehold::internals::lease::backoff;
-use leasehold::internals::store::{Released, Renewed};
+use leasehold::internals::store::{Purpose, Released, Renewed};
 use parking_lot::Mutex;
 
 use crate::dynamodb::sdk::config::interceptors::{
@@ -129,7 +129,7 @@ fn each_step_of_a_hold_is_one_write_unit() {
     // Longer texts than the defaults have, and as many given-up grants as a row may keep.
     let mut a = exclusive("a key of the length that keys have, and then some more of it");
     for _ in 0..8 {
-        at.store.release(&mut exclusive(&a.key), true, &soon()).unwrap();
+        at.store.release(&mut exclusive(&a.key), Purpose::GiveUp, &soon()).unwrap();
     }
     a.ask.labels.host = Some("a-host-with-a-rather-long-name.example.com".to_owned());
     at.meter.take();
@@ -137,7 +137,7 @@ fn each_step_of_a_hold_is_one_write_unit() {
     assert_eq!(at.meter.take(), one_write(), "acquire");
     assert!(matches!(at.store.renew(&mut a, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
     assert_eq!(at.meter.take(), one_write(), "renew");
-    assert!(matches!(at.store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+    assert!(matches!(at.store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::Done));
     assert_eq!(at.meter.take(), one_write(), "release");
 
     docs_say("| a hold, however short | 2 write units: acquire, release |");

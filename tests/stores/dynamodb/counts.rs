@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::internals::store::{Backend, Released, Renewed, Swapped, Which};
+use leasehold::internals::store::{Backend, Consistency, Purpose, Released, Renewed, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::dynamodb::sdk::config::interceptors::BeforeTransmitInterceptorContextRef;
@@ -87,14 +87,20 @@ fn exclusive_steps() {
     at.takes(1, "transfer repeated", |store| granted(store, &mut b));
     let lost = at.takes(1, "renew, lost", |store| store.renew(&mut a, renewal(LEASE), &by).unwrap());
     assert!(matches!(lost, Renewed::Lost(_)));
-    let other = at.takes(1, "release, held by other", |store| store.release(&mut a, false, &by).unwrap());
+    let other = at.takes(1, "release, held by other", |store| store.release(&mut a, Purpose::Release, &by).unwrap());
     assert!(matches!(other, Released::HeldByOther(_)));
-    assert!(matches!(at.takes(1, "release", |s| s.release(&mut b, false, &by).unwrap()), Released::Done));
-    assert!(matches!(at.takes(1, "release again", |s| s.release(&mut b, false, &by).unwrap()), Released::Free));
+    assert!(matches!(at.takes(1, "release", |s| s.release(&mut b, Purpose::Release, &by).unwrap()), Released::Done));
+    assert!(matches!(
+        at.takes(1, "release again", |s| s.release(&mut b, Purpose::Release, &by).unwrap()),
+        Released::Free
+    ));
     let mut c = exclusive("k");
     at.takes(1, "acquire a released row", |store| granted(store, &mut c));
-    assert!(matches!(at.takes(2, "give up, stands", |s| s.release(&mut c, true, &by).unwrap()), Released::Done));
-    let free = at.takes(1, "give up", |store| store.release(&mut exclusive("k"), true, &by).unwrap());
+    assert!(matches!(
+        at.takes(2, "give up, stands", |s| s.release(&mut c, Purpose::GiveUp, &by).unwrap()),
+        Released::Done
+    ));
+    let free = at.takes(1, "give up", |store| store.release(&mut exclusive("k"), Purpose::GiveUp, &by).unwrap());
     assert!(matches!(free, Released::Free));
     let mut d = exclusive("k");
     granted(&at.store, &mut d);
@@ -112,7 +118,7 @@ fn a_token_that_is_ahead_takes_one_more() {
     let at = Counted::new();
     let seen = get(&at.store, "k");
     let mut ahead = seen.record.clone();
-    ahead.token = seen.stamp + 3_600_000_000;
+    ahead.token = seen.times.stamp + 3_600_000_000;
     let swapped = at.takes(1, "swap", |store| store.swap(&seen, Some(&ahead), &soon()).unwrap());
     assert!(matches!(swapped, Swapped::Done));
     let holder = at.takes(2, "acquire, token ahead", |store| granted(store, &mut exclusive("k")));
@@ -123,13 +129,13 @@ fn a_token_that_is_ahead_takes_one_more() {
 fn many_that_gave_up_take_one_more() {
     needs_server!();
     let at = Counted::new();
-    let gives_up = |store: &Dynamodb| store.release(&mut exclusive("k"), true, &soon()).unwrap();
+    let gives_up = |store: &Dynamodb| store.release(&mut exclusive("k"), Purpose::GiveUp, &soon()).unwrap();
     (0..9).for_each(|_| drop(at.takes(1, "give up", gives_up)));
     at.takes(2, "give up, too many did", gives_up);
     assert_eq!(get(&at.store, "k").record.given_up.len(), 0);
     let mut a = exclusive("k");
     let token = at.takes(2, "acquire, soon after", |store| granted(store, &mut a)).token;
-    at.takes(1, "release", |store| store.release(&mut a, false, &soon()).unwrap());
+    at.takes(1, "release", |store| store.release(&mut a, Purpose::Release, &soon()).unwrap());
     at.clock.advance(Duration::from_secs(11));
     assert!(at.takes(1, "acquire, later", |store| granted(store, &mut exclusive("k"))).token > token);
 }
@@ -149,15 +155,21 @@ fn shared_steps() {
     at.takes(1, "refused by shared", |store| refused(store, &mut exclusive("k")));
     at.takes(1, "shared renew, the latest", |store| store.renew(&mut a, renewal(2 * LEASE), &by).unwrap());
     at.takes(2, "shared renew, another is later", |store| store.renew(&mut b, renewal(LEASE), &by).unwrap());
-    assert!(matches!(at.takes(1, "shared release", |s| s.release(&mut b, false, &by).unwrap()), Released::Done));
-    let last = at.takes(2, "shared release, the latest", |store| store.release(&mut a, false, &by).unwrap());
+    assert!(matches!(
+        at.takes(1, "shared release", |s| s.release(&mut b, Purpose::Release, &by).unwrap()),
+        Released::Done
+    ));
+    let last = at.takes(2, "shared release, the latest", |store| store.release(&mut a, Purpose::Release, &by).unwrap());
     assert!(matches!(last, Released::Done));
     let mut c = shared("k");
     let old = granted(&at.store, &mut c);
     let mut d = shared("k");
     d.ask.instead_of = Some((old.grant, old.token));
     at.takes(2, "shared transfer", |store| granted(store, &mut d));
-    assert!(matches!(at.takes(2, "give up shared, stands", |s| s.release(&mut d, true, &by).unwrap()), Released::Done));
+    assert!(matches!(
+        at.takes(2, "give up shared, stands", |s| s.release(&mut d, Purpose::GiveUp, &by).unwrap()),
+        Released::Done
+    ));
 }
 
 #[test]
@@ -166,6 +178,8 @@ fn reading_and_swapping() {
     let at = Counted::new();
     granted(&at.store, &mut exclusive("k"));
     let seen = at.takes(1, "read a key", |store| get(store, "k"));
-    at.takes(1, "scan", |store| store.read(&Which::LockId("x".to_owned()), None, true, &soon()).unwrap());
+    at.takes(1, "scan", |store| {
+        store.read(&Which::LockId("x".to_owned()), None, Consistency::Strong, &soon()).unwrap()
+    });
     assert!(matches!(at.takes(1, "delete", |s| s.swap(&seen, None, &soon()).unwrap()), Swapped::Done));
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use leasehold::internals::builder_over;
 use leasehold::internals::lease::End;
 use leasehold::internals::store::dynamodb::Estimate;
-use leasehold::internals::store::{Released, Renewed};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::dynamodb::sdk::config::SharedInterceptor;
@@ -174,10 +174,10 @@ fn a_release_that_is_repeated_frees_and_frees_nobody_else() {
                 others.push(get(&at.beside, &key).record.standing(other.grant()).unwrap().1.clone());
             }
             at.fault(network);
-            let first = at.store.release(&mut a, false, &by()).unwrap();
+            let first = at.store.release(&mut a, Purpose::Release, &by()).unwrap();
             assert_eq!(matches!(first, Released::Unknown(_)), !is_answered(network), "{key}: {first:?}");
             assert_eq!(at.holders(&key).len() == others.len(), is_written, "{key}");
-            let second = at.store.release(&mut a, false, &soon()).unwrap();
+            let second = at.store.release(&mut a, Purpose::Release, &soon()).unwrap();
             assert!(!matches!(second, Released::Unknown(_)), "{key}");
             assert_eq!(at.holders(&key), others, "{key}");
         }
@@ -191,8 +191,8 @@ fn a_release_that_is_late_frees_nobody_else() {
     let mut a = exclusive("k");
     granted(&at.store, &mut a);
     at.fault(Network::CutLate(LATE));
-    assert!(matches!(at.store.release(&mut a, false, &by()).unwrap(), Released::Unknown(_)));
-    assert!(matches!(at.store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+    assert!(matches!(at.store.release(&mut a, Purpose::Release, &by()).unwrap(), Released::Unknown(_)));
+    assert!(matches!(at.store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::Done));
     let next = granted(&at.beside, &mut exclusive("k"));
     at.wait_for_late("k");
     assert_eq!(at.holders("k"), [next]);
@@ -230,10 +230,10 @@ fn what_is_given_up_leaves_nothing_however_late_it_comes() {
             at.fault(network);
             a.sends = 1;
             assert!(matches!(at.store.acquire(&mut a, &by()).unwrap(), Acquired::Unknown(_)), "{key}");
-            assert!(!matches!(at.store.release(&mut a, true, &soon()).unwrap(), Released::Unknown(_)));
+            assert!(!matches!(at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
             let mut next = exclusive(&key);
             granted(&at.beside, &mut next);
-            at.beside.release(&mut next, false, &soon()).unwrap();
+            at.beside.release(&mut next, Purpose::Release, &soon()).unwrap();
             if network != Network::CutBefore {
                 at.wait_for_late(&key);
             }
@@ -254,10 +254,10 @@ fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes() {
     b.ask.instead_of = Some((old.grant, old.token));
     at.fault(Network::CutLate(LATE));
     assert!(matches!(at.store.acquire(&mut b, &by()).unwrap(), Acquired::Unknown(_)));
-    at.store.release(&mut b, true, &soon()).unwrap();
+    at.store.release(&mut b, Purpose::GiveUp, &soon()).unwrap();
     at.wait_for_late("k");
     assert_eq!(at.holders("k").len(), 1, "the old one stands");
-    assert!(matches!(at.store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+    assert!(matches!(at.store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::Done));
     assert_eq!(at.holders("k"), []);
 }
 
@@ -271,7 +271,7 @@ fn a_copy_of_what_was_sent_twice_and_released_is_not_granted() {
         a.sends = 1;
         assert!(matches!(at.store.acquire(&mut a, &by()).unwrap(), Acquired::Unknown(_)));
         settled(&at.store, &mut a);
-        at.store.release(&mut a, false, &soon()).unwrap();
+        at.store.release(&mut a, Purpose::Release, &soon()).unwrap();
         at.wait_for_late(&a.key);
         assert_eq!(at.holders(&a.key), [], "{mode}");
     }
@@ -301,7 +301,7 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
         b.ask.instead_of = Some((old.grant.clone(), old.token));
         let new = granted(&other, &mut b);
         assert_eq!(new.token, old.token + 1, "{mode}: it would be more, were the time not behind");
-        assert!(matches!(other.release(&mut b, false, &soon()).unwrap(), Released::Done));
+        assert!(matches!(other.release(&mut b, Purpose::Release, &soon()).unwrap(), Released::Done));
         at.wait_for_late(&a.key);
         assert_eq!(at.holders(&a.key), [], "{mode}");
         granted(&at.beside, &mut exclusive(&a.key));
@@ -317,10 +317,10 @@ fn giving_up_survives_it_too() {
             let key = format!("{mode} {network:?}");
             let mut a = attempt(&key, mode);
             at.fault(network);
-            let first = at.store.release(&mut a, true, &by()).unwrap();
+            let first = at.store.release(&mut a, Purpose::GiveUp, &by()).unwrap();
             assert_eq!(matches!(first, Released::Unknown(_)), !is_answered(network), "{key}: {first:?}");
             assert_eq!(at.record(&key).given_up.len(), usize::from(is_written), "{key}");
-            assert!(matches!(at.store.release(&mut a, true, &soon()).unwrap(), Released::Free), "{key}");
+            assert!(matches!(at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap(), Released::Free), "{key}");
             refused(&at.store, &mut a);
         }
     }
@@ -335,7 +335,7 @@ fn a_dead_network_holds_up_no_call_beyond_its_deadline() {
     at.proxy.add(Rule::always(Network::HoleToServer));
     let started = Instant::now();
     assert!(matches!(at.store.renew(&mut a, renewal(LEASE), &by()).unwrap(), Renewed::Unknown(_)));
-    let error = at.store.read(&Which::Key("k".to_owned()), None, true, &by()).unwrap_err();
+    let error = at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by()).unwrap_err();
     assert!(error.is_retryable() && error.kind() == leasehold::ErrorKind::Store, "{error:?}");
     assert!(started.elapsed() < SHORT * 2 + Duration::from_secs(1), "{:?}", started.elapsed());
     // The connections that hang are not used again.

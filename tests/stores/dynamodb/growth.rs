@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use leasehold::internals::store::Released;
+use leasehold::internals::store::{Consistency, Purpose, Released};
 use leasehold::{LockClient, SameOwner};
 
 use crate::dynamodb::sdk::types::AttributeValue;
@@ -120,24 +120,24 @@ fn what_is_given_up_makes_no_row_grow() {
     granted(&store, &mut reader);
     for _ in 0..70 {
         for key in ["free", "held", "shared"] {
-            store.release(&mut exclusive(key), true, &soon()).unwrap();
+            store.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap();
         }
         for mode in [Mode::Exclusive, Mode::Shared] {
             let mut twice = attempt(&format!("twice {mode}"), mode);
             granted(&store, &mut twice);
             twice.sends = 2;
-            assert!(matches!(store.release(&mut twice, false, &soon()).unwrap(), Released::Done));
+            assert!(matches!(store.release(&mut twice, Purpose::Release, &soon()).unwrap(), Released::Done));
         }
         let mut standing = shared("shared");
         granted(&store, &mut standing);
-        assert!(matches!(store.release(&mut standing, true, &soon()).unwrap(), Released::Done));
+        assert!(matches!(store.release(&mut standing, Purpose::GiveUp, &soon()).unwrap(), Released::Done));
     }
     for key in ["free", "held", "shared", "twice exclusive", "twice shared"] {
         let row = raw.get(key);
         assert!(size(&row) < MOST, "{key}: {} {row:?}", size(&row));
     }
     assert_eq!(get(&store, "held").record.exclusive, Some(held), "nothing of it moved");
-    assert!(matches!(store.release(&mut stands, false, &soon()).unwrap(), Released::Done));
+    assert!(matches!(store.release(&mut stands, Purpose::Release, &soon()).unwrap(), Released::Done));
     granted(&store, &mut exclusive("held"));
 }
 
@@ -147,10 +147,10 @@ fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
     needs_server!();
     let table = Table::fresh();
     let (raw, (store, clock)) = (Raw::new(&table), client(&table));
-    (0..10).for_each(|_| drop(store.release(&mut exclusive("k"), true, &soon()).unwrap()));
+    (0..10).for_each(|_| drop(store.release(&mut exclusive("k"), Purpose::GiveUp, &soon()).unwrap()));
     let mut first = exclusive("k");
     let token = granted(&store, &mut first).token;
-    store.release(&mut first, false, &soon()).unwrap();
+    store.release(&mut first, Purpose::Release, &soon()).unwrap();
     let key = AttributeValue::S("k".to_owned());
     raw.runtime.block_on(raw.client.delete_item().table_name(&raw.table).key("key", key).send()).unwrap();
     clock.advance(Duration::from_secs(4));
@@ -180,7 +180,7 @@ fn a_group_is_not_lost_by_a_time_in_doubt() {
     at.proxy.add(Rule::next(1, Network::ShiftDate(3_600)).on("DynamoDB_20120810.Scan"));
     assert_eq!(client.renew(lock.lock_id(), LEASE).unwrap().len(), 1);
     let until = at.holders("k")[0].until;
-    assert!(until.left(get(&at.beside, "k").now).unwrap() < LEASE + Duration::from_secs(3), "{until:?}");
+    assert!(until.left(get(&at.beside, "k").times.now).unwrap() < LEASE + Duration::from_secs(3), "{until:?}");
 }
 
 /// The row has no place for the grant ids of all of them: what stops them is that later tokens are above theirs.
@@ -202,9 +202,9 @@ fn of_many_that_gave_up_none_is_granted_however_late_it_comes() {
                 Acquired::Unknown(_) => {}
                 other => panic!("{key}: {other:?}"),
             }
-            assert!(!matches!(at.store.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+            assert!(!matches!(at.store.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
         }
-        at.beside.release(&mut holder, false, &soon()).unwrap();
+        at.beside.release(&mut holder, Purpose::Release, &soon()).unwrap();
         assert!(at.record(&key).given_up.len() < 12, "{key}");
     }
     at.proxy.wait_until("late requests are delivered", |all| {
@@ -228,9 +228,9 @@ fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
     needs_server!();
     let at = Behind::new();
     let (store, _) = telling(&at);
-    let gives_up = |key: &str| store.release(&mut exclusive(key), true, &soon()).unwrap();
+    let gives_up = |key: &str| store.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap();
     (0..9).for_each(|_| drop(gives_up("k")));
-    let before = get(&at.beside, "k").stamp;
+    let before = get(&at.beside, "k").times.stamp;
     // The answer by which the row is found to be full.
     at.proxy.add(Rule::next(1, Network::ShiftDate(-3_600)).on("UpdateItem"));
     gives_up("k");
@@ -238,7 +238,7 @@ fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
     let number = |row: &HashMap<_, AttributeValue>, name: &str| row[name].as_n().unwrap().parse::<u64>().unwrap();
     assert!(number(&row, "floor") > before, "{row:?}");
     at.proxy.add(Rule::next(1, Network::ShiftDate(-3_600)).on("GetItem"));
-    store.read(&Which::Key("k".to_owned()), None, false, &soon()).unwrap();
+    store.read(&Which::Key("k".to_owned()), None, Consistency::Eventual, &soon()).unwrap();
     gives_up("k");
     assert!(number(&Raw::new(&at.table).get("k"), "givenUpAt") >= before, "{row:?}");
 }
@@ -275,9 +275,9 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
     let leases = client.leases("growth");
     for key in ["old", "new"] {
         granted(&store, &mut exclusive(&format!("expired {key}")));
-        store.release(&mut exclusive(&format!("never held {key}")), true, &soon()).unwrap();
+        store.release(&mut exclusive(&format!("never held {key}")), Purpose::GiveUp, &soon()).unwrap();
         for _ in 0..20 {
-            store.release(&mut exclusive(&format!("crowd {key}")), true, &soon()).unwrap();
+            store.release(&mut exclusive(&format!("crowd {key}")), Purpose::GiveUp, &soon()).unwrap();
         }
         leases.claim(&format!("free {key}"), "me", LEASE).unwrap();
         leases.revoke(&format!("free {key}"), "me").unwrap();
@@ -294,7 +294,7 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
         }
     }
     // As those wrote it who did not note when.
-    let now = get(&store, "k").stamp;
+    let now = get(&store, "k").times.stamp;
     for (key, version) in [("gave up old", now - 365 * 86_400_000_000), ("gave up new", now)] {
         raw.put(HashMap::from([
             ("key".to_owned(), AttributeValue::S(key.to_owned())),

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
 use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
 use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
-use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::store::{Acquired, Attempt, Backend, Consistency, GrantForm, Renewal, Seen, Which};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::support::calls::{LEASE, acquired, refused};
@@ -142,5 +142,5 @@ impl Behind {
 }
 
 fn get(store: &Dynamodb, key: &str) -> Seen {
-    store.read(&Which::Key(key.to_owned()), None, true, &soon()).unwrap().records.remove(0)
+    store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap().records.remove(0)
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use leasehold::internals::lease::{GrantId, Lease};
-use leasehold::internals::store::{Backend, Released, Renewal};
+use leasehold::internals::store::{Backend, Purpose, Released, Renewal};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
@@ -106,9 +106,9 @@ fn a_row_that_the_go_library_took_over_is_lost() {
     let renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
     let lost = store.renew(&mut a, renewal, &soon()).unwrap();
     assert!(matches!(lost, leasehold::internals::store::Renewed::Lost(_)), "{lost:?}");
-    assert!(matches!(store.release(&mut a, false, &soon()).unwrap(), Released::HeldByOther(_)));
+    assert!(matches!(store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::HeldByOther(_)));
     // Giving up marks it, and it still is its row.
-    assert!(matches!(store.release(&mut a, true, &soon()).unwrap(), Released::HeldByOther(_)));
+    assert!(matches!(store.release(&mut a, Purpose::GiveUp, &soon()).unwrap(), Released::HeldByOther(_)));
     refused(&store, &mut exclusive("ours"));
 }
 
@@ -122,7 +122,7 @@ fn attributes_that_are_not_known_stay() {
     let mut item = raw.get("k");
     item.insert("later".to_owned(), AttributeValue::Bool(true));
     raw.put(item);
-    store.release(&mut a, false, &soon()).unwrap();
+    store.release(&mut a, Purpose::Release, &soon()).unwrap();
     let (mut b, mut c) = (shared("k"), shared("k"));
     granted(&store, &mut b);
     granted(&store, &mut c);
@@ -146,12 +146,12 @@ fn what_is_written_is_what_is_documented() {
     assert_eq!(names("k"), "createdAt fence format grantId key kind leasedUntil lockId owner version");
     let until = raw.get("k")["leasedUntil"].as_s().unwrap().clone();
     assert_eq!((until.len(), until.ends_with('Z')), (30, true), "{until}");
-    store.release(&mut a, false, &soon()).unwrap();
+    store.release(&mut a, Purpose::Release, &soon()).unwrap();
     assert_eq!(names("k"), "createdAt fence format key kind leasedUntil version");
     assert_eq!(raw.get("k")["leasedUntil"].as_s().unwrap(), "1970-01-01T00:00:00.000000000Z");
     granted(&store, &mut shared("s"));
     assert_eq!(names("s"), "createdAt fence format key kind leasedUntil shared version");
-    store.release(&mut exclusive("g"), true, &soon()).unwrap();
+    store.release(&mut exclusive("g"), Purpose::GiveUp, &soon()).unwrap();
     assert_eq!(names("g"), "givenUp givenUpAt key leasedUntil version");
 }
 
@@ -178,11 +178,11 @@ fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
         let mut a = attempt(&format!("{mode}"), mode);
         granted(&store, &mut a);
         a.sends = 2;
-        assert!(matches!(store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+        assert!(matches!(store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::Done));
         refused(&store, &mut a);
         let mut b = attempt(&a.key, mode);
         granted(&store, &mut b);
-        assert!(matches!(store.release(&mut b, false, &soon()).unwrap(), Released::Done));
+        assert!(matches!(store.release(&mut b, Purpose::Release, &soon()).unwrap(), Released::Done));
         assert_eq!(get(&store, &a.key).record.given_up.into_iter().collect::<Vec<GrantId>>(), [a.ask.grant]);
     }
 }

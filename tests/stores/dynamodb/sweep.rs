@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use leasehold::internals::store::{Released, Renewed, Swapped};
+use leasehold::internals::store::{Purpose, Released, Renewed, Swapped};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::dynamodb::*;
@@ -130,7 +130,7 @@ impl Case<'_> {
             Step::Acquire(_) | Step::GiveUp(_) => {}
             Step::AcquireRaised => {
                 let seen = get(&self.at.beside, &self.name);
-                let token = seen.stamp + 3_600_000_000;
+                let token = seen.times.stamp + 3_600_000_000;
                 let ahead = LockRecord { token, ..seen.record.clone() };
                 assert!(matches!(self.at.beside.swap(&seen, Some(&ahead), &soon()), Ok(Swapped::Done)));
             }
@@ -187,8 +187,11 @@ impl Case<'_> {
                 })
             }
             Step::Release(_) | Step::ReleaseLast | Step::GiveUp(_) | Step::GiveUpStanding(_) => {
-                let gives_up = matches!(self.step, Step::GiveUp(_) | Step::GiveUpStanding(_));
-                let answer = store.release(&mut self.attempt, gives_up, &by);
+                let purpose = match self.step {
+                    Step::GiveUp(_) | Step::GiveUpStanding(_) => Purpose::GiveUp,
+                    _ => Purpose::Release,
+                };
+                let answer = store.release(&mut self.attempt, purpose, &by);
                 answer.map(|answer| !matches!(answer, Released::Unknown(_)))
             }
         };
@@ -210,14 +213,18 @@ impl Case<'_> {
     }
 
     /// The end of everything that stands, as a guard ends it.
-    fn end_all(&mut self, gives_up: bool) {
+    fn end_all(&mut self, purpose: Purpose) {
         let ends = !matches!(self.step, Step::GiveUp(_) | Step::GiveUpStanding(_));
         if ends {
-            let ended = self.at.store.release(&mut self.attempt, gives_up, &soon()).unwrap();
+            let ended = self.at.store.release(&mut self.attempt, purpose, &soon()).unwrap();
             assert!(!matches!(ended, Released::Unknown(_)), "{}: {ended:?}", self.name);
         }
         for other in &mut self.others {
-            assert!(matches!(self.at.beside.release(other, false, &soon()).unwrap(), Released::Done), "{}", self.name);
+            assert!(
+                matches!(self.at.beside.release(other, Purpose::Release, &soon()).unwrap(), Released::Done),
+                "{}",
+                self.name
+            );
         }
         assert_eq!(self.record().holders().count(), 0, "{}", self.name);
     }
@@ -254,13 +261,14 @@ impl Case<'_> {
             assert!(matches!(lost, Renewed::Lost(_)), "{}: {lost:?}", self.name);
         }
         // A guard gives up what it had to repeat; a plain release must do as well.
-        self.end_all(self.attempt.sends > 1 && meanwhile == Meanwhile::Free);
+        let gives_up = self.attempt.sends > 1 && meanwhile == Meanwhile::Free;
+        self.end_all(if gives_up { Purpose::GiveUp } else { Purpose::Release });
         let mut highest = self.record().token;
         let mut stays = Vec::new();
         if meanwhile == Meanwhile::Free {
             let mut next = exclusive(&self.name);
             highest = granted(&self.at.beside, &mut next).token;
-            self.at.beside.release(&mut next, false, &soon()).unwrap();
+            self.at.beside.release(&mut next, Purpose::Release, &soon()).unwrap();
         }
         if meanwhile == Meanwhile::Held {
             let mut holder = attempt(&self.name, self.mode());

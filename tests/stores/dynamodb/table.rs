@@ -1,6 +1,6 @@
 //! The table: made, checked, refused.
 
-use leasehold::internals::store::Schema;
+use leasehold::internals::store::{Consistency, Schema};
 use leasehold::{ErrorKind, LockClient};
 
 use crate::dynamodb::sdk::types::{AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType};
@@ -169,7 +169,10 @@ fn another_name_of_the_partition_key_is_used() {
     let mut all = options(&table.0, &clock);
     all.partition_key = "lock name".to_owned();
     let store = open(all, &clock);
-    assert_eq!(store.read(&Which::Prefix("k".to_owned()), None, true, &soon()).unwrap().records.len(), 1);
+    assert_eq!(
+        store.read(&Which::Prefix("k".to_owned()), None, Consistency::Strong, &soon()).unwrap().records.len(),
+        1
+    );
     store.schema(Schema::Check, &soon()).unwrap();
 }
 

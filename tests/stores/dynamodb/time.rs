@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use leasehold::internals::builder_over;
 use leasehold::internals::store::dynamodb::Estimate;
-use leasehold::internals::store::{Released, Renewed};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
@@ -65,9 +65,9 @@ fn a_step_of_the_services_clock_is_followed() {
     let at = Behind::new();
     let clock = Clock::system();
     let store = open(by_way_of(&at.proxy, &at.table), &clock);
-    let before = get(&store, "k").now;
+    let before = get(&store, "k").times.now;
     at.proxy.shift_dates(-600);
-    let after = get(&store, "k").now;
+    let after = get(&store, "k").times.now;
     let back = before.since(after);
     assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605), "{back:?}");
 }
@@ -189,7 +189,7 @@ fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
     let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
     let (store, _) = self::idle(&at);
     let rivals = get(&store, "held");
-    let left = until.left(rivals.now).unwrap();
+    let left = until.left(rivals.times.now).unwrap();
     assert!(left > Duration::from_secs(17), "{left:?} of {lease:?} are left");
     assert!(until.left(now).unwrap() <= left + Duration::from_secs(1));
 }
@@ -244,8 +244,8 @@ fn who_gives_up_what_it_could_not_undo_gives_it_back_too() {
         let mut late = attempt("k", mode);
         assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
         // As the engine does when the call's time is over. The first try is not answered either.
-        assert!(matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
-        let other = idle.release(&mut late, true, &soon()).unwrap();
+        assert!(matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
+        let other = idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap();
         assert!(matches!(other, Released::HeldByOther(_)), "{other:?}");
         assert!(get(&at.beside, "k").record.given_up.contains(late.grant()));
         refused(&at.beside, &mut exclusive("k"));
@@ -267,11 +267,11 @@ fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
             let answer = idle.acquire(&mut late, &soon()).unwrap();
             assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
         }
-        assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+        assert!(!matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
         // It stands until the one whom it replaced has heard of it.
         let seen = refused(&at.beside, &mut exclusive("k"));
         let (_, stands) = seen.record.standing(late.grant()).unwrap();
-        assert!(stands.until.left(seen.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
+        assert!(stands.until.left(seen.times.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
         assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
         refused(&idle, &mut late);
     }
@@ -297,10 +297,10 @@ fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
     at.proxy.shift_dates(0);
     let answer = idle.acquire(&mut late, &soon()).unwrap();
     assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
-    assert!(!matches!(idle.release(&mut late, true, &soon()).unwrap(), Released::Unknown(_)));
+    assert!(!matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
     let seen = refused(&at.beside, &mut exclusive("k"));
     let (_, stands) = seen.record.standing(late.grant()).unwrap();
-    let left = stands.until.left(seen.now).unwrap();
+    let left = stands.until.left(seen.times.now).unwrap();
     assert!(left > Duration::from_secs(3_500), "until what it may have replaced is over by the wrong time: {left:?}");
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
 }
@@ -360,7 +360,7 @@ fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
     assert!(matches!(idle.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Unknown(_)));
     let answer = idle.renew(&mut held, renewal(LEASE), &soon()).unwrap();
     let Renewed::Until { until, .. } = answer else { panic!("{answer:?}") };
-    let left = until.left(get(&self::idle(&at).0, "k").now).unwrap();
+    let left = until.left(get(&self::idle(&at).0, "k").times.now).unwrap();
     assert!(left > LEASE - Duration::from_secs(3) && left < LEASE + Duration::from_secs(2), "{left:?}");
 }
 
@@ -389,7 +389,7 @@ fn the_date_of_a_proxy_is_not_the_services() {
     let (store, mut held) = holding(&at);
     at.proxy.shift_dates(3_600);
     at.proxy.add(Rule::next(1, proxy::Mode::Say(503, "{}")));
-    idle.read(&Which::Key("other".to_owned()), None, true, &soon()).unwrap_err();
+    idle.read(&Which::Key("other".to_owned()), None, Consistency::Strong, &soon()).unwrap_err();
     at.proxy.shift_dates(0);
     let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
     assert_eq!(requests, 1);
@@ -403,7 +403,7 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     let (idle, _) = idle(&at);
     let (store, mut held) = holding(&at);
     at.proxy.add(Rule::next(1, proxy::Mode::ShiftDate(3_600)));
-    idle.read(&Which::Key("other".to_owned()), None, false, &soon()).unwrap();
+    idle.read(&Which::Key("other".to_owned()), None, Consistency::Eventual, &soon()).unwrap();
     let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
     assert_eq!(requests, 2, "a read for the time, and the acquire");
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
@@ -412,7 +412,7 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     let mut free = exclusive("free");
     let (holder, requests) = sent(&at, || granted(&idle, &mut free));
     assert_eq!(requests, 3, "the acquire, then the time and the row");
-    assert!(holder.until.left(get(&at.beside, "free").now).unwrap() <= LEASE + Duration::from_secs(1));
+    assert!(holder.until.left(get(&at.beside, "free").times.now).unwrap() <= LEASE + Duration::from_secs(1));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::mongodb::Mongodb;
-use leasehold::internals::store::{Acquired, Schema, Swapped};
+use leasehold::internals::store::{Acquired, Missing, Schema, Swapped};
 use leasehold::mongodb::driver::IndexModel;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::options::{Collation, IndexOptions};
@@ -50,9 +50,9 @@ fn nothing_is_written_without_the_unique_index() {
     needs_server!();
     let rows = Rows::unmade();
     let store = rows.open();
-    let text = store.schema(Schema::Connect { must_exist: false }, &soon()).unwrap();
+    let text = store.schema(Schema::Connect(Missing::IsAllowed), &soon()).unwrap();
     assert!(text.contains("create_schema()"));
-    for what in [Schema::Connect { must_exist: true }, Schema::Check] {
+    for what in [Schema::Connect(Missing::IsRefused), Schema::Check] {
         assert_eq!(store.schema(what, &soon()).unwrap_err().kind(), ErrorKind::Schema);
     }
     for _ in 0..2 {

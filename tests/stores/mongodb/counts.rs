@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::{Released, Renewal, Renewed, Swapped};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewal, Renewed, Swapped};
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::event::EventHandler;
 use leasehold::mongodb::driver::event::command::CommandEvent;
@@ -104,14 +104,14 @@ fn exclusive_steps() {
     at.one("transfer refused", |store| refused(store, &mut instead_of(store, "k", Mode::Exclusive, &old)));
     let lost = at.one("renew, lost", |store| store.renew(&mut a, longer(LEASE), &by).unwrap());
     assert!(matches!(lost, Renewed::Lost(_)));
-    let other = at.one("release, held by other", |store| store.release(&mut a, false, &by).unwrap());
+    let other = at.one("release, held by other", |store| store.release(&mut a, Purpose::Release, &by).unwrap());
     assert!(matches!(other, Released::HeldByOther(_)));
-    assert!(matches!(at.one("release", |s| s.release(&mut b, false, &by).unwrap()), Released::Done));
-    assert!(matches!(at.one("release again", |s| s.release(&mut b, false, &by).unwrap()), Released::Free));
+    assert!(matches!(at.one("release", |s| s.release(&mut b, Purpose::Release, &by).unwrap()), Released::Done));
+    assert!(matches!(at.one("release again", |s| s.release(&mut b, Purpose::Release, &by).unwrap()), Released::Free));
     let mut c = exclusive(store, "k");
     at.one("acquire a released document", |store| granted(store, &mut c));
-    assert!(matches!(at.one("give up, stands", |s| s.release(&mut c, true, &by).unwrap()), Released::Done));
-    let free = at.one("give up", |store| store.release(&mut exclusive(store, "k"), true, &by).unwrap());
+    assert!(matches!(at.one("give up, stands", |s| s.release(&mut c, Purpose::GiveUp, &by).unwrap()), Released::Done));
+    let free = at.one("give up", |store| store.release(&mut exclusive(store, "k"), Purpose::GiveUp, &by).unwrap());
     assert!(matches!(free, Released::Free));
     granted(store, &mut exclusive(store, "k"));
     at.rows.age(LEASE);
@@ -140,8 +140,8 @@ fn shared_steps() {
     at.one("shared renew", |store| store.renew(&mut a, longer(2 * LEASE), &by).unwrap());
     let mut c = instead_of(store, "k", Mode::Shared, &old);
     at.one("shared transfer", |store| granted(store, &mut c));
-    assert!(matches!(at.one("shared release", |s| s.release(&mut b, false, &by).unwrap()), Released::Done));
-    assert!(matches!(at.one("give up shared", |s| s.release(&mut c, true, &by).unwrap()), Released::Done));
+    assert!(matches!(at.one("shared release", |s| s.release(&mut b, Purpose::Release, &by).unwrap()), Released::Done));
+    assert!(matches!(at.one("give up shared", |s| s.release(&mut c, Purpose::GiveUp, &by).unwrap()), Released::Done));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn reading_and_swapping() {
     granted(&at.store, &mut exclusive(&at.store, "k"));
     let seen = at.sends(&["find"], "read a key", |store| get(store, "k"));
     let group = Which::LockId("x".to_owned());
-    at.sends(&["find"], "read a group", |store| store.read(&group, None, true, &soon()).unwrap());
+    at.sends(&["find"], "read a group", |store| store.read(&group, None, Consistency::Strong, &soon()).unwrap());
     let new = raised(&seen.record);
     let swapped = at.sends(&["update"], "swap", |store| store.swap(&seen, Some(&new), &soon()).unwrap());
     assert!(matches!(swapped, Swapped::Done));
@@ -184,10 +184,11 @@ fn many_that_want_a_lock_leave_connections_to_heartbeats() {
         std::thread::scope(|scope| (0..40).for_each(|_| drop(scope.spawn(what))));
         most.load(Ordering::SeqCst)
     };
-    let read = |strong| store.read(&Which::Key("k".to_owned()), None, strong, &soon()).map(drop).unwrap();
-    let (looks, asks) = (at_once(&|| read(false)), at_once(&|| drop(refused(&store, &mut exclusive(&store, "k")))));
+    let read = |consistency| store.read(&Which::Key("k".to_owned()), None, consistency, &soon()).map(drop).unwrap();
+    let (looks, asks) =
+        (at_once(&|| read(Consistency::Eventual)), at_once(&|| drop(refused(&store, &mut exclusive(&store, "k")))));
     assert!(looks <= 6 && asks <= 6, "{looks} looks and {asks} requests at once");
-    println!("what is no waiter's: {} at once", at_once(&|| read(true)));
+    println!("what is no waiter's: {} at once", at_once(&|| read(Consistency::Strong)));
 }
 
 #[test]
@@ -210,8 +211,11 @@ fn what_changes_nothing_writes_nothing() {
     wrong.ask.instead_of = Some((old.grant.clone(), old.token + 1));
     refused(store, &mut wrong);
     assert!(matches!(store.renew(&mut exclusive(store, "k"), longer(LEASE), &by).unwrap(), Renewed::Lost(_)));
-    assert!(matches!(store.release(&mut exclusive(store, "k"), true, &by).unwrap(), Released::HeldByOther(_)));
-    assert!(matches!(store.release(&mut exclusive(store, "none"), true, &by).unwrap(), Released::Free));
+    assert!(matches!(
+        store.release(&mut exclusive(store, "k"), Purpose::GiveUp, &by).unwrap(),
+        Released::HeldByOther(_)
+    ));
+    assert!(matches!(store.release(&mut exclusive(store, "none"), Purpose::GiveUp, &by).unwrap(), Released::Free));
     assert_eq!(at.oplog(), before);
     // The count sees a write.
     assert!(matches!(store.renew(&mut a, longer(2 * LEASE), &by).unwrap(), Renewed::Until { .. }));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::internals::lease::{End, Lease};
-use leasehold::internals::store::{Released, Renewal, Swapped};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewal, Swapped};
 use leasehold::mongodb::driver::bson::{Bson, DateTime, Document, doc};
 use leasehold::{ErrorKind, LockClient};
 
@@ -88,7 +88,7 @@ fn live_holders_of_mongo_lock_are_respected_and_expired_ones_replaced() {
     a_minute_on(Some(live(-1)));
     let before = get(&store, "nightly");
     let taken = granted(&store, &mut exclusive(&store, "nightly"));
-    assert!(taken.token >= before.stamp, "the store's time, for there was no token");
+    assert!(taken.token >= before.times.stamp, "the store's time, for there was no token");
     // One shared holder never ends, the other has; an exclusive one has to wait, a shared one joins.
     refused(&store, &mut exclusive(&store, "report"));
     let mut a = shared(&store, "report");
@@ -250,8 +250,8 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
             store.acquire(&mut a, &soon()).map(drop),
             store.acquire(&mut shared(&store, &key), &soon()).map(drop),
             store.renew(&mut a, renewal(Lease::For(LEASE)), &soon()).map(drop),
-            store.release(&mut a, false, &soon()).map(drop),
-            store.read(&Which::Key(key.clone()), None, true, &soon()).map(drop),
+            store.release(&mut a, Purpose::Release, &soon()).map(drop),
+            store.read(&Which::Key(key.clone()), None, Consistency::Strong, &soon()).map(drop),
         ];
         for answer in answers {
             let error = answer.expect_err(&format!("{damage} was taken"));
@@ -266,7 +266,7 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
     granted(&store, &mut b);
     let row = doc! { "resource": "bad", "exclusive": { "acquired": true, "lockId": "group", "expiresAt": 5 } };
     rows.raw().insert_one(row).run().unwrap();
-    let page = store.read(&Which::LockId("group".to_owned()), None, true, &soon()).unwrap();
+    let page = store.read(&Which::LockId("group".to_owned()), None, Consistency::Strong, &soon()).unwrap();
     assert_eq!(page.records.len(), 1);
     lost(&store, &mut exclusive(&store, "good"));
 }
@@ -316,7 +316,7 @@ fn nothing_of_a_newer_format_is_written() {
                 store.acquire(&mut shared(&store, "k"), &soon()).map(drop),
                 store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon()).map(drop),
                 store.renew(&mut a, Renewal { lease: Lease::Forever, may_end_endless: true }, &soon()).map(drop),
-                store.release(&mut a, false, &soon()).map(drop),
+                store.release(&mut a, Purpose::Release, &soon()).map(drop),
             ];
             for answer in answers {
                 assert_eq!(answer.unwrap_err().kind(), ErrorKind::Schema);

@@ -10,7 +10,7 @@ use crate::support::mongodb::Rows;
 use crate::support::stores::soon;
 use leasehold::internals::lease::{Holder, Lease, Mode};
 use leasehold::internals::store::mongodb::Mongodb;
-use leasehold::internals::store::{Acquired, Attempt, Backend, Released, Renewed, Schema, Which};
+use leasehold::internals::store::{Acquired, Attempt, Backend, Consistency, Purpose, Released, Renewed, Schema, Which};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::mongodb::driver::bson::doc;
 use leasehold::mongodb::driver::options::ClientOptions;
@@ -81,7 +81,7 @@ fn acquired(store: &Mongodb, attempt: &mut Attempt) -> Option<Holder> {
 
 fn holders(store: &Mongodb, key: &str) -> Vec<Holder> {
     let which = Which::Key(key.to_owned());
-    let page = settled(|by| store.read(&which, None, true, by).map(Some));
+    let page = settled(|by| store.read(&which, None, Consistency::Strong, by).map(Some));
     page.records[0].record.holders().map(|(_, holder)| holder.clone()).collect()
 }
 
@@ -128,7 +128,7 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
                         assert!(held.token > last, "tokens rise over the election");
                         last = held.token;
                         settled(|by| {
-                            Ok(match store.release(&mut a, false, by)? {
+                            Ok(match store.release(&mut a, Purpose::Release, by)? {
                                 Released::Unknown(_) => None,
                                 Released::HeldByOther(seen) => panic!("{seen:?}"),
                                 Released::Done | Released::Free => Some(()),

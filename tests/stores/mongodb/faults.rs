@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::{Acquired, Released, Renewed};
+use leasehold::internals::store::{Acquired, Consistency, Purpose, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::mongodb::*;
@@ -181,9 +181,9 @@ fn a_release_that_is_repeated_frees_and_frees_nobody_else() {
     needs_server!();
     let at = behind();
     for mode in modes() {
-        for give_up in [false, true] {
+        for purpose in [Purpose::Release, Purpose::GiveUp] {
             for case in cases() {
-                let key = format!("{} {give_up}", case.key(mode));
+                let key = format!("{} {purpose:?}", case.key(mode));
                 let mut a = attempt(&at.store, &key, mode);
                 at.settled(&mut a);
                 let others: Vec<Holder> = match mode {
@@ -191,13 +191,13 @@ fn a_release_that_is_repeated_frees_and_frees_nobody_else() {
                     Mode::Shared => vec![granted(&at.beside, &mut shared(&at.beside, &key))],
                 };
                 at.fault(case.network, case.times);
-                let first = at.store.release(&mut a, give_up, &case.by()).unwrap();
+                let first = at.store.release(&mut a, purpose, &case.by()).unwrap();
                 assert_eq!(matches!(first, Released::Unknown(_)), !case.is_answered, "{key}: {first:?}");
                 if case.is_answered {
                     assert!(matches!(first, Released::Done), "{key}: the driver's repeat has the first answer");
                 }
                 assert_eq!(at.holders(&key).len() == others.len(), case.is_written, "{key}");
-                let second = at.store.release(&mut a, give_up, &soon()).unwrap();
+                let second = at.store.release(&mut a, purpose, &soon()).unwrap();
                 assert!(!matches!(second, Released::Unknown(_)), "{key}");
                 assert_eq!(at.holders(&key), others, "{key}");
             }
@@ -212,8 +212,8 @@ fn a_release_that_is_late_frees_nobody_else() {
     let mut a = exclusive(&at.store, "late release");
     granted(&at.store, &mut a);
     at.fault(Network::Late(LATE), 1);
-    assert!(matches!(at.store.release(&mut a, false, &by()).unwrap(), Released::Unknown(_)));
-    assert!(matches!(at.store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+    assert!(matches!(at.store.release(&mut a, Purpose::Release, &by()).unwrap(), Released::Unknown(_)));
+    assert!(matches!(at.store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::Done));
     let next = granted(&at.beside, &mut exclusive(&at.beside, "late release"));
     at.wait_for_late("late release");
     assert_eq!(at.holders("late release"), [next]);
@@ -255,10 +255,10 @@ fn what_is_given_up_leaves_nothing_however_late_it_comes() {
             a.sends = 1;
             assert!(matches!(at.store.acquire(&mut a, &by()).unwrap(), Acquired::Unknown(_)), "{key}");
             // The release goes by in its session, also where there is no document.
-            let released = at.store.release(&mut a, true, &soon()).unwrap();
+            let released = at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap();
             assert_eq!(matches!(released, Released::HeldByOther(_)), is_held, "{key}: {released:?}");
             if is_held {
-                assert!(matches!(at.beside.release(&mut other, false, &soon()), Ok(Released::Done)));
+                assert!(matches!(at.beside.release(&mut other, Purpose::Release, &soon()), Ok(Released::Done)));
             }
             at.wait_for_late(&key);
             assert_eq!(at.holders(&key), [], "{key}");
@@ -275,7 +275,7 @@ fn what_is_given_up_in_another_session_comes_back() {
     let mut a = exclusive(&at.store, "negative control");
     at.fault(Network::Late(LATE), 1);
     assert!(matches!(at.store.acquire(&mut a, &by()).unwrap(), Acquired::Unknown(_)));
-    let released = at.store.release(&mut a.without_native(), true, &soon()).unwrap();
+    let released = at.store.release(&mut a.without_native(), Purpose::GiveUp, &soon()).unwrap();
     assert!(matches!(released, Released::Free), "{released:?}");
     at.wait_for_late("negative control");
     assert_eq!(at.holders("negative control").len(), 1);
@@ -290,10 +290,10 @@ fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes() {
     let mut b = instead_of(&at.store, "passed on", Mode::Exclusive, &old);
     at.fault(Network::Late(LATE), 1);
     assert!(matches!(at.store.acquire(&mut b, &by()).unwrap(), Acquired::Unknown(_)));
-    at.store.release(&mut b, true, &soon()).unwrap();
+    at.store.release(&mut b, Purpose::GiveUp, &soon()).unwrap();
     at.wait_for_late("passed on");
     assert_eq!(at.holders("passed on"), [old], "the old one stands");
-    assert!(matches!(at.store.release(&mut a, false, &soon()).unwrap(), Released::Done));
+    assert!(matches!(at.store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::Done));
     assert_eq!(at.holders("passed on"), []);
 }
 
@@ -310,7 +310,7 @@ fn a_copy_of_what_was_granted_and_released_is_not_granted() {
             assert!(matches!(at.store.acquire(&mut a, &by()).unwrap(), Acquired::Unknown(_)));
             at.settled(&mut a);
             let mut releasing = if has_session { a } else { a.without_native() };
-            assert!(matches!(at.store.release(&mut releasing, false, &soon()).unwrap(), Released::Done));
+            assert!(matches!(at.store.release(&mut releasing, Purpose::Release, &soon()).unwrap(), Released::Done));
             at.wait_for_late(&releasing.key);
             assert_eq!(at.holders(&releasing.key), [], "{mode}");
         }
@@ -327,7 +327,7 @@ fn a_dead_network_holds_up_no_call_beyond_its_deadline() {
     let started = Instant::now();
     let short = || Deadline::after(Duration::from_millis(250));
     assert!(matches!(at.store.renew(&mut a, renewal(Lease::For(LEASE)), &short()).unwrap(), Renewed::Unknown(_)));
-    let error = at.store.read(&Which::Key("k".to_owned()), None, true, &short()).unwrap_err();
+    let error = at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &short()).unwrap_err();
     assert!(error.is_retryable() && error.kind() == leasehold::ErrorKind::Store, "{error:?}");
     assert!(started.elapsed() < Duration::from_millis(1_500), "{:?}", started.elapsed());
     // The connections that hang are not used again.

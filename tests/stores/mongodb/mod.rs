@@ -19,7 +19,7 @@ mod waking;
 
 use leasehold::internals::lease::{Holder, Mode};
 use leasehold::internals::store::mongodb::Mongodb;
-use leasehold::internals::store::{Attempt, Backend, Seen, Which};
+use leasehold::internals::store::{Attempt, Backend, Consistency, Seen, Which};
 
 use crate::support::contract::attempt;
 use crate::support::stores::soon;
@@ -49,7 +49,7 @@ fn instead_of(store: &Mongodb, key: &str, mode: Mode, old: &Holder) -> Attempt {
 }
 
 fn get(store: &Mongodb, key: &str) -> Seen {
-    store.read(&Which::Key(key.to_owned()), None, true, &soon()).unwrap().records.remove(0)
+    store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap().records.remove(0)
 }
 
 fn holders(store: &Mongodb, key: &str) -> Vec<Holder> {

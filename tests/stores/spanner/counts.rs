@@ -1,6 +1,6 @@
 //! How many requests each step takes, and which.
 
-use leasehold::internals::store::{Released, Renewed, Schema, Swapped};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewed, Schema, Swapped};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::spanner::*;
@@ -36,8 +36,8 @@ impl Counted {
         answer
     }
 
-    fn release(&self, requests: &[&str], what: &str, attempt: &mut Attempt, give_up: bool) -> Released {
-        self.takes(requests, what, |store| store.release(attempt, give_up, &soon()).unwrap())
+    fn release(&self, requests: &[&str], what: &str, attempt: &mut Attempt, purpose: Purpose) -> Released {
+        self.takes(requests, what, |store| store.release(attempt, purpose, &soon()).unwrap())
     }
 }
 
@@ -67,8 +67,14 @@ fn steps_of_both_modes() {
         at.takes(write, "transfer", |store| granted(store, &mut next));
         let lost = at.takes(keep, "lost", |store| store.renew(&mut a, RENEWAL, &soon()).unwrap());
         assert!(matches!(lost, Renewed::Lost(_)));
-        assert!(matches!(at.release(keep, "release what another holds", &mut a, false), Released::HeldByOther(_)));
-        assert!(matches!(at.release(write, "give up what another holds", &mut a, true), Released::HeldByOther(_)));
+        assert!(matches!(
+            at.release(keep, "release what another holds", &mut a, Purpose::Release),
+            Released::HeldByOther(_)
+        ));
+        assert!(matches!(
+            at.release(write, "give up what another holds", &mut a, Purpose::GiveUp),
+            Released::HeldByOther(_)
+        ));
         if mode == Mode::Exclusive {
             let mut replacing = exclusive(&key);
             replacing.ask.labels = next.ask.labels.clone();
@@ -78,15 +84,24 @@ fn steps_of_both_modes() {
         } else {
             let mut other = attempt(&key, mode);
             at.takes(write, "join", |store| granted(store, &mut other));
-            at.release(write, "leave", &mut other, false);
+            at.release(write, "leave", &mut other, Purpose::Release);
         }
-        assert!(matches!(at.release(write, "release", &mut next, false), Released::Done));
-        assert!(matches!(at.release(keep, "release what is free", &mut next, false), Released::Free));
-        assert!(matches!(at.release(write, "give up what is free", &mut attempt(&key, mode), true), Released::Free));
+        assert!(matches!(at.release(write, "release", &mut next, Purpose::Release), Released::Done));
+        assert!(matches!(at.release(keep, "release what is free", &mut next, Purpose::Release), Released::Free));
+        assert!(matches!(
+            at.release(write, "give up what is free", &mut attempt(&key, mode), Purpose::GiveUp),
+            Released::Free
+        ));
     }
     let mut missing = exclusive("missing");
-    assert!(matches!(at.release(&[READ, ROLLBACK], "release what is missing", &mut missing, false), Released::Free));
-    assert!(matches!(at.release(&[READ, COMMIT], "give up what is missing", &mut missing, true), Released::Free));
+    assert!(matches!(
+        at.release(&[READ, ROLLBACK], "release what is missing", &mut missing, Purpose::Release),
+        Released::Free
+    ));
+    assert!(matches!(
+        at.release(&[READ, COMMIT], "give up what is missing", &mut missing, Purpose::GiveUp),
+        Released::Free
+    ));
 }
 
 #[test]
@@ -94,7 +109,9 @@ fn reads_and_swaps() {
     needs_server!();
     let at = Counted::new();
     granted(&at.store, &mut exclusive("k"));
-    let read = |which: Which| at.takes(&[READ], "read", |store| store.read(&which, None, false, &soon()).unwrap());
+    let read = |which: Which| {
+        at.takes(&[READ], "read", |store| store.read(&which, None, Consistency::Eventual, &soon()).unwrap())
+    };
     let seen = read(Which::Key("k".to_owned())).records.remove(0);
     read(Which::Key("missing".to_owned()));
     read(Which::Prefix(String::new()));

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use leasehold::internals::lease::{GrantId, LockRecord};
-use leasehold::internals::store::{Acquired, Released, Renewed};
+use leasehold::internals::store::{Acquired, Consistency, Purpose, Released, Renewed};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 
@@ -111,8 +111,8 @@ fn until_answered<T>(mut step: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn released(store: &Spanner, attempt: &mut Attempt, give_up: bool) -> Released {
-    until_answered(|| match store.release(attempt, give_up, &by()) {
+fn released(store: &Spanner, attempt: &mut Attempt, purpose: Purpose) -> Released {
+    until_answered(|| match store.release(attempt, purpose, &by()) {
         Ok(Released::Unknown(_)) => None,
         Err(error) if error.is_retryable() => None,
         answer => Some(answer.unwrap()),
@@ -176,7 +176,7 @@ fn a_release_that_is_repeated_frees_and_frees_nobody_else() {
             others.push(other.ask.grant);
         }
         fault();
-        released(&at.store, &mut a, false);
+        released(&at.store, &mut a, Purpose::Release);
         others
     });
 }
@@ -218,7 +218,7 @@ fn a_give_up_that_is_repeated_frees() {
         let mut a = attempt(key, mode);
         granted(&at.store, &mut a);
         fault();
-        released(&at.store, &mut a, true);
+        released(&at.store, &mut a, Purpose::GiveUp);
         Vec::new()
     });
 }
@@ -245,7 +245,7 @@ fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
     if !is_missing {
         let mut before = exclusive("k");
         granted(&at.beside, &mut before);
-        at.beside.release(&mut before, false, &soon()).unwrap();
+        at.beside.release(&mut before, Purpose::Release, &soon()).unwrap();
     }
     let mut a = attempt("k", mode);
     at.grpc.fault("Commit", 0, Fault::Late(LATE));
@@ -256,15 +256,15 @@ fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
         Meanwhile::Nothing => stands.push(a.ask.grant.clone()),
         Meanwhile::GivenUpBeside => {
             let mut copy = a.without_native();
-            assert!(matches!(released(&at.beside, &mut copy, true), Released::Free), "{what}");
+            assert!(matches!(released(&at.beside, &mut copy, Purpose::GiveUp), Released::Free), "{what}");
         }
-        _ => assert!(matches!(released(&at.store, &mut a, true), Released::Free), "{what}"),
+        _ => assert!(matches!(released(&at.store, &mut a, Purpose::GiveUp), Released::Free), "{what}"),
     }
     if matches!(meanwhile, Meanwhile::Held | Meanwhile::Released) {
         let mut other = attempt("k", mode);
         granted(&at.beside, &mut other);
         if meanwhile == Meanwhile::Released {
-            at.beside.release(&mut other, false, &soon()).unwrap();
+            at.beside.release(&mut other, Purpose::Release, &soon()).unwrap();
         } else {
             stands.push(other.ask.grant);
         }
@@ -292,7 +292,7 @@ impl Behind {
     /// One more read that is not answered, and how often the store has connected since the calls were restarted.
     fn unheard(&self) -> usize {
         let by = Deadline::after(Duration::from_millis(400));
-        self.store.read(&Which::Key("k".to_owned()), None, true, &by).unwrap_err();
+        self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).unwrap_err();
         self.grpc.methods().iter().filter(|method| *method == "CreateSession").count()
     }
 }

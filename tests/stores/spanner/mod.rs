@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use leasehold::internals::lease::{Holder, Lease, Mode};
 use leasehold::internals::store::spanner::Spanner;
-use leasehold::internals::store::{Attempt, Backend, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::store::{Attempt, Backend, Consistency, GrantForm, Renewal, Seen, Which};
 
 use crate::support::calls::{self, acquired, refused};
 use crate::support::stores::soon;
@@ -48,5 +48,5 @@ fn granted(store: &Spanner, attempt: &mut Attempt) -> Holder {
 }
 
 fn get(store: &Spanner, key: &str) -> Seen {
-    store.read(&Which::Key(key.to_owned()), None, true, &soon()).unwrap().records.remove(0)
+    store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap().records.remove(0)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leasehold::internals::store::{Released, Renewed};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 
 use crate::spanner::*;
 use crate::support::spanner::{Database, Raw, TABLE, sdk};
@@ -52,7 +52,7 @@ fn what_is_written_is_what_is_documented() {
     assert!(renewed["heartbeat"] != renewed["token"] && renewed["token"] == written["token"]);
 
     // Its writer stays, as a released row of spindle has one.
-    store.release(&mut a, false, &soon()).unwrap();
+    store.release(&mut a, Purpose::Release, &soon()).unwrap();
     assert_eq!(names(&raw, "k"), "format kind lease_ms name token writer");
 
     let mut b = shared("s");
@@ -68,7 +68,7 @@ fn what_is_written_is_what_is_documented() {
     entry.sort();
     assert_eq!((holders.as_array().unwrap().len(), first), (2, entry));
 
-    store.release(&mut exclusive("g"), true, &soon()).unwrap();
+    store.release(&mut exclusive("g"), Purpose::GiveUp, &soon()).unwrap();
     assert_eq!(names(&raw, "g"), "format given_up kind name");
 }
 
@@ -95,7 +95,7 @@ fn the_recorded_rows_of_spindle_are_read() {
             // All of them were over long ago, and the rows on which the nodes contend are nobody's.
             let taken = granted(&store, &mut exclusive(key));
             assert!(taken.token > seen.record.token);
-            store.release(&mut exclusive(key), false, &soon()).unwrap();
+            store.release(&mut exclusive(key), Purpose::Release, &soon()).unwrap();
             read += 1;
         }
     }
@@ -116,7 +116,10 @@ fn rows_of_spindle_are_respected_while_they_live() {
         let seen = refused(&store, attempt);
         assert_eq!(seen.live().next().unwrap().1.labels.owner, "node-a");
     }
-    assert!(matches!(store.release(&mut exclusive("live"), false, &soon()).unwrap(), Released::HeldByOther(_)));
+    assert!(matches!(
+        store.release(&mut exclusive("live"), Purpose::Release, &soon()).unwrap(),
+        Released::HeldByOther(_)
+    ));
     assert_eq!(row(&raw, "live"), before);
     // A second more than it may go without a heartbeat.
     spindles(&raw, "over", Some(&ago(40)), Some("node-a"));
@@ -139,8 +142,8 @@ fn a_row_that_spindle_took_over_is_lost() {
         spindles(&raw, &held.key, Some(&ago(0)), Some("node-b"));
         let lost = store.renew(held, RENEWAL, &soon()).unwrap();
         assert!(matches!(lost, Renewed::Lost(_)), "{lost:?}");
-        assert!(matches!(store.release(held, false, &soon()).unwrap(), Released::HeldByOther(_)));
-        assert!(matches!(store.release(held, true, &soon()).unwrap(), Released::HeldByOther(_)));
+        assert!(matches!(store.release(held, Purpose::Release, &soon()).unwrap(), Released::HeldByOther(_)));
+        assert!(matches!(store.release(held, Purpose::GiveUp, &soon()).unwrap(), Released::HeldByOther(_)));
         let seen = refused(&store, &mut exclusive(&held.key));
         assert_eq!(seen.live().next().unwrap().1.labels.owner, "node-b");
     }
@@ -155,7 +158,7 @@ fn columns_that_are_not_known_stay() {
     let mut a = exclusive("k");
     granted(&store, &mut a);
     raw.write(Mutation::new_update_builder(TABLE).set("name").to("k").set("later").to(true).build());
-    store.release(&mut a, false, &soon()).unwrap();
+    store.release(&mut a, Purpose::Release, &soon()).unwrap();
     granted(&store, &mut shared("k"));
     let seen = get(&store, "k");
     store.swap(&seen, Some(&seen.record), &soon()).unwrap();
@@ -183,7 +186,7 @@ fn a_damaged_row_is_an_error_that_names_it() {
     // Whoever asks for a group is not stopped by another's row.
     granted(&store, &mut exclusive("z"));
     let group = Which::LockId(get(&store, "z").record.exclusive.unwrap().lock_id);
-    assert_eq!(store.read(&group, None, true, &soon()).unwrap().records.len(), 1);
+    assert_eq!(store.read(&group, None, Consistency::Strong, &soon()).unwrap().records.len(), 1);
 }
 
 /// Spindle has rows of the name alone while its nodes contend.
@@ -228,7 +231,7 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     let database = Database::fresh();
     let (raw, store) = (database.raw(), database.open());
     let by_id = |holder: &Holder| -> leasehold::Result<Vec<String>> {
-        let page = store.read(&Which::LockId(holder.lock_id.clone()), None, true, &soon())?;
+        let page = store.read(&Which::LockId(holder.lock_id.clone()), None, Consistency::Strong, &soon())?;
         Ok(page.records.into_iter().map(|seen| seen.record.key).collect())
     };
     let alone = granted(&store, &mut exclusive("alone"));
@@ -237,14 +240,14 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     for mode in [Mode::Exclusive, Mode::Shared] {
         let mut left = attempt(&format!("left {mode}"), mode);
         granted(&store, &mut left);
-        store.release(&mut left, false, &soon()).unwrap();
+        store.release(&mut left, Purpose::Release, &soon()).unwrap();
     }
-    store.release(&mut exclusive("given up"), true, &soon()).unwrap();
+    store.release(&mut exclusive("given up"), Purpose::GiveUp, &soon()).unwrap();
 
     assert_eq!(indexed(&raw), ["alone", "together"]);
     assert_eq!(by_id(&alone).unwrap(), ["alone"]);
     assert!(together.iter().all(|holder| by_id(holder).unwrap() == ["together"]));
-    store.release(&mut first, false, &soon()).unwrap();
+    store.release(&mut first, Purpose::Release, &soon()).unwrap();
     store.renew(&mut second, RENEWAL, &soon()).unwrap();
     assert_eq!(by_id(&together[0]).unwrap(), Vec::<String>::new());
     assert_eq!(by_id(&together[1]).unwrap(), ["together"]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::internals::lease::{Ask, Lease, Mode};
-use leasehold::internals::store::{Backend, Renewal, Swapped, Which};
+use leasehold::internals::store::{Backend, Purpose, Renewal, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::sqlite::support::*;
@@ -48,7 +48,7 @@ fn any_path_notes_the_sighting_and_short_callers_share_it() {
         |store| drop(page(store, Which::Prefix(String::new()))),
         |store| drop(page(store, Which::LockId("id of a".to_owned()))),
         |store| drop(held(store, &mut attempt("k", "b"))),
-        |store| drop(store.release(&mut attempt("k", "b"), false, &soon()).unwrap()),
+        |store| drop(store.release(&mut attempt("k", "b"), Purpose::Release, &soon()).unwrap()),
         |store| drop(store.renew(&mut attempt("k", "b"), heartbeat(seconds(20)), &soon()).unwrap()),
     ];
     for notice in noticing {
@@ -172,7 +172,7 @@ fn an_endless_one_is_never_taken_over_by_time() {
     clock.set_wall_offset(i64::MAX / 2);
     held(&now, &mut attempt("k", "b"));
     // But whoever has its grant id may release it.
-    now.release(&mut endless, false, &soon()).unwrap();
+    now.release(&mut endless, Purpose::Release, &soon()).unwrap();
     granted(&now, &mut attempt("k", "b"));
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::internals::store::sqlite::Sqlite;
-use leasehold::internals::store::{Acquired, Backend, Released, Swapped, Which};
+use leasehold::internals::store::{Acquired, Backend, Consistency, Purpose, Released, Swapped, Which};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{CancelToken, ErrorKind};
 
@@ -37,14 +37,14 @@ fn every_write_keeps_its_deadline_and_writes_nothing() {
     };
     timed(&|by| is_busy(store.acquire(&mut attempt("k", "a"), by)));
     timed(&|by| is_busy(store.renew(&mut attempt("k", "a"), heartbeat(seconds(20)), by)));
-    timed(&|by| is_busy(store.release(&mut attempt("k", "a"), false, by)));
+    timed(&|by| is_busy(store.release(&mut attempt("k", "a"), Purpose::Release, by)));
     timed(&|by| is_busy(store.swap(&seen, Some(&seen.record), by)));
     writer.execute_batch("COMMIT").unwrap();
     assert!(!look(&store, "k").record.exists());
     // No transaction was left open on either connection.
     let mut mine = attempt("k", "a");
     granted(&store, &mut mine);
-    assert!(matches!(store.release(&mut mine, false, &soon()).unwrap(), Released::Done));
+    assert!(matches!(store.release(&mut mine, Purpose::Release, &soon()).unwrap(), Released::Done));
 }
 
 #[test]
@@ -146,11 +146,11 @@ fn readers_wait_for_no_writer_in_this_process_or_another() {
     std::thread::scope(|scope| {
         // Both write connections are taken.
         scope.spawn(|| is_busy(store.acquire(&mut attempt("k", "a"), &by)));
-        scope.spawn(|| is_busy(store.release(&mut attempt("k", "a"), false, &by)));
+        scope.spawn(|| is_busy(store.release(&mut attempt("k", "a"), Purpose::Release, &by)));
         let start = Instant::now();
         for which in [Which::Key("k".to_owned()), Which::Prefix(String::new()), Which::LockId("x".to_owned())] {
             for _ in 0..100 {
-                store.read(&which, None, true, &Deadline::after(seconds(5))).unwrap();
+                store.read(&which, None, Consistency::Strong, &Deadline::after(seconds(5))).unwrap();
             }
         }
         assert!(start.elapsed() < seconds(5));

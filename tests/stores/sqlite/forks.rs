@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::sqlite::Sqlite;
-use leasehold::internals::store::{Backend, Which};
+use leasehold::internals::store::{Backend, Consistency, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 use nix::sys::signal::{Signal, kill};
@@ -107,7 +107,7 @@ fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
         }
         stop.store(true, Ordering::SeqCst);
     });
-    assert!(kept.read(&Which::Key("k".to_owned()), None, true, &soon()).is_ok());
+    assert!(kept.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon()).is_ok());
 }
 
 /// What SQLite's own mutexes are for is not the file alone: a thread of the parent may have had one at the fork.

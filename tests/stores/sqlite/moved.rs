@@ -3,7 +3,7 @@
 use std::fs;
 
 use leasehold::internals::lease::LockRecord;
-use leasehold::internals::store::{Acquired, Backend, Released, Renewed, Swapped, Which};
+use leasehold::internals::store::{Acquired, Backend, Consistency, Purpose, Released, Renewed, Swapped, Which};
 use leasehold::{ErrorKind, Result};
 
 use crate::sqlite::support::*;
@@ -67,9 +67,9 @@ fn who_holds_learns_that_it_is_gone() {
         is_moved(store.acquire(&mut attempt("l", "a"), &soon()));
         is_moved(store.swap(&before, None, &soon()));
         is_moved(store.swap(&before, Some(&before.record), &soon()));
-        is_moved(store.read(&Which::Prefix(String::new()), None, true, &soon()));
-        assert!(matches!(store.release(&mut mine, false, &soon()).unwrap(), Released::Free));
-        assert!(matches!(store.release(&mut mine, true, &soon()).unwrap(), Released::Free));
+        is_moved(store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()));
+        assert!(matches!(store.release(&mut mine, Purpose::Release, &soon()).unwrap(), Released::Free));
+        assert!(matches!(store.release(&mut mine, Purpose::GiveUp, &soon()).unwrap(), Released::Free));
     }
 }
 
@@ -86,7 +86,7 @@ fn the_new_file_is_a_store_of_its_own_and_its_tokens_are_higher() {
         assert!(granted(&new, &mut theirs).token > token);
         // What the old one still does, closing included, does no harm to the new one.
         is_moved(old.acquire(&mut attempt("k", "a"), &soon()));
-        old.release(&mut mine, false, &soon()).unwrap();
+        old.release(&mut mine, Purpose::Release, &soon()).unwrap();
         drop(old);
         renewed(&new, &mut theirs, heartbeat(seconds(20)));
         drop(new);
@@ -105,7 +105,7 @@ fn tokens_rise_over_a_restored_backup() {
         let store = open(&folder.file());
         let mut attempt = attempt("k", owner);
         let token = granted(&store, &mut attempt).token;
-        store.release(&mut attempt, false, &soon()).unwrap();
+        store.release(&mut attempt, Purpose::Release, &soon()).unwrap();
         token
     };
     next("a");

@@ -9,7 +9,7 @@ use std::sync::Barrier;
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
-use leasehold::internals::store::{Backend, Schema};
+use leasehold::internals::store::{Backend, Purpose, Schema};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::sqlite::support::*;
@@ -279,7 +279,7 @@ fn who_may_only_read_leaves_no_log_behind() {
             let mut mine = attempt("after", "owner");
             let owner = open(&folder.file());
             granted(&owner, &mut mine);
-            owner.release(&mut mine, false, &soon()).unwrap();
+            owner.release(&mut mine, Purpose::Release, &soon()).unwrap();
         }
     });
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use leasehold::ErrorKind;
 use leasehold::internals::lease::{Ask, End, Kind, LockRecord, StoreTime};
-use leasehold::internals::store::{Acquired, Attempt, Backend, Released, Swapped, Which};
+use leasehold::internals::store::{Acquired, Attempt, Backend, Consistency, Purpose, Released, Swapped, Which};
 
 use crate::sqlite::support::*;
 
@@ -67,7 +67,7 @@ fn pages_follow_the_bytes_of_the_keys() {
     let all = |which: Which| {
         let (mut found, mut from, mut pages) = (Vec::new(), None, 0);
         loop {
-            let page = store.read(&which, from, false, &soon()).unwrap();
+            let page = store.read(&which, from, Consistency::Eventual, &soon()).unwrap();
             assert!(page.records.len() <= 100);
             found.extend(page.records.into_iter().map(|seen| seen.record.key));
             pages += 1;
@@ -100,7 +100,7 @@ fn a_lock_id_is_found_among_shared_holders_and_behind_many_rows() {
     granted(&store, &mut shared("z", "b"));
     let (mut found, mut from, mut empty) = (Vec::new(), None, 0);
     loop {
-        let page = store.read(&Which::LockId("id of b".to_owned()), from, true, &soon()).unwrap();
+        let page = store.read(&Which::LockId("id of b".to_owned()), from, Consistency::Strong, &soon()).unwrap();
         empty += usize::from(page.records.is_empty());
         found.extend(page.records.into_iter().map(|seen| seen.record.key));
         from = page.next;
@@ -117,10 +117,10 @@ fn giving_up_is_releasing_and_makes_no_row() {
     let folder = Folder::new();
     let store = open(&folder.file());
     let mut mine = attempt("k", "a");
-    assert!(matches!(store.release(&mut mine, true, &soon()).unwrap(), Released::Free));
+    assert!(matches!(store.release(&mut mine, Purpose::GiveUp, &soon()).unwrap(), Released::Free));
     assert!(!look(&store, "k").record.exists());
     granted(&store, &mut mine);
-    assert!(matches!(store.release(&mut mine, true, &soon()).unwrap(), Released::Done));
+    assert!(matches!(store.release(&mut mine, Purpose::GiveUp, &soon()).unwrap(), Released::Done));
     assert!(look(&store, "k").record.given_up.is_empty());
 }
 
@@ -168,9 +168,9 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
         let errors = [
             store.acquire(&mut attempt("bad", "c"), &soon()).map(drop),
             store.renew(&mut mine, heartbeat(seconds(20)), &soon()).map(drop),
-            store.release(&mut mine, false, &soon()).map(drop),
+            store.release(&mut mine, Purpose::Release, &soon()).map(drop),
             store.swap(&before, None, &soon()).map(drop),
-            store.read(&Which::Key("bad".to_owned()), None, true, &soon()).map(drop),
+            store.read(&Which::Key("bad".to_owned()), None, Consistency::Strong, &soon()).map(drop),
         ];
         for error in errors {
             let error = error.expect_err(damage);

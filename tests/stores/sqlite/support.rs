@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use leasehold::internals::lease::{Ask, End, Holder, Labels, Lease, Mode};
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
-use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Page, Renewal, Renewed, Seen, Which};
+use leasehold::internals::store::{
+    Acquired, Attempt, Backend, Consistency, GrantForm, Page, Renewal, Renewed, Seen, Which,
+};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 #[cfg(target_os = "linux")]
@@ -120,7 +122,7 @@ pub fn renewed(store: &Sqlite, attempt: &mut Attempt, renewal: Renewal) -> Optio
 }
 
 pub fn page(store: &Sqlite, which: Which) -> Page {
-    store.read(&which, None, true, &soon()).unwrap()
+    store.read(&which, None, Consistency::Strong, &soon()).unwrap()
 }
 
 pub fn look(store: &Sqlite, key: &str) -> Seen {
@@ -129,7 +131,7 @@ pub fn look(store: &Sqlite, key: &str) -> Seen {
 
 pub fn left(seen: &Seen) -> Duration {
     let end = seen.record.holders().map(|(_, holder)| holder.until).max();
-    end.and_then(|end: End| end.left(seen.now)).unwrap()
+    end.and_then(|end: End| end.left(seen.times.now)).unwrap()
 }
 
 /// Descriptors of files in the folder that this process has.

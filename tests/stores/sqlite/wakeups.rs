@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use leasehold::internals::store::Backend;
 use leasehold::internals::store::sqlite::Sqlite;
+use leasehold::internals::store::{Backend, Purpose};
 use nix::libc;
 
 use crate::sqlite::support::*;
@@ -39,7 +39,7 @@ fn is_told_of_each_release(holding: &Sqlite, told: &crossbeam_channel::Receiver<
         granted(holding, &mut mine);
         told.try_iter().for_each(drop);
         let released = Instant::now();
-        holding.release(&mut mine, false, &soon()).unwrap();
+        holding.release(&mut mine, Purpose::Release, &soon()).unwrap();
         assert_eq!(told.recv_timeout(seconds(20)).as_deref(), Ok("k"));
         longest = longest.max(released.elapsed());
     }

@@ -1,9 +1,9 @@
-//! Telling waiters that a row has changed: a thread that looks whether the file has, when the system says that it is
-//! written to, or else from time to time.
+//! Wakes waiters when a row has changed: a thread looks whether the file has, when the system reports that it is written
+//! to, or else from time to time.
 //!
 //! `PRAGMA data_version` on a connection of its own changes with every commit of another one. A change says
 //! nothing about whose row it was, and every heartbeat is one, so the rows that somebody waits for are read again,
-//! and those are told that may be free now or sooner than before. The thread ends when nothing is watched.
+//! and the keys are reported that may be free now or sooner than before. The thread ends when nothing is watched.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -15,13 +15,14 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::conn::{self, Conn, Durability};
+use super::conn::{self, Conn};
 use super::error::SqliteError;
 use super::own_locks::Header;
 use super::row::Row;
 use super::{Sqlite, Target, Which};
 use crate::lease::{LockRecord, transition};
 use crate::model::error::{Error, Result};
+use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
@@ -36,7 +37,7 @@ use notice::{Bell, LULL, Notice};
 const PAUSE: Duration = Duration::from_millis(5);
 /// At most this part of the time goes into looking, however many rows are watched,
 const SHARE: u32 = 20;
-/// unless looks take long, or the process was stopped in one.
+/// but no pause is longer than this, even where a look took long or the process was stopped in one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The time between two looks where writes are noticed and none comes; also for the file's place, of which most is
 /// noticed, too.
@@ -58,11 +59,11 @@ pub(super) struct Watch {
     /// `None`: the thread ends, or is not there.
     shared: Arc<Mutex<Option<Watched>>>,
     thread: Mutex<Option<Thread>>,
-    /// How many eyes there were.
+    /// How many threads have looked so far.
     eyes: AtomicU64,
 }
 
-/// What is watched, and whom to tell.
+/// What is watched, and where to report it.
 #[derive(Debug)]
 struct Watched {
     /// As each was seen last.
@@ -95,7 +96,7 @@ fn version(conn: &Connection, path: &Path) -> Result<i64, SqliteError> {
 
 impl Sqlite {
     /// [`Backend::wake`](super::Backend::wake)
-    pub(super) fn watch(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+    pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
         if keys.is_empty() {
             self.watch.end(by.instant());
             return Ok(true);
@@ -157,7 +158,7 @@ impl Eye {
         // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
         let mut written: Option<(Instant, bool)> = None;
         loop {
-            if written.is_some() || !self.notice.is_told() {
+            if written.is_some() || !self.notice.is_watching() {
                 self.notice.wait(pause(spent, if written.is_some() { PAUSE } else { lull }));
                 // A commit makes several writes; the last ones may be noticed after it was seen.
                 if self.notice.take_writes() {
@@ -181,7 +182,7 @@ impl Eye {
             match is_there.and_then(|()| self.look()) {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
-                    log::debug!(target: "leasehold::sqlite", "waiters are not told any more: {}", Error::from(error));
+                    log::debug!(target: "leasehold::sqlite", "waiters are not woken any more: {}", Error::from(error));
                     self.shared.lock().take_if(|watched| watched.eye == self.number);
                     return;
                 }
@@ -195,7 +196,7 @@ impl Eye {
         }
     }
 
-    /// Whether the file has changed since the last look; tells whose row did.
+    /// Whether the file has changed since the last look. Reports the keys whose rows did.
     fn look(&mut self) -> Result<bool, SqliteError> {
         let header = self.conn.header();
         if header.is_some() && header == self.header {
@@ -227,7 +228,7 @@ impl Eye {
         for (key, now) in read {
             let Some(seen) = rows.get_mut(&key) else { continue };
             if transition::frees(seen, &now) || has_come_and_gone(seen, &now) {
-                // Nobody listens any more: then the next call says so, too.
+                // Where nobody listens any more, the next call ends the watching.
                 let _ = to.send(key);
             }
             *seen = now;
@@ -288,7 +289,7 @@ mod tests {
         let old = store.eye(&soon()).unwrap();
         old.notice.bell().ring();
         let (to, _told) = crossbeam_channel::unbounded();
-        assert!(store.watch(&["k".to_owned()], to, &soon()).unwrap());
+        assert!(store.wake_keys(&["k".to_owned()], to, &soon()).unwrap());
         let thread = Thread::spawn("old-eye", move || old.run()).unwrap();
         let has_ended = thread.wait_until(Instant::now() + Duration::from_secs(5));
         assert!(store.watch.shared.lock().is_some(), "the new one goes on");

@@ -1,7 +1,7 @@
-//! Being told by the system that the file is written to.
+//! Notices of the system that the file is written to.
 //!
-//! Every commit begins with a write to the log beside the file, which Linux tells (inotify). The commit is to be seen
-//! a moment later, after its sync where it has one. It also tells when one of the files is removed or moved.
+//! Every commit begins with a write to the log beside the file, which Linux reports (inotify). The commit can be seen
+//! a moment later, after its sync where it has one. Linux also reports when one of the files is removed or moved.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,8 +21,8 @@ mod system {
     use super::{Duration, Path};
     use crate::store::sqlite::file::beside;
 
-    /// The longest time between two looks where writes are not noticed. A user has 128 notices, so there is a crowd, of
-    /// whom those that came first are told at once.
+    /// The longest time between two looks where writes are not noticed. A user has 128 notices: where there are none left,
+    /// others have them and are woken at once.
     pub const LULL: Duration = Duration::from_millis(50);
 
     /// Ends every wait of its notice from now on.
@@ -39,7 +39,7 @@ mod system {
     #[derive(Debug)]
     pub struct Notice {
         bell: Bell,
-        /// None where the system has no more of them: then one has to look.
+        /// `None` where the system has no more of them: then the thread must look from time to time.
         writes: Option<Inotify>,
     }
 
@@ -63,11 +63,11 @@ mod system {
         }
 
         /// Whether writes are noticed.
-        pub fn is_told(&self) -> bool {
+        pub fn is_watching(&self) -> bool {
             self.writes.is_some()
         }
 
-        /// Waits for the bell, or so long, or for a write; tells whether one came.
+        /// Waits for the bell, the limit or a write; whether a write came.
         pub fn wait_for_write(&self, limit: Duration) -> bool {
             let Some(writes) = &self.writes else {
                 self.wait(limit);
@@ -78,13 +78,13 @@ mod system {
             self.take_writes()
         }
 
-        /// Takes the notices of all writes that came so far; tells whether there were any.
+        /// Takes the notices of all writes that came so far; whether there were any.
         pub fn take_writes(&self) -> bool {
             let Some(writes) = &self.writes else { return false };
             std::iter::from_fn(|| writes.read_events().ok()).take_while(|events| !events.is_empty()).count() > 0
         }
 
-        /// Waits for the bell or so long.
+        /// Waits for the bell or the limit.
         pub fn wait(&self, limit: Duration) {
             let _ = poll(&mut [PollFd::new(self.bell.0.as_fd(), PollFlags::POLLIN)], timeout(limit));
         }
@@ -104,7 +104,7 @@ mod system {
 
     use super::{Duration, Path};
 
-    /// The longest time between two looks. Nobody is told, and one who waits alone shall not wait for long.
+    /// The longest time between two looks. There are no notices, and a lone waiter must not wait for long.
     pub const LULL: Duration = Duration::from_millis(5);
 
     /// Ends every wait of its notice from now on.
@@ -131,22 +131,22 @@ mod system {
         }
 
         /// Whether writes are noticed.
-        pub fn is_told(&self) -> bool {
+        pub fn is_watching(&self) -> bool {
             false
         }
 
-        /// Waits for the bell, or so long, or for a write; tells whether one came.
+        /// Waits for the bell, the limit or a write; whether a write came.
         pub fn wait_for_write(&self, limit: Duration) -> bool {
             self.wait(limit);
             false
         }
 
-        /// Takes the notices of all writes that came so far; tells whether there were any.
+        /// Takes the notices of all writes that came so far; whether there were any.
         pub fn take_writes(&self) -> bool {
             false
         }
 
-        /// Waits for the bell or so long.
+        /// Waits for the bell or the limit.
         pub fn wait(&self, limit: Duration) {
             let (rings, rung) = &*self.0.0;
             let mut rings = rings.lock();
