@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::builder::ClientBuilder;
 use crate::api::guard::{LockGuard, WithLockError};
+use crate::api::origin::check_origin;
 use crate::api::request::LockRequest;
 use crate::api::request_any::LockAnyRequest;
 use crate::engine::family::Family;
@@ -114,6 +115,36 @@ impl LockClient {
     ///
     /// # Errors
     /// See [`LockRequest::lock`].
+    ///
+    /// # A writer behind readers
+    /// An exclusive request is granted when no shared holder is left. In one process the waiters stand in a line, and a
+    /// writer has its turn. Readers of other processes do not know of it: when they overlap without end, it waits
+    /// without end. Where that can be, put a gate before the lock: one more key, which a writer holds until it is in,
+    /// and at which readers look.
+    /// ```
+    /// use leasehold::{LockClient, LockGuard, LockStatus, Mode, Result};
+    ///
+    /// fn reader(client: &LockClient) -> Result<LockGuard> {
+    ///     let is_writer = |holder: &LockStatus| holder.mode() == Mode::Exclusive && !holder.is_expired();
+    ///     if client.get("report.gate")?.is_some_and(|gate| gate.holders().iter().any(is_writer)) {
+    ///         client.lock_shared("report.gate")?.release()?; // waits until the writer is in
+    ///     }
+    ///     client.lock_shared("report")
+    /// }
+    ///
+    /// fn writer(client: &LockClient) -> Result<LockGuard> {
+    ///     let _gate = client.lock("report.gate")?;
+    ///     client.lock("report")
+    /// }
+    /// # let client = LockClient::connect("memory:")?;
+    /// # drop((reader(&client)?, reader(&client)?));
+    /// # writer(&client)?.release()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    /// So the first writer at the gate waits only for the readers that were in, or had looked, before it came. The gate
+    /// decides who goes first and nothing else: a reader that does not look breaks no promise of the lock. The price is
+    /// one read of the store for each reader, and an acquire and a release for each writer; a reader that finds a writer
+    /// at the gate has those, too. The example `readers_and_writer` shows it with two processes.
     pub fn lock_shared(&self, key: &str) -> Result<LockGuard> {
         self.request(key).shared().lock()
     }
@@ -146,7 +177,8 @@ impl LockClient {
     ///
     /// # Errors
     /// As [`lock`](LockClient::lock); and of kind `Lost`, with the value, when the lock went while
-    /// `work` ran: what it did may have overlapped with a rival.
+    /// `work` ran: what it did may have overlapped with a rival. An error type that wants `'static` or `Send`, and a
+    /// value that is not: [`map_err(WithLockError::into_error)?`](WithLockError::into_error).
     ///
     /// # Example
     /// ```
@@ -219,7 +251,8 @@ impl LockClient {
     /// [`LockRequest::adopt`] sets them.
     ///
     /// # Errors
-    /// `Lost` when the lock does not stand any more, or was adopted before.
+    /// `Lost` when the lock does not stand any more, or was adopted before; `InvalidInput` when it is a lock of another
+    /// store. See [`LockRequest::adopt`].
     pub fn adopt(&self, lock: Lock) -> Result<LockGuard> {
         self.request(&lock.key).adopt(lock)
     }
@@ -228,10 +261,11 @@ impl LockClient {
     /// An endless lock gets an end by it; the end of any other never moves backwards.
     ///
     /// # Errors
-    /// `Lost` when the lock does not stand any more; `Ambiguous` or `Store` when it was not
-    /// answered, after repeats within the request timeout.
+    /// `Lost` when the lock does not stand any more; `InvalidInput` when it is a lock of another store; `Ambiguous` or
+    /// `Store` when it was not answered, after repeats within the request timeout.
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;
+        check_origin(&self.family, lock)?;
         let min_lease = self.family.backend.info().min_lease;
         let in_context = |error: Error| self.family.in_context(error.with_key(&lock.key));
         let terms = self.family.options.terms(Some(Lease::For(lease)), None, min_lease).map_err(in_context)?;
@@ -258,10 +292,11 @@ impl LockClient {
     /// Releases a lock that is held as data. Fine when nobody holds it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; `Ambiguous` or `Store` when it was not
-    /// answered, after repeats within the request timeout: then it may still be held.
+    /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store; `Ambiguous` or
+    /// `Store` when it was not answered, after repeats within the request timeout: then it may still be held.
     pub fn release(&self, lock: &Lock) -> Result<()> {
         self.family.check_open()?;
+        check_origin(&self.family, lock)?;
         let mut attempt = attempt_of(lock);
         let mut may_be_done = false;
         let answer = self.repeated(|by| match self.family.backend.release(&mut attempt, Purpose::Release, by)? {
@@ -306,7 +341,8 @@ impl LockClient {
         self.family.holds().iter().filter(|hold| hold.is_held()).map(|hold| hold.info()).collect()
     }
 
-    /// Makes what the store needs (tables, indexes) where it is missing. Says what it did.
+    /// Makes what the store needs (tables, indexes) where it is missing. Gives a text for people that says what it did:
+    /// whether it was there, got what it lacked, or was made (for SQLite by connecting, which the first call says).
     ///
     /// Some stores take minutes to make it: then it waits for up to ten of them, and the log says so. A store that does not
     /// answer ends it after the request timeout.

@@ -321,6 +321,27 @@ impl<T> WithLockError<T> {
         self.error.kind()
     }
 
+    /// What went wrong, without the value: for `?` into an error type that wants what the value is not, `'static` or
+    /// `Send`.
+    ///
+    /// # Example
+    /// ```
+    /// use leasehold::WithLockError;
+    ///
+    /// fn longest(client: &leasehold::LockClient, words: &str) -> Result<usize, Box<dyn std::error::Error>> {
+    ///     let work = |_: &leasehold::LockGuard| words.split(' ').max_by_key(|word| word.len());
+    ///     // Its value borrows from `words`.
+    ///     let word = client.with_lock("words", work).map_err(WithLockError::into_error)?;
+    ///     Ok(word.map_or(0, str::len))
+    /// }
+    /// # let client = leasehold::LockClient::connect("memory:")?;
+    /// # assert_eq!(longest(&client, "a bcd ef")?, 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_error(self) -> Error {
+        self.error
+    }
+
     /// What the closure gave, if it ran.
     pub fn into_value(self) -> Option<T> {
         self.value

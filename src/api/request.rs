@@ -7,6 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::Mutex;
 
 use crate::api::guard::LockGuard;
+use crate::api::origin::{check_origin, told_origin};
+use crate::api::setters::setters;
 use crate::engine::acquire::obtain;
 use crate::engine::family::Family;
 use crate::engine::options::{AskedLease, Terms};
@@ -20,6 +22,12 @@ use crate::model::waiting::Waiting;
 use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
+
+/// What a wait that is over says.
+const WAITED: &str = "others held it until the wait was over";
+/// Why these calls refuse a wait that was set.
+pub(crate) const OWN_WAIT: &str = "try_lock_for() and try_lock_until() have one of their own";
+pub(crate) const ACQUIRES_ONCE: &str = "acquire() asks once";
 
 /// What happens to a live exclusive holder with the same owner label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,21 +80,64 @@ impl LockRequest {
     /// `InvalidInput` for an argument out of bounds; else what the store says.
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.spec.patience();
-        self.guard_or(patience, ErrorKind::TimedOut, "others held it until the wait was over")
+        self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
+    }
+
+    /// [`lock`](LockRequest::lock) that calls `progress` as [`on_wait`](LockRequest::on_wait) says, and in its place.
+    /// It may borrow, and need not be `Send`, since no thread but this one has it.
+    ///
+    /// # Errors
+    /// As [`lock`](LockRequest::lock).
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// let _held = client.lock("nightly-report")?;
+    /// let mut seen = Vec::new();
+    /// let request = client.request("nightly-report").wait(Duration::from_millis(20));
+    /// request.lock_with_progress(|waiting| seen.push(waiting.held_by_this_client)).unwrap_err();
+    /// assert!(seen.contains(&true));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lock_with_progress(self, progress: impl FnMut(&Waiting)) -> Result<LockGuard> {
+        let patience = self.spec.patience();
+        self.guard_or(patience, Some(Box::new(progress)), ErrorKind::TimedOut, WAITED)
     }
 
     /// Asks once; `None` when others hold it.
     ///
     /// # Errors
-    /// As [`lock`](LockRequest::lock), but never `TimedOut`.
-    pub fn try_lock(self) -> Result<Option<LockGuard>> {
-        Ok(self.guard(Patience::Once)?.granted())
+    /// As [`lock`](LockRequest::lock), but never `TimedOut`; also `InvalidInput` when a [`wait`](LockRequest::wait) is
+    /// set.
+    pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
+        self.spec.no_wait = Some("try_lock() asks once");
+        Ok(self.guard(Patience::Once, None)?.granted())
+    }
+
+    /// Waits for at most `timeout`; `None` when others held it all the while. Zero asks once.
+    ///
+    /// # Errors
+    /// As [`try_lock`](LockRequest::try_lock).
+    pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockGuard>> {
+        self.try_lock_until(far_from(Instant::now(), timeout))
+    }
+
+    /// Waits until `deadline` at the most; `None` when others held it all the while. A deadline that has passed asks
+    /// once.
+    ///
+    /// # Errors
+    /// As [`try_lock`](LockRequest::try_lock).
+    pub fn try_lock_until(mut self, deadline: Instant) -> Result<Option<LockGuard>> {
+        self.spec.no_wait = Some(OWN_WAIT);
+        Ok(self.guard(Patience::until(deadline), None)?.granted())
     }
 
     /// [`try_lock`](LockRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
     #[cfg(feature = "capi")]
     pub(crate) fn lock_once(self) -> Result<LockGuard> {
-        self.guard_or(Patience::Once, ErrorKind::Held, "others hold it")
+        self.guard_or(Patience::Once, None, ErrorKind::Held, "others hold it")
     }
 
     /// The same request once more, without its callbacks.
@@ -95,16 +146,19 @@ impl LockRequest {
         LockRequest { spec: self.spec.again() }
     }
 
-    pub(crate) fn try_lock_until(self, until: Instant) -> Result<Option<LockGuard>> {
-        let patience = if until <= Instant::now() { Patience::Once } else { Patience::Until(until) };
-        Ok(self.guard(patience)?.granted())
+    /// For calls that ask once, of a request that is used again and again.
+    #[cfg(feature = "capi")]
+    pub(crate) fn without_wait(mut self) -> Self {
+        self.spec.wait = None;
+        self
     }
 
     /// Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; else as [`lock`](LockRequest::lock).
-    pub fn acquire(self) -> Result<Lock> {
+    /// `Held`, with the holders, when others hold it; else as [`try_lock`](LockRequest::try_lock).
+    pub fn acquire(mut self) -> Result<Lock> {
+        self.spec.no_wait = Some(ACQUIRES_ONCE);
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;
@@ -122,15 +176,18 @@ impl LockRequest {
     ///
     /// # Errors
     /// `Lost` when the lock does not stand any more, or was adopted before; `InvalidInput` when it
-    /// is a lock of another key; `Ambiguous` when no answer came in time: then it was given up, and a
+    /// is a lock of another key, or of another store; `Ambiguous` when no answer came in time: then it was given up, and a
     /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
-    /// it came too late to be held; else as [`lock`](LockRequest::lock).
+    /// it came too late to be held; else as [`try_lock`](LockRequest::try_lock).
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
+        self.spec.no_wait = Some("adopt() asks once");
         let spec = &mut self.spec.lock;
         if lock.key != spec.key {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);
             return Err(Error::invalid("key", &spec.key, &right));
         }
+        check_origin(&self.spec.family, &lock)?;
+        let lost = format!("it does not stand any more{}", told_origin(&self.spec.family, &lock));
         spec.mode = lock.mode;
         spec.max_holders = None;
         spec.lock_id = Some(lock.lock_id);
@@ -139,21 +196,28 @@ impl LockRequest {
         if lock.leased_until.is_none() {
             self.spec.lease.get_or_insert(AskedLease::Forever);
         }
-        self.guard_or(Patience::Once, ErrorKind::Lost, "it does not stand any more")
+        self.guard_or(Patience::Once, None, ErrorKind::Lost, &lost)
     }
 
-    fn guard_or(self, patience: Patience, kind: ErrorKind, message: &str) -> Result<LockGuard> {
+    fn guard_or(
+        self,
+        patience: Patience,
+        progress: Option<OnWait<'_>>,
+        kind: ErrorKind,
+        message: &str,
+    ) -> Result<LockGuard> {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
-        match self.guard(patience)? {
+        match self.guard(patience, progress)? {
             Obtained::Granted(guard) => Ok(guard),
             Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, kind, message)),
         }
     }
 
-    fn guard(self, patience: Patience) -> Result<Obtained<LockGuard>> {
+    fn guard(self, patience: Patience, progress: Option<OnWait<'_>>) -> Result<Obtained<LockGuard>> {
         let family = self.spec.family.clone();
         let _call = family.obtaining()?;
         let (spec, callbacks) = self.checked()?;
+        let spec = WaitSpec { on_wait: progress.or(spec.on_wait), ..spec };
         let terms = spec.lock.terms;
         obtain(&family, spec, patience)?.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks))
     }
@@ -163,7 +227,7 @@ impl LockRequest {
         self.checked().map(drop)
     }
 
-    fn checked(self) -> Result<(WaitSpec, Callbacks)> {
+    fn checked(self) -> Result<(WaitSpec<'static>, Callbacks)> {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         // A key that is out of bounds is not repeated at the head of the message.
         let checked = check_key(&key).and_then(|()| self.spec.checked().map_err(|error| error.with_key(&key)));
@@ -177,11 +241,18 @@ pub(crate) struct RequestSpec {
     pub(crate) lock: LockSpec,
     pub(crate) lease: Option<AskedLease>,
     pub(crate) wait: Option<AskedWait>,
+    /// Why a wait would mean nothing to the call that ends the request.
+    pub(crate) no_wait: Option<&'static str>,
     pub(crate) cancel: Option<CancelToken>,
-    // The mutexes are never waited for: they make the request `Sync` without asking that of closures.
-    pub(crate) on_wait: Mutex<Option<OnWait>>,
+    pub(crate) on_wait_every: Option<Duration>,
+    // The mutexes are never waited for: they make the request `Sync` without asking that of closures. A request may be
+    // sent to the thread that waits, and the closure with it.
+    pub(crate) on_wait: Mutex<Option<SentOnWait>>,
     pub(crate) callbacks: Mutex<Callbacks>,
 }
+
+/// An [`OnWait`] that can go to the thread that waits.
+type SentOnWait = Box<dyn FnMut(&Waiting) + Send>;
 
 /// How the end of a wait was given.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +266,8 @@ impl RequestSpec {
         // The terms are set by the check.
         let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::of_lease(family.options.lease));
         let (on_wait, callbacks) = (Mutex::default(), Mutex::default());
-        RequestSpec { family, lock, lease: None, wait: None, cancel: None, on_wait, callbacks }
+        let (lease, wait, no_wait, cancel, on_wait_every) = (None, None, None, None, None);
+        RequestSpec { family, lock, lease, wait, no_wait, cancel, on_wait_every, on_wait, callbacks }
     }
 
     /// The same once more, without the closures.
@@ -207,7 +279,9 @@ impl RequestSpec {
             lock: self.lock.clone(),
             lease: self.lease,
             wait: self.wait,
+            no_wait: self.no_wait,
             cancel: self.cancel.clone(),
+            on_wait_every: self.on_wait_every,
             on_wait: Mutex::default(),
             callbacks: Mutex::new(Callbacks { max_hold, warn_before, ..Callbacks::default() }),
         }
@@ -219,20 +293,18 @@ impl RequestSpec {
             AskedWait::For(wait) => far_from(Instant::now(), wait),
             AskedWait::Until(until) => until,
         });
-        match until {
-            None => Patience::Endless,
-            Some(until) if until <= Instant::now() => Patience::Once,
-            Some(until) => Patience::Until(until),
-        }
+        until.map_or(Patience::Endless, Patience::until)
     }
 
     /// What is asked for, once everything but the key is checked.
-    pub(crate) fn checked(mut self) -> Result<(WaitSpec, Callbacks)> {
+    pub(crate) fn checked(mut self) -> Result<(WaitSpec<'static>, Callbacks)> {
         self.lock.terms = self.check()?;
         // To ask once is in vain while others of this process wait. A transfer and a replacement are for the holder
         // itself, whoever waits.
         let stands_back = self.lock.instead_of.is_none() && !self.lock.replace_same_owner;
-        let spec = WaitSpec { lock: self.lock, stands_back, cancel: self.cancel, on_wait: self.on_wait.into_inner() };
+        let on_wait = self.on_wait.into_inner().map(|on_wait| on_wait as OnWait<'_>);
+        let (cancel, on_wait_every) = (self.cancel, self.on_wait_every);
+        let spec = WaitSpec { lock: self.lock, stands_back, cancel, on_wait, on_wait_every };
         Ok((spec, self.callbacks.into_inner()))
     }
 
@@ -257,11 +329,20 @@ impl RequestSpec {
                 return Err(Error::invalid("same_owner", SameOwner::Replace, "used with an exclusive request"));
             }
         }
+        if let Some(why) = self.no_wait.filter(|_| self.wait.is_some()) {
+            let message = format!("a wait is set, but {why}; lock() is what waits as long as wait() says");
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
         let callbacks = self.callbacks.get_mut();
-        for (field, d) in [("max_hold", callbacks.max_hold), ("warn_before", callbacks.warn_before)] {
+        let of_callbacks = [("max_hold", callbacks.max_hold), ("warn_before", callbacks.warn_before)];
+        for (field, d) in of_callbacks.into_iter().chain([("on_wait_every", self.on_wait_every)]) {
             if d.is_some_and(|d| d.is_zero()) {
                 return Err(Error::invalid(field, Duration::ZERO, "above zero"));
             }
+        }
+        if callbacks.on_warning.is_some() && callbacks.warn_before.is_none() {
+            let message = "on_warning is set, but warn_before is not, which says when it is called";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         let (lease, ends_at) = match self.lease {
             None => (None, None),
@@ -298,131 +379,18 @@ fn refusal(family: &Family, key: &str, seen: &[Seen], kind: ErrorKind, message: 
     let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
     let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
     let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
-    family.in_context(Error::new(kind, message).with_key(key).with_holders(holders))
+    family.in_context(of_holders(family, kind, message, holders).with_key(key))
 }
 
-/// The setters of every request, which go to its `spec`.
-macro_rules! setters {
-    ($request:ty) => {
-        impl $request {
-            /// Together with other shared holders. Defaults to exclusive.
-            pub fn shared(mut self) -> Self {
-                self.spec.lock.mode = Mode::Shared;
-                self
-            }
-
-            /// Shared, and only while fewer than `n` hold the key. Defaults to no limit. On DynamoDB the lease bounds it, about
-            /// 160 at 20 s: see `leasehold::dynamodb`.
-            pub fn max_holders(mut self, n: u32) -> Self {
-                self.spec.lock.mode = Mode::Shared;
-                self.spec.lock.max_holders = Some(n);
-                self
-            }
-
-            /// Who holds it, for people: 1 to 1,024 bytes. Defaults to the client's owner.
-            pub fn owner(mut self, owner: impl Into<String>) -> Self {
-                self.spec.lock.labels.owner = owner.into();
-                self
-            }
-
-            /// Whatever others should read about this hold: 1 to 1,024 bytes. Defaults to none.
-            pub fn comment(mut self, comment: impl Into<String>) -> Self {
-                self.spec.lock.labels.comment = Some(comment.into());
-                self
-            }
-
-            /// For how long the lock is held without a renewal. Defaults to the client's lease.
-            pub fn lease(mut self, lease: Duration) -> Self {
-                self.spec.lease = Some(AskedLease::For(lease));
-                self
-            }
-
-            /// The lease ends at this time and the guard does not renew past it. It is turned into a
-            /// duration once, by the local wall clock. Defaults to the client's lease.
-            pub fn lease_until(mut self, at: SystemTime) -> Self {
-                self.spec.lease = Some(AskedLease::Until(at));
-                self
-            }
-
-            /// The lock is held until it is released: when the process dies, an operator has to do that.
-            /// The guard sends no heartbeats and looks twice a minute whether it still stands. Defaults to
-            /// the client's lease.
-            pub fn lease_forever(mut self) -> Self {
-                self.spec.lease = Some(AskedLease::Forever);
-                self
-            }
-
-            /// Puts the lock into a group: one lock id may stand on several keys, and whoever knows it can
-            /// renew and release them all. One of several keys that this client holds with the same lock id
-            /// counts as held, like any other. Defaults to a random one.
-            pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
-                self.spec.lock.lock_id = Some(lock_id.into());
-                self
-            }
-
-            /// What happens to a live exclusive holder with the same owner. With `Replace` the first of several
-            /// keys that this owner holds is as good as a free one. Defaults to `Respect`.
-            pub fn same_owner(mut self, same_owner: SameOwner) -> Self {
-                self.spec.lock.replace_same_owner = same_owner == SameOwner::Replace;
-                self
-            }
-
-            /// How long [`lock`](Self::lock) waits while others hold the lock, or each of several; zero asks once. Defaults to no
-            /// limit.
-            pub fn wait(mut self, wait: Duration) -> Self {
-                self.spec.wait = Some(AskedWait::For(wait));
-                self
-            }
-
-            /// Until when [`lock`](Self::lock) waits. Defaults to no limit.
-            pub fn wait_until(mut self, until: Instant) -> Self {
-                self.spec.wait = Some(AskedWait::Until(until));
-                self
-            }
-
-            /// Ends the wait with an error of kind `Cancelled`. Defaults to none.
-            pub fn cancel(mut self, cancel: &CancelToken) -> Self {
-                self.spec.cancel = Some(cancel.clone());
-                self
-            }
-
-            /// Called on this thread whenever the wait goes on, once for each key. Defaults to nothing.
-            pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
-                *self.spec.on_wait.get_mut() = Some(Box::new(on_wait));
-                self
-            }
-
-            /// The lock is lost after this time, for a worker that hangs while its process lives. Defaults
-            /// to no limit.
-            pub fn max_hold(mut self, max_hold: Duration) -> Self {
-                self.spec.callbacks.get_mut().max_hold = Some(max_hold);
-                self
-            }
-
-            /// Warns once when heartbeats fail and no more than this is left until the loss: to the log,
-            /// the observer and [`on_warning`](Self::on_warning). Defaults to no warning.
-            pub fn warn_before(mut self, left: Duration) -> Self {
-                self.spec.callbacks.get_mut().warn_before = Some(left);
-                self
-            }
-
-            /// Called once, on a thread of its own, with what is left when
-            /// [`warn_before`](Self::warn_before) is due. Defaults to nothing.
-            pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
-                self.spec.callbacks.get_mut().on_warning = Some(Box::new(on_warning));
-                self
-            }
-
-            /// Called once, on a thread of its own, when the lock is lost; never after a release. Dropping
-            /// or releasing the guard inside it is fine, and a panic in it is contained. Defaults to nothing.
-            pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
-                self.spec.callbacks.get_mut().on_loss = Some(Box::new(on_loss));
-                self
-            }
-        }
-    };
+/// The error that carries the holders, and says so when this client is one of them.
+pub(crate) fn of_holders(family: &Family, kind: ErrorKind, mut message: String, holders: Vec<LockStatus>) -> Error {
+    let is_here = holders.iter().any(|holder| family.holds_here(holder));
+    if is_here {
+        message.push_str("; a guard of this very client is among them, and must be released first");
+    }
+    let error = Error::new(kind, message).with_holders(holders);
+    if is_here { error.held_here() } else { error }
 }
-pub(crate) use setters;
 
 setters!(LockRequest);
 

@@ -1,16 +1,17 @@
 //! A request for whichever of several locks is free first.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-
-use parking_lot::Mutex;
 
 use crate::api::guard::LockGuard;
 #[cfg(feature = "capi")]
 use crate::api::request::LockRequest;
-use crate::api::request::{AskedWait, RequestSpec, SameOwner, setters};
+use crate::api::request::{ACQUIRES_ONCE, AskedWait, OWN_WAIT, RequestSpec, SameOwner, of_holders};
+use crate::api::setters::setters;
 use crate::engine::acquire_any::{Order, obtain_any};
 use crate::engine::family::Family;
 use crate::engine::options::{AskedLease, Terms};
@@ -25,11 +26,14 @@ use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
+use crate::sys::deadline::far_from;
 
 /// So many holders are named in the message of an error; [`Error::holders`] has all.
 const NAMED: usize = 5;
 /// What the refusal of one look says.
 const HELD: &str = "others hold each of them";
+/// What a wait that is over says.
+const WAITED: &str = "others held each of them until the wait was over";
 
 /// A request for whichever of several locks is free first, made by
 /// [`LockClient::request_any`](crate::LockClient::request_any).
@@ -92,22 +96,51 @@ impl LockAnyRequest {
     /// what the store says.
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.spec.patience();
-        self.guard_or(patience, ErrorKind::TimedOut, "others held each of them until the wait was over")
+        self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
+    }
+
+    /// [`lock`](LockAnyRequest::lock) that calls `progress` as [`on_wait`](LockAnyRequest::on_wait) says, and in its
+    /// place. It may borrow, and need not be `Send`, since no thread but this one has it.
+    ///
+    /// # Errors
+    /// As [`lock`](LockAnyRequest::lock).
+    pub fn lock_with_progress(self, progress: impl FnMut(&Waiting)) -> Result<LockGuard> {
+        let patience = self.spec.patience();
+        self.guard_or(patience, Some(Box::new(progress)), ErrorKind::TimedOut, WAITED)
     }
 
     /// Asks once for each key until one is granted; `None` when others hold all.
     ///
     /// # Errors
     /// As [`lock`](LockAnyRequest::lock), but `TimedOut` only when the store was too slow to be asked
-    /// for all. Each key has one request timeout.
-    pub fn try_lock(self) -> Result<Option<LockGuard>> {
-        Ok(self.guard(Patience::Once)?.granted())
+    /// for all. Each key has one request timeout. Also `InvalidInput` when a [`wait`](LockAnyRequest::wait) is set.
+    pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
+        self.spec.no_wait = Some("try_lock() asks once");
+        Ok(self.guard(Patience::Once, None)?.granted())
+    }
+
+    /// Waits for at most `timeout`; `None` when others held all of them all the while. Zero asks once.
+    ///
+    /// # Errors
+    /// As [`try_lock`](LockAnyRequest::try_lock).
+    pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockGuard>> {
+        self.try_lock_until(far_from(Instant::now(), timeout))
+    }
+
+    /// Waits until `deadline` at the most; `None` when others held all of them all the while. A deadline that has
+    /// passed asks once.
+    ///
+    /// # Errors
+    /// As [`try_lock`](LockAnyRequest::try_lock).
+    pub fn try_lock_until(mut self, deadline: Instant) -> Result<Option<LockGuard>> {
+        self.spec.no_wait = Some(OWN_WAIT);
+        Ok(self.guard(Patience::until(deadline), None)?.granted())
     }
 
     /// [`try_lock`](LockAnyRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
     #[cfg(feature = "capi")]
     pub(crate) fn lock_once(self) -> Result<LockGuard> {
-        self.guard_or(Patience::Once, ErrorKind::Held, HELD)
+        self.guard_or(Patience::Once, None, ErrorKind::Held, HELD)
     }
 
     /// Asks once for each key until one is granted, and gives that lock as data: no guard, no thread,
@@ -116,10 +149,11 @@ impl LockAnyRequest {
     /// # Errors
     /// `Held`, with the holders of every key, when others hold all; else as
     /// [`try_lock`](LockAnyRequest::try_lock).
-    pub fn acquire(self) -> Result<Lock> {
+    pub fn acquire(mut self) -> Result<Lock> {
+        self.spec.no_wait = Some(ACQUIRES_ONCE);
         let (family, order) = (self.spec.family.clone(), self.order);
         let _call = family.obtaining()?;
-        let (mut specs, ..) = self.checked()?;
+        let (mut specs, ..) = self.checked(None)?;
         specs.iter_mut().for_each(|spec| spec.stands_back = false);
         match obtain_any(&family, specs, Patience::Once, order)? {
             Obtained::Granted(granted) => Ok(family.as_data(&granted)),
@@ -127,31 +161,37 @@ impl LockAnyRequest {
         }
     }
 
-    fn guard_or(self, patience: Patience, kind: ErrorKind, message: &str) -> Result<LockGuard> {
+    fn guard_or(
+        self,
+        patience: Patience,
+        progress: Option<OnWait<'_>>,
+        kind: ErrorKind,
+        message: &str,
+    ) -> Result<LockGuard> {
         let family = self.spec.family.clone();
-        match self.guard(patience)? {
+        match self.guard(patience, progress)? {
             Obtained::Granted(guard) => Ok(guard),
             Obtained::Refused(seen) => Err(refusal(&family, &seen, kind, message)),
         }
     }
 
-    fn guard(self, patience: Patience) -> Result<Obtained<LockGuard>> {
+    fn guard(self, patience: Patience, progress: Option<OnWait<'_>>) -> Result<Obtained<LockGuard>> {
         let (family, order) = (self.spec.family.clone(), self.order);
         let _call = family.obtaining()?;
-        let (specs, terms, callbacks) = self.checked()?;
+        let (specs, terms, callbacks) = self.checked(progress)?;
         let obtained = obtain_any(&family, specs, patience, order)?;
         obtained.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks))
     }
 
     /// What is asked for of each key.
-    fn checked(self) -> Result<(Vec<WaitSpec>, Terms, Callbacks)> {
+    fn checked<'a>(self, progress: Option<OnWait<'a>>) -> Result<(Vec<WaitSpec<'a>>, Terms, Callbacks)> {
         let family = self.spec.family.clone();
         let checked = check_keys(&self.keys).and_then(|()| self.spec.checked());
         let (mut spec, callbacks) = checked.map_err(|error| family.in_context(error))?;
-        let on_wait = spec.on_wait.take().map(|on_wait| Arc::new(Mutex::new(on_wait)));
-        let told = || -> Option<OnWait> {
+        let on_wait = progress.or(spec.on_wait.take()).map(|on_wait| Rc::new(RefCell::new(on_wait)));
+        let told = || -> Option<OnWait<'a>> {
             let on_wait = on_wait.clone()?;
-            Some(Box::new(move |waiting| (*on_wait.lock())(waiting)))
+            Some(Box::new(move |waiting| (*on_wait.borrow_mut())(waiting)))
         };
         let specs = self.keys.into_iter().map(|key| spec.for_key(key, told())).collect();
         Ok((specs, spec.lock.terms, callbacks))
@@ -183,7 +223,7 @@ fn refusal(family: &Family, seen: &[Seen], kind: ErrorKind, message: &str) -> Er
     if holders.len() > NAMED {
         message = format!("{message}, and {} more", holders.len() - NAMED);
     }
-    family.in_context(Error::new(kind, message).with_holders(holders))
+    family.in_context(of_holders(family, kind, message, holders))
 }
 
 impl fmt::Debug for LockAnyRequest {

@@ -93,14 +93,14 @@ impl Asked {
     }
 
     pub fn acquire(self) -> Result<Lock, Error> {
-        match self.request() {
+        match self.with(LockRequest::without_wait).request() {
             Request::One(request) => request.acquire(),
             Request::Any(request) => request.acquire(),
         }
     }
 
     pub fn adopt(self, lock: Lock) -> Result<GuardHandle, Failure> {
-        self.guard(|request| match request {
+        self.with(LockRequest::without_wait).guard(|request| match request {
             Request::One(request) => request.adopt(lock),
             Request::Any(_) => {
                 Err(Error::invalid("request", "for one of several keys", "for one key, to adopt a lock"))

@@ -62,6 +62,8 @@ struct Options {
     poll: Option<(Duration, Duration)>,
     request_timeout: Option<Duration>,
     drop_timeout: Option<Duration>,
+    must_exist: bool,
+    create_schema: bool,
 }
 
 impl Options {
@@ -88,7 +90,7 @@ impl Options {
         if let Some(timeout) = self.drop_timeout {
             builder = builder.drop_timeout(timeout);
         }
-        builder.connect()
+        builder.must_exist(self.must_exist).create_schema(self.create_schema).connect()
     }
 }
 
@@ -121,6 +123,8 @@ pub unsafe extern "C" fn leasehold_builder_new(
             poll,
             request_timeout,
             drop_timeout,
+            must_exist: false,
+            create_schema: false,
         };
         builder.write(handle::insert(Builder(Mutex::new(options)))?)
     })
@@ -179,6 +183,21 @@ pub extern "C" fn leasehold_builder_set_request_timeout(builder: BuilderHandle, 
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_drop_timeout(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.drop_timeout = Some(millis(ms))))
+}
+
+/// Connects only to what is there: a missing SQLite file, table or collection is an error and is not made, and an SQLite
+/// file that this user may only read is opened all the same. Defaults to making a missing SQLite file.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_must_exist(builder: BuilderHandle) -> Code {
+    call(|| set(builder, |options| options.must_exist = true))
+}
+
+/// Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
+/// connecting to a table that is missing succeeds, and its first lock fails. Not together with
+/// leasehold_builder_set_must_exist. Defaults to making nothing but a missing SQLite file.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) -> Code {
+    call(|| set(builder, |options| options.create_schema = true))
 }
 
 /// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for

@@ -9,7 +9,7 @@ use super::{call, handle, millis, out_arg};
 
 /// Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
 /// nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
-/// before. The data stays yours to free.
+/// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it. The data stays yours to free.
 ///
 /// # Safety
 /// `guard` must be writable.
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn leasehold_client_adopt(
 }
 
 /// Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
-/// LEASEHOLD_CODE_LOST when it is not held any more.
+/// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHandle, lease_ms: u64) -> Code {
     call(|| {
@@ -40,7 +40,7 @@ pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHan
 }
 
 /// Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
-/// lock any more, LEASEHOLD_CODE_HELD when others do.
+/// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {
     call(|| {

@@ -89,6 +89,13 @@ pub unsafe extern "C" fn leasehold_error_holders(list: *mut ListHandle) -> Code 
     })
 }
 
+/// Whether a guard of the very client that asked was among those that held the lock: another thread's, or this one's,
+/// which waited for itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_error_held_by_this_client() -> bool {
+    last(|failure| Some(failure.error.as_ref()?.held_by_this_client())).unwrap_or(false)
+}
+
 /// Whether the failed call may succeed later without any change.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_error_is_retryable() -> bool {

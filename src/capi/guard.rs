@@ -83,12 +83,12 @@ impl Guard {
 
     /// Why nothing can be done with it any more.
     fn ended(&self) -> Failure {
-        let (code, how) = match self.loss.get() {
-            Some(loss) => (Code::Lost, format!("lost: {loss}")),
-            None if self.was_lost.load(Ordering::SeqCst) => (Code::Lost, "it was not held any more".to_owned()),
-            None => (Code::Closed, "the guard was released already".to_owned()),
+        let (kind, how) = match self.loss.get() {
+            Some(loss) => (ErrorKind::Lost, format!("lost: {loss}")),
+            None if self.was_lost.load(Ordering::SeqCst) => (ErrorKind::Lost, "it was not held any more".to_owned()),
+            None => (ErrorKind::Closed, "the guard was released already".to_owned()),
         };
-        Failure::new(code, format!("lock {:?}: {how}", self.granted.key()))
+        Error::new(kind, how).with_key(self.granted.key()).with_store(self.granted.store().unwrap_or_default()).into()
     }
 }
 

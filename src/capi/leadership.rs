@@ -5,7 +5,7 @@ use parking_lot::RwLock;
 use super::code::Code;
 use super::election::{ElectionHandle, find};
 use super::failure::Failure;
-use super::{as_millis, call, handle, out_arg};
+use super::{as_millis, call, handle, millis, out_arg};
 use crate::LossWatch;
 use crate::api::election::Leadership;
 
@@ -22,6 +22,11 @@ handle::object!(LeadershipData = 10, "leadership");
 pub type LeadershipHandle = u64;
 
 impl LeadershipData {
+    fn won(won: Leadership) -> Result<LeadershipHandle, Failure> {
+        let (token, loss) = (won.fencing_token(), won.loss());
+        handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })
+    }
+
     fn ask<T>(&self, ask: impl FnOnce(&Leadership) -> T) -> Option<T> {
         self.leadership.try_read().and_then(|leadership| leadership.as_ref().map(ask))
     }
@@ -39,9 +44,24 @@ pub unsafe extern "C" fn leasehold_election_campaign(
 ) -> Code {
     call(|| {
         let leadership = out_arg!(leadership);
-        let won = find(election)?.campaign()?;
-        let (token, loss) = (won.fencing_token(), won.loss());
-        leadership.write(handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })?)
+        leadership.write(LeadershipData::won(find(election)?.campaign()?)?)
+    })
+}
+
+/// leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
+/// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does.
+///
+/// # Safety
+/// `leadership` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_campaign_for(
+    election: ElectionHandle,
+    wait_ms: u64,
+    leadership: *mut LeadershipHandle,
+) -> Code {
+    call(|| {
+        let leadership = out_arg!(leadership);
+        leadership.write(LeadershipData::won(find(election)?.campaign_for(millis(wait_ms))?)?)
     })
 }
 

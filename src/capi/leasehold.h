@@ -313,6 +313,10 @@ leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len
 // `list` must be writable.
 leasehold_code leasehold_error_holders(leasehold_list *list);
 
+// Whether a guard of the very client that asked was among those that held the lock: another thread's, or this one's,
+// which waited for itself.
+bool leasehold_error_held_by_this_client(void);
+
 // Whether the failed call may succeed later without any change.
 bool leasehold_error_is_retryable(void);
 
@@ -355,6 +359,15 @@ leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder, 
 // How long freeing a guard that is still held, or closing the client, may take, in milliseconds. Defaults to 5,000.
 leasehold_code leasehold_builder_set_drop_timeout(leasehold_builder builder,
                                                   uint64_t ms);
+
+// Connects only to what is there: a missing SQLite file, table or collection is an error and is not made, and an SQLite
+// file that this user may only read is opened all the same. Defaults to making a missing SQLite file.
+leasehold_code leasehold_builder_set_must_exist(leasehold_builder builder);
+
+// Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
+// connecting to a table that is missing succeeds, and its first lock fails. Not together with
+// leasehold_builder_set_must_exist. Defaults to making nothing but a missing SQLite file.
+leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 
 // Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for
 // the store for at most the request timeout. The builder stays yours and can be used again.
@@ -520,8 +533,8 @@ leasehold_code leasehold_request_set_lease_forever(leasehold_request request);
 // for such a holder like for any other.
 leasehold_code leasehold_request_set_replace_same_owner(leasehold_request request);
 
-// For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. Defaults to
-// no limit.
+// For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. The calls
+// that try once do so whatever is set here. Defaults to no limit.
 leasehold_code leasehold_request_set_wait(leasehold_request request,
                                           uint64_t ms);
 
@@ -749,7 +762,7 @@ leasehold_code leasehold_lock_free(leasehold_lock lock);
 
 // Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
 // nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
-// before. The data stays yours to free.
+// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it. The data stays yours to free.
 //
 // # Safety
 // `guard` must be writable.
@@ -758,11 +771,13 @@ leasehold_code leasehold_client_adopt(leasehold_client client,
                                       leasehold_guard *guard);
 
 // Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
-// LEASEHOLD_CODE_LOST when it is not held any more.
-leasehold_code leasehold_client_heartbeat(leasehold_client client, leasehold_lock lock, uint64_t lease_ms);
+// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
+leasehold_code leasehold_client_heartbeat(leasehold_client client,
+                                          leasehold_lock lock,
+                                          uint64_t lease_ms);
 
 // Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
-// lock any more, LEASEHOLD_CODE_HELD when others do.
+// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
 leasehold_code leasehold_client_release(leasehold_client client,
                                         leasehold_lock lock);
 
@@ -1006,6 +1021,15 @@ leasehold_code leasehold_election_free(leasehold_election election);
 // `leadership` must be writable.
 leasehold_code leasehold_election_campaign(leasehold_election election,
                                            leasehold_leadership *leadership);
+
+// leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
+// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does.
+//
+// # Safety
+// `leadership` must be writable.
+leasehold_code leasehold_election_campaign_for(leasehold_election election,
+                                               uint64_t wait_ms,
+                                               leasehold_leadership *leadership);
 
 // Writes whether this node still leads. It does not wait and asks nobody. It is false before another node can win, and
 // once false it stays false.

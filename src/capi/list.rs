@@ -9,6 +9,7 @@ use super::filter::{FilterData, FilterHandle};
 use super::status::{STATUS_FIRST_SIZE, Status, UNENDING, pick};
 use super::{call, handle, millis, out_arg, sized_out_arg, text, text_arg};
 use crate::api::filter::Filter;
+use crate::model::error::ErrorKind;
 use crate::model::lock::LockStatus;
 
 /// Holders as they were when somebody looked.
@@ -35,8 +36,9 @@ pub unsafe extern "C" fn leasehold_client_get(
     call(|| {
         let key = text_arg!(key, key_len);
         let (token, holders) = (out_arg!(token), out_arg!(holders));
-        let none = || Failure::new(Code::NotFound, format!("nobody ever held the lock {key:?}"));
-        let status = handle::get::<Client>(client)?.api.get(key)?.ok_or_else(none)?;
+        let client = handle::get::<Client>(client)?;
+        let none = || client.api.error(ErrorKind::InvalidInput, key, "nobody ever held it");
+        let status = client.api.get(key)?.ok_or_else(|| Failure::with_code(none(), Code::NotFound))?;
         holders.write(handle::insert(List(status.holders().to_vec()))?)?;
         token.write(status.fencing_token())
     })

@@ -187,8 +187,8 @@ pub extern "C" fn leasehold_request_set_replace_same_owner(request: RequestHandl
     call(|| set(request, |request| request.same_owner(SameOwner::Replace)))
 }
 
-/// For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. Defaults to
-/// no limit.
+/// For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. The calls
+/// that try once do so whatever is set here. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.wait(millis(ms))))

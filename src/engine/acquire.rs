@@ -19,7 +19,7 @@ use crate::sys::log;
 use crate::sys::observing::WaitSpan;
 
 /// Obtains the lock, or says who holds it.
-pub fn obtain(family: &Arc<Family>, spec: WaitSpec, patience: Patience) -> Result<Obtained> {
+pub fn obtain(family: &Arc<Family>, spec: WaitSpec<'_>, patience: Patience) -> Result<Obtained> {
     let mut wait = Wait::new(family, spec, patience);
     let key = wait.spec.lock.key.clone();
     let outcome = wait.run();
@@ -30,7 +30,7 @@ pub fn obtain(family: &Arc<Family>, spec: WaitSpec, patience: Patience) -> Resul
 /// The wait for one key.
 pub(super) struct Wait<'a> {
     pub(super) family: &'a Arc<Family>,
-    pub(super) spec: WaitSpec,
+    pub(super) spec: WaitSpec<'a>,
     pub(super) patience: Patience,
     /// The call waits for other keys, too, which trouble with this one must not hold up.
     pub(super) is_one_of_several: bool,
@@ -48,6 +48,8 @@ pub(super) struct Effort {
     /// Grants that came too late to be of use.
     voids: u32,
     pub(super) warn_after: Duration,
+    /// When the caller was last told that the wait goes on.
+    pub(super) told: Option<Instant>,
 }
 
 /// Its place among the waiters of this process, and when it looks.
@@ -109,8 +111,8 @@ pub(super) enum Round {
 }
 
 impl<'a> Wait<'a> {
-    pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec, patience: Patience) -> Self {
-        let effort = Effort { started: Instant::now(), attempts: 0, voids: 0, warn_after: FIRST_WARNING };
+    pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec<'a>, patience: Patience) -> Self {
+        let effort = Effort { started: Instant::now(), attempts: 0, voids: 0, warn_after: FIRST_WARNING, told: None };
         let (line, known) = (InLine::default(), Known::default());
         Wait { family, spec, patience, is_one_of_several: false, effort, line, known, span: None }
     }
@@ -479,20 +481,15 @@ impl<'a> Wait<'a> {
         let holders = LockStatus::live(&seen);
         self.family.options.observing.tell(&Event::Refused { key: &self.spec.lock.key, holders: &holders });
         let mine = |holder: &LockStatus| {
-            Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.held_here(holder.fencing_token())
+            Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.family.holds_here(holder)
         };
         let is_mine = self.spec.lock.instead_of.is_none() && holders.iter().any(mine);
         self.known.refusal = Some(seen);
         if is_mine {
             let message = "this client holds it already with the same lock id";
-            return Err(Error::new(ErrorKind::AlreadyHeld, message).with_holders(holders));
+            return Err(Error::new(ErrorKind::AlreadyHeld, message).with_holders(holders).held_here());
         }
         Ok(Round::Refused)
-    }
-
-    pub(super) fn held_here(&self, token: u64) -> bool {
-        let is_it = |lock: &crate::model::lock::Lock| lock.key() == self.spec.lock.key && lock.fencing_token() == token;
-        self.family.holds().iter().any(|hold| is_it(hold.granted()))
     }
 }
 

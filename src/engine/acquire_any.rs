@@ -23,20 +23,26 @@ pub enum Order {
     AsGiven,
 }
 
-impl WaitSpec {
+impl WaitSpec<'_> {
     /// The same for another key.
-    pub fn for_key(&self, key: String, on_wait: Option<OnWait>) -> WaitSpec {
+    pub fn for_key<'a>(&self, key: String, on_wait: Option<OnWait<'a>>) -> WaitSpec<'a> {
         WaitSpec {
             lock: LockSpec { key, ..self.lock.clone() },
             stands_back: self.stands_back,
             cancel: self.cancel.clone(),
             on_wait,
+            on_wait_every: self.on_wait_every,
         }
     }
 }
 
 /// Obtains the first of the locks that is free, or says who holds each of them.
-pub fn obtain_any(family: &Arc<Family>, specs: Vec<WaitSpec>, patience: Patience, order: Order) -> Result<Obtained> {
+pub fn obtain_any(
+    family: &Arc<Family>,
+    specs: Vec<WaitSpec<'_>>,
+    patience: Patience,
+    order: Order,
+) -> Result<Obtained> {
     let is_one_of_several = specs.len() > 1 && !matches!(patience, Patience::Once);
     let mut waits: Vec<_> = specs.into_iter().map(|spec| Wait::new(family, spec, patience)).collect();
     waits.iter_mut().for_each(|wait| wait.is_one_of_several = is_one_of_several);

@@ -18,7 +18,7 @@ use crate::lease::Labels;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
-use crate::model::lock::Lock;
+use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
@@ -176,6 +176,12 @@ impl Family {
         self.watcher.holds()
     }
 
+    /// Whether this holder is a guard of this client.
+    pub fn holds_here(&self, holder: &LockStatus) -> bool {
+        let is_it = |lock: &Lock| (lock.key(), lock.fencing_token()) == (holder.key(), holder.fencing_token());
+        self.holds().iter().any(|hold| is_it(hold.granted()))
+    }
+
     /// A lock that was just granted, with heartbeat and watcher at work.
     pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
         self.hold_until(granted, terms, callbacks, AtEnd::Release)
@@ -192,7 +198,7 @@ impl Family {
     pub fn as_data(&self, granted: &Granted) -> Lock {
         let Granted { attempt, holder, now, .. } = granted;
         self.options.observing.tell(&Event::HandedOver { key: &attempt.key, held_for: Duration::ZERO });
-        Lock::granted(attempt, holder, *now)
+        Lock::granted(attempt, holder, *now, self.backend.info())
     }
 
     fn hold_until(&self, granted: Granted, terms: Terms, callbacks: Callbacks, at_end: AtEnd) -> Result<Arc<Hold>> {

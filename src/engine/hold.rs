@@ -150,7 +150,7 @@ impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
         let Granted { attempt, holder, now, held_until, chain } = granted;
-        let lock = Lock::granted(&attempt, &holder, now);
+        let lock = Lock::granted(&attempt, &holder, now, setup.backend.info());
         let (now, wishes) = crossbeam_channel::bounded(1);
         let granted_at = setup.clock.now();
         Arc::new(Hold {

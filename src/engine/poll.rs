@@ -102,7 +102,16 @@ impl Wait<'_> {
     /// warning is due.
     pub(super) fn tell_after(&self) -> Duration {
         let warning = self.effort.warn_after.saturating_sub(self.effort.started.elapsed());
-        if self.spec.on_wait.is_some() { warning.min(*self.family.options.poll.end()) } else { warning }
+        match (&self.spec.on_wait, self.spec.on_wait_every) {
+            (None, _) => warning,
+            (Some(_), None) => warning.min(*self.family.options.poll.end()),
+            (Some(_), Some(every)) => warning.min(self.not_told_before(every)),
+        }
+    }
+
+    /// How much of this time since the caller was told is left.
+    fn not_told_before(&self, every: Duration) -> Duration {
+        self.effort.told.map_or(Duration::ZERO, |told| every.saturating_sub(told.elapsed()))
     }
 
     /// Waits for this long or until it is worth looking; false when the call's time is over.
@@ -195,7 +204,9 @@ impl Wait<'_> {
         let key = &self.spec.lock.key;
         self.family.options.observing.tell(&Event::Waited { key, waited });
         let warn = waited >= self.effort.warn_after;
-        if !warn && self.spec.on_wait.is_none() {
+        let every = self.spec.on_wait_every.unwrap_or_default();
+        let is_due = self.spec.on_wait.is_some() && self.not_told_before(every).is_zero();
+        if !warn && !is_due {
             return;
         }
         let holders = self.known.refusal.as_ref().map(LockStatus::live).unwrap_or_default();
@@ -212,7 +223,7 @@ impl Wait<'_> {
                 but("; the store: ", &last_error)
             );
         }
-        let held_by_this_client = holders.iter().any(|holder| self.held_here(holder.fencing_token()));
+        let held_by_this_client = holders.iter().any(|holder| self.family.holds_here(holder));
         let waiting = Waiting {
             key: key.clone(),
             held_by_this_client,
@@ -226,7 +237,8 @@ impl Wait<'_> {
             place: self.line.ticket.as_ref().map_or(0, Ticket::place),
             last_error: self.known.last_error.clone(),
         };
-        if let Some(on_wait) = &mut self.spec.on_wait {
+        if let Some(on_wait) = self.spec.on_wait.as_mut().filter(|_| is_due) {
+            self.effort.told = Some(Instant::now());
             contained("wait callback", || on_wait(&waiting));
         }
     }

@@ -33,7 +33,7 @@ pub struct Chain {
 }
 
 /// Runs on the caller's thread whenever a wait goes on.
-pub type OnWait = Box<dyn FnMut(&Waiting) + Send>;
+pub type OnWait<'a> = Box<dyn FnMut(&Waiting) + 'a>;
 
 /// Runs when the lock is lost.
 pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
@@ -94,12 +94,14 @@ impl LockSpec {
 }
 
 /// The lock that a caller asks for, and what ends and reports its wait.
-pub struct WaitSpec {
+pub struct WaitSpec<'a> {
     pub lock: LockSpec,
     /// Asks nothing while others of this process wait for the lock.
     pub stands_back: bool,
     pub cancel: Option<CancelToken>,
-    pub on_wait: Option<OnWait>,
+    pub on_wait: Option<OnWait<'a>>,
+    /// The time between two calls of it, where it is not called at each look.
+    pub on_wait_every: Option<Duration>,
 }
 
 /// How long to go on while others hold the lock.
@@ -111,6 +113,13 @@ pub enum Patience {
     Until(Instant),
     /// Without limit.
     Endless,
+}
+
+impl Patience {
+    /// Until then; a time that has passed asks once.
+    pub fn until(until: Instant) -> Self {
+        if until <= Instant::now() { Patience::Once } else { Patience::Until(until) }
+    }
 }
 
 /// How a call for a lock, or for one of several, ended without an error.

@@ -27,6 +27,7 @@ struct Inner {
     key: Option<String>,
     store: Option<String>,
     holders: Vec<LockStatus>,
+    held_here: bool,
     lease: Option<LeaseStatus>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
@@ -96,6 +97,7 @@ impl Error {
             key: None,
             store: None,
             holders: Vec::new(),
+            held_here: false,
             lease: None,
             source: None,
         }))
@@ -128,6 +130,12 @@ impl Error {
 
     pub(crate) fn with_holders(mut self, holders: Vec<LockStatus>) -> Self {
         self.inner().holders = holders;
+        self
+    }
+
+    /// One of the holders is a guard of the very client that asked.
+    pub(crate) fn held_here(mut self) -> Self {
+        self.inner().held_here = true;
         self
     }
 
@@ -167,6 +175,12 @@ impl Error {
     /// Who held the lock when it was refused; empty for other kinds.
     pub fn holders(&self) -> &[LockStatus] {
         &self.0.holders
+    }
+
+    /// Whether a guard of the very client that asked is among the [holders](Error::holders): another thread's, or this
+    /// one's, which waited for itself.
+    pub fn held_by_this_client(&self) -> bool {
+        self.0.held_here
     }
 
     /// The lease as it was found, when a call on it was impossible; `None` when nobody held it, and for other kinds.

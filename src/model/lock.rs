@@ -87,6 +87,8 @@ pub struct Lock {
     pub(crate) created: SystemTime,
     pub(crate) renewed: Option<SystemTime>,
     pub(crate) leased_until: Option<SystemTime>,
+    /// The store that granted it, as errors call it; `None` where that is not known.
+    pub(crate) store: Option<String>,
     /// Its acquisition was sent once and answered: no copy of it is on its way, which a release would have to stop.
     pub(crate) sent_once: bool,
 }
@@ -105,8 +107,15 @@ impl Lock {
             created: status.created,
             renewed: status.renewed,
             leased_until: status.leased_until,
+            store: None,
             sent_once: false,
         }
+    }
+
+    /// The store that granted it, as [`Error::store`](crate::Error::store) tells it; `None` for data of an earlier
+    /// version.
+    pub fn store(&self) -> Option<&str> {
+        self.store.as_deref()
     }
 }
 
@@ -275,6 +284,8 @@ mod wire {
         renewed: Option<u64>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         leased_until: Option<u64>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        store: Option<String>,
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         sent_once: bool,
     }
@@ -304,6 +315,7 @@ mod wire {
                 created: micros(lock.created),
                 renewed: lock.renewed.map(micros),
                 leased_until: lock.leased_until.map(micros),
+                store: lock.store,
                 sent_once: lock.sent_once,
             }
         }
@@ -327,6 +339,7 @@ mod wire {
                 created: time(wire.created),
                 renewed: wire.renewed.map(time),
                 leased_until: wire.leased_until.map(time),
+                store: wire.store,
                 sent_once: wire.sent_once,
             })
         }

@@ -1,15 +1,15 @@
 //! What was seen in a store, as users read it.
 
-use super::{Attempt, Seen};
+use super::{Attempt, Seen, StoreInfo};
 use crate::lease::{Holder, Mode, StoreTime};
 use crate::model::lease_status::LeaseStatus;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
 
 impl Lock {
-    /// What this acquisition was granted.
-    pub(crate) fn granted(attempt: &Attempt, holder: &Holder, now: StoreTime) -> Self {
+    /// What this acquisition was granted by the store.
+    pub(crate) fn granted(attempt: &Attempt, holder: &Holder, now: StoreTime, store: &StoreInfo) -> Self {
         let lock = Lock::found(&attempt.key, attempt.ask.mode, holder, now);
-        Lock { sent_once: attempt.sends == 1, ..lock }
+        Lock { store: Some(store.label.clone()), sent_once: attempt.sends == 1, ..lock }
     }
 }
 

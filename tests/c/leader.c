@@ -91,6 +91,9 @@ int main(int argc, char **argv) {
   OK(leasehold_election_leader(second, &seen, id, sizeof id, NULL));
   CHECK(seen == token && strcmp(id, "node-1") == 0);
   EXPECT(LEASEHOLD_CODE_LOST, leasehold_election_token(second, &seen));
+  EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_election_campaign_for(second, 1, &term));
+  OK(leasehold_error_holder(id, sizeof id, NULL));
+  CHECK(strcmp(id, "node-1") == 0);
   OK(leasehold_election_stop(first)); /* resigns */
   CHECK(wait_for(&node, &node.lost, 0) == token);
   OK(leasehold_election_campaign(second, &term));

@@ -86,6 +86,8 @@ static void handles(void) {
   WITH_BAD_HANDLES(BUILDER, leasehold_builder_set_poll(h, 1, 2));
   WITH_BAD_HANDLES(BUILDER, leasehold_builder_set_request_timeout(h, 1000));
   WITH_BAD_HANDLES(BUILDER, leasehold_builder_set_drop_timeout(h, 1000));
+  WITH_BAD_HANDLES(BUILDER, leasehold_builder_set_must_exist(h));
+  WITH_BAD_HANDLES(BUILDER, leasehold_builder_set_create_schema(h));
   WITH_BAD_HANDLES(BUILDER, leasehold_builder_connect(h, &h2));
   WITH_BAD_HANDLES(BUILDER, leasehold_builder_free(h));
 
@@ -194,6 +196,7 @@ static void handles(void) {
   WITH_BAD_HANDLES(ELECTION, leasehold_election_wait(h));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_stop(h));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_campaign(h, &h2));
+  WITH_BAD_HANDLES(ELECTION, leasehold_election_campaign_for(h, 1, &h2));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_free(h));
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_is_leader(h, &held));
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_token(h, &n));
@@ -250,6 +253,9 @@ static void texts(void) {
   CHECK(strcmp(key, "k") == 0 && leasehold_error_code() == LEASEHOLD_CODE_HELD);
   EXPECT(LEASEHOLD_CODE_NULL_POINTER, leasehold_error_key(NULL, 1, NULL));
   CHECK(!leasehold_error_is_retryable());
+  CHECK(leasehold_error_held_by_this_client()); /* it was to wait for itself */
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_lock(live[CLIENT], "", 0, &h2));
+  CHECK(!leasehold_error_held_by_this_client());
   OK(leasehold_guard_free(none));
 }
 
@@ -301,6 +307,7 @@ static void pointers(void) {
   NULL_POINTER(leasehold_election_token(live[ELECTION], NULL));
   NULL_POINTER(leasehold_election_leader(live[ELECTION], NULL, NULL, 0, NULL));
   NULL_POINTER(leasehold_election_campaign(live[ELECTION], NULL));
+  NULL_POINTER(leasehold_election_campaign_for(live[ELECTION], 1, NULL));
   NULL_POINTER(leasehold_leadership_is_leader(live[LEADERSHIP], NULL));
   NULL_POINTER(leasehold_leadership_token(live[LEADERSHIP], NULL));
   NULL_POINTER(leasehold_leadership_remaining(live[LEADERSHIP], NULL));
@@ -351,6 +358,8 @@ static void values(void) {
   EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(live[LIST], 1, &status, sizeof status));
   EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(live[LIST], SIZE_MAX, &status, sizeof status));
   EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_client_get(live[CLIENT], TEXT("never"), &n, &n));
+  OK(leasehold_error_key(advice, sizeof advice, NULL));
+  CHECK(strcmp(advice, "never") == 0);
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_request_add_key(live[REQUEST], TEXT("second")));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_guard_ensure_held_for(live[GUARD], UINT64_MAX));
 
@@ -364,6 +373,8 @@ static void values(void) {
   OK(leasehold_request_set_lease(live[REQUEST], 20000));
   OK(leasehold_request_set_deadline_in(live[REQUEST], UINT64_MAX));
   OK(leasehold_request_lock(live[REQUEST], &guard));
+  /* A request is used again and again: what asks once does so, whatever wait the others have. */
+  EXPECT(LEASEHOLD_CODE_HELD, leasehold_request_try_lock(live[REQUEST], &n));
   EXPECT(LEASEHOLD_CODE_HELD, leasehold_request_acquire(live[REQUEST], &n));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_request_adopt(live[REQUEST], live[LOCK], &n)); /* of another key */
   OK(leasehold_cancel_fire(live[CANCEL]));
@@ -412,10 +423,31 @@ static void values(void) {
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held_for(guard, 1));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, UINT64_MAX));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 0));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_release(guard));
+  OK(leasehold_error_key(key, sizeof key, NULL));
+  char store[256];
+  OK(leasehold_error_store(store, sizeof store, NULL));
+  CHECK(strcmp(key, "free") == 0 && strncmp(store, "sqlite:/", 8) == 0);
   OK(leasehold_guard_free(guard));
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
   OK(leasehold_request_free(any));
   CHECK(lock == 0);
+
+  /* The data of a lock knows its store: elsewhere it is nobody's lock. */
+  leasehold_builder elsewhere = 0;
+  leasehold_client other = 0;
+  OK(leasehold_builder_new(TEXT("memory:elsewhere"), &elsewhere));
+  OK(leasehold_builder_set_create_schema(elsewhere));
+  OK(leasehold_builder_connect(elsewhere, &other));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_adopt(other, live[LOCK], &n));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_heartbeat(other, live[LOCK], 20000));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_client_release(other, live[LOCK]));
+  OK(leasehold_error_message(advice, sizeof advice, NULL));
+  CHECK(strstr(advice, "the one that granted the lock, \"sqlite:/") != NULL);
+  OK(leasehold_client_free(other));
+  OK(leasehold_builder_set_must_exist(elsewhere));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_builder_connect(elsewhere, &other));
+  OK(leasehold_builder_free(elsewhere));
 
   /* A number is never given out twice, however often its place is used again. */
   leasehold_cancel first = 0, next = 0;

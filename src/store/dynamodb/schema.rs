@@ -47,7 +47,7 @@ impl Dynamodb {
     fn look_at_table(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match self.describe(by)? {
             Table::Missing(error) if what.needs_table() => Err(error),
-            Table::There(table) => self.check(&table),
+            Table::There(table) => self.check(&table, "is there"),
             Table::Hidden => {
                 static SAID: AtomicBool = AtomicBool::new(false);
                 let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
@@ -84,13 +84,19 @@ impl Dynamodb {
     }
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
-        let mut made = false;
+        // Where it was missing: whether this client made it, or another was faster.
+        let (mut made, mut protects) = (None, false);
         let (started, mut logged) = (Instant::now(), Instant::now());
         loop {
             let each = &by.of_request();
             match self.describe(each)? {
                 Table::There(table) => {
-                    let text = self.check(&table)?;
+                    let is = match (made, protects) {
+                        (Some(true), _) => "was made",
+                        (_, true) => "is there, and is protected now",
+                        (_, false) => "is there",
+                    };
+                    let text = self.check(&table, is)?;
                     // An updating table serves.
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
                     if is_there && self.is_protected(&table, each)? {
@@ -98,16 +104,14 @@ impl Dynamodb {
                         self.check_grace()?;
                         return Ok(text);
                     }
+                    protects |= is_there;
                 }
                 Table::Hidden => {
                     let text = "dynamodb:DescribeTable is denied, which making the table needs";
                     return Err(DynamodbError::Schema(text.to_owned()));
                 }
-                Table::Missing(_) if made => {}
-                Table::Missing(_) => {
-                    self.make(each)?;
-                    made = true;
-                }
+                Table::Missing(_) if made.is_some() => {}
+                Table::Missing(_) => made = Some(self.make(each)?),
             }
             if logged.elapsed() >= PROGRESS {
                 logged = Instant::now();
@@ -120,7 +124,8 @@ impl Dynamodb {
         }
     }
 
-    fn check(&self, table: &TableDescription) -> Result<String, DynamodbError> {
+    /// An error unless it is right; else the text that says so, and what `is` with it.
+    fn check(&self, table: &TableDescription, is: &str) -> Result<String, DynamodbError> {
         let (name, key) = (&self.target.table, &self.target.partition_key);
         let keys: Vec<String> = table
             .key_schema()
@@ -147,7 +152,7 @@ impl Dynamodb {
                  one lock; use a table of one region, or multi-region strong consistency"
             )));
         }
-        Ok(format!("{name}: the table is there, with the key {right}"))
+        Ok(format!("{name}: the table {is}, with the key {right}"))
     }
 
     fn describe(&self, by: &Deadline) -> Result<Table, DynamodbError> {
@@ -164,9 +169,10 @@ impl Dynamodb {
         }
     }
 
-    fn make(&self, by: &Deadline) -> Result<(), DynamodbError> {
+    /// Tells whether it was this client that made it.
+    fn make(&self, by: &Deadline) -> Result<bool, DynamodbError> {
         let is_safe = self.protection.deletion;
-        let answer: Answer<()> = self.send(by, move |client, stamp, target| async move {
+        let answer: Answer<bool> = self.send(by, move |client, stamp, target| async move {
             let key = KeySchemaElement::builder().attribute_name(&target.partition_key).key_type(KeyType::Hash).build();
             let kind = AttributeDefinition::builder()
                 .attribute_name(&target.partition_key)
@@ -184,10 +190,10 @@ impl Dynamodb {
                 .attribute_definitions(kind)
                 .set_deletion_protection_enabled(is_safe.then_some(true));
             match request.customize().interceptor(stamp.clone()).send().await {
-                Ok(_) => Ok(()),
+                Ok(_) => Ok(true),
                 // Another process was faster.
                 Err(error) if error.as_service_error().is_some_and(|error| error.is_resource_in_use_exception()) => {
-                    Ok(())
+                    Ok(false)
                 }
                 Err(error) => target.classify(Err(error), &stamp),
             }

@@ -148,9 +148,10 @@ impl Mongodb {
         if let Known::There(collection) = self.collection(&by.of_request())? {
             self.check_kind(&collection)?;
         }
-        let there = match self.indexes(&by.of_request())? {
-            Known::There(indexes) => indexes,
-            Known::Missing | Known::Hidden => Vec::new(),
+        let (there, is_new) = match self.indexes(&by.of_request())? {
+            Known::There(indexes) => (indexes, false),
+            Known::Missing => (Vec::new(), true),
+            Known::Hidden => (Vec::new(), false),
         };
         let mut missing = Vec::new();
         // One that is being built is waited for.
@@ -163,6 +164,11 @@ impl Mongodb {
                 missing.push(IndexModel::builder().keys(doc! { key: 1 }).build());
             }
         }
+        let is = match (is_new, missing.is_empty()) {
+            (true, _) => "was made, with its indexes",
+            (false, true) => "is there, with its indexes",
+            (false, false) => "is there, and the indexes that it lacked were built",
+        };
         if !missing.is_empty() {
             match self.build(missing, by) {
                 Err((Fate::Duplicate, _)) => {
@@ -185,7 +191,7 @@ impl Mongodb {
             }
         }
         self.is_unique.store(true, Ordering::Relaxed);
-        Ok(format!("{}: the collection is there, with its indexes", self.collection))
+        Ok(format!("{}: the collection {is}", self.collection))
     }
 
     /// One request, for as long as the server builds: it would end the build with the request. Meanwhile it is asked

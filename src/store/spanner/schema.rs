@@ -59,7 +59,8 @@ impl Spanner {
     }
 
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, SpannerError> {
-        let ready = format!("{}: the table is there, with all its columns and its index", self.target.table);
+        let table = &self.target.table;
+        let right = |is: &str| format!("{table}: the table {is}, with all its columns and its index");
         match what {
             Schema::Describe => Ok(self.target.statements(&Made::default()).join(";\n") + ";"),
             Schema::Check | Schema::Connect(_) => {
@@ -73,23 +74,39 @@ impl Spanner {
                         Ok(lacks.to_string())
                     }
                     Some(lacks) => Err(lacks),
-                    None => Ok(ready),
+                    None => Ok(right("is there")),
                 }
             }
-            Schema::Create => self.create(&by.long()).map(|()| ready),
+            Schema::Create => {
+                let (was_missing, done) = self.create(&by.long())?;
+                Ok(match (was_missing, done.is_empty()) {
+                    (true, _) => right("was made"),
+                    (false, true) => right("is there"),
+                    (false, false) => {
+                        format!("{table}: the table is there, and got what it lacked: {}", done.join("; "))
+                    }
+                })
+            }
         }
     }
 
-    fn create(&self, by: &Deadline) -> Result<(), SpannerError> {
+    /// Whether there was no table, and the statements that were carried out.
+    fn create(&self, by: &Deadline) -> Result<(bool, Vec<String>), SpannerError> {
+        let (mut was_missing, mut done) = (false, Vec::new());
         loop {
             let found = self.found(&by.of_request())?;
             self.target.check(&found)?;
             let statements = self.target.statements(&found);
             if statements.is_empty() {
-                return Ok(());
+                return Ok((was_missing, done));
             }
+            let is_missing = found.columns.is_empty();
             // Where another process was faster, the next look sees it.
-            let made = self.make(statements, by)?;
+            let made = self.make(statements.clone(), by)?;
+            if made {
+                was_missing |= is_missing;
+                done.extend(statements);
+            }
             if !made && !by.wait_for(LOOK) {
                 return Err(SpannerError::NotReady);
             }

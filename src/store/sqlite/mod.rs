@@ -14,6 +14,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -65,6 +66,8 @@ pub struct Sqlite {
     /// Never waits for the other one.
     reader: Mutex<Conn>,
     watch: Watch,
+    /// Connecting made the table, which `create_schema` has not said yet.
+    made: AtomicBool,
 }
 
 /// The file, and the clock of its times.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
@@ -110,12 +111,12 @@ impl Sqlite {
                 return Err(denied);
             }
             let mut writer = Writer::open(&path, before, by)?;
-            let ready = match missing {
-                Missing::IsAllowed => schema::create,
-                Missing::IsRefused => schema::require,
+            let made = match missing {
+                Missing::IsAllowed => schema::create(&writer, &path, by),
+                Missing::IsRefused => schema::require(&writer, &path, by).map(|()| false),
             };
             // While it is open, which takes descriptors, too.
-            ready(&writer, &path, by).map_err(|error| conn::explained(error, &path))?;
+            let made = made.map_err(|error| conn::explained(error, &path))?;
             if missing == Missing::IsAllowed
                 && writer.is_readonly("main").unwrap_or(false)
                 && let Some(denied) = file::denied(&path)
@@ -125,11 +126,11 @@ impl Sqlite {
             let log = writer.protect(&path, by)?;
             let mut reader = conn::open(&path, before, Durability::Process, by)?;
             match reader.protect(&path, by)? {
-                of_reader if of_reader == log => Ok((writer, reader, log)),
+                of_reader if of_reader == log => Ok((writer, reader, log, made)),
                 _ => Err(SqliteError::Moved { path: path.clone() }),
             }
         };
-        let (writer, reader, log) = open()?;
+        let (writer, reader, log, made) = open()?;
         // Both opened the file that is there before and after.
         if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });
@@ -140,6 +141,6 @@ impl Sqlite {
         let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
         let target = Target { path, file: before, log, clock, clock_identity };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
-        Ok(Sqlite { info, target, writer, reader, watch: Watch::default() })
+        Ok(Sqlite { info, target, writer, reader, watch: Watch::default(), made: AtomicBool::new(made) })
     }
 }

@@ -1,6 +1,7 @@
 //! The table, the format's version, and how a file gets both.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use rusqlite::{Connection, OptionalExtension};
 
@@ -95,12 +96,13 @@ impl Sqlite {
         if what == Schema::Describe {
             return Ok(format!("PRAGMA journal_mode = WAL;\n{TABLE};\nPRAGMA user_version = {USER_VERSION};"));
         }
-        let run = || {
+        let mut made = false;
+        let mut run = || {
             self.target.check()?;
             if what == Schema::Create {
                 let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
                 writer.promise(Durability::PowerCut, &self.target.path, by)?;
-                create(&writer, &self.target.path, by)?;
+                made = create(&writer, &self.target.path, by)? | self.made.swap(false, Ordering::Relaxed);
             }
             let conn = conn::lock(&self.reader, &self.target.path, by)?;
             busy_retried(&self.target.path, by, "read the database", || {
@@ -112,7 +114,8 @@ impl Sqlite {
             })
         };
         let (major, minor) = run().map_err(|error| self.target.explained(error))?;
-        Ok(format!("{}: the table `locks` is there, format {major}.{minor}", self.target.path.display()))
+        let is = if made { "was made" } else { "is there" };
+        Ok(format!("{}: the table `locks` {is}, format {major}.{minor}", self.target.path.display()))
     }
 }
 
@@ -141,8 +144,8 @@ pub(super) fn check_table(conn: &Connection, path: &Path) -> Result<bool, Sqlite
 }
 
 /// Makes what is missing; safe while other processes do the same. Nothing is changed in a file that is
-/// not ours to use.
-pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
+/// not ours to use. Tells whether the table was made here.
+pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bool, SqliteError> {
     // One transaction, so that the table and the version belong together.
     let ready = busy_retried(path, by, "read the database", || {
         conn.execute_batch("BEGIN").map_err(|e| failed(path, "read the database", e))?;
@@ -152,14 +155,15 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<()
     })?;
     write_ahead_log(conn, path, by)?;
     if ready {
-        return Ok(());
+        return Ok(false);
     }
     let tx = Tx::begin(conn, Begin::Write, path, by)?;
-    if !is_ready(&tx, path)? {
+    let is_missing = !is_ready(&tx, path)?;
+    if is_missing {
         let set = format!("{TABLE}; PRAGMA user_version = {}", user_version_to_set(&tx, path)?);
         tx.execute_batch(&set).map_err(|e| failed(path, "create the table", e))?;
     }
-    tx.commit(by)?.map_or(Ok(()), Err)
+    tx.commit(by)?.map_or(Ok(is_missing), Err)
 }
 
 /// An error unless the table is there. A copy may have lost its write-ahead log and the version, which is no fault of it.

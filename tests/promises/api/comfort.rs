@@ -148,6 +148,8 @@ fn a_warning_that_would_come_before_the_first_heartbeat_is_refused() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains("warn_before is 20s, but must be below 18s"), "{error}");
         drop(request().warn_before(Duration::from_secs(17)).lock().unwrap());
+        let error = request().on_warning(|_| ()).lock().unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("warn_before is not"), "{error}");
         let began = Instant::now();
         drop(store.client().request("k").lease_forever().warn_before(MINUTE).lock().unwrap());
         assert!(began.elapsed() < LONG);

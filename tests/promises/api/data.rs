@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::ErrorKind;
+use leasehold::{ErrorKind, Lock, LockClient};
 
 use crate::api::{LONG, MINUTE, on_every_store};
 
@@ -76,6 +76,62 @@ fn get_tells_token_and_holders_and_nothing_for_a_new_key() {
         let status = client.get("k").unwrap().unwrap();
         assert_eq!((status.holders().len(), status.fencing_token()), (0, token));
     });
+}
+
+#[test]
+fn a_lock_of_another_store_is_refused() {
+    on_every_store(|store| {
+        let (client, elsewhere) = (store.client(), LockClient::connect("memory:elsewhere").unwrap());
+        let label = store.store.info().label.clone();
+        let (mine, theirs) = (client.request("k").acquire().unwrap(), elsewhere.lock("k").unwrap().into_lock());
+        assert_eq!((mine.store(), theirs.store()), (Some(label.as_str()), Some("memory:elsewhere")));
+        let refused = |client: &LockClient, lock: &Lock| {
+            let refused =
+                [client.adopt(lock.clone()).map(drop), client.heartbeat(lock, MINUTE).map(drop), client.release(lock)];
+            for refused in refused {
+                let error = refused.unwrap_err();
+                assert_eq!((error.kind(), error.key()), (ErrorKind::InvalidInput, Some("k")), "{error}");
+                let right = format!("must be the one that granted the lock, {:?}", lock.store().unwrap());
+                assert!(error.to_string().contains(&right), "{error}");
+            }
+        };
+        refused(&client, &theirs);
+        refused(&elsewhere, &mine);
+        store.rival().adopt(mine).unwrap().release().unwrap();
+        elsewhere.release(&theirs).unwrap();
+    });
+}
+
+#[test]
+#[cfg(feature = "serde")]
+fn data_of_an_earlier_version_names_no_store() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("k").acquire().unwrap();
+        let mut json = serde_json::to_value(&lock).unwrap();
+        assert_eq!(json["store"], store.store.info().label);
+        json.as_object_mut().unwrap().remove("store");
+        let old: Lock = serde_json::from_value(json).unwrap();
+        assert_eq!(old.store(), None);
+        client.adopt(old).unwrap().release().unwrap();
+    });
+}
+
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_file_that_is_another_one_is_another_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |path: &str| leasehold::sqlite::builder(folder.path().join(path)).connect().unwrap();
+    let (one, other) = (open("one.db"), open("other.db"));
+    let lock = one.request("k").acquire().unwrap();
+    assert_eq!(other.release(&lock).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(open("./one.db").heartbeat(&lock, MINUTE).unwrap().key(), "k");
+    // What can be the same file under another name is asked, and says where the lock was.
+    drop(one);
+    std::fs::rename(folder.path().join("one.db"), folder.path().join("moved.db")).unwrap();
+    let error = other.adopt(lock).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(error.to_string().contains("it was granted by sqlite:") && error.to_string().contains("one.db"), "{error}");
 }
 
 #[test]

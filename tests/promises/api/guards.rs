@@ -151,6 +151,21 @@ fn with_lock_gives_the_value_and_tells_a_loss() {
 }
 
 #[test]
+fn with_locks_error_goes_into_any_other_whatever_its_value_is() {
+    let client = leasehold::LockClient::connect("memory:").unwrap();
+    // Neither `'static` nor `Send`.
+    let word = |words: &str| -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
+        let work = |_: &leasehold::LockGuard| std::rc::Rc::new(words.split(' ').next());
+        let first = client.with_lock("k", work).map_err(leasehold::WithLockError::into_error)?;
+        Ok(first.map_or(0, str::len))
+    };
+    assert_eq!(word("two words").unwrap(), 3);
+    client.close().unwrap();
+    let error = word("two words").unwrap_err();
+    assert_eq!(error.downcast::<leasehold::Error>().unwrap().kind(), ErrorKind::Closed);
+}
+
+#[test]
 fn a_panic_releases_the_lock() {
     on_every_store(|store| {
         let client = store.client();

@@ -9,6 +9,7 @@ mod lease_model;
 mod leases;
 mod listing;
 mod operators;
+mod readers;
 mod told;
 mod waiting;
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{CancelToken, ErrorKind};
 
 use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::bench::Bench;
 
 const SHORT: Duration = Duration::from_millis(150);
 
@@ -155,6 +156,126 @@ fn a_shared_waiter_with_a_limit_takes_the_place_of_whoever_ends_first() {
         assert_eq!(client.get("k").unwrap().unwrap().holders().len(), 2);
         drop(guard);
     });
+}
+
+#[test]
+fn what_asks_once_refuses_a_wait() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("adopted").acquire().unwrap();
+        let later = || Instant::now() + LONG;
+        let (one, any) = (|| client.request("k").wait(SHORT), || client.request_any(["k", "l"]).wait_until(later()));
+        let refused = [
+            one().try_lock().map(drop),
+            one().try_lock_for(SHORT).map(drop),
+            one().try_lock_until(later()).map(drop),
+            one().acquire().map(drop),
+            client.request("adopted").wait(SHORT).adopt(lock).map(drop),
+            any().try_lock().map(drop),
+            any().try_lock_for(SHORT).map(drop),
+            any().try_lock_until(later()).map(drop),
+            any().acquire().map(drop),
+        ];
+        for refused in refused {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("a wait is set, but"), "{error}");
+        }
+        assert!(client.get("k").unwrap().is_none() && client.held().is_empty(), "something was asked");
+    });
+}
+
+#[test]
+fn a_request_waits_with_none_at_its_end() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let held = ["k", "l"].map(|key| rival.lock(key).unwrap());
+        let (one, any) = (|| client.request("k"), || client.request_any(["k", "l"]));
+        // A busy server has time to answer; else that is the answer.
+        let (wait, started) = (Duration::from_secs(2), Instant::now());
+        assert!(one().comment("c").try_lock_for(wait).unwrap().is_none());
+        assert!(any().try_lock_until(Instant::now() + wait).unwrap().is_none());
+        assert!(started.elapsed() >= 2 * wait);
+        assert!(one().try_lock_for(Duration::ZERO).unwrap().is_none());
+        drop(held);
+        let guards = (one().try_lock_for(LONG).unwrap().unwrap(), any().try_lock_for(LONG).unwrap().unwrap());
+        assert_eq!((guards.0.key(), guards.1.key()), ("k", "l"));
+    });
+}
+
+#[test]
+fn an_error_says_that_this_client_holds_the_lock() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let _mine = [client.lock("k").unwrap(), client.request("g").lock_id("group").lock().unwrap()];
+        let once = Duration::ZERO;
+        let waited = [
+            client.request("k").wait(once).lock().unwrap_err(),
+            client.request("k").acquire().unwrap_err(),
+            client.request_any(["k", "g"]).wait(once).lock().unwrap_err(),
+        ];
+        for error in waited {
+            assert!(error.held_by_this_client(), "{error}");
+            assert!(error.to_string().contains("a guard of this very client is among them"), "{error}");
+        }
+        assert!(client.request("g").lock_id("group").lock().unwrap_err().held_by_this_client());
+        let error = rival.request("k").wait(once).lock().unwrap_err();
+        assert!(!error.held_by_this_client() && !error.to_string().contains("very client"), "{error}");
+    });
+}
+
+#[test]
+fn progress_borrows_and_stays_on_its_thread() {
+    on_every_store(|store| {
+        let client = store.client();
+        let _held = ["k", "l"].map(|key| store.rival().lock(key).unwrap());
+        // Not `Send`, and not `'static`.
+        let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+        let here = std::thread::current().id();
+        let note = |waiting: &leasehold::Waiting, cancel: &CancelToken| {
+            assert_eq!(std::thread::current().id(), here);
+            seen.borrow_mut().push(waiting.key.clone());
+            cancel.cancel();
+        };
+        let cancel = CancelToken::new();
+        let one = client.request("k").wait(LONG).cancel(&cancel).on_wait(|_| panic!("it is replaced"));
+        assert_eq!(one.lock_with_progress(|waiting| note(waiting, &cancel)).unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(*seen.borrow(), ["k"]);
+        let cancel = CancelToken::new();
+        let any = client.request_any(["l"]).wait(LONG).cancel(&cancel);
+        assert_eq!(any.lock_with_progress(|waiting| note(waiting, &cancel)).unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(*seen.borrow(), ["k", "l"]);
+    });
+}
+
+#[test]
+fn a_waiter_hears_as_often_as_it_wants() {
+    let bench = Bench::new();
+    bench.faults.never_wakes();
+    let _held = bench.rival().lock("k").unwrap();
+    // When it was told, and how often it had asked by then.
+    let told = |every: Duration, poll: Duration| {
+        let client = bench.builder().poll(poll..=poll).connect().unwrap();
+        let (cancel, mut told, started) = (CancelToken::new(), Vec::new(), Instant::now());
+        let request = client.request("k").wait(LONG).cancel(&cancel).on_wait_every(every);
+        let outcome = request.lock_with_progress(|waiting| {
+            told.push((started.elapsed(), waiting.attempts));
+            if told.len() == 5 {
+                cancel.cancel();
+            }
+        });
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);
+        told
+    };
+    let (often, seldom) = (Duration::from_millis(5), Duration::from_millis(100));
+    let heard = told(seldom, often);
+    let pauses = heard.windows(2).map(|two| two[1].0 - two[0].0);
+    assert!(pauses.min() >= Some(seldom - often), "{heard:?}");
+    assert!(heard[4].1 - heard[0].1 >= 8, "it was told at each of its looks: {heard:?}");
+    let heard = told(often, MINUTE);
+    assert_eq!(heard[4].1, heard[0].1, "it looked in order to tell: {heard:?}");
+    let error = bench.client().request_any(["k"]).on_wait_every(Duration::ZERO).lock().unwrap_err();
+    assert!(error.to_string().contains("on_wait_every is 0ns, but must be above zero"), "{error}");
 }
 
 #[test]

@@ -38,19 +38,20 @@ fn a_table_is_protected_from_deletion_where_that_is_wanted() {
     let wanted = leasehold::dynamodb::Table::new(&table.0).deletion_protection(true);
     let client = leasehold::dynamodb::builder(config(), wanted.clone()).connect().unwrap();
     assert!(client.schema().unwrap().contains("--deletion-protection-enabled"));
-    client.create_schema().unwrap();
+    assert!(client.create_schema().unwrap().contains("the table was made"));
     assert_eq!(is_protected(&raw), Some(true), "made so");
     let delete = raw.client.delete_table().table_name(&table.0);
     assert!(raw.runtime.block_on(delete.send()).is_err(), "the service refuses");
     // Who does not ask for it does not take it away.
-    plain.create_schema().unwrap();
+    assert!(plain.create_schema().unwrap().contains("the table is there, with the key"));
     assert_eq!(is_protected(&raw), Some(true));
 
     let other = Table::fresh();
     let raw = Raw::new(&other);
     assert_ne!(is_protected(&raw), Some(true));
     let wanted = leasehold::dynamodb::Table::new(&other.0).deletion_protection(true);
-    leasehold::dynamodb::builder(config(), wanted).connect().unwrap().create_schema().unwrap();
+    let said = leasehold::dynamodb::builder(config(), wanted).connect().unwrap().create_schema().unwrap();
+    assert!(said.contains("the table is there, and is protected now"), "{said}");
     assert_eq!(is_protected(&raw), Some(true), "a table that was there");
 }
 
@@ -95,11 +96,11 @@ fn a_missing_table_is_made_by_several_at_once() {
     let error = client.lock("k").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema);
     assert!(error.to_string().contains("create_schema") && error.to_string().contains(&table.0), "{error}");
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| connect(&table).unwrap().create_schema().unwrap());
-        }
+    let said = std::thread::scope(|scope| {
+        let makers = [(); 4].map(|()| scope.spawn(|| connect(&table).unwrap().create_schema().unwrap()));
+        makers.map(|maker| maker.join().unwrap())
     });
+    assert_eq!(said.iter().filter(|said| said.contains("the table was made")).count(), 1, "{said:?}");
     client.lock("k").unwrap().release().unwrap();
     client.create_schema().unwrap();
     assert!(client.schema().unwrap().contains("create-table"));

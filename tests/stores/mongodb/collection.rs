@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 
 use leasehold::ErrorKind;
+use leasehold::internals::store::mongodb::Mongodb;
 use leasehold::internals::store::{Acquired, Missing, Schema, Swapped};
 use leasehold::mongodb::driver::IndexModel;
 use leasehold::mongodb::driver::bson::{Document, doc};
@@ -25,20 +26,21 @@ fn the_schema_makes_the_indexes_of_mongo_lock_and_takes_those_that_are_there() {
     let store = rows.open();
     let text = store.schema(Schema::Describe, &soon()).unwrap();
     assert!(text.contains("unique: true, sparse: true") && text.lines().count() == 5, "{text}");
-    store.schema(Schema::Create, &soon()).unwrap();
+    let create = |store: &Mongodb| store.schema(Schema::Create, &soon()).unwrap();
+    assert!(create(&store).ends_with("the collection was made, with its indexes"));
     let made = indexes(&rows);
     let wanted =
         ["_id", "exclusive.expiresAt", "exclusive.lockId", "resource", "shared.locks.expiresAt", "shared.locks.lockId"];
     let keys: Vec<&str> = made.iter().map(|key| key.keys().next().unwrap().as_str()).collect();
     assert_eq!(keys, wanted);
-    store.schema(Schema::Create, &soon()).unwrap();
+    assert!(create(&store).ends_with("the collection is there, with its indexes"));
     assert_eq!(indexes(&rows), made);
     // One under another name, and not sparse.
     let rows = Rows::unmade();
     let options = IndexOptions::builder().unique(true).name("mine".to_owned()).build();
     rows.raw().create_index(IndexModel::builder().keys(doc! { "resource": 1 }).options(options).build()).run().unwrap();
     let store = rows.open();
-    store.schema(Schema::Create, &soon()).unwrap();
+    assert!(create(&store).ends_with("the collection is there, and the indexes that it lacked were built"));
     assert_eq!(indexes(&rows).len(), 6);
     granted(&store, &mut exclusive(&store, "k"));
 }

@@ -28,11 +28,11 @@ fn a_missing_table_is_made_by_several_at_once() {
     let error = client.lock("k").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error:?}");
     assert!(error.to_string().contains("create_schema") && error.to_string().contains(TABLE), "{error}");
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| database.open().schema(Schema::Create, &soon()).unwrap());
-        }
+    let said = std::thread::scope(|scope| {
+        let makers = [(); 4].map(|()| scope.spawn(|| database.open().schema(Schema::Create, &soon()).unwrap()));
+        makers.map(|maker| maker.join().unwrap())
     });
+    assert_eq!(said.iter().filter(|said| said.contains("the table was made")).count(), 1, "{said:?}");
     client.lock("k").unwrap().release().unwrap();
     // Once more does nothing.
     assert!(database.open().schema(Schema::Create, &soon()).unwrap().contains("is there"));
@@ -76,7 +76,8 @@ fn a_table_of_spindle_is_completed() {
     let found = client.diagnose().unwrap().schema.unwrap_err();
     assert_eq!(found.kind(), ErrorKind::Schema);
     assert!(found.to_string().contains("grant_id, lock_id") && found.to_string().contains("create_schema"), "{found}");
-    client.create_schema().unwrap();
+    let said = client.create_schema().unwrap();
+    assert!(said.contains("got what it lacked: ALTER TABLE `locks` ADD COLUMN grant_id"), "{said}");
     client.lock("k").unwrap().release().unwrap();
     assert!(client.diagnose().unwrap().is_well());
 }

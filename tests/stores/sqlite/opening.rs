@@ -54,6 +54,18 @@ fn the_mode_of_a_file_that_is_there_stays() {
 }
 
 #[test]
+fn create_schema_says_who_made_the_table() {
+    let folder = Folder::new();
+    let said = |store: &Sqlite| store.schema(Schema::Create, &soon()).unwrap();
+    let (first, second) = (open(&folder.file()), open(&folder.file()));
+    assert!(said(&second).contains("the table `locks` is there"), "another client made it");
+    assert!(said(&first).contains("the table `locks` was made"), "when it connected");
+    assert!(said(&first).contains("the table `locks` is there"), "it was said");
+    rusqlite::Connection::open(folder.file()).unwrap().execute_batch("DROP TABLE locks").unwrap();
+    assert!(said(&second).contains("the table `locks` was made"));
+}
+
+#[test]
 fn many_open_a_missing_file_at_once() {
     for _ in 0..10 {
         let folder = Folder::new();

@@ -1,0 +1,70 @@
+//! A writer behind readers of another process that overlap without end.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use leasehold::internals::builder_over;
+use leasehold::{Event, LockClient, Mutex, Observer};
+
+use crate::api::{LONG, on_every_store};
+
+// The recipe of the docs and of the example of that name.
+#[path = "../../../examples/gate/mod.rs"]
+mod gate;
+
+use gate::readers::Readers;
+
+#[test]
+fn without_a_gate_overlapping_readers_keep_a_writer_out() {
+    on_every_store(|store| {
+        let readers = Readers::start(&store.client(), "k", LockClient::lock_shared, LONG);
+        readers.wait_for_more(1);
+        let writer = store.rival();
+        while readers.granted() < 8 {
+            let got = writer.try_lock_for("k", Duration::from_millis(100));
+            // A busy store may not answer in so short a time, which is no grant either.
+            assert!(!matches!(got, Ok(Some(_))), "they do not overlap");
+        }
+        readers.stop().unwrap();
+        assert!(writer.try_lock_for("k", LONG).unwrap().is_some());
+    });
+}
+
+/// Notes how often readers were granted the lock by the time that this client was granted each of its locks.
+struct Notes(Arc<AtomicU32>, Mutex<Vec<(String, u32)>>);
+
+impl Observer for Notes {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Granted { key, .. } = event {
+            self.1.lock().push(((*key).to_owned(), self.0.load(Ordering::SeqCst)));
+        }
+    }
+}
+
+#[test]
+fn at_a_gate_a_writer_waits_for_those_readers_alone_that_are_in() {
+    on_every_store(|store| {
+        let readers = Readers::start(&store.client(), "k", gate::lock_shared, Duration::from_millis(200));
+        readers.wait_for_more(1);
+        let notes = Arc::new(Notes(readers.granted.clone(), Mutex::default()));
+        let writer = builder_over(store.second.clone(), store.clock.clone()).observer(notes.clone());
+        let writer = writer.connect().unwrap();
+        let (tell, told) = mpsc::channel();
+        let wait = std::thread::spawn(move || {
+            let guard = gate::lock(&writer, "k").unwrap();
+            tell.send(()).unwrap();
+            guard.release().unwrap();
+        });
+        let in_time = told.recv_timeout(LONG);
+        readers.wait_for_more(readers.granted() + 2);
+        readers.stop().unwrap();
+        wait.join().unwrap();
+        assert!(in_time.is_ok(), "it starved");
+        let notes = notes.1.lock();
+        let [(first, before), (second, after)] = notes.as_slice() else { panic!("{notes:?}") };
+        assert_eq!((first.as_str(), second.as_str()), ("k.gate", "k"));
+        // At most one of them had looked at the gate before the writer came.
+        assert!(after - before <= 1, "{} readers went by it", after - before);
+    });
+}
