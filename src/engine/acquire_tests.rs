@@ -52,7 +52,7 @@ impl Bench {
     }
 
     fn wait(&self, patience: Patience) -> Wait<'_> {
-        let spec = WaitSpec { lock: spec(), stands_back: false, cancel: None, on_wait: None };
+        let spec = WaitSpec { lock: spec(), stands_back: false, cancel: None, on_wait: None, on_wait_every: None };
         Wait::new(&self.family, spec, patience)
     }
 
@@ -71,8 +71,13 @@ impl Bench {
                 }
             }
         };
-        let spec =
-            WaitSpec { lock: spec(), stands_back: false, cancel: Some(cancel), on_wait: Some(Box::new(on_wait)) };
+        let spec = WaitSpec {
+            lock: spec(),
+            stands_back: false,
+            cancel: Some(cancel),
+            on_wait: Some(Box::new(on_wait)),
+            on_wait_every: None,
+        };
         let outcome = obtain(&self.family, spec, Patience::Until(Instant::now()));
         assert_eq!(self.family.queues.len("k"), 0);
         outcome
