@@ -112,9 +112,9 @@ pub(crate) fn sqlite_file(options: SqliteOptions) -> Opener {
         min_lease: Sqlite::MIN_LEASE,
         min_margin: Duration::ZERO,
         default_lease: DEFAULT_LEASE,
-        open: Box::new(move |clock, by, must_exist| {
-            let open = if must_exist { Sqlite::open_existing } else { Sqlite::open };
-            Ok(Arc::new(open(options, clock, by)?))
+        open: Box::new(move |clock, by, must_exist| match must_exist {
+            true => Sqlite::open_existing(options, clock, by),
+            false => Ok(Arc::new(Sqlite::open(options, clock, by)?)),
         }),
     }
 }
