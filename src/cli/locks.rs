@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Global, Purge, Release, Renew, Status, Unlock};
 use crate::failure::{Failure, Outcome};
-use crate::show::{columns, holder, holder_json, print, print_json};
+use crate::show::{columns, err, holder, holder_json, print, print_json, say};
 use crate::store::{Missing, client};
 use crate::words::{ago, fitted, plain, words};
 
@@ -29,7 +29,11 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
         if clears {
             print("\x1b[H\x1b[2J")?;
         }
-        show_status(global, &client, args)?;
+        match show_status(global, &client, args) {
+            // As `run` does, it waits for a store that is in trouble.
+            Err(Failure::Library(error)) if error.is_retryable() => say(&error.to_string()),
+            shown => drop(shown?),
+        }
         thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
@@ -191,12 +195,8 @@ fn confirm(key: &str, holders: &[LockStatus]) -> Outcome<()> {
     if !std::io::stdin().is_terminal() {
         return Err(Failure::usage("--force asks before it takes a lock away, but there is no terminal; give --yes"));
     }
-    let mut err = std::io::stderr().lock();
-    for status in holders {
-        let _ = writeln!(err, "{key:?} is held by {}", holder(status));
-    }
-    let _ = write!(err, "Its holder learns of it only at its next heartbeat. Release it? [y/N] ")
-        .and_then(|()| err.flush());
+    let held: String = holders.iter().map(|status| format!("{key:?} is held by {}\n", holder(status))).collect();
+    err(&format!("{held}Its holder learns of it only at its next heartbeat. Release it? [y/N] "));
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     match answer.trim() {

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold::{LeaseStatus, LockStatus, Mutex};
+use nix::unistd::{getpgrp, tcgetpgrp};
 use serde_json::{Value, json};
 use terminal_size::{Width, terminal_size_of};
 
@@ -28,26 +29,41 @@ pub fn say(text: &str) {
         return say_json(&json!({ "message": text }));
     }
     let mut line = LINE.lock();
-    let clear = if std::mem::take(&mut *line) { "\r\x1b[K" } else { "" };
-    let _ = writeln!(io::stderr().lock(), "{clear}leasehold: {text}");
+    let clear = if std::mem::take(&mut *line) && !is_in_background() { "\r\x1b[K" } else { "" };
+    err(&format!("{clear}leasehold: {text}\n"));
 }
 
 /// One JSON object on standard error.
 pub fn say_json(value: &Value) {
-    let _ = writeln!(io::stderr().lock(), "{value}");
+    err(&format!("{value}\n"));
+}
+
+/// Text on standard error, at once: others write there, too, and would come in between its parts.
+pub fn err(text: &str) {
+    let mut err = io::stderr().lock();
+    let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
 }
 
 /// Draws the waiting line anew; an empty text removes it.
 pub fn wait_line(text: &str) {
     let mut line = LINE.lock();
+    if is_in_background() {
+        // What is typed to a shell stands there.
+        *line = false;
+        return;
+    }
     if text.is_empty() && !*line {
         return;
     }
     *line = !text.is_empty();
-    let mut err = io::stderr().lock();
     let text = fitted(text, columns(&io::stderr()).unwrap_or(usize::MAX));
     // What is wider all the same must not wrap, since it could not be drawn over.
-    let _ = write!(err, "\r\x1b[K\x1b[?7l{text}\x1b[?7h").and_then(|()| err.flush());
+    err(&format!("\r\x1b[K\x1b[?7l{text}\x1b[?7h"));
+}
+
+/// Whether standard error is our terminal, and others are in its foreground.
+fn is_in_background() -> bool {
+    tcgetpgrp(io::stderr()).is_ok_and(|front| front != getpgrp())
 }
 
 /// How wide the terminal is, if this is one.

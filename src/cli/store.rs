@@ -23,7 +23,16 @@ pub enum Missing {
 
 /// The store that is meant.
 pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
-    match global.store.as_deref().filter(|url| !url.is_empty()) {
+    match global.store.as_deref() {
+        // As of a variable that was not set: on each host the default would be a store of its own.
+        Some("") => Err(Failure::config(
+            "the store URL is empty; give --store or LEASEHOLD_STORE a value, or neither for the file in your state \
+             folder",
+        )),
+        Some(url) if url.starts_with("memory:") => Err(Failure::config(
+            "memory: is a store within one process, which would keep no other command out; name one that all of them \
+             reach, like sqlite:locks.db",
+        )),
         Some(url) => Ok(url.to_owned()),
         // The default would be another store than the outer one's.
         None if std::env::var_os(WITHHELD).is_some() => Err(Failure::config(

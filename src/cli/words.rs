@@ -42,9 +42,13 @@ const OURS: [(&str, &str); 11] = [
     ("duration is ", "--for is "),
 ];
 
-/// A message of the library's, in the words of this command.
+/// A message of the library's, in the words of this command. One that is in them already stays as it is.
 pub fn ours(message: &str) -> String {
-    OURS.iter().fold(message.to_owned(), |message, (theirs, ours)| message.replace(theirs, ours))
+    let dashed = |theirs: &str| format!("--{theirs}");
+    OURS.iter().fold(message.to_owned(), |message, (theirs, ours)| match *ours == dashed(theirs) {
+        true => message.replace(ours, theirs).replace(theirs, ours),
+        false => message.replace(theirs, ours),
+    })
 }
 
 /// `12 s`, `3 min 5 s`, `2 h 5 min`, `3 days 4 h`.

@@ -119,12 +119,11 @@ pub(crate) struct Opener {
 type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 impl Opener {
-    fn new<B: Backend>(
+    fn new(
         min_lease: Duration,
-        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<B> + Send + Sync + 'static,
+        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync + 'static,
     ) -> Self {
-        let open: Open = Box::new(|clock, missing, by| Ok(Arc::new(open(clock, missing, by)?)));
-        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open }
+        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open: Box::new(open) }
     }
 }
 

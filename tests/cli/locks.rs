@@ -59,6 +59,26 @@ fn status_tells_live_and_expired_apart() {
     assert!(text.contains("9 min 5") && !text.contains('\x1b'), "{text}");
 }
 
+/// For a dashboard that nobody starts again.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_watch_outlasts_trouble() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::libc::{F_WRLCK, SEEK_SET, flock};
+    let store = Store::new();
+    drop(store.client());
+    let mut watch = Running::start(&mut store.leasehold(&["status", "--watch"]));
+    watch.expect("no locks");
+    let index = std::fs::File::options().read(true).write(true).open(store.path("locks.db-shm")).unwrap();
+    // The places of which each of SQLite's readers takes one.
+    let places = flock { l_type: F_WRLCK as _, l_whence: SEEK_SET as _, l_start: 123, l_len: 5, l_pid: 0 };
+    until("nobody reads", || fcntl(&index, FcntlArg::F_OFD_SETLK(&places)).is_ok());
+    watch.says("leasehold: sqlite:");
+    drop(index);
+    let _guard = store.client().request("k").owner("ann").lock().unwrap();
+    while !watch.line().contains("ann") {}
+}
+
 #[test]
 fn status_finds_by_every_filter() {
     let store = Store::new();

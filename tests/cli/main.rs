@@ -14,6 +14,7 @@ mod messages;
 mod nested;
 mod processes;
 mod readme;
+mod rights;
 mod secrets;
 mod signals;
 mod snapshots;

@@ -1,6 +1,8 @@
 //! What is said of wrong arguments and of errors.
 
 use std::fs;
+#[cfg(target_os = "linux")]
+use std::io::Read;
 use std::time::Duration;
 
 use crate::support::{Store, run};
@@ -43,9 +45,28 @@ fn every_message_names_what_can_be_typed() {
         let folder = store.folder.path().display().to_string();
         // An option of a URL is typed so.
         let said = ran.stderr.replace(&folder, "").replace("unsafe_fs", "");
+        assert!(!said.contains("----"), "{args:?}: {said}");
         for rust in ["()", "_", "::", "lease_", "Duration"] {
             assert!(!said.contains(rust), "{args:?} names {rust:?}: {said}");
         }
+    }
+}
+
+/// The command writes there, too, and must not come in between.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_line_is_written_at_once() {
+    let store = Store::new();
+    for args in [&["status"][..], &["--json", "status"]] {
+        // Of such a pipe each read takes what one write gave.
+        let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_DIRECT).unwrap();
+        let mut command = store.leasehold(args);
+        let mut child = command.stderr(write).spawn().unwrap();
+        let mut said = [0; 4000];
+        let length = fs::File::from(read).read(&mut said).unwrap();
+        let _ = (child.kill(), child.wait());
+        let said = String::from_utf8_lossy(&said[..length]).into_owned();
+        assert!(said.contains("make it by `leasehold init`") && said.ends_with('\n'), "{said:?}");
     }
 }
 

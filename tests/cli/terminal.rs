@@ -240,6 +240,26 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
     terminal.sees("code=130");
 }
 
+/// What is typed to the shell stands there.
+#[test]
+fn nothing_is_drawn_in_the_background() {
+    let store = Store::new();
+    let guard = store.client().lock("k").unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold run -v k -- echo in\"\"side &\n");
+    terminal.sees("PROMPT> ");
+    terminal.sees("refused: \"k\" is held by");
+    // Its own line is drawn for as long as the other one's must not be.
+    terminal.types("leasehold run --wait 3s k -- true; echo code=$?\n");
+    let said = terminal.sees("code=75");
+    let lines = said.matches("; waiting for \"k\" for ").count();
+    assert!(lines > 1 && lines == said.matches(" of 3 s\x1b").count(), "{said:?}");
+    terminal.types("fg\n");
+    terminal.sees("leasehold: held by");
+    drop(guard);
+    terminal.sees("inside\r\n");
+}
+
 #[test]
 fn while_the_store_is_in_trouble_a_line_says_so() {
     let store = Store::new();
