@@ -5,6 +5,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use leasehold::{Error, ErrorKind, Lock, LockGuard};
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
@@ -236,7 +237,7 @@ fn believe(worker: &Worker, id: u64, sent: u64) -> u64 {
 
 /// The lease of a name: claimed, extended, and revoked or left until somebody expires it.
 pub fn lease_of_a_name(worker: &Worker, random: &mut fastrand::Rng, number: usize) {
-    let (leases, name) = (worker.client.leases("torture"), format!("name-{number}"));
+    let (leases, name) = (worker.client.leases("torture"), format!("{}-name-{number}", worker.options.run));
     let lease = worker.lease();
     if random.u32(..3) == 0 {
         let _ = leases.expire(&name);
@@ -266,18 +267,20 @@ pub fn lease_of_a_name(worker: &Worker, random: &mut fastrand::Rng, number: usiz
 
 /// A child of this very process looks at the guard, and must not hold what its parent holds.
 fn fork_with(worker: &Worker, id: u64, guard: &LockGuard) {
-    // SAFETY: the child calls nothing but the guard, one `write` and one signal to itself, and ends by that.
+    // SAFETY: the child calls nothing but the guard, one `prctl`, one `write` and one signal to itself, and ends by that.
     #[allow(unsafe_code)]
     let forked = unsafe { fork() };
     match forked {
         Ok(ForkResult::Child) => {
+            // Whoever kills the worker kills this one, also where it hangs.
+            let _ = set_pdeathsig(Signal::SIGKILL);
             let held = guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
             worker.write(&Line::Forked { at: now(), id, held });
             let _ = kill(Pid::this(), Signal::SIGKILL);
             unreachable!("a process that has killed itself");
         }
         Ok(ForkResult::Parent { child }) => {
-            let started = Instant::now();
+            let (started, from) = (Instant::now(), now());
             loop {
                 match waitpid(child, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
                     Ok(nix::sys::wait::WaitStatus::StillAlive) if started.elapsed() < Duration::from_secs(5) => {
@@ -286,7 +289,7 @@ fn fork_with(worker: &Worker, id: u64, guard: &LockGuard) {
                     Ok(nix::sys::wait::WaitStatus::StillAlive) => {
                         let _ = kill(child, Signal::SIGKILL);
                         let _ = waitpid(child, None);
-                        return;
+                        return worker.write(&Line::Hung { from, to: now(), id });
                     }
                     _ => return,
                 }

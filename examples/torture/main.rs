@@ -11,6 +11,8 @@ mod options;
 #[cfg(target_os = "linux")]
 mod picture;
 #[cfg(target_os = "linux")]
+mod probe;
+#[cfg(target_os = "linux")]
 mod proxy;
 #[cfg(target_os = "linux")]
 mod report;

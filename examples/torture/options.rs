@@ -10,7 +10,7 @@ built by: cargo build --release --features sqlite,serde --example torture   (dyn
 usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--faults LIST] ..
 
   --store URL       any store URL of leasehold, like sqlite:/tmp/t.db. It is worked on by keys that begin with
-                    `torture-`; use a table of its own. The table is made if it is missing.
+                    `torture-` and a part that no other run has; use a table of its own. The table is made if it is missing.
   --seed N          repeats the choices of a run (not its timing); default: a new one, which is printed
   --minutes M       how long the workers work; default 1, fractions are fine
   --keys K          over how many keys; default 6. Fewer: more waits
@@ -24,7 +24,7 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                       wall  wall clocks that are up to 300 s off (needs the program faketime)
                       net   delay, reset, black hole, cut before the answer, late behind others, by a proxy
                             (needs a store URL with one host on loopback, or SPANNER_EMULATOR_HOST)
-  --least-ops N     fewer operations make the run void; default 20 for each worker and minute
+  --least-ops N     fewer operations that were answered make the run void; default 20 for each worker and minute
   --least-faults N  fewer faults of any kind that met anything make it void; default one for each two minutes, at least 1
   --out DIR         where histories, report.txt, report.json and pictures go; default a new folder in the temporary one
   --check DIR       only checks the histories of an earlier run again
@@ -35,7 +35,7 @@ down each call and what they believed to hold, by the host's boot-time clock. A 
 fencing tokens and refuses late ones. When it is over, the checker compares all histories. It knows nothing of the
 library.
 
-exit codes: 0 nothing wrong, 1 a violation, 2 usage, 3 void: too few operations or faults to say anything, 4 it broke
+exit codes: 0 nothing wrong, 1 a violation, 2 usage, 3 void: too little was done to say anything, 4 it broke
 ";
 
 /// What the store is, as far as the faults care.
@@ -67,6 +67,10 @@ pub struct Options {
     pub least_ops: Option<usize>,
     pub least_faults: Option<usize>,
     pub out: Option<PathBuf>,
+    /// Begins all names in the store: what an earlier run has left there has others.
+    pub run: String,
+    /// The process that started this worker.
+    pub parent: u32,
 }
 
 /// What is to be done.
@@ -96,6 +100,8 @@ impl Options {
             least_ops: None,
             least_faults: None,
             out: None,
+            run: format!("{:08x}", fastrand::u32(..)),
+            parent: 0,
         };
         let (mut faults, mut work) = ("default".to_owned(), None);
         while let Some(arg) = args.next() {
@@ -124,7 +130,9 @@ impl Options {
                 "--out" => options.out = Some(value.into()),
                 "--check" => return Ok(Command::Check(value.into())),
                 "--synthetic" => return Ok(Command::Synthetic(positive()?)),
-                // By the parent: the folder, and the worker's name in it.
+                "--run" => options.run = value,
+                "--parent" => options.parent = value.parse().map_err(|_| "--parent is for the parent only")?,
+                // By the parent: its id and that of the run, the folder, and the worker's name in it.
                 "--work" => work = Some(value),
                 _ => return Err(format!("{arg} is not known; --help says what is")),
             }
@@ -169,6 +177,11 @@ impl Options {
         self.faults.iter().any(|f| f == fault)
     }
 
+    /// A key of this run alone.
+    pub fn key(&self, name: &str) -> String {
+        format!("torture-{}-{name}", self.run)
+    }
+
     pub fn forks(&self) -> bool {
         self.has("fork")
     }
@@ -192,6 +205,8 @@ impl Options {
             ("--threads", self.threads.to_string()),
             ("--lease", self.lease.as_secs_f64().to_string()),
             ("--faults", faults),
+            ("--run", self.run.clone()),
+            ("--parent", std::process::id().to_string()),
             ("--work", work.to_owned()),
         ];
         pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()

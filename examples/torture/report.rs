@@ -8,7 +8,8 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::checker::history::{End, Form, Mode, lines};
-use crate::checker::{Outcome, RULES, Run, Verdict, check};
+use crate::checker::{Least, Outcome, RULES, Run, Verdict, check, missing};
+use crate::clock::nanos;
 use crate::linux::{BROKEN, CLEAN, VIOLATED, VOID};
 use crate::options::Options;
 use crate::picture;
@@ -38,8 +39,11 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
     let verdict = check(&run);
     let took = started.elapsed().as_secs_f64();
     let (operations, losses, faults) = (operations(&run), losses(&run), faults(&run));
-    let total: usize = operations.iter().filter(|(name, _)| !name.contains(':')).map(|(_, n)| n).sum();
-    let void = options.map_or(Vec::new(), |options| void(options, total, &faults));
+    let total: usize = operations.iter().filter(|(name, _)| is_answered(name)).map(|(_, n)| n).sum();
+    let least =
+        Least { slots: options.map_or(0, |options| options.workers), time: options.map(|options| nanos(options.time)) };
+    let mut void = missing(&run, &verdict, least);
+    void.extend(options.into_iter().flat_map(|options| too_few(options, total, &faults)));
     let is_broken = broken.iter().any(|why| !why.starts_with("MISSING"));
     let code = match (verdict.violations.is_empty(), is_broken, void.is_empty()) {
         (false, _, _) => VIOLATED,
@@ -73,7 +77,7 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
     Ok(code)
 }
 
-fn void(options: &Options, total: usize, faults: &Counts) -> Vec<String> {
+fn too_few(options: &Options, total: usize, faults: &Counts) -> Vec<String> {
     let minutes = options.time.as_secs_f64() / 60.0;
     let least_ops = options.least_ops.unwrap_or((20.0 * options.workers as f64 * minutes) as usize);
     let least_faults = options.least_faults.unwrap_or((minutes / 2.0).ceil() as usize);
@@ -88,6 +92,12 @@ fn void(options: &Options, total: usize, faults: &Counts) -> Vec<String> {
         }
     }
     void
+}
+
+/// Whether operations of this name were answered: those that failed say nothing of the store.
+fn is_answered(name: &str) -> bool {
+    let answer = name.split_once(": ").map(|(_, answer)| answer);
+    answer.is_some_and(|answer| ["granted", "refused", "ok", "accepted", "refused as late"].contains(&answer))
 }
 
 /// How often each call was made; with what each ended behind a colon.
@@ -175,7 +185,7 @@ fn text(
     broken: &[String],
     void: &[String],
 ) -> String {
-    let mut text = format!("{total} operations over {} keys, checked in {took:.1} s\n", run.keys.len());
+    let mut text = format!("{total} answered operations over {} keys, checked in {took:.1} s\n", run.keys.len());
     for (name, count) in operations {
         let indent = if name.contains(':') { "    " } else { "  " };
         text += &format!("{indent}{count:>8} {name}\n");

@@ -16,17 +16,22 @@ use nix::unistd::Pid;
 use crate::checker::history::Line;
 use crate::clock::{nanos, now};
 use crate::options::{Kind, Options};
+use crate::probe::{Finding, judge};
 use crate::proxy::{Fault, Proxy, Told};
 use crate::resource;
 use crate::worker::{ABANDONED, NOT_CONNECTED};
 
 /// A machine that is later than this is a fault of its own.
 const LATE: Duration = Duration::from_millis(200);
-/// A store that takes longer for a lock and its release is a fault, too.
-const SLOW: Duration = Duration::from_millis(500);
 /// How long one request may take before anything is disturbed: a server may be cold.
 const START: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(10);
+/// So many processes of one place may fail to connect in a row: each tries for long enough.
+const CONNECTS: usize = 3;
+/// More of what the probe finds says nothing new.
+const FINDINGS: usize = 5;
+/// The lease of the probe.
+const PROBED: Duration = Duration::from_secs(30);
 /// How often the terminal hears of it.
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -43,6 +48,8 @@ pub struct Ran {
 struct Slot {
     number: usize,
     incarnation: usize,
+    /// How many in a row could not connect.
+    unconnected: usize,
     child: Child,
     _stdin: Option<ChildStdin>,
     proxy: Option<Proxy>,
@@ -59,6 +66,17 @@ impl Slot {
         let pid = i32::try_from(self.child.id()).expect("a process id");
         // It is our child and was not waited for: nobody else has its number.
         let _ = kill(Pid::from_raw(pid), signal);
+    }
+}
+
+/// However the parent ends, no process stays, nor one that is stopped with the store's lock in its hands.
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.signal(Signal::SIGCONT);
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -91,8 +109,10 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     if fs::read_dir(&dir).is_ok_and(|mut entries| entries.any(has_log)) {
         return Err(format!("{} has histories of another run", dir.display()));
     }
+    println!("torture: histories in {}", dir.display());
     let told = log_to(&dir.join("parent.log"))?;
-    let client = LockClient::builder(options.store.clone()).create_schema(true).request_timeout(START).connect();
+    let client = LockClient::builder(options.store.clone()).create_schema(true).request_timeout(START);
+    let client = client.lease(PROBED).connect();
     let client = client.map_err(|error| format!("no store: {}", chain(&error)))?;
     let grace = client.diagnose().map_err(|error| chain(&error))?.grace;
     let (slack, settle) = match options.kind() {
@@ -104,6 +124,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     let millis = |ms: u64| ms * 1_000_000;
     told(Line::Terms {
         lease: nanos(options.lease),
+        timeout: nanos(options.request_timeout()),
         grace: nanos(grace),
         slack: millis(slack),
         settle: millis(settle) + 2 * nanos(options.request_timeout()),
@@ -118,16 +139,18 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     let server = if options.has("net") { Some(server(options)?) } else { None };
     measure_lateness(told.clone());
     let over = Arc::new(AtomicBool::new(false));
-    let probe = measure_store(client, told.clone(), over.clone());
+    let probe = measure_store(client, options.key("probe"), told.clone(), over.clone());
     let random = fastrand::Rng::with_seed(options.seed);
     let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
     let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
-    parent.disturb(&mut slots)?;
+    if let Err(why) = parent.disturb(&mut slots) {
+        parent.broken.push(why);
+    }
     parent.end(slots);
     over.store(true, Ordering::SeqCst);
     // What it is still waiting for may explain what the workers saw.
-    let _ = probe.join();
-    let broken = parent.broken;
+    let mut broken = parent.broken;
+    broken.extend(probe.join().unwrap_or_else(|_| vec!["the probe of the store panicked".to_owned()]));
     Ok(Ran { dir, broken, missing })
 }
 
@@ -166,19 +189,28 @@ fn measure_lateness(told: Told) {
 }
 
 /// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.
-/// By a key of its own, and past all proxies.
-fn measure_store(client: LockClient, told: Told, over: Arc<AtomicBool>) -> JoinHandle<()> {
+/// By keys of its own, and past all proxies. What it finds wrong, and not only slow, it gives back.
+fn measure_store(client: LockClient, key: String, told: Told, over: Arc<AtomicBool>) -> JoinHandle<Vec<String>> {
     std::thread::spawn(move || {
+        let (mut broken, mut failures) = (Vec::new(), 0);
         while !over.load(Ordering::SeqCst) {
             let from = now();
-            let asked = client.request("torture-probe").acquire();
-            let is_well = asked.and_then(|lock| client.release(&lock)).is_ok();
+            // After a failure it may still hold what it asked for: no key is asked for again then.
+            let asked = client.request(&format!("{key}-{failures}")).acquire();
+            let failed = asked.and_then(|lock| client.release(&lock)).err();
             let to = now();
-            if !is_well || to - from > nanos(SLOW) {
-                told(Line::Late { from, to });
+            match judge(failed.as_ref().map(leasehold::Error::kind), Duration::from_nanos(to - from), PROBED) {
+                Finding::Well => {}
+                Finding::Late => told(Line::Late { from, to }),
+                Finding::Broken(why) if broken.len() < FINDINGS => {
+                    broken.push(format!("the parent's own key, which nobody else asks for: {why}"));
+                }
+                Finding::Broken(_) => {}
             }
+            failures += usize::from(failed.is_some());
             std::thread::sleep(TICK * 10);
         }
+        broken
     })
 }
 
@@ -222,7 +254,7 @@ impl Parent<'_> {
         let (child, stdin) = child;
         // Not at once: whoever starts shall get to work.
         let next_fault = Instant::now() + self.options.lease.mul_f64(0.5 + 3.0 * self.random.f64());
-        Ok(Slot { number, incarnation: 0, child, _stdin: stdin, proxy, stopped: None, next_fault })
+        Ok(Slot { number, incarnation: 0, unconnected: 0, child, _stdin: stdin, proxy, stopped: None, next_fault })
     }
 
     fn spawn(
@@ -304,6 +336,13 @@ impl Parent<'_> {
             if ![Some(ABANDONED), Some(NOT_CONNECTED)].contains(&status.code()) {
                 self.broken.push(format!("{} ended by itself: {status}", slot.name()));
             }
+            slot.unconnected += usize::from(status.code() == Some(NOT_CONNECTED));
+            if slot.unconnected >= CONNECTS {
+                return Err(format!(
+                    "{CONNECTS} processes in a row could not connect, the last of them {}",
+                    slot.name()
+                ));
+            }
             return self.replace(slot);
         }
         if Instant::now() < slot.next_fault || !is_storm {
@@ -345,6 +384,10 @@ impl Parent<'_> {
     /// The process is gone: another one takes its place.
     fn replace(&mut self, slot: &mut Slot) -> Result<(), String> {
         (self.told)(Line::Dead { at: now(), process: slot.name() });
+        // It has a history from when it was connected.
+        if self.dir.join(format!("{}.log", slot.name())).exists() {
+            slot.unconnected = 0;
+        }
         slot.incarnation += 1;
         (slot.child, slot._stdin) = self.spawn(slot.number, slot.incarnation, slot.proxy.as_ref())?;
         slot.next_fault = Instant::now() + self.options.lease.mul_f64(1.0 + 4.0 * self.random.f64());
@@ -360,30 +403,31 @@ impl Parent<'_> {
         (self.told)(Line::Over { at: now() });
         slots.iter_mut().for_each(|slot| slot._stdin = None);
         let until = Instant::now() + self.options.lease * 6 + Duration::from_secs(30);
-        for slot in &mut slots {
-            loop {
-                match slot.child.try_wait() {
-                    Ok(None) if Instant::now() < until => std::thread::sleep(TICK),
-                    Ok(None) => {
-                        self.broken.push(format!("{} did not end", slot.name()));
-                        let _ = slot.child.kill();
-                        let _ = slot.child.wait();
-                        break;
-                    }
-                    Ok(Some(status)) => {
-                        if ![Some(0), Some(ABANDONED), Some(NOT_CONNECTED)].contains(&status.code()) {
-                            self.broken.push(format!("{} ended by {status}", slot.name()));
-                        }
-                        break;
-                    }
-                    Err(error) => {
-                        self.broken.push(format!("{}: {error}", slot.name()));
-                        break;
-                    }
+        // All at once, for the time of each end counts.
+        while !slots.is_empty() {
+            std::thread::sleep(TICK);
+            slots.retain_mut(|slot| self.goes_on(slot, until));
+        }
+    }
+
+    /// Whether a process that was told to end is still there and may be.
+    fn goes_on(&mut self, slot: &mut Slot, until: Instant) -> bool {
+        match slot.child.try_wait() {
+            Ok(None) if Instant::now() < until => return true,
+            Ok(None) => {
+                self.broken.push(format!("{} did not end", slot.name()));
+                let _ = slot.child.kill();
+                let _ = slot.child.wait();
+            }
+            Ok(Some(status)) => {
+                if ![Some(0), Some(ABANDONED), Some(NOT_CONNECTED)].contains(&status.code()) {
+                    self.broken.push(format!("{} ended by {status}", slot.name()));
                 }
             }
-            (self.told)(Line::Dead { at: now(), process: slot.name() });
+            Err(error) => self.broken.push(format!("{}: {error}", slot.name())),
         }
+        (self.told)(Line::Dead { at: now(), process: slot.name() });
+        false
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 
 use crate::checker::history::{Asked, End, Form, Line, Mode};
 use crate::clock::now;
@@ -116,8 +119,8 @@ impl Worker {
 }
 
 /// The name of a key, and how many may share it: any number of the even ones, two of the odd ones.
-pub fn key(number: usize) -> (String, u32) {
-    (format!("torture-{number}"), if number.is_multiple_of(2) { 0 } else { 2 })
+pub fn key(options: &Options, number: usize) -> (String, u32) {
+    (options.key(&number.to_string()), if number.is_multiple_of(2) { 0 } else { 2 })
 }
 
 fn connect(options: &Options, name: &str) -> Result<LockClient, Error> {
@@ -141,6 +144,14 @@ fn connect(options: &Options, name: &str) -> Result<LockClient, Error> {
 
 /// Works until its standard input ends.
 pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
+    // The input's end tells nothing to a process that is stopped, and it may hold the lock of the store's file.
+    if let Err(error) = set_pdeathsig(Signal::SIGKILL) {
+        eprintln!("torture: {name}: {error}");
+        return NOT_CONNECTED;
+    }
+    if parent_id() != options.parent {
+        return NOT_CONNECTED;
+    }
     let cancel = CancelToken::new();
     let over = cancel.clone();
     let input = std::thread::spawn(move || {
@@ -193,7 +204,7 @@ fn hash(text: &str) -> u64 {
 /// One operation, at random.
 fn one(worker: &Worker, random: &mut fastrand::Rng) {
     let number = random.usize(..worker.options.keys);
-    let (name, limit) = key(number);
+    let (name, limit) = key(&worker.options, number);
     match random.u32(..100) {
         0..18 => ask_guard(worker, random, &name, Mode::Exclusive, 0, Some(Duration::ZERO)),
         18..30 => ask_guard(worker, random, &name, Mode::Exclusive, 0, None),
@@ -245,7 +256,8 @@ fn ask_guard(worker: &Worker, random: &mut fastrand::Rng, key: &str, mode: Mode,
 
 fn ask_any(worker: &Worker, random: &mut fastrand::Rng) {
     let first = random.usize(..worker.options.keys);
-    let keys: Vec<String> = (0..worker.options.keys.min(2)).map(|n| key((first + n) % worker.options.keys).0).collect();
+    let options = &worker.options;
+    let keys: Vec<String> = (0..options.keys.min(2)).map(|n| key(options, (first + n) % options.keys).0).collect();
     let wait = if random.bool() { Duration::ZERO } else { worker.lease().mul_f64(random.f64()) };
     let id = worker.ask(Asked { keys: keys.clone(), ..asked(Form::Guard, Mode::Exclusive, "", 0, Some(wait)) });
     let request = worker.client.request_any(&keys);

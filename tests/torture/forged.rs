@@ -3,116 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::checker::history::{Asked, End, Form, Line, Mode, lines};
-use crate::checker::{RULES, Run, Verdict, check, clean};
-
-const MS: u64 = 1_000_000;
-const LEASE: u64 = 3_000;
-const GRACE: u64 = 500;
-const SLACK: u64 = 1_000;
-
-/// A history that is written by hand. All times are milliseconds.
-struct Forged {
-    files: BTreeMap<String, Vec<Line>>,
-    next_id: u64,
-}
-
-/// One hold in it.
-#[derive(Clone, Copy)]
-struct Held<'a>(&'a str, u64);
-
-impl Forged {
-    fn new() -> Forged {
-        let millis = |ms| ms * MS;
-        let (lease, grace, slack) = (millis(LEASE), millis(GRACE), millis(SLACK));
-        let terms = Line::Terms { lease, grace, slack, settle: slack, shared_fate: false };
-        Forged { files: BTreeMap::from([("parent".to_owned(), vec![terms])]), next_id: 0 }
-    }
-
-    fn put(&mut self, process: &str, line: Line) {
-        self.files.entry(process.to_owned()).or_default().push(line);
-    }
-
-    fn told(&mut self, line: Line) {
-        self.put("parent", line);
-    }
-
-    fn ask<'a>(&mut self, process: &'a str, at: u64, asked: Asked) -> Held<'a> {
-        self.next_id += 1;
-        self.put(process, Line::Ask { at: at * MS, id: self.next_id, asked });
-        Held(process, self.next_id)
-    }
-
-    /// Asked for at `at`, granted and believed 10 ms later, for a lease from then on.
-    fn grant<'a>(&mut self, process: &'a str, at: u64, token: u64, asked: Asked) -> Held<'a> {
-        let held = self.ask(process, at, asked.clone());
-        let granted = Line::Granted { at: (at + 10) * MS, id: held.1, token, key: asked.keys[0].clone() };
-        self.put(process, granted);
-        self.look(held, at + 10, LEASE);
-        held
-    }
-
-    fn look(&mut self, held: Held, at: u64, left: u64) {
-        self.put(held.0, Line::Look { from: at * MS, to: at * MS, id: held.1, left: left * MS });
-    }
-
-    fn refuse(&mut self, process: &str, at: u64, until: u64, asked: Asked) {
-        let asked = self.ask(process, at, asked);
-        self.put(process, Line::Refused { at: until * MS, id: asked.1 });
-    }
-
-    fn end(&mut self, held: Held, at: u64, how: End, answer: &str) {
-        self.put(held.0, Line::Ending { at: at * MS, id: held.1, how });
-        self.put(held.0, Line::Ended { at: (at + 10) * MS, id: held.1, answer: answer.to_owned() });
-    }
-
-    fn release(&mut self, held: Held, at: u64) {
-        self.end(held, at, End::Release, "ok");
-    }
-
-    fn dies(&mut self, process: &str, at: u64) {
-        self.told(Line::Dead { at: at * MS, process: process.to_owned() });
-    }
-
-    fn judged(&self) -> Verdict {
-        // By way of the text, as the files have it.
-        let text = |lines_of: &Vec<Line>| lines_of.iter().map(|line| format!("{line}\n")).collect::<String>();
-        let files = self.files.iter().map(|(name, of)| (name.clone(), lines(&text(of)).expect("a history")));
-        check(&Run::new(files.collect()).expect("a history"))
-    }
-
-    #[track_caller]
-    fn passes(&self) {
-        let verdict = self.judged();
-        assert!(verdict.violations.is_empty(), "{:#?}", verdict.violations);
-    }
-
-    /// It is caught by this rule, once, and by no other.
-    #[track_caller]
-    fn is_caught(&self, rule: &str) {
-        let verdict = self.judged();
-        let found: Vec<(&str, usize)> = verdict.counts.iter().map(|(rule, count)| (*rule, *count)).collect();
-        assert_eq!(found, [(rule, 1)], "{:#?}", verdict.violations);
-    }
-}
-
-/// Asks once for it alone.
-fn alone() -> Asked {
-    let keys = vec!["job".to_owned()];
-    Asked { form: Form::Guard, mode: Mode::Exclusive, keys, limit: 0, wait: Some(0), instead_of: None }
-}
-
-fn shared(limit: u32) -> Asked {
-    Asked { mode: Mode::Shared, limit, ..alone() }
-}
-
-fn waits(wait: Option<u64>) -> Asked {
-    Asked { wait: wait.map(|wait| wait * MS), ..alone() }
-}
-
-fn instead_of(token: u64) -> Asked {
-    Asked { instead_of: Some(token), ..alone() }
-}
+use crate::checker::history::{Asked, End, Form, Line, lines};
+use crate::checker::{RULES, Run, check, clean};
+use crate::forge::{Forged, GRACE, LEASE, MS, SLACK, TIMEOUT, alone, instead_of, shared, waits};
 
 #[test]
 fn two_alone_at_the_same_time_are_caught() {
@@ -391,6 +284,98 @@ fn the_name_of_a_lease_stands_until_it_is_revoked_or_claimed_anew() {
     forged.passes();
     forged.refuse("b", 100_200, 100_210, name());
     forged.is_caught("refusal");
+}
+
+#[test]
+fn a_call_that_outlives_its_deadline_is_caught() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, alone());
+    forged.refuse("b", 1_100, 9_000, waits(Some(500)));
+    forged.is_caught("late");
+    let stopped = |process: &str| Line::Stopped { from: 2_000 * MS, to: 8_000 * MS, process: process.to_owned() };
+    // The stop of another explains nothing.
+    forged.told(stopped("a"));
+    forged.is_caught("late");
+    forged.told(stopped("b"));
+    forged.passes();
+    for (asked, wait) in [(alone(), 0), (waits(Some(500)), 500)] {
+        let mut forged = Forged::new();
+        forged.grant("a", 1_000, 1, alone());
+        let last = 1_100 + wait + TIMEOUT + SLACK;
+        forged.refuse("b", 1_100, last, asked.clone());
+        forged.passes();
+        forged.refuse("b", 1_100, last + 1, asked);
+        forged.is_caught("late");
+    }
+}
+
+#[test]
+fn a_call_that_is_never_answered_is_late() {
+    let mut forged = Forged::new();
+    forged.grant("a", 1_000, 1, alone());
+    forged.ask("b", 1_100, alone());
+    forged.passes();
+    forged.dies("b", 9_000);
+    forged.is_caught("late");
+}
+
+#[test]
+fn an_end_that_outlives_its_deadline_is_caught() {
+    for how in [End::Release, End::Drop, End::Leave] {
+        let ended_after = |time: u64| {
+            let mut forged = Forged::new();
+            let held = forged.grant("a", 1_000, 1, alone());
+            forged.put("a", Line::Ending { at: 2_000 * MS, id: held.1, how });
+            forged.put("a", Line::Ended { at: (2_000 + time) * MS, id: held.1, answer: "ok".to_owned() });
+            forged
+        };
+        // What ends a hold has its lease for it.
+        ended_after(LEASE + SLACK).passes();
+        ended_after(LEASE + SLACK + 1).is_caught("late");
+    }
+}
+
+#[test]
+fn a_handed_over_lock_that_is_lost_in_its_lease_is_caught() {
+    let adopted_at = |at: u64| {
+        let mut forged = Forged::new();
+        let old = forged.grant("a", 1_000, 1, alone());
+        forged.end(old, 1_200, End::Leave, "ok");
+        let heir = forged.ask("b", at, instead_of(1));
+        forged.put("b", Line::Failed { at: (at + 10) * MS, id: heir.1, error: "lost".to_owned() });
+        forged
+    };
+    // Its lease has run out.
+    adopted_at(1_000 + LEASE).passes();
+    let mut forged = adopted_at(2_000);
+    forged.is_caught("loss");
+    forged.told(Line::Stopped { from: 1_000 * MS, to: 1_100 * MS, process: "a".to_owned() });
+    forged.passes();
+    // Another was to adopt it, too.
+    let mut forged = adopted_at(2_000);
+    forged.grant("c", 1_900, 2, instead_of(1));
+    forged.passes();
+}
+
+#[test]
+fn a_forked_child_that_hangs_is_caught() {
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, alone());
+    forged.put("a", Line::Hung { from: 1_100 * MS, to: 6_100 * MS, id: held.1 });
+    forged.is_caught("fork");
+    forged.told(Line::Late { from: 5_000 * MS, to: 6_000 * MS });
+    forged.passes();
+}
+
+#[test]
+fn what_a_fault_excuses_is_not_judged() {
+    let mut forged = Forged::new();
+    let asked = forged.ask("a", 1_000, alone());
+    forged.put("a", Line::Failed { at: 1_010 * MS, id: asked.1, error: "store".to_owned() });
+    forged.told(Line::Late { from: 900 * MS, to: 1_100 * MS });
+    let verdict = forged.judged();
+    let of = |counts: &BTreeMap<&str, usize>| counts.get("loss").copied().unwrap_or_default();
+    assert_eq!((of(&verdict.judged), of(&verdict.excused)), (0, 1));
 }
 
 #[test]

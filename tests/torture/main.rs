@@ -4,7 +4,12 @@
 #[allow(dead_code, unused_imports)] // The command uses all of it.
 #[path = "../../examples/torture/checker/mod.rs"]
 mod checker;
+mod enough;
+mod forge;
 mod forged;
+#[allow(dead_code)] // How slow a store may be.
+#[path = "../../examples/torture/probe.rs"]
+mod probe;
 #[allow(dead_code)] // A build without stores runs nothing.
 mod runs;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]

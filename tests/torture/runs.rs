@@ -75,7 +75,7 @@ fn a_run_with_too_little_is_void() {
 fn a_violation_has_its_exit_code_and_a_picture() {
     let dir = tempfile::tempdir().expect("a folder");
     let history = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
-    history("parent.log", "terms 3000000000 0 1000000000 1000000000 0\n");
+    history("parent.log", "terms 3000000000 1000000000 0 1000000000 1000000000 0\n");
     history("w0.0.log", "ask 1000 1 gx job 0 0 0\ngranted 2000 1 5 job\nlook 2000 2001 1 2900000000\n");
     history("w1.0.log", "ask 3000 1 gx job 0 0 0\ngranted 4000 1 6 job\nlook 4000 4001 1 2900000000\n");
     let ran = Command::new(binary()).arg("--check").arg(dir.path()).output().expect("the example starts");
@@ -84,6 +84,99 @@ fn a_violation_has_its_exit_code_and_a_picture() {
     assert!(said.contains("VIOLATION overlap job"), "{said}");
     let picture = std::fs::read_to_string(dir.path().join("violation-0.svg")).expect("a picture");
     assert!(picture.contains("token 5") && picture.contains("token 6"), "{picture}");
+}
+
+#[test]
+fn a_folder_without_a_run_is_void() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let check = || Command::new(binary()).arg("--check").arg(dir.path()).output().expect("the example starts");
+    for terms in [false, true] {
+        if terms {
+            let terms = "terms 3000000000 1000000000 0 1000000000 1000000000 0\n";
+            std::fs::write(dir.path().join("parent.log"), terms).expect("a file");
+        }
+        let ran = check();
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert_eq!(ran.status.code(), Some(3), "{said}");
+        assert_eq!(said.contains("VOID no history names the terms"), !terms, "{said}");
+        assert!(said.contains("VOID nothing was granted"), "{said}");
+    }
+}
+
+/// What a run has left in the store is nothing to the next one.
+#[test]
+#[cfg(feature = "sqlite")]
+fn two_runs_on_one_store_have_no_name_in_common() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = format!("sqlite:{}", dir.path().join("locks.db").display());
+    let names = |out: &str| {
+        let out = dir.path().join(out);
+        let mut command = Command::new(binary());
+        command.args(["--store", &store, "--minutes", "0.05", "--seed", "1", "--faults", "none", "--workers", "1"]);
+        let ran = command.arg("--out").arg(&out).output().expect("the example starts");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+        let history = std::fs::read_to_string(out.join("w0.0.log")).expect("a history");
+        let granted = history.lines().filter(|line| line.starts_with("granted "));
+        let names = granted.filter_map(|line| Some(line.rsplit_once(' ')?.1.to_owned()));
+        names.collect::<std::collections::BTreeSet<String>>()
+    };
+    let (first, second) = (names("first"), names("second"));
+    let is_both = |names: &std::collections::BTreeSet<String>| {
+        names.iter().any(|name| name.contains("name-")) && names.iter().any(|name| name.starts_with("torture-"))
+    };
+    assert!(is_both(&first) && is_both(&second), "{first:?} {second:?}");
+    assert_eq!(first.intersection(&second).next(), None);
+}
+
+/// The processes, other than this one, that were started for this folder; each with its state.
+fn processes_of(dir: &Path) -> Vec<(i32, char)> {
+    let name = dir.to_str().expect("a path as text");
+    let ids = std::fs::read_dir("/proc").expect("processes").flatten();
+    let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let of = ids.filter_map(|id| {
+        let command = std::fs::read(format!("/proc/{id}/cmdline")).ok()?;
+        String::from_utf8_lossy(&command).contains(name).then_some(())?;
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        Some((id, stat.rsplit_once(") ")?.1.chars().next()?))
+    });
+    // One that is dead and was not waited for by whoever has it now is gone for all others.
+    of.filter(|(_, state)| *state != 'Z').collect()
+}
+
+/// Waits until it is true; whether there was in this time.
+fn comes_true(seconds: u64, is_true: impl Fn() -> bool) -> bool {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(seconds);
+    while !is_true() {
+        if std::time::Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    true
+}
+
+/// Also not one that is stopped: it could have the lock of the store's file, for ever.
+#[test]
+#[cfg(feature = "sqlite")]
+fn no_worker_outlives_its_parent() {
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
+    let dir = tempfile::tempdir().expect("a folder");
+    let (out, store) = (dir.path().join("out"), format!("sqlite:{}", dir.path().join("locks.db").display()));
+    let mut command = Command::new(binary());
+    command.args(["--store", &store, "--minutes", "2", "--faults", "stop", "--lease", "2"]);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let mut parent = command.arg("--out").arg(&out).spawn().expect("the example starts");
+    let is_stopped = comes_true(90, || processes_of(dir.path()).iter().any(|(_, state)| *state == 'T'));
+    parent.kill().expect("the parent is there");
+    parent.wait().expect("it is dead");
+    let are_gone = comes_true(10, || processes_of(dir.path()).is_empty());
+    let left = processes_of(dir.path());
+    left.iter().for_each(|(id, _)| {
+        let _ = kill(Pid::from_raw(*id), Signal::SIGKILL);
+    });
+    assert!(is_stopped && are_gone, "stopped: {is_stopped}, left: {left:?}");
 }
 
 #[test]

@@ -109,9 +109,16 @@ pub enum Line {
         id: u64,
         held: bool,
     },
+    /// A forked child that did not answer for so long that it was killed.
+    Hung {
+        from: u64,
+        to: u64,
+        id: u64,
+    },
     // By the parent.
     Terms {
         lease: u64,
+        timeout: u64,
         grace: u64,
         slack: u64,
         settle: u64,
@@ -196,8 +203,9 @@ impl fmt::Display for Line {
                 write!(f, "write {from} {to} {id} {token} {}", u8::from(*accepted))
             }
             Line::Forked { at, id, held } => write!(f, "forked {at} {id} {}", u8::from(*held)),
-            Line::Terms { lease, grace, slack, settle, shared_fate } => {
-                write!(f, "terms {lease} {grace} {slack} {settle} {}", u8::from(*shared_fate))
+            Line::Hung { from, to, id } => write!(f, "hung {from} {to} {id}"),
+            Line::Terms { lease, timeout, grace, slack, settle, shared_fate } => {
+                write!(f, "terms {lease} {timeout} {grace} {slack} {settle} {}", u8::from(*shared_fate))
             }
             Line::Stopped { from, to, process } => write!(f, "stopped {from} {to} {process}"),
             Line::Dead { at, process } => write!(f, "dead {at} {process}"),
@@ -267,8 +275,10 @@ impl Line {
                 accepted: words.flag()?,
             },
             "forked" => Line::Forked { at: words.number()?, id: words.number()?, held: words.flag()? },
+            "hung" => Line::Hung { from: words.number()?, to: words.number()?, id: words.number()? },
             "terms" => Line::Terms {
                 lease: words.number()?,
+                timeout: words.number()?,
                 grace: words.number()?,
                 slack: words.number()?,
                 settle: words.number()?,

@@ -4,12 +4,14 @@
 //! counts from when its holder surely had it, a request may have been granted at any moment of its call. Keys are
 //! independent and tokens order the grants, so all of it is n log n.
 
+mod enough;
 pub mod history;
 mod model;
 mod rules;
 mod synthetic;
 mod windows;
 
+pub use enough::{Least, missing};
 pub use model::{Hold, Outcome, Run};
 pub use rules::{RULES, Verdict, Violation, check};
 pub use synthetic::clean;

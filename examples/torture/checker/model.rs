@@ -27,6 +27,10 @@ pub struct Hold {
     pub lost: Option<(u64, String)>,
     pub ending: Option<(u64, End)>,
     pub ended: Option<(u64, String)>,
+    /// Each call to end it, and when it was answered.
+    pub end_calls: Vec<(u64, End, Option<u64>)>,
+    /// What it said last: for how long its grant surely stands, whatever its holder does.
+    pub granted_until: u64,
     /// Another was to take its place by its token: from when on, and when it surely had it or gave up.
     pub replaced: Option<(u64, u64)>,
 }
@@ -50,6 +54,8 @@ pub struct Ask {
     pub call: u64,
     pub ret: Option<u64>,
     pub outcome: Outcome,
+    /// The hold whose place it was to take.
+    pub old: Option<usize>,
 }
 
 /// A write to the resource.
@@ -89,6 +95,8 @@ pub struct Process {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
     pub lease: u64,
+    /// Of one request to the store; also of a whole call that does not wait.
+    pub timeout: u64,
     /// The store's own, after the end of a lease.
     pub grace: u64,
     /// What the machine may add to anything.
@@ -111,6 +119,8 @@ pub struct Run {
     pub seen: Vec<Seen>,
     /// A forked child, with the answer to whether it holds the lock of its parent.
     pub forks: Vec<(u64, usize, bool)>,
+    /// Forked children that gave no answer in this time.
+    pub hung: Vec<(u64, u64, usize)>,
     pub over: u64,
     /// Times when the machine was late, and for a shared fate those when anybody was stopped.
     pub troubles: Windows,
@@ -143,8 +153,8 @@ impl Run {
             let mut reader = Reader { process, asks: HashMap::new() };
             for line in lines {
                 match line {
-                    Line::Terms { lease, grace, slack, settle, shared_fate } => {
-                        run.terms = Terms { lease, grace, slack, settle, shared_fate };
+                    Line::Terms { lease, timeout, grace, slack, settle, shared_fate } => {
+                        run.terms = Terms { lease, timeout, grace, slack, settle, shared_fate };
                     }
                     Line::Stopped { from, to, process } => {
                         let process = run.process(&mut processes, &process);
@@ -208,13 +218,13 @@ impl Run {
         for (process, busy) in self.processes.iter_mut().zip(busy) {
             process.busy = Windows::new(busy);
         }
-        for ask in &self.asks {
+        for ask in &mut self.asks {
+            ask.old = ask.asked.instead_of.and_then(|token| by_token.get(&(ask.keys[0], token)).copied());
             let was_done = !matches!(&ask.outcome, Outcome::Failed(error) if error == "lost");
-            let old = ask.asked.instead_of.filter(|_| was_done).and_then(|token| by_token.get(&(ask.keys[0], token)));
-            if let Some(old) = old {
+            if let Some(old) = ask.old.filter(|_| was_done) {
                 let until = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
-                let (from, to) = self.holds[*old].replaced.unwrap_or((ask.call, until));
-                self.holds[*old].replaced = Some((from.min(ask.call), to.max(until)));
+                let (from, to) = self.holds[old].replaced.unwrap_or((ask.call, until));
+                self.holds[old].replaced = Some((from.min(ask.call), to.max(until)));
             }
         }
         for hold in &mut self.holds {
@@ -294,7 +304,7 @@ impl Reader {
                 let keys = asked.keys.iter().map(|name| key(run, name)).collect();
                 self.asks.insert(id, run.asks.len());
                 let (process, outcome) = (self.process, Outcome::Open);
-                run.asks.push(Ask { process, asked, keys, call: at, ret: None, outcome });
+                run.asks.push(Ask { process, asked, keys, call: at, ret: None, outcome, old: None });
                 run.end = run.end.max(at);
             }
             Line::Granted { at, id, token, key: name } => {
@@ -316,6 +326,8 @@ impl Reader {
                     lost: None,
                     ending: None,
                     ended: None,
+                    end_calls: Vec::new(),
+                    granted_until: 0,
                     replaced: None,
                 };
                 run.holds.push(hold);
@@ -332,16 +344,23 @@ impl Reader {
                 let hold = self.hold(run, id)?.1;
                 let first = hold.ending.map_or(at, |(first, _)| first);
                 (hold.ending, hold.ended) = (Some((first, how)), None);
+                hold.end_calls.push((at, how, None));
+                run.end = run.end.max(at);
             }
             Line::Ended { at, id, answer } => {
                 run.end = run.end.max(at);
-                self.hold(run, id)?.1.ended = Some((at, answer));
+                let hold = self.hold(run, id)?.1;
+                hold.ended = Some((at, answer));
+                if let Some((_, _, answered)) = hold.end_calls.last_mut() {
+                    *answered = Some(at);
+                }
             }
             Line::Write { from, to, id, accepted, .. } => {
                 let (hold, _) = self.hold(run, id)?;
                 run.writes.push(Write { hold, from, to, accepted });
             }
             Line::Forked { at, held, .. } => run.forks.push((at, self.process, held)),
+            Line::Hung { from, to, .. } => run.hung.push((from, to, self.process)),
             line => return Err(format!("no worker writes this: {line}")),
         }
         Ok(())
@@ -377,6 +396,7 @@ impl Hold {
             self.revived.get_or_insert(from);
         }
         let until = from.saturating_add(left);
+        self.granted_until = self.granted_until.max(until);
         match self.beliefs.last_mut() {
             Some((_, end)) if to <= *end => *end = until.max(*end),
             _ if to < until => self.beliefs.push((to, until)),

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::history::{Form, Mode};
+use super::history::{End, Form, Mode};
 use super::model::{Ask, Hold, Outcome, Run};
 use super::windows::Windows;
 
 /// What each rule demands.
-pub const RULES: [(&str, &str); 8] = [
+pub const RULES: [(&str, &str); 9] = [
     ("overlap", "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time"),
     ("tokens", "the tokens of a key rise in the order of its grants, strictly"),
     ("limit", "never more shared holders than a request allowed"),
     ("refusal", "whoever was refused met a hold that stood or could stand, or waited to its end"),
     ("resource", "the resource accepted no token below one that it had seen, and refused no holder"),
     ("blocked", "nobody waits for a key that nobody can hold"),
+    ("late", "no call outlives its deadline"),
     ("loss", "no guard is lost, and no call fails, without a fault that explains it"),
     ("fork", "a forked child never holds a lock of its parent"),
 ];
@@ -35,7 +36,7 @@ pub struct Verdict {
     pub violations: Vec<Violation>,
     /// How many there are of each rule, also of those that are not listed.
     pub counts: BTreeMap<&'static str, usize>,
-    /// Grants, refusals, failures, looks at the resource: what each rule has judged.
+    /// Grants, refusals, failures, looks at the resource: what each rule has judged, without what a fault excused.
     pub judged: BTreeMap<&'static str, usize>,
     /// What would be a violation without the fault that was there.
     pub excused: BTreeMap<&'static str, usize>,
@@ -46,10 +47,14 @@ impl Verdict {
         *self.judged.entry(rule).or_default() += 1;
     }
 
-    /// Whether a fault explains what else would be a violation of this rule; counts it.
-    fn excuses(&mut self, rule: &'static str, is_troubled: bool) -> bool {
-        *self.excused.entry(rule).or_default() += usize::from(is_troubled);
-        is_troubled
+    /// Judges one more by this rule. Whether it is to be accused: what is wrong, and is not explained by a fault.
+    fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: impl FnOnce() -> bool) -> bool {
+        if is_wrong && is_troubled() {
+            *self.excused.entry(rule).or_default() += 1;
+            return false;
+        }
+        self.judged(rule);
+        is_wrong
     }
 
     fn accuse(&mut self, rule: &'static str, key: Option<usize>, at: u64, text: String) {
@@ -79,14 +84,9 @@ pub fn check(run: &Run) -> Verdict {
         blocked(run, key, &holds, &asks, &mut verdict);
     }
     resource(run, &mut verdict);
+    late(run, &mut verdict);
     losses(run, &mut verdict);
-    for (at, process, held) in &run.forks {
-        verdict.judged("fork");
-        if *held {
-            let text = format!("a forked child of {} holds the lock of its parent", run.processes[*process].name);
-            verdict.accuse("fork", None, *at, text);
-        }
-    }
+    forks(run, &mut verdict);
     verdict.violations.sort_by_key(|violation| violation.at);
     verdict
 }
@@ -212,7 +212,6 @@ fn refusals(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut
     };
     let (any, exclusive) = (of(|_| true), of(|mode| mode == Mode::Exclusive));
     for ask in asks.iter().filter(|ask| ask.outcome == Outcome::Refused) {
-        verdict.judged("refusal");
         let (call, ret) = (ask.call, ask.ret.unwrap_or(run.end));
         let wait = ask.asked.wait.unwrap_or(0);
         if ret - call < wait {
@@ -233,8 +232,8 @@ fn refusals(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut
                 waits && other.call <= ret && other.ret.unwrap_or(u64::MAX) >= call
             })
         };
-        if !spans.meets(call, ret) && !in_line() && !verdict.excuses("refusal", run.is_troubled(ask.process, call, ret))
-        {
+        let is_wrong = !spans.meets(call, ret) && !in_line();
+        if verdict.finds("refusal", is_wrong, || run.is_troubled(ask.process, call, ret)) {
             let text = format!("{} was refused, but nobody can have held it", run.processes[ask.process].name);
             verdict.accuse("refusal", Some(key), ret, text);
         }
@@ -252,15 +251,20 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
     let waits: Vec<(&Ask, u64)> = waits.collect();
     let gaps = Windows::new(stood.chain(unanswered).collect()).gaps(0, run.over, run.terms.slack);
     for (ask, ret) in waits {
-        verdict.judged("blocked");
+        let mut in_vain = Vec::new();
         let first = gaps.partition_point(|(_, end)| *end <= ask.call);
         for (start, end) in gaps[first..].iter().take_while(|(start, _)| *start < ret) {
             let (start, end) = ((*start).max(ask.call), (*end).min(ret));
-            let is_long = end - start > run.terms.slack;
-            if is_long && !verdict.excuses("blocked", run.is_troubled(ask.process, start, end)) {
+            if end - start > run.terms.slack {
+                in_vain.push((start, end));
+            }
+        }
+        let is_excused = |(start, end): &(u64, u64)| run.is_troubled(ask.process, *start, *end);
+        if verdict.finds("blocked", !in_vain.is_empty(), || in_vain.iter().all(is_excused)) {
+            for (start, end) in in_vain.iter().filter(|span| !is_excused(span)) {
                 let name = &run.processes[ask.process].name;
                 let text = format!("{name} waited for {:.3} s while nobody can have held it", seconds(end - start));
-                verdict.accuse("blocked", Some(key), start, text);
+                verdict.accuse("blocked", Some(key), *start, text);
             }
         }
     }
@@ -296,14 +300,15 @@ fn losses(run: &Run, verdict: &mut Verdict) {
     let before = run.terms.lease + run.terms.slack;
     let troubled = |process, at: u64| run.is_troubled(process, at.saturating_sub(before), at);
     for hold in run.holds.iter().filter(|hold| hold.form == Form::Guard) {
-        verdict.judged("loss");
         if let Some(at) = hold.revived {
             let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
         let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
-        let Some((at, reason)) = hold.lost.clone().or(answer) else { continue };
-        if hold.replaced.is_none() && !verdict.excuses("loss", troubled(hold.process, at)) {
+        let lost = hold.lost.clone().or(answer);
+        let (at, reason) = lost.clone().unwrap_or((run.end, String::new()));
+        let is_wrong = lost.is_some() && hold.replaced.is_none();
+        if verdict.finds("loss", is_wrong, || troubled(hold.process, at)) {
             let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
@@ -311,18 +316,78 @@ fn losses(run: &Run, verdict: &mut Verdict) {
     for ask in &run.asks {
         let Outcome::Failed(error) = &ask.outcome else { continue };
         let at = ask.ret.unwrap_or(run.end);
-        // What was handed over in vain, who was told to stop, and a wait that was over before the store had answered.
+        // Who was told to stop, and a wait that was over before the store had answered.
         let is_fine = match error.as_str() {
             "cancelled" | "timed_out" => true,
-            "lost" => ask.asked.instead_of.is_some(),
+            "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
             // A short wait ends with the trouble that stands, also where a longer one would have seen its end.
             "store" => ask.asked.wait.is_some_and(|wait| wait > 0 && wait < run.terms.slack),
             _ => false,
         };
-        let is_troubled = || run.is_troubled(ask.process, ask.call.saturating_sub(before), at);
-        if !is_fine && !verdict.excuses("loss", is_troubled()) {
+        // Also what happened to the one who has left it.
+        let one_who_left = ask.old.map(|old| &run.holds[old]).filter(|_| error == "lost");
+        let is_troubled = || {
+            run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
+                || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at))
+        };
+        if verdict.finds("loss", !is_fine, is_troubled) {
             let text = format!("a call of {} failed ({error}) without a fault", run.processes[ask.process].name);
             verdict.accuse("loss", ask.keys.first().copied(), at, text);
+        }
+    }
+}
+
+/// Whether the lock that was left to be adopted surely stood until then, and only this one call was to adopt it.
+fn stood_for_its_heir(run: &Run, ask: &Ask, at: u64) -> bool {
+    let Some(old) = ask.old.map(|old| &run.holds[old]) else { return false };
+    let was_left = old.ending.is_some_and(|(_, how)| how == End::Leave);
+    let heirs = || run.asks.iter().filter(|other| other.old == ask.old).count();
+    was_left && old.ended.as_ref().is_some_and(|(_, answer)| answer == "ok") && at < old.granted_until && heirs() == 1
+}
+
+/// A call that does not wait has one timeout, one that waits as much more. What ends a hold has its lease for it, too.
+fn late(run: &Run, verdict: &mut Verdict) {
+    let terms = run.terms;
+    let mut judge = |process: usize, key: Option<usize>, what: &str, call: u64, ret: Option<u64>, bound: u64| {
+        // Who died in it has waited until then.
+        let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
+        let took = ret.saturating_sub(call);
+        if verdict.finds("late", took > bound.saturating_add(terms.slack), || run.is_troubled(process, call, ret)) {
+            let name = &run.processes[process].name;
+            let text = format!("{what} by {name} took {:.3} s, but may take {:.3} s", seconds(took), seconds(bound));
+            verdict.accuse("late", key, ret, text);
+        }
+    };
+    for ask in &run.asks {
+        if let Some(wait) = ask.asked.wait {
+            let bound = wait.saturating_add(terms.timeout);
+            judge(ask.process, ask.keys.first().copied(), "a request", ask.call, ask.ret, bound);
+        }
+    }
+    for hold in &run.holds {
+        for (begun, how, ended) in &hold.end_calls {
+            let what = match how {
+                End::Release => "a release",
+                End::Drop => "a drop",
+                End::Leave => "a hand-over",
+            };
+            judge(hold.process, Some(hold.key), what, *begun, *ended, terms.timeout.max(terms.lease));
+        }
+    }
+}
+
+fn forks(run: &Run, verdict: &mut Verdict) {
+    for (at, process, held) in &run.forks {
+        if verdict.finds("fork", *held, || false) {
+            let text = format!("a forked child of {} holds the lock of its parent", run.processes[*process].name);
+            verdict.accuse("fork", None, *at, text);
+        }
+    }
+    for (from, to, process) in &run.hung {
+        if verdict.finds("fork", true, || run.is_troubled(*process, *from, *to)) {
+            let name = &run.processes[*process].name;
+            let text = format!("a forked child of {name} hung in a look at the lock of its parent");
+            verdict.accuse("fork", None, *to, text);
         }
     }
 }

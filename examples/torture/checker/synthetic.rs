@@ -75,7 +75,7 @@ pub fn clean(operations: usize, keys: usize) -> Vec<(String, Vec<Line>)> {
         }
     }
     let slack = 1_000 * MS;
-    let terms = Line::Terms { lease, grace: 0, slack, settle: slack, shared_fate: false };
+    let terms = Line::Terms { lease, timeout: slack, grace: 0, slack, settle: slack, shared_fate: false };
     let mut files: Vec<(String, Vec<Line>)> = vec![("parent".to_owned(), vec![terms])];
     files.extend(workers.into_iter().enumerate().map(|(n, lines)| (format!("w{n}"), lines)));
     files.push(("resource".to_owned(), resource));

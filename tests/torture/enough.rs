@@ -1,0 +1,61 @@
+//! Histories that show too little to prove anything, and what excuses a store.
+
+use std::time::Duration;
+
+use leasehold::ErrorKind;
+
+use crate::checker::history::Line;
+use crate::checker::{Least, RULES, Run, check, missing};
+use crate::forge::{Forged, MS, alone};
+use crate::probe::{Finding, judge};
+
+/// What the history lacks to mean anything.
+fn lacks(forged: &Forged, slots: usize, time: Option<u64>) -> Vec<String> {
+    let run = Run::new(forged.files.clone().into_iter().collect()).expect("a history");
+    missing(&run, &check(&run), Least { slots, time: time.map(|time| time * MS) })
+}
+
+#[test]
+fn a_run_in_which_a_worker_was_granted_nothing_is_void() {
+    let mut forged = Forged::new();
+    assert_eq!(lacks(&forged, 0, None), ["nothing was granted"]);
+    forged.grant("w0.3", 1_000, 1, alone());
+    assert_eq!(lacks(&forged, 1, None), [""; 0]);
+    assert_eq!(lacks(&forged, 2, None), ["nothing was granted to any process of w1"]);
+    forged.refuse("w1.0", 1_100, 1_110, alone());
+    assert_eq!(lacks(&forged, 0, None), ["nothing was granted to any process of w1"]);
+    forged.files.remove("parent");
+    assert!(lacks(&forged, 1, None)[0].contains("names the terms"));
+}
+
+#[test]
+fn a_long_run_in_which_a_rule_had_nothing_to_judge_is_void() {
+    let mut forged = Forged::new();
+    forged.grant("w0.0", 1_000, 1, alone());
+    assert_eq!(lacks(&forged, 1, Some(59_999)), [""; 0]);
+    let idle = |rule: &&str| lacks(&forged, 1, Some(60_000)).iter().any(|why| why.contains(&format!("rule {rule} ")));
+    assert_eq!(
+        RULES.iter().map(|(rule, _)| *rule).filter(idle).collect::<Vec<_>>(),
+        ["refusal", "resource", "blocked"]
+    );
+    // As long as it went.
+    forged.told(Line::Over { at: 61_000 * MS });
+    assert_eq!(lacks(&forged, 1, None).len(), 3);
+}
+
+#[test]
+fn only_a_slow_store_is_an_excuse() {
+    let lease = Duration::from_secs(30);
+    let judge = |failed, millis| judge(failed, Duration::from_millis(millis), lease);
+    assert_eq!(judge(None, 500), Finding::Well);
+    assert_eq!(judge(None, 501), Finding::Late);
+    for kind in [ErrorKind::Store, ErrorKind::Ambiguous, ErrorKind::TimedOut] {
+        assert_eq!(judge(Some(kind), 10), Finding::Late, "{kind:?}");
+    }
+    // Nobody else asks for its key.
+    for kind in [ErrorKind::Held, ErrorKind::Lost, ErrorKind::AlreadyHeld, ErrorKind::ClockSkew] {
+        assert_eq!(judge(Some(kind), 10), Finding::Broken(kind.name().to_owned()));
+    }
+    assert_eq!(judge(Some(ErrorKind::Held), 40_000), Finding::Broken("held".to_owned()));
+    assert_eq!(judge(Some(ErrorKind::Lost), 30_000), Finding::Late);
+}
