@@ -112,13 +112,19 @@ fn two_runs_on_one_store_have_no_name_in_common() {
     let names = |out: &str| {
         let out = dir.path().join(out);
         let mut command = Command::new(binary());
-        command.args(["--store", &store, "--minutes", "0.05", "--seed", "1", "--faults", "none", "--workers", "1"]);
+        // One key, on which nothing lasts long: all kinds of calls are made soon.
+        command.args(["--store", &store, "--minutes", "0.07", "--seed", "1", "--faults", "none"]);
+        command.args(["--keys", "1", "--lease", "0.5"]);
         let ran = command.arg("--out").arg(&out).output().expect("the example starts");
-        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
-        let history = std::fs::read_to_string(out.join("w0.0.log")).expect("a history");
-        let granted = history.lines().filter(|line| line.starts_with("granted "));
-        let names = granted.filter_map(|line| Some(line.rsplit_once(' ')?.1.to_owned()));
-        names.collect::<std::collections::BTreeSet<String>>()
+        // On one key, a worker may come away with nothing: that is void.
+        assert!(matches!(ran.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&ran.stdout));
+        let mut names = std::collections::BTreeSet::new();
+        for worker in 0..4 {
+            let history = std::fs::read_to_string(out.join(format!("w{worker}.0.log"))).expect("a history");
+            let asked = history.lines().filter(|line| line.starts_with("ask "));
+            names.extend(asked.filter_map(|line| Some(line.split(' ').nth(4)?.to_owned())));
+        }
+        names
     };
     let (first, second) = (names("first"), names("second"));
     let is_both = |names: &std::collections::BTreeSet<String>| {
