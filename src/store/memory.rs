@@ -163,7 +163,7 @@ fn check_format(record: &LockRecord) -> Result<()> {
 }
 
 fn seen(record: LockRecord, times: Times) -> Seen {
-    Seen { record, times, native: None }
+    Seen::new(record, times, None)
 }
 
 impl Backend for Memory {
