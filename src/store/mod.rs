@@ -119,11 +119,12 @@ pub(crate) struct Opener {
 type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 impl Opener {
-    fn new(
+    fn new<B: Backend>(
         min_lease: Duration,
-        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync + 'static,
+        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<B> + Send + Sync + 'static,
     ) -> Self {
-        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open: Box::new(open) }
+        let open: Open = Box::new(|clock, missing, by| Ok(Arc::new(open(clock, missing, by)?)));
+        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open }
     }
 }
 

@@ -121,7 +121,7 @@ impl MongodbOptions {
 
     /// The store in this collection.
     pub(crate) fn opener(self) -> Result<Opener> {
-        let opener = Opener::new(Mongodb::MIN_LEASE, |_, _, by| Ok(Arc::new(Mongodb::open(self, by)?)));
+        let opener = Opener::new(Mongodb::MIN_LEASE, |_, _, by| Mongodb::open(self, by));
         Ok(Opener { default_lease: Mongodb::DEFAULT_LEASE, ..opener })
     }
 

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
@@ -95,7 +94,7 @@ impl SpannerOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        Ok(Opener::new(Spanner::MIN_LEASE, |clock, _, by| Ok(Arc::new(Spanner::open(self, clock, by)?))))
+        Ok(Opener::new(Spanner::MIN_LEASE, |clock, _, by| Spanner::open(self, clock, by)))
     }
 
     pub(super) fn label(&self) -> String {
