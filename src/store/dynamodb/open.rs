@@ -106,7 +106,7 @@ impl DynamodbOptions {
             }
         }
         if let Some(endpoint) = url.option("endpoint") {
-            check_endpoint("the option endpoint", endpoint)?;
+            check_endpoint("the option endpoint", "http://localhost:8000", endpoint)?;
         }
         let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
         let mut options = DynamodbOptions::new(table, settings);
