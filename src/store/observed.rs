@@ -148,9 +148,9 @@ mod tests {
         let which = Which::Key("k".to_owned());
         let mut attempt = spec().attempt(store.info().grant_form.fresh(), Duration::from_secs(60));
         let seen = store.read(&which, None, Consistency::Strong, &soon).unwrap().records.remove(0);
-        for fault in [Fault::FailBefore, Fault::ApplyThenFail] {
+        for fault in [|| Fault::FailBefore, || Fault::ApplyThenFail] {
             for call in [Call::Acquire, Call::Renew, Call::Release, Call::Read, Call::Swap, Call::Schema] {
-                faults.next(call, fault);
+                faults.next(call, fault());
                 let lease = Renewal::heartbeat(Lease::For(Duration::from_secs(60)));
                 let error = match call {
                     Call::Acquire => failed(store.acquire(&mut attempt, &soon)),
@@ -161,7 +161,7 @@ mod tests {
                     _ => failed(store.schema(Schema::Check, &soon)),
                 };
                 let key = Some("k").filter(|_| call != Call::Schema);
-                assert_eq!((error.key(), error.store()), (key, Some("memory:named")), "{call:?} {fault:?} {error:?}");
+                assert_eq!((error.key(), error.store()), (key, Some("memory:named")), "{call:?} {error:?}");
             }
         }
     }
