@@ -1,6 +1,6 @@
 //! A writer that readers can't starve: it stands at a gate, which is one more lock, and there new readers wait for it.
 
-use leasehold::{LockClient, LockGuard, LockStatus, Mode, Result};
+use leasehold::{CancelToken, ErrorKind, LockClient, LockGuard, LockStatus, Mode, Result};
 
 pub mod readers;
 
@@ -8,7 +8,8 @@ fn gate(key: &str) -> String {
     format!("{key}.gate")
 }
 
-/// For readers, in place of `client.lock_shared(key)`. It only looks at the gate, unless a writer stands there.
+/// For readers, in place of `client.lock_shared(key)`. It only looks at the gate, unless a writer stands there. Whoever
+/// holds the lock already must not come by again: it would wait for a writer that waits for it.
 pub fn lock_shared(client: &LockClient, key: &str) -> Result<LockGuard> {
     let is_writer = |holder: &LockStatus| holder.mode() == Mode::Exclusive && !holder.is_expired();
     if client.get(&gate(key))?.is_some_and(|gate| gate.holders().iter().any(is_writer)) {
@@ -19,6 +20,14 @@ pub fn lock_shared(client: &LockClient, key: &str) -> Result<LockGuard> {
 
 /// For writers, in place of `client.lock(key)`. It stands at the gate until it has the lock.
 pub fn lock(client: &LockClient, key: &str) -> Result<LockGuard> {
-    let _gate = client.lock(&gate(key))?;
-    client.lock(key)
+    loop {
+        let lost = CancelToken::new();
+        let cancel = lost.clone();
+        let _gate = client.request(&gate(key)).on_loss(move |_| cancel.cancel()).lock()?;
+        match client.request(key).cancel(&lost).lock() {
+            // It lost the gate, as in an outage: readers pass again until it has the gate anew.
+            Err(error) if error.kind() == ErrorKind::Cancelled => {}
+            answer => return answer,
+        }
+    }
 }

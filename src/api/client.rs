@@ -144,7 +144,9 @@ impl LockClient {
     /// So the first writer at the gate waits only for the readers that were in, or had looked, before it came. The gate
     /// decides who goes first and nothing else: a reader that does not look breaks no promise of the lock. The price is
     /// one read of the store for each reader, and an acquire and a release for each writer; a reader that finds a writer
-    /// at the gate has those, too. The example `readers_and_writer` shows it with two processes.
+    /// at the gate has those, too. A reader that holds the lock already must not come by the gate again: it would wait
+    /// for a writer that waits for it. The example `readers_and_writer` shows it with two processes, and what a writer
+    /// does that loses the gate while it waits.
     pub fn lock_shared(&self, key: &str) -> Result<LockGuard> {
         self.request(key).shared().lock()
     }

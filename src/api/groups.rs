@@ -1,7 +1,7 @@
 //! The calls on a group: every lock that has one lock id.
 
 use std::cmp::Reverse;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::api::admin::list::newest_first;
 use crate::api::client::LockClient;
@@ -155,6 +155,7 @@ pub(crate) type Holders = Vec<(Mode, Holder)>;
 
 /// Holders of the record that was seen, at this time of the store.
 pub(crate) fn statuses(seen: &Seen, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
-    let status = |(mode, h): &(Mode, Holder)| LockStatus::at(&seen.record.key, *mode, h, now, seen.is_live(h));
+    let at = (now, SystemTime::now());
+    let status = |(mode, h): &(Mode, Holder)| LockStatus::at(&seen.record.key, *mode, h, at, seen.is_live(h));
     holders.iter().map(status).collect()
 }

@@ -26,8 +26,8 @@ use crate::sys::deadline::far_from;
 /// What a wait that is over says.
 const WAITED: &str = "others held it until the wait was over";
 /// Why these calls refuse a wait that was set.
-pub(crate) const OWN_WAIT: &str = "try_lock_for() and try_lock_until() have one of their own";
-pub(crate) const ACQUIRES_ONCE: &str = "acquire() asks once";
+pub(crate) const OWN_WAIT: &str = "try_lock_for and try_lock_until have one of their own";
+pub(crate) const ACQUIRES_ONCE: &str = "acquire asks once";
 
 /// What happens to a live exclusive holder with the same owner label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl LockRequest {
     /// As [`lock`](LockRequest::lock), but never `TimedOut`; also `InvalidInput` when a [`wait`](LockRequest::wait) is
     /// set.
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
-        self.spec.no_wait = Some("try_lock() asks once");
+        self.spec.no_wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())
     }
 
@@ -180,7 +180,7 @@ impl LockRequest {
     /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
     /// it came too late to be held; else as [`try_lock`](LockRequest::try_lock).
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
-        self.spec.no_wait = Some("adopt() asks once");
+        self.spec.no_wait = Some("adopt asks once");
         let spec = &mut self.spec.lock;
         if lock.key != spec.key {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);

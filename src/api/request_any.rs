@@ -115,7 +115,7 @@ impl LockAnyRequest {
     /// As [`lock`](LockAnyRequest::lock), but `TimedOut` only when the store was too slow to be asked
     /// for all. Each key has one request timeout. Also `InvalidInput` when a [`wait`](LockAnyRequest::wait) is set.
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
-        self.spec.no_wait = Some("try_lock() asks once");
+        self.spec.no_wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())
     }
 

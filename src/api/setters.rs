@@ -94,9 +94,9 @@ macro_rules! setters {
             }
 
             /// The time between two calls of [`on_wait`](Self::on_wait) for one key, the first of which comes when
-            /// the wait begins. Defaults to as often as the wait looks.
+            /// the wait begins; at least 10 ms. Defaults to as often as the wait looks.
             pub fn on_wait_every(mut self, every: Duration) -> Self {
-                self.spec.on_wait_every = Some(every);
+                self.spec.on_wait_every = Some(every.max(Duration::from_millis(10)));
                 self
             }
 

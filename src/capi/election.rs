@@ -212,7 +212,7 @@ pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, leader: *mut bool) -> Code {
     call(|| {
-        let leader = out_arg!(leader);
+        let leader = out_arg!(leader).or(false);
         leader.write(find(election)?.is_leader())
     })
 }

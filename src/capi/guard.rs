@@ -93,14 +93,14 @@ impl Guard {
 }
 
 /// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
-/// and does not wait. A call that fails, as one after a fork, leaves `held` as it is: let it be false before.
+/// and does not wait. A call that fails, as one after a fork, writes false, too.
 ///
 /// # Safety
 /// `held` must be writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut bool) -> Code {
     call(|| {
-        let held = out_arg!(held);
+        let held = out_arg!(held).or(false);
         held.write(handle::get::<Guard>(guard)?.ask(LockGuard::is_held).unwrap_or(false))
     })
 }

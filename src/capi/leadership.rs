@@ -73,7 +73,7 @@ pub unsafe extern "C" fn leasehold_election_campaign_for(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHandle, leader: *mut bool) -> Code {
     call(|| {
-        let leader = out_arg!(leader);
+        let leader = out_arg!(leader).or(false);
         let leadership = handle::get::<LeadershipData>(leadership)?;
         leader.write(leadership.ask(Leadership::is_leader).unwrap_or(false))
     })

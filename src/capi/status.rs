@@ -46,6 +46,8 @@ pub struct Status {
     pub remaining_ms: u64,
     /// How it is held.
     pub mode: ModeCode,
+    /// Always 0: what is not named here must not carry anything over from the library's memory.
+    pub reserved: u32,
 }
 
 /// Nobody has a smaller one than its first version.
@@ -70,6 +72,7 @@ impl Status {
             leased_until_ms: leased_until.map_or(u64::MAX, unix),
             remaining_ms: as_millis(remaining),
             mode: mode.into(),
+            reserved: 0,
         }
     }
 }

@@ -94,9 +94,19 @@ impl<T> Out<T> {
 
     /// It never fails; so ends the body of a call.
     pub fn write(self, value: T) -> Outcome {
+        self.put(value);
+        Ok(())
+    }
+
+    /// What is answered if nothing else comes, also by a call that fails: for answers that must not be taken for good.
+    pub fn or(self, value: T) -> Self {
+        self.put(value);
+        self
+    }
+
+    fn put(&self, value: T) {
         // SAFETY: whoever made it promised that; the alignment is not taken for granted.
         unsafe { self.0.write_unaligned(value) };
-        Ok(())
     }
 }
 

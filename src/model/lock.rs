@@ -96,7 +96,7 @@ pub struct Lock {
 impl Lock {
     /// A lock that is held, with no knowledge of how often its acquisition was sent.
     pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
-        let status = LockStatus::at(key, mode, holder, now, true);
+        let status = LockStatus::at(key, mode, holder, (now, SystemTime::now()), true);
         Lock {
             key: status.key,
             grant: holder.grant.clone(),
@@ -148,9 +148,15 @@ pub struct LockStatus {
 }
 
 impl LockStatus {
-    /// At this time of the store.
-    pub(crate) fn at(key: &str, mode: Mode, holder: &Holder, now: StoreTime, is_live: bool) -> Self {
-        let wall = |at| wall_time(at, now, SystemTime::now());
+    /// As it was read at this time of the store and of the wall clock.
+    pub(crate) fn at(
+        key: &str,
+        mode: Mode,
+        holder: &Holder,
+        (now, wall_now): (StoreTime, SystemTime),
+        is_live: bool,
+    ) -> Self {
+        let wall = |at| wall_time(at, now, wall_now);
         LockStatus {
             key: key.to_owned(),
             mode,

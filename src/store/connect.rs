@@ -30,6 +30,11 @@ const STORES: &[(&str, Option<Read>)] = &[
 
 /// The store that `url` names. Nothing is opened yet.
 pub(crate) fn opener(url: &str) -> Result<Opener> {
+    // A URL that was read from a file may bring its newline along, which names another store.
+    if url.trim() != url || url.contains(char::is_control) {
+        let right = "where it is meant, write it as %20 or %0A";
+        return Err(config(&format!("the store URL has white space around it or a control character in it; {right}")));
+    }
     let Some((scheme, _)) = url.split_once(':') else {
         return Err(config("the store URL has no scheme; write one like sqlite:locks.db"));
     };

@@ -74,7 +74,7 @@ impl Memory {
         let url = StoreUrl::parse(url)?;
         url.only(&[])?;
         let name = url.path.into_owned();
-        Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, _| Ok(Arc::new(Memory::open(&name, clock)))))
+        Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, _| Ok(Memory::open(&name, clock))))
     }
 
     /// The store with this name, shared by all its clients in the process; without a name one of its own.
@@ -163,7 +163,7 @@ fn check_format(record: &LockRecord) -> Result<()> {
 }
 
 fn seen(record: LockRecord, times: Times) -> Seen {
-    Seen { record, times, native: None }
+    Seen::new(record, times, None)
 }
 
 impl Backend for Memory {

@@ -119,11 +119,12 @@ pub(crate) struct Opener {
 type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 impl Opener {
-    fn new(
+    fn new<B: Backend>(
         min_lease: Duration,
-        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Backend>> + Send + Sync + 'static,
+        open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<B> + Send + Sync + 'static,
     ) -> Self {
-        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open: Box::new(open) }
+        let open: Open = Box::new(|clock, missing, by| Ok(Arc::new(open(clock, missing, by)?)));
+        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open }
     }
 }
 
@@ -277,11 +278,23 @@ pub struct Seen {
     pub record: LockRecord,
     /// The times when it was read, to decide by.
     pub times: Times,
+    /// The wall clock of this host then, for people.
+    pub(super) read_at: SystemTime,
     /// What the store compares in a swap, where the record does not say it all.
     pub native: Option<Box<dyn Any + Send>>,
 }
 
 impl Seen {
+    /// What was read just now.
+    pub fn new(record: LockRecord, times: Times, native: Option<Box<dyn Any + Send>>) -> Self {
+        Seen { record, times, read_at: SystemTime::now(), native }
+    }
+
+    /// The store's time when it was read, as this host's wall clock had it.
+    pub(crate) fn read_at(&self) -> (StoreTime, SystemTime) {
+        (self.times.now, self.read_at)
+    }
+
     /// The holders who must be respected. Mode, holder.
     pub fn live(&self) -> impl Iterator<Item = (Mode, &Holder)> {
         self.record.live(self.times.expired_before)

@@ -130,3 +130,46 @@ macro_rules! may_be_unknown {
     )*};
 }
 may_be_unknown!(Acquired Renewed Released Swapped);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::orders::spec;
+    use crate::lease::Lease;
+    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+    use crate::sys::clock::Clock;
+
+    #[test]
+    fn every_error_names_its_key_and_its_store() {
+        let (faults, soon) = (FaultPlan::default(), Deadline::after(Duration::from_secs(60)));
+        let memory = Arc::new(Memory::open("named", Clock::system()));
+        let store = Observed::new(Arc::new(Faulty::new(memory, faults.clone())), Observing::default());
+        let which = Which::Key("k".to_owned());
+        let mut attempt = spec().attempt(store.info().grant_form.fresh(), Duration::from_secs(60));
+        let seen = store.read(&which, None, Consistency::Strong, &soon).unwrap().records.remove(0);
+        for fault in [|| Fault::FailBefore, || Fault::ApplyThenFail] {
+            for call in [Call::Acquire, Call::Renew, Call::Release, Call::Read, Call::Swap, Call::Schema] {
+                faults.next(call, fault());
+                let lease = Renewal::heartbeat(Lease::For(Duration::from_secs(60)));
+                let error = match call {
+                    Call::Acquire => failed(store.acquire(&mut attempt, &soon)),
+                    Call::Renew => failed(store.renew(&mut attempt, lease, &soon)),
+                    Call::Release => failed(store.release(&mut attempt, Purpose::Release, &soon)),
+                    Call::Read => failed(store.read(&which, None, Consistency::Strong, &soon)),
+                    Call::Swap => failed(store.swap(&seen, None, &soon)),
+                    _ => failed(store.schema(Schema::Check, &soon)),
+                };
+                let key = Some("k").filter(|_| call != Call::Schema);
+                assert_eq!((error.key(), error.store()), (key, Some("memory:named")), "{call:?} {error:?}");
+            }
+        }
+    }
+
+    fn failed<T: Unknowable>(answer: Result<T>) -> Error {
+        match answer {
+            Ok(mut answer) => answer.unknown().expect("a fault").clone(),
+            Err(error) => error,
+        }
+    }
+}

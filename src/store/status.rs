@@ -15,7 +15,7 @@ impl Lock {
 
 impl LockStatus {
     pub(crate) fn new(seen: &Seen, mode: Mode, holder: &Holder) -> Self {
-        LockStatus::at(&seen.record.key, mode, holder, seen.times.now, seen.is_live(holder))
+        LockStatus::at(&seen.record.key, mode, holder, seen.read_at(), seen.is_live(holder))
     }
 
     /// All live holders of what was seen.

@@ -65,12 +65,12 @@ impl<'a> StoreUrl<'a> {
 }
 
 /// Refuses an endpoint that is none. What is wrong is not shown: it may hold a password.
-pub(super) fn check_endpoint(what: &str, endpoint: &str) -> Result<()> {
+pub(super) fn check_endpoint(what: &str, example: &str, endpoint: &str) -> Result<()> {
     let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
     if is_http && !endpoint.contains('@') {
         return Ok(());
     }
-    Err(config(&format!("{what} must be like http://localhost:8000, without credentials in it")))
+    Err(config(&format!("{what} must be like {example}, without credentials in it")))
 }
 
 /// `%` and two hex digits are a byte; any other `%` stands for itself.

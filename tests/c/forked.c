@@ -25,6 +25,7 @@ int main(int argc, char **argv) {
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_lock(client, TEXT("other"), &none));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_request_lock(request, &none));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_is_held(guard, &held));
+    CHECK(!held);
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_ensure_held(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_release(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_free(guard));

@@ -140,6 +140,8 @@ static void handles(void) {
   WITH_BAD_HANDLES(REQUEST, leasehold_request_free(h));
 
   WITH_BAD_HANDLES(GUARD, leasehold_guard_is_held(h, &held));
+  CHECK(!held); /* a program that does not look at the code must not go on */
+  held = true;
   WITH_BAD_HANDLES(GUARD, leasehold_guard_ensure_held(h));
   WITH_BAD_HANDLES(GUARD, leasehold_guard_ensure_held_for(h, 1));
   WITH_BAD_HANDLES(GUARD, leasehold_guard_remaining(h, &n));
@@ -191,6 +193,8 @@ static void handles(void) {
   WITH_BAD_HANDLES(ELECTION, leasehold_election_set_on_lost(h, NULL, NULL));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_run(h));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_is_leader(h, &held));
+  CHECK(!held); /* a program that does not look at the code must not go on */
+  held = true;
   WITH_BAD_HANDLES(ELECTION, leasehold_election_token(h, &n));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_leader(h, &n, b, sizeof b, &len));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_wait(h));
@@ -199,13 +203,15 @@ static void handles(void) {
   WITH_BAD_HANDLES(ELECTION, leasehold_election_campaign_for(h, 1, &h2));
   WITH_BAD_HANDLES(ELECTION, leasehold_election_free(h));
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_is_leader(h, &held));
+  CHECK(!held); /* a program that does not look at the code must not go on */
+  held = true;
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_token(h, &n));
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_remaining(h, &n));
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_wait_loss(h, 1));
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_resign(h));
   WITH_BAD_HANDLES(LEADERSHIP, leasehold_leadership_free(h));
 
-  CHECK(h2 == 77 && n == 77 && held && fd == 77 && len == 77 && strcmp(b, "untouched") == 0);
+  CHECK(h2 == 77 && n == 77 && fd == 77 && len == 77 && strcmp(b, "untouched") == 0);
   CHECK(mode == LEASEHOLD_MODE_SHARED && reason == LEASEHOLD_REASON_GONE);
 }
 
@@ -327,7 +333,7 @@ static void sizes(void) {
   } status;
   memset(&status, 0xff, sizeof status);
   OK(leasehold_lock_status(live[LOCK], &status.known, sizeof status.known));
-  CHECK(status.known.token > 0 && status.later[0] == UINT64_MAX);
+  CHECK(status.known.token > 0 && status.known.reserved == 0 && status.later[0] == UINT64_MAX);
   status.known.token = 0;
   OK(leasehold_list_status(live[LIST], 0, &status.known, sizeof status));
   CHECK(status.known.token > 0 && status.later[0] == 0 && status.later[1] == 0);

@@ -74,35 +74,3 @@ fn who_may_only_read_the_file_sees_its_locks() {
         assert_eq!(ran.code, Some(77), "{}", ran.stderr);
     }
 }
-
-/// As a monitoring user does, most of the time. Whoever reads leaves nothing behind that another could not write to.
-#[test]
-#[cfg(target_os = "linux")]
-fn who_may_only_read_the_file_sees_its_locks_while_nobody_has_it_open() {
-    let store = Store::new();
-    let client = store.client();
-    // More than a page.
-    for n in 0..120 {
-        drop(client.request(&format!("k{n}")).owner("ann").lock().unwrap().into_lock());
-    }
-    client.close().unwrap();
-    drop(client);
-    let has_log = || ["-wal", "-shm"].iter().any(|end| store.path(&format!("locks.db{end}")).exists());
-    assert!(!has_log(), "somebody has it open");
-    let looks: [&[&str]; 5] =
-        [&["status"], &["status", "k7"], &["lease", "list"], &["purge", "--dry-run"], &["unlock", "none"]];
-    for args in looks {
-        let ran = by_another_user(&store, 0o444, args);
-        assert_eq!(ran.code, Some(0), "{args:?}: {ran:?}");
-        let shown = ran.stdout.matches("ann").count();
-        assert!(args[0] != "status" || shown == if args.len() == 1 { 120 } else { 1 }, "{args:?}: {ran:?}");
-    }
-    let ran = by_another_user(&store, 0o444, &["doctor"]);
-    assert!(ran.code == Some(77) && ran.stdout.contains("the table `locks` is there"), "{ran:?}");
-    for args in [&["release", "k7", "--force", "--yes"][..], &["run", "--try", "l", "--", "true"], &["init"]] {
-        let ran = by_another_user(&store, 0o444, args);
-        assert_eq!(ran.code, Some(77), "{args:?}: {}", ran.stderr);
-    }
-    assert!(!has_log(), "one was left behind");
-    assert_eq!(by_another_user(&store, 0, &["status"]).code, Some(77), "who may not even read");
-}

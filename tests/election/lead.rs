@@ -347,7 +347,7 @@ fn a_campaign_with_a_limit_ends_with_who_leads() {
         let holder = store.client().lock("job").unwrap();
         let (a, _tells) = node(&store.client(), "a");
         let a = a.build().unwrap();
-        for limit in [ms(0), ms(50)] {
+        for limit in [ms(0), ms(2_000)] {
             let error = a.campaign_for(limit).unwrap_err();
             assert_eq!((error.kind(), error.holders().len()), (ErrorKind::TimedOut, 1), "{error}");
             assert!(!a.is_standing());

@@ -136,7 +136,7 @@ fn limits_and_owners() {
 
 #[test]
 fn store_urls() {
-    let bad: [(&str, &[&str]); 11] = [
+    let bad: [(&str, &[&str]); 14] = [
         ("", &["no scheme", "sqlite:locks.db"]),
         ("locks.db", &["no scheme"]),
         ("sqllite:locks.db", &["\"sqllite\"", "did you mean \"sqlite\""]),
@@ -148,6 +148,10 @@ fn store_urls() {
         ("sqlite:/x/l.db?mod=0600", &["\"mod\"", "did you mean \"mode\"", "unsafe_fs"]),
         ("sqlite:/x/l.db?mode=0600&mode=0660", &["\"mode\"", "twice"]),
         ("sqlite:/x/%ff.db", &["UTF-8"]),
+        // As they come out of a file: each would be another store, and keep nobody out.
+        ("sqlite:/x/l.db\n", &["white space around it", "%0A"]),
+        (" memory:x", &["white space around it"]),
+        ("memory:a\tb", &["control character"]),
     ];
     for (url, words) in bad {
         refused(LockClient::connect(url), ErrorKind::Config, words);

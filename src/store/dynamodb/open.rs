@@ -106,7 +106,7 @@ impl DynamodbOptions {
             }
         }
         if let Some(endpoint) = url.option("endpoint") {
-            check_endpoint("the option endpoint", endpoint)?;
+            check_endpoint("the option endpoint", "http://localhost:8000", endpoint)?;
         }
         let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
         let mut options = DynamodbOptions::new(table, settings);
@@ -120,7 +120,7 @@ impl DynamodbOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        let opener = Opener::new(Dynamodb::MIN_LEASE, |clock, _, by| Ok(Arc::new(Dynamodb::open(self, clock, by)?)));
+        let opener = Opener::new(Dynamodb::MIN_LEASE, |clock, _, by| Dynamodb::open(self, clock, by));
         Ok(Opener { min_margin: Dynamodb::MIN_MARGIN, ..opener })
     }
 

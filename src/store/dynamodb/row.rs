@@ -70,7 +70,7 @@ impl Found {
     pub fn seen(self, moment: &Moment) -> Seen {
         let native = SeenRow { row: self.row, is_doubted: moment.is_doubted() };
         let times = Times { now: moment.upper_bound(), ..moment.times() };
-        Seen { record: self.record, times, native: Some(Box::new(native)) }
+        Seen::new(self.record, times, Some(Box::new(native)))
     }
 
     /// Every later grant of this key has a token above it.

@@ -131,7 +131,7 @@ impl Found {
     fn seen(self) -> Seen {
         let stamp = u64::try_from(self.now.as_nanos() / 1_000).unwrap_or(0);
         let times = Times::without_grace(self.now, stamp);
-        Seen { record: self.record, times, native: Some(Box::new(swap::Row(self.row))) }
+        Seen::new(self.record, times, Some(Box::new(swap::Row(self.row))))
     }
 }
 

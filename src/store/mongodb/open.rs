@@ -84,7 +84,11 @@ impl MongodbOptions {
             let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
             let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
             let quotes = parts.any(|part| !part.is_empty() && said.contains(part));
-            let said = if quotes { "the driver cannot read it".to_owned() } else { said };
+            let said = if quotes {
+                "the driver cannot read it; in a user name or password write @ : / % as %40 %3A %2F %25".to_owned()
+            } else {
+                said
+            };
             url::config(&format!("the mongodb: URL is wrong: {said}"))
         })?;
         MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)
@@ -117,7 +121,7 @@ impl MongodbOptions {
 
     /// The store in this collection.
     pub(crate) fn opener(self) -> Result<Opener> {
-        let opener = Opener::new(Mongodb::MIN_LEASE, |_, _, by| Ok(Arc::new(Mongodb::open(self, by)?)));
+        let opener = Opener::new(Mongodb::MIN_LEASE, |_, _, by| Mongodb::open(self, by));
         Ok(Opener { default_lease: Mongodb::DEFAULT_LEASE, ..opener })
     }
 

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
@@ -24,6 +23,7 @@ const REST_ABOVE_GRPC: u16 = 10;
 
 /// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
 pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
+const ADMIN_EXAMPLE: &str = "http://localhost:9020";
 
 /// A new connection is made when requests are under way and nothing has come from the service for this long.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -95,7 +95,7 @@ impl SpannerOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        Ok(Opener::new(Spanner::MIN_LEASE, |clock, _, by| Ok(Arc::new(Spanner::open(self, clock, by)?))))
+        Ok(Opener::new(Spanner::MIN_LEASE, |clock, _, by| Spanner::open(self, clock, by)))
     }
 
     pub(super) fn label(&self) -> String {
@@ -133,7 +133,7 @@ impl SpannerOptions {
             )));
         }
         if let Some(endpoint) = &self.admin_endpoint {
-            check_endpoint("the option admin_endpoint", endpoint)?;
+            check_endpoint("the option admin_endpoint", ADMIN_EXAMPLE, endpoint)?;
         }
         if self.spindle_duration > Duration::from_secs(24 * 3600) {
             return Err(config(&format!("spindle_duration is {:?}, but must be at most a day", self.spindle_duration)));
@@ -170,7 +170,7 @@ pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
     let admin_endpoint = match (&options.admin_endpoint, std::env::var(ADMIN_ENDPOINT)) {
         (Some(endpoint), _) => Some(endpoint.clone()),
         (None, Ok(endpoint)) => {
-            check_endpoint(&format!("the environment variable {ADMIN_ENDPOINT}"), &endpoint)?;
+            check_endpoint(&format!("the environment variable {ADMIN_ENDPOINT}"), ADMIN_EXAMPLE, &endpoint)?;
             Some(endpoint)
         }
         (None, Err(_)) => emulator_rest(),

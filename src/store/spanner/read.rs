@@ -30,7 +30,7 @@ pub(super) struct Native(pub Option<Row>);
 impl Read {
     pub fn seen(self) -> Seen {
         let times = self.times();
-        Seen { record: self.record, times, native: Some(Box::new(Native(self.row))) }
+        Seen::new(self.record, times, Some(Box::new(Native(self.row))))
     }
 
     pub fn times(&self) -> Times {

@@ -88,39 +88,20 @@ fn leave_log(conn: &Connection) {
     let _ = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
 }
 
-/// How SQLite opens the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    /// To write to it, or to read it with the log that others keep.
-    Shared,
-    /// To read what nobody writes to meanwhile, without a log and without locks.
-    AtRest,
-}
-
 /// Opens the file, which must be there.
-pub(super) fn open(
-    path: &Path,
-    file: FileId,
-    access: Access,
-    durability: Durability,
-    by: &Deadline,
-) -> Result<Conn, SqliteError> {
+pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadline) -> Result<Conn, SqliteError> {
     let doing = "open the database";
     let opened = Opened::new(path, file, by)?;
     let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
-    let (name, how) = match access {
-        Access::Shared => (path.to_owned(), OpenFlags::SQLITE_OPEN_READ_WRITE),
-        Access::AtRest => (file::immutable(path), OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI),
-    };
     // One thread at a time uses a connection: it is behind a mutex of ours.
-    let flags = how | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Conn {
-        conn: Connection::open_with_flags(name, flags).map_err(|source| explained(failed(source), path))?,
+        conn: Connection::open_with_flags(path, flags).map_err(|source| explained(failed(source), path))?,
         log: None,
         opened,
     };
     // SQLite then opens it to read it: for want of a descriptor at the first try, since this user may write.
-    if access == Access::Shared && conn.is_readonly("main").map_err(failed)? && file::is_writable(path) {
+    if conn.is_readonly("main").map_err(failed)? && file::is_writable(path) {
         let source = file::exhausted().unwrap_or_else(|| io::ErrorKind::Interrupted.into());
         return Err(SqliteError::File { path: path.to_owned(), doing: "open the database to write to it", source });
     }
@@ -170,10 +151,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn open(path: &Path, file: FileId, access: Access, by: &Deadline) -> Result<Writer, SqliteError> {
+    pub(super) fn open(path: &Path, file: FileId, by: &Deadline) -> Result<Writer, SqliteError> {
         let durability = Durability::PowerCut;
         Ok(Writer {
-            conn: open(path, file, access, durability, by)?,
+            conn: open(path, file, durability, by)?,
             promised: Some(durability),
             unseen: Cell::new(MOST_UNSEEN),
         })

@@ -45,25 +45,16 @@ pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
 
 /// The files that SQLite keeps beside one that is open: its log, and the index of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Log([(PathBuf, Option<FileId>); 2]);
+pub(super) struct Log([(PathBuf, FileId); 2]);
 
 impl Log {
     /// Of the file at `path`; `None` when one of them is missing.
     pub(super) fn of(path: &Path) -> io::Result<Option<Log>> {
-        Ok(Some(Log::beside(path)?).filter(|Log(files)| files.iter().all(|(_, file)| file.is_some())))
-    }
-
-    /// Of a file that nobody has open, which has none: `None` when there is one.
-    pub(super) fn missing(path: &Path) -> io::Result<Option<Log>> {
-        Ok(Some(Log::beside(path)?).filter(|Log([(_, log), _])| log.is_none()))
-    }
-
-    fn beside(path: &Path) -> io::Result<Log> {
         let one = |ending| {
             let at = beside(path, ending);
-            identity(&at).map(|file| (at, file))
+            identity(&at).map(|file| file.map(|file| (at, file)))
         };
-        Ok(Log([one("-wal")?, one("-shm")?]))
+        Ok(one("-wal")?.zip(one("-shm")?).map(|(log, index)| Log([log, index])))
     }
 
     /// Whether it is the same, whatever its path.
@@ -75,12 +66,12 @@ impl Log {
     /// Whether both are still where they were.
     pub(super) fn is_there(&self) -> io::Result<bool> {
         let [log, index] = &self.0;
-        Ok(identity(&log.0)? == log.1 && identity(&index.0)? == index.1)
+        Ok(identity(&log.0)? == Some(log.1) && identity(&index.0)? == Some(index.1))
     }
 
     /// Whether others have another one there.
     pub(super) fn is_replaced(&self) -> bool {
-        self.0.iter().any(|(path, file)| identity(path).is_ok_and(|there| there.is_some() && there != *file))
+        self.0.iter().any(|(path, file)| identity(path).is_ok_and(|there| there.is_some_and(|there| there != *file)))
     }
 }
 
@@ -241,26 +232,6 @@ pub(super) fn denied(path: &Path) -> Option<SqliteError> {
         .or_else(|| refused(&folder?).and_then(|source| denied("write in the file's folder", source)))
 }
 
-/// What SQLite is given to open the file at this absolute path as one that does not change.
-#[cfg(unix)]
-pub(super) fn immutable(path: &Path) -> PathBuf {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let mut url = b"file://".to_vec();
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b'%' | b'?' | b'#' => url.extend(format!("%{byte:02X}").bytes()),
-            byte => url.push(*byte),
-        }
-    }
-    url.extend(b"?immutable=1");
-    OsString::from_vec(url).into()
-}
-
-#[cfg(not(unix))]
-pub(super) fn immutable(path: &Path) -> PathBuf {
-    path.to_owned()
-}
-
 /// Whether the system lets this process write to the file.
 #[cfg(unix)]
 pub(super) fn is_writable(path: &Path) -> bool {
@@ -361,11 +332,6 @@ mod tests {
         assert_eq!(fs::read_to_string(&place).unwrap(), "theirs");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "a draft is left");
         fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn a_path_stays_itself_in_a_url() {
-        assert_eq!(immutable(Path::new("//a%41/b?c#d")), Path::new("file:////a%2541/b%3Fc%23d?immutable=1"));
     }
 
     #[test]

@@ -30,7 +30,6 @@ use crate::model::error::Result;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
-mod at_rest;
 mod boot;
 mod conn;
 mod error;

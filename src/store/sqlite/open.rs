@@ -6,16 +6,15 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use super::at_rest::Visitor;
-use super::conn::{self, Access, Conn, Writer};
+use super::conn::{self, Writer};
 use super::error::SqliteError;
-use super::file::{self, FileId, Kernels, Log};
+use super::file::{self, Kernels, Log};
 use super::wakeup::Watch;
 use super::{Sqlite, Target, boot, identity, label, register, schema};
 use crate::model::error::Result;
 use crate::store::transactional::Durability;
 use crate::store::url::{StoreUrl, config};
-use crate::store::{Backend, Missing, Opener, StoreInfo};
+use crate::store::{Missing, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
@@ -62,10 +61,7 @@ impl SqliteOptions {
 
     /// The store in this file.
     pub(crate) fn opener(self) -> Result<Opener> {
-        Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| match missing {
-            Missing::IsAllowed => Ok(Arc::new(Sqlite::open(self, clock, by)?)),
-            Missing::IsRefused => Sqlite::open_existing(self, clock, by),
-        }))
+        Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| Ok(Sqlite::connect(self, clock, missing, by)?)))
     }
 }
 
@@ -85,74 +81,16 @@ impl Sqlite {
     }
 
     /// The same, but a missing file is an error, and one that can only be read is opened for that.
-    pub fn open_existing(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Arc<dyn Backend>> {
-        match Sqlite::connect(options.clone(), clock.clone(), Missing::IsRefused, by) {
-            Err(SqliteError::Denied { .. }) => Ok(Arc::new(Visitor::open(options, clock, by)?)),
-            opened => Ok(Arc::new(opened?)),
-        }
+    pub fn open_existing(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
+        Ok(Sqlite::connect(options, clock, Missing::IsRefused, by)?)
     }
 
-    pub(super) fn connect(
+    fn connect(
         options: SqliteOptions,
         clock: Arc<Clock>,
         missing: Missing,
         by: &Deadline,
     ) -> Result<Sqlite, SqliteError> {
-        let place = Place::find(&options, missing, by)?;
-        let Place { path, file: before } = &place;
-        // Who may only read would make the log and leave it behind, as a file of its own that others can't write.
-        if !file::is_writable(path)
-            && !matches!(Log::of(path), Ok(Some(_)))
-            && let Some(denied) = file::denied(path)
-        {
-            return Err(denied);
-        }
-        let mut writer = Writer::open(path, *before, Access::Shared, by)?;
-        let made = match missing {
-            Missing::IsAllowed => schema::create(&writer, path, by),
-            Missing::IsRefused => schema::require(&writer, path, by).map(|()| false),
-        };
-        // While it is open, which takes descriptors, too.
-        let made = made.map_err(|error| conn::explained(error, path))?;
-        if missing == Missing::IsAllowed
-            && writer.is_readonly("main").unwrap_or(false)
-            && let Some(denied) = file::denied(path)
-        {
-            return Err(denied);
-        }
-        let log = writer.protect(path, by)?;
-        let mut reader = conn::open(path, *before, Access::Shared, Durability::Process, by)?;
-        if reader.protect(path, by)? != log {
-            return Err(SqliteError::Moved { path: path.clone() });
-        }
-        place.opened(options, clock, (writer, reader, log), made)
-    }
-
-    /// To read a file that nobody writes to meanwhile: see `at_rest`.
-    pub(super) fn connect_at_rest(
-        options: SqliteOptions,
-        clock: Arc<Clock>,
-        place: Place,
-        log: Log,
-        by: &Deadline,
-    ) -> Result<Sqlite, SqliteError> {
-        let Place { path, file } = &place;
-        let writer = Writer::open(path, *file, Access::AtRest, by)?;
-        schema::require_at_rest(&writer, path)?;
-        let reader = conn::open(path, *file, Access::AtRest, Durability::Process, by)?;
-        place.opened(options, clock, (writer, reader, log), false)
-    }
-}
-
-/// A file that is there, and lies where it may.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    pub(super) path: PathBuf,
-    pub(super) file: FileId,
-}
-
-impl Place {
-    pub(super) fn find(options: &SqliteOptions, missing: Missing, by: &Deadline) -> Result<Place, SqliteError> {
         // Absolute, so that a later change of the working directory does not lead to another file.
         let path = std::path::absolute(&options.path).map_err(|source| SqliteError::File {
             path: options.path.clone(),
@@ -163,28 +101,45 @@ impl Place {
         register::check(&path, by)?;
         let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsAllowed);
         file::prepare(&path, mode, if options.unsafe_fs { Kernels::Any } else { Kernels::One })?;
-        let file = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
-        Ok(Place { path, file })
-    }
-
-    /// The store that these connections make.
-    fn opened(
-        self,
-        options: SqliteOptions,
-        clock: Arc<Clock>,
-        (writer, reader, log): (Writer, Conn, Log),
-        made: bool,
-    ) -> Result<Sqlite, SqliteError> {
-        let Place { path, file } = self;
+        let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
+        let open = || {
+            // Who may only read would make the log and leave it behind, as a file of its own that others can't write.
+            if !file::is_writable(&path)
+                && !matches!(Log::of(&path), Ok(Some(_)))
+                && let Some(denied) = file::denied(&path)
+            {
+                return Err(denied);
+            }
+            let mut writer = Writer::open(&path, before, by)?;
+            let made = match missing {
+                Missing::IsAllowed => schema::create(&writer, &path, by),
+                Missing::IsRefused => schema::require(&writer, &path, by).map(|()| false),
+            };
+            // While it is open, which takes descriptors, too.
+            let made = made.map_err(|error| conn::explained(error, &path))?;
+            if missing == Missing::IsAllowed
+                && writer.is_readonly("main").unwrap_or(false)
+                && let Some(denied) = file::denied(&path)
+            {
+                return Err(denied);
+            }
+            let log = writer.protect(&path, by)?;
+            let mut reader = conn::open(&path, before, Durability::Process, by)?;
+            match reader.protect(&path, by)? {
+                of_reader if of_reader == log => Ok((writer, reader, log, made)),
+                _ => Err(SqliteError::Moved { path: path.clone() }),
+            }
+        };
+        let (writer, reader, log, made) = open()?;
         // Both opened the file that is there before and after.
-        if identity(&path)? != Some(file) {
+        if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });
         }
         let info = StoreInfo::new(label(&path), "this host's boot-time clock", Sqlite::MIN_LEASE);
         let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
         let doing = "ask for the identity of this boot";
         let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
-        let target = Target { path, file, log, clock, clock_identity };
+        let target = Target { path, file: before, log, clock, clock_identity };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Sqlite { info, target, writer, reader, watch: Watch::default(), made: AtomicBool::new(made) })
     }

@@ -16,9 +16,9 @@
 //! It is shared by all who have the file in the same folder by the same name; an open by another path is refused.
 
 #[cfg(target_os = "linux")]
-pub(super) use linux::{Idle, KeptAtRest, OwnLocks};
+pub(super) use linux::{Idle, OwnLocks};
 #[cfg(not(target_os = "linux"))]
-pub(super) use other::{Idle, KeptAtRest, OwnLocks};
+pub(super) use other::{Idle, OwnLocks};
 
 /// What became of an attempt to take the locks.
 #[derive(Debug)]
@@ -44,11 +44,9 @@ mod linux {
     use nix::errno::Errno;
     use nix::fcntl::{FcntlArg, fcntl};
     use nix::libc::{self, c_short, off_t};
-    use parking_lot::{Mutex, MutexGuard};
 
     use super::{Header, Taken};
     use crate::store::sqlite::file::{self, FileId};
-    use crate::sys::deadline::Deadline;
 
     /// First byte and length.
     type Bytes = (off_t, off_t);
@@ -225,49 +223,6 @@ mod linux {
         }
     }
 
-    /// Keeps whoever closes the file last from removing the log, for one who may only read it. While this lives, no
-    /// other thread has one.
-    #[derive(Debug)]
-    pub struct KeptAtRest {
-        /// Never closed while others can find the file, which would end SQLite's locks in this process; the last one is
-        /// the one in use.
-        files: MutexGuard<'static, Vec<File>>,
-    }
-
-    static READ_ONLY: Mutex<Vec<File>> = Mutex::new(Vec::new());
-
-    impl KeptAtRest {
-        /// `None`: somebody opens it just now, or closes it, or it is no database with a write-ahead log.
-        pub fn take(path: &Path, database: FileId, by: &Deadline) -> io::Result<Option<KeptAtRest>> {
-            let Some(mut files) = READ_ONLY.try_lock_for(by.remaining()) else { return Ok(None) };
-            files.retain(|file| file.metadata().is_ok_and(|meta| meta.nlink() > 0));
-            let is_it = |file: &File| file.metadata().is_ok_and(|meta| FileId::of(&meta) == database);
-            match files.iter().position(is_it) {
-                Some(at) => {
-                    let file = files.swap_remove(at);
-                    files.push(file);
-                }
-                None => files.push(File::open(path)?),
-            }
-            let kept = KeptAtRest { files };
-            let Some(file) = kept.files.last().filter(|file| is_it(file)) else { return Ok(None) };
-            let mut versions = [0; 2];
-            // Of the format to write and to read: 2 is one with a write-ahead log.
-            file.read_exact_at(&mut versions, 18)?;
-            let is_locked = lock(file, libc::F_RDLCK, SHARED).is_ok();
-            Ok((is_locked && versions == [2, 2]).then_some(kept))
-        }
-    }
-
-    impl Drop for KeptAtRest {
-        fn drop(&mut self) {
-            if let Some(file) = self.files.last() {
-                // There is nothing to do about an error: the lock then ends with the process.
-                let _ = lock(file, libc::F_UNLCK, ALL);
-            }
-        }
-    }
-
     fn flock(kind: i32, (start, len): Bytes) -> libc::flock {
         // As the system's header has it: small numbers.
         let (l_type, l_whence) = (kind as c_short, libc::SEEK_SET as c_short);
@@ -310,17 +265,6 @@ mod other {
 
     use super::{Header, Taken};
     use crate::store::sqlite::file::FileId;
-    use crate::sys::deadline::Deadline;
-
-    /// No lock could be kept beside SQLite's.
-    #[derive(Debug)]
-    pub struct KeptAtRest;
-
-    impl KeptAtRest {
-        pub fn take(_path: &Path, _database: FileId, _by: &Deadline) -> io::Result<Option<KeptAtRest>> {
-            Ok(None)
-        }
-    }
 
     #[derive(Debug)]
     pub struct OwnLocks;

@@ -37,7 +37,7 @@ impl Sqlite {
         match self.target.check() {
             Err(SqliteError::Moved { .. }) => {
                 let (record, times) = (LockRecord::missing(key), self.target.times());
-                return Ok(Page { records: vec![Seen { record, times, native: None }], next: None });
+                return Ok(Page { records: vec![Seen::new(record, times, None)], next: None });
             }
             checked => checked?,
         }
@@ -120,7 +120,7 @@ impl Sqlite {
             // The next read tries again.
             log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
         }
-        let records = views.into_iter().map(|view| Seen { record: view.record, times, native: None }).collect();
+        let records = views.into_iter().map(|view| Seen::new(view.record, times, None)).collect();
         Page { records, next }
     }
 

@@ -180,15 +180,6 @@ pub(super) fn require(conn: &Connection, path: &Path, by: &Deadline) -> Result<(
     Err(SqliteError::NoTable { path: path.to_owned() })
 }
 
-/// The same of a file that is not opened with a log.
-pub(super) fn require_at_rest(conn: &Connection, path: &Path) -> Result<(), SqliteError> {
-    format(conn, path)?;
-    match check_table(conn, path)? {
-        true => Ok(()),
-        false => Err(SqliteError::NoTable { path: path.to_owned() }),
-    }
-}
-
 fn is_ready(conn: &Connection, path: &Path) -> Result<bool, SqliteError> {
     format(conn, path)?;
     let said = user_version(conn).map_err(|e| failed(path, "read the format's version", e))?;

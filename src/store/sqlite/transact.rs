@@ -95,15 +95,13 @@ impl Sqlite {
             Ok((step.answer, record, times))
         });
         match written {
-            Ok(Written::Done((answer, record, times))) => {
-                Ok(Transacted::Done(answer, Seen { record, times, native: None }))
-            }
+            Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, Seen::new(record, times, None))),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
                 let (record, times) = (LockRecord::missing(key), self.target.times());
                 let answer = transition(&record, &times).answer;
-                Ok(Transacted::Done(answer, Seen { record, times, native: None }))
+                Ok(Transacted::Done(answer, Seen::new(record, times, None)))
             }
             Err(error) => Err(error.into()),
         }

@@ -5,9 +5,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use leasehold::internals::builder_over;
-use leasehold::{Event, LockClient, Mutex, Observer};
+use leasehold::{Event, LockClient, Mode, Mutex, Observer};
 
 use crate::api::{LONG, on_every_store};
+use crate::support::bench::wait_until;
 
 // The recipe of the docs and of the example of that name.
 #[path = "../../../examples/gate/mod.rs"]
@@ -28,6 +29,30 @@ fn without_a_gate_overlapping_readers_keep_a_writer_out() {
         }
         readers.stop().unwrap();
         assert!(writer.try_lock_for("k", LONG).unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_writer_that_loses_the_gate_takes_it_anew() {
+    on_every_store(|store| {
+        let readers = Readers::start(&store.client(), "k", gate::lock_shared, Duration::from_millis(200));
+        readers.wait_for_more(1);
+        let held = store.client().lock_shared("k").unwrap();
+        let writer = builder_over(store.second.clone(), store.clock.clone()).heartbeat(Duration::from_millis(200));
+        let (writer, operator) = (writer.connect().unwrap(), store.client());
+        let wait = std::thread::spawn(move || drop(gate::lock(&writer, "k").unwrap()));
+        let writers = || {
+            let gate = operator.get("k.gate").unwrap()?;
+            let writer = gate.holders().iter().find(|holder| holder.mode() == Mode::Exclusive);
+            writer.map(|writer| writer.fencing_token())
+        };
+        wait_until(|| writers().is_some());
+        let first = writers();
+        operator.force_release("k.gate").unwrap();
+        wait_until(|| writers() > first);
+        drop(held);
+        wait.join().unwrap();
+        readers.stop().unwrap();
     });
 }
 

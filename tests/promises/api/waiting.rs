@@ -1,7 +1,7 @@
 //! Waiting for a lock that others hold.
 
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{CancelToken, ErrorKind};
 
@@ -9,6 +9,8 @@ use crate::api::{LONG, MINUTE, on_every_store};
 use crate::support::bench::Bench;
 
 const SHORT: Duration = Duration::from_millis(150);
+/// More than the error of a clock that a store may have.
+const NOTICED: Duration = Duration::from_secs(2);
 
 #[test]
 fn a_waiter_gets_the_lock_after_its_release() {
@@ -43,6 +45,24 @@ fn a_wait_ends_at_its_deadline_with_none_or_with_the_holders() {
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.holders()[0].owner(), "rival");
         assert_eq!(client.request("k").wait_until(Instant::now()).lock().unwrap_err().kind(), ErrorKind::TimedOut);
+    });
+}
+
+/// However long ago the holder was seen for the last time.
+#[test]
+fn an_error_after_a_wait_says_since_when_and_until_when_others_hold_it() {
+    on_every_store(|store| {
+        let held = store.rival().lock("k").unwrap();
+        let client = store.client();
+        let seen = client.get("k").unwrap().unwrap();
+        let error = client.request("k").wait(2 * NOTICED).lock().unwrap_err();
+        let (told, seen) = (&error.holders()[0], &seen.holders()[0]);
+        let apart = |a: SystemTime, b: SystemTime| a.duration_since(b).unwrap_or_else(|e| e.duration());
+        assert!(apart(told.created(), seen.created()) < NOTICED, "{told:?} {seen:?}");
+        if told.renewed() == seen.renewed() {
+            assert!(apart(told.leased_until().unwrap(), seen.leased_until().unwrap()) < NOTICED, "{told:?} {seen:?}");
+        }
+        drop(held);
     });
 }
 

@@ -8,6 +8,7 @@ use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LossReason};
 
 use crate::behaviours::{Bench, LONG, Store, loss_of};
+use crate::support::bench::wait_until;
 
 const BEAT: Duration = Duration::from_millis(20);
 
@@ -179,9 +180,12 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
     assert!(matches!(loss.reason, LossReason::MaxHold));
     assert!(loss.held_for >= Duration::from_millis(200), "{:?}", loss.held_for);
     let renewals = bench.faults.count(Call::Renew);
-    bench.outlast(LONG);
-    assert!(bench.rival().try_lock("k").unwrap().is_some(), "it is still renewed");
-    assert_eq!(bench.faults.count(Call::Renew), renewals);
+    // A renewal that was under way may still come.
+    wait_until(|| {
+        bench.outlast(LONG);
+        bench.rival().try_lock("k").unwrap().is_some()
+    });
+    assert_eq!(bench.faults.count(Call::Renew), renewals, "it is still renewed");
 }
 
 pub fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails(store: &Store) {

@@ -174,8 +174,7 @@ fn a_key_that_its_column_is_too_short_for_is_bad_input() {
     for mode in [Mode::Exclusive, Mode::Shared] {
         let error = store.acquire(&mut attempt(&long, mode), &soon()).unwrap_err();
         assert!(error.kind() == ErrorKind::InvalidInput && !error.is_retryable(), "{error:?}");
-        let text = error.to_string();
-        assert!(text.contains(&long) && text.contains("locks.name"), "{text}");
+        assert!(error.to_string().contains("locks.name"), "{error}");
     }
     granted(&store, &mut exclusive(&long[1..]));
 }

@@ -9,7 +9,7 @@ use std::sync::Barrier;
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
-use leasehold::internals::store::{Acquired, Backend, Purpose, Schema};
+use leasehold::internals::store::{Backend, Purpose, Schema};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::sqlite::support::*;
@@ -183,8 +183,7 @@ fn who_only_looks_can_use_a_copy_without_log_and_version() {
     raw(&folder.file()).execute_batch("PRAGMA journal_mode = DELETE; PRAGMA user_version = 0").unwrap();
     let options = SqliteOptions { path: folder.file(), mode: None, unsafe_fs: false, clock_identity: None };
     let store = Sqlite::open_existing(options, Clock::system(), &soon()).unwrap();
-    let acquired = store.acquire(&mut attempt("k", "a"), &soon());
-    assert!(matches!(acquired, Ok(Acquired::Granted { .. })), "{acquired:?}");
+    granted(&store, &mut attempt("k", "a"));
 }
 
 #[test]
@@ -272,11 +271,10 @@ fn who_may_only_read_leaves_no_log_behind() {
             fs::set_permissions(folder.file(), fs::Permissions::from_mode(of_file)).unwrap();
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(of_folder)).unwrap();
             let looked = Sqlite::open_existing(options(&folder.file()), Clock::system(), &soon());
-            let denied = looked.and_then(|store| store.acquire(&mut attempt("k", "reader"), &soon()).map(drop));
             let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
             fs::set_permissions(folder.file(), fs::Permissions::from_mode(0o600)).unwrap();
-            assert_eq!(denied.expect_err("it may write").kind(), ErrorKind::Permission);
+            assert_eq!(looked.expect_err("opened").kind(), ErrorKind::Permission);
             assert_eq!(left, ["locks.db"], "{of_file:o} {of_folder:o}");
             let mut mine = attempt("after", "owner");
             let owner = open(&folder.file());

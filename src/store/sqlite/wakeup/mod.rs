@@ -15,7 +15,7 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::conn::{self, Access, Conn};
+use super::conn::{self, Conn};
 use super::error::SqliteError;
 use super::own_locks::Header;
 use super::row::Row;
@@ -137,7 +137,7 @@ impl Sqlite {
 
     fn eye(&self, by: &Deadline) -> Result<Eye, SqliteError> {
         self.target.check()?;
-        let mut conn = conn::open(&self.target.path, self.target.file, Access::Shared, Durability::Process, by)?;
+        let mut conn = conn::open(&self.target.path, self.target.file, Durability::Process, by)?;
         conn.protect(&self.target.path, by)?;
         // The one that was opened.
         self.target.check()?;
