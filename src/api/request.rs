@@ -330,7 +330,7 @@ impl RequestSpec {
             }
         }
         if let Some(why) = self.no_wait.filter(|_| self.wait.is_some()) {
-            let message = format!("a wait is set, but {why}; lock() is what waits as long as wait() says");
+            let message = format!("a wait is set, but {why}; only lock waits for as long as that says");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         let callbacks = self.callbacks.get_mut();

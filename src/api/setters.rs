@@ -94,9 +94,10 @@ macro_rules! setters {
             }
 
             /// The time between two calls of [`on_wait`](Self::on_wait) for one key, the first of which comes when
-            /// the wait begins; at least 10 ms. Defaults to as often as the wait looks.
+            /// the wait begins; at least 10 ms, and not zero. Defaults to as often as the wait looks.
             pub fn on_wait_every(mut self, every: Duration) -> Self {
-                self.spec.on_wait_every = Some(every.max(Duration::from_millis(10)));
+                let least = Duration::from_millis(10);
+                self.spec.on_wait_every = Some(if every.is_zero() { every } else { every.max(least) });
                 self
             }
 

@@ -244,6 +244,8 @@ typedef struct {
   uint64_t remaining_ms;
   // How it is held.
   leasehold_mode mode;
+  // Always 0: what is not named here must not carry anything over from the library's memory.
+  uint32_t reserved;
 } leasehold_status;
 
 // Which locks leasehold_client_list finds: those that fit everything that is set. Free it with
@@ -616,7 +618,7 @@ leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
 // Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
-// and does not wait. A call that fails, as one after a fork, leaves `held` as it is: let it be false before.
+// and does not wait. A call that fails, as one after a fork, writes false, too.
 //
 // # Safety
 // `held` must be writable.

@@ -279,7 +279,7 @@ pub struct Seen {
     /// The times when it was read, to decide by.
     pub times: Times,
     /// The wall clock of this host then, for people.
-    pub(super) read_at: SystemTime,
+    read_at: SystemTime,
     /// What the store compares in a swap, where the record does not say it all.
     pub native: Option<Box<dyn Any + Send>>,
 }
