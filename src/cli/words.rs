@@ -29,7 +29,7 @@ fn parse(text: &str) -> Option<Duration> {
 /// What the library's messages name, and what can be typed instead.
 const OURS: [(&str, &str); 11] = [
     ("create_schema()", "`leasehold init`"),
-    ("schema() tells", "`leasehold init --print` tells"),
+    ("schema() says", "`leasehold init --print` says"),
     (", or lease_forever()", ""),
     ("as max_hold allows", "as --max-hold allows"),
     // An argument, followed by what is wrong with it.
