@@ -147,7 +147,8 @@ pub fn terms(folder: &Path) -> BTreeMap<u64, Term> {
 pub fn assert_one_writer_or_readers(folder: &Path) -> BTreeMap<u64, Term> {
     let terms = terms(folder);
     // Whoever was paused may have claimed last of all: the latest of those before, exclusive and of either mode.
-    let (mut last_exclusive, mut last): (Option<(&u64, &Term)>, Option<(&u64, &Term)>) = (None, None);
+    let mut last_exclusive: Option<(&u64, &Term)> = None;
+    let mut last = last_exclusive;
     for (token, term) in &terms {
         let beside = if term.mode == Mode::Shared { last_exclusive } else { last };
         if let Some((old, before)) = beside {
