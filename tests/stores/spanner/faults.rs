@@ -1,5 +1,6 @@
 //! A network that fails at every request of every step: it does not arrive, its answer does not, or it arrives late;
-//! and a service that says that it is in trouble, whether it has done it or not. What is repeated finds itself, and what is given up leaves nothing.
+//! and a service that says that it is in trouble, whether it has done it or not. What is repeated finds itself, and what
+//! is given up leaves nothing.
 
 use std::time::Instant;
 
@@ -10,6 +11,7 @@ use leasehold::internals::sys::deadline::Deadline;
 
 use crate::spanner::*;
 use crate::support::grpc::{Fault, Grpc};
+use crate::support::servers::spanner::aborts_at_random;
 use crate::support::spanner::Database;
 
 /// Longer than a step takes, shorter than what is late.
@@ -282,7 +284,10 @@ fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
     at.grpc.wait_until("the late commit is answered", |calls| {
         calls.iter().filter(|call| call.method == "Commit").all(|call| call.answered)
     });
-    assert_eq!(at.grants("k"), stands, "{what}");
+    let grants = at.grants("k");
+    // One of the emulators aborts commits at random, and then this one like any other.
+    let is_aborted = meanwhile == Meanwhile::Nothing && grants.is_empty() && aborts_at_random();
+    assert!(grants == stands || is_aborted, "{what}: {grants:?}, not {stands:?}");
 }
 
 #[test]
