@@ -5,7 +5,8 @@ use std::time::Duration;
 use leasehold::{ErrorKind, Filter};
 use serde_json::Value;
 
-use crate::support::{Ran, Running, Store, run, until};
+use crate::support::{Ran, Running, Store, run};
+use crate::wait::wait_until;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -72,7 +73,7 @@ fn a_watch_outlasts_trouble() {
     let index = std::fs::File::options().read(true).write(true).open(store.path("locks.db-shm")).unwrap();
     // The places of which each of SQLite's readers takes one.
     let places = flock { l_type: F_WRLCK as _, l_whence: SEEK_SET as _, l_start: 123, l_len: 5, l_pid: 0 };
-    until("nobody reads", || fcntl(&index, FcntlArg::F_OFD_SETLK(&places)).is_ok());
+    wait_until("nobody reads", || fcntl(&index, FcntlArg::F_OFD_SETLK(&places)).is_ok());
     watch.says("leasehold: sqlite:");
     drop(index);
     let _guard = store.client().request("k").owner("ann").lock().unwrap();
@@ -190,7 +191,7 @@ fn many_expired_locks(store: &Store, count: u32) {
     );
     db.execute_batch(&copies).unwrap();
     let client = store.client();
-    until("they expire", || client.get("k00000").unwrap().unwrap().is_free());
+    wait_until("they expire", || client.get("k00000").unwrap().unwrap().is_free());
 }
 
 #[test]
@@ -221,7 +222,7 @@ fn a_purge_holds_one_page_and_holds_up_nobody() {
         let mut purge = store.leasehold(&["purge", "--quiet"]);
         let mut purge = purge.args(json).stdout(std::process::Stdio::piped()).spawn().unwrap();
         let mut left = before;
-        until("it stands still", || {
+        wait_until("it stands still", || {
             std::thread::sleep(Duration::from_millis(500));
             let now = store.client().list(&Filter::new()).unwrap().len();
             let was = std::mem::replace(&mut left, now);

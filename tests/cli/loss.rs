@@ -10,7 +10,8 @@ use leasehold::LockClient;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::support::{PATIENCE, Running, Store, lines_of, run, until};
+use crate::support::{PATIENCE, Running, Store, lines_of, run};
+use crate::wait::wait_until;
 
 /// Takes the lock away, as an operator does.
 fn take_away(client: &LockClient) {
@@ -199,8 +200,8 @@ fn a_lock_that_was_lost_before_the_start_starts_nothing() {
     drop(command);
     let client = store.client();
     let is_held = || client.get("k").unwrap().is_some_and(|key| !key.is_free());
-    until("it is held", is_held);
-    until("it is lost", || !is_held());
+    wait_until("it is held", is_held);
+    wait_until("it is lost", || !is_held());
     let said = std::thread::spawn(move || {
         let mut said = Vec::new();
         reader.read_to_end(&mut said).map(|_| String::from_utf8_lossy(&said).into_owned())

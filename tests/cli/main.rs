@@ -20,3 +20,5 @@ mod signals;
 mod snapshots;
 mod support;
 mod terminal;
+#[path = "../support/wait.rs"]
+mod wait;

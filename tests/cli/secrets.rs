@@ -4,7 +4,8 @@ use std::process::Stdio;
 use std::sync::LazyLock;
 
 use crate::nobody::Closed;
-use crate::support::{Running, Shared, leasehold, run, until};
+use crate::support::{Running, Shared, leasehold, run};
+use crate::wait::wait_until;
 
 /// Also part of a name wherever it can be one.
 const CANARY: &str = "s3cr3t";
@@ -68,7 +69,7 @@ fn shows_it_to_nobody(shared: Option<Shared>) {
     let own = env!("CARGO_BIN_EXE_leasehold");
     let expected = [own, "run", "k", "--", "sh", "-c", script].map(|arg| format!("{arg}\0")).concat();
     // Empty while it begins anew.
-    until("the URL is hidden", || std::fs::read_to_string(&title).unwrap() == expected);
+    wait_until("the URL is hidden", || std::fs::read_to_string(&title).unwrap() == expected);
     loop {
         let line = running.line();
         // What is no password is passed on.

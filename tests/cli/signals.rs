@@ -9,7 +9,8 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{Running, Store, run, until};
+use crate::support::{Running, Store, run};
+use crate::wait::wait_until;
 
 /// Says which signals it gets, until TERM.
 const TELLS: &str = "for s in INT HUP QUIT USR1 USR2 WINCH; do trap \"echo $s\" $s; done
@@ -62,7 +63,7 @@ fn a_signal_ends_the_wait_and_leaves_nothing() {
         let command = &mut store.script(&["-vv"], "echo never");
         let mut waiting = Running::start(command);
         // Its handlers stand before it asks for the first time.
-        until("it waits", || threads(&waiting).iter().any(|name| name.starts_with("leasehold-wait")));
+        wait_until("it waits", || threads(&waiting).iter().any(|name| name.starts_with("leasehold-wait")));
         waiting.signal(signal);
         assert_eq!(waiting.status().code(), Some(code));
         let ran = waiting.end();
@@ -125,7 +126,7 @@ fn what_was_killed_by_the_keeper_is_a_loss() {
         let mut running = Running::start(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
         let pid = running.line();
         running.signal(Signal::SIGSTOP);
-        until("it is killed", || state(&pid) == "Z");
+        wait_until("it is killed", || state(&pid) == "Z");
         running.signal(Signal::SIGCONT);
         let ran = running.end();
         assert_eq!(ran.code, Some(76), "{}", ran.stderr);
@@ -141,7 +142,7 @@ fn nothing_is_left_behind_for_a_command_that_ended() {
     let keeper = children(&running).into_iter().find(|pid| title(pid).contains("__keep")).expect("its keeper");
     running.tell("go");
     assert_eq!(running.end().code, Some(0));
-    until("the keeper ends", || !title(&keeper).contains("__keep"));
+    wait_until("the keeper ends", || !title(&keeper).contains("__keep"));
 }
 
 fn children(running: &Running) -> Vec<String> {
@@ -188,7 +189,7 @@ fn a_stopped_command_is_ended_by_term() {
     let store = Store::new();
     let mut running = Running::start(&mut store.script(&[], "echo $$; kill -STOP $$; echo never"));
     let pid = running.line();
-    until("it stopped", || state(&pid) == "T");
+    wait_until("it stopped", || state(&pid) == "T");
     running.signal(Signal::SIGTERM);
     let ran = running.end();
     assert_eq!((ran.code, ran.stdout.contains("never")), (Some(143), false));
@@ -223,7 +224,7 @@ fn a_command_that_is_stopped_by_the_loss_stays_so() {
         let key = store.client().get("k").unwrap().unwrap();
         store.client().unlock(key.holders()[0].lock_id()).unwrap();
         running.says(&format!("the command gets SIG{signal}"));
-        until("it stopped", || state(&pid) == "T");
+        wait_until("it stopped", || state(&pid) == "T");
         // What is passed on now is taken when it goes on.
         running.signal(Signal::SIGUSR1);
         running.signal(Signal::SIGTERM);
@@ -245,7 +246,7 @@ fn a_keeper_that_somebody_stopped_is_dismissed_all_the_same() {
     running.expect("ready");
     let keeper = keeper_of(&running);
     kill(keeper, Signal::SIGSTOP).unwrap();
-    until("it stands still", || state(&keeper.to_string()) == "T");
+    wait_until("it stands still", || state(&keeper.to_string()) == "T");
     // Nothing more can be said to it; what it was told last stands for a number that another group has by now.
     let mut stranger = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
     let mut pipe = std::fs::File::options()
@@ -257,7 +258,7 @@ fn a_keeper_that_somebody_stopped_is_dismissed_all_the_same() {
     drop(pipe);
     running.tell("go");
     assert_eq!(running.end().code, Some(0));
-    until("the keeper is gone", || !title(&keeper.to_string()).contains("__keep"));
+    wait_until("the keeper is gone", || !title(&keeper.to_string()).contains("__keep"));
     assert_eq!(stranger.try_wait().unwrap(), None, "it killed a stranger");
     stranger.kill().unwrap();
     stranger.wait().unwrap();
@@ -270,7 +271,7 @@ fn a_keeper_that_somebody_ended_is_replaced() {
     running.expect("ready");
     let first = keeper_of(&running);
     kill(first, Signal::SIGKILL).unwrap();
-    until("another one", || {
+    wait_until("another one", || {
         children(&running).iter().any(|pid| *pid != first.to_string() && title(pid).contains("__keep"))
     });
     running.tell("go");
@@ -284,7 +285,7 @@ fn nothing_stays_that_ended_outside_of_the_group() {
     let script = "(setsid sh -c 'echo $$' &); read go";
     let mut running = Running::start(&mut store.reading(&[], script));
     let pid = running.line();
-    until("it is waited for", || state(&pid).is_empty());
+    wait_until("it is waited for", || state(&pid).is_empty());
     running.tell("go");
     assert_eq!(running.end().code, Some(0));
 }

@@ -265,13 +265,3 @@ impl Drop for Running {
 pub fn pid(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(child.id()).expect("a process id"))
 }
-
-/// Waits until `done`; there is nothing that would tell.
-#[track_caller]
-pub fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < until, "not within {PATIENCE:?}: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}

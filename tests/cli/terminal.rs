@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use nix::pty::{Winsize, openpty};
 
-use crate::support::{PATIENCE, Store, run, until};
+use crate::support::{PATIENCE, Store, run};
+use crate::wait::wait_until;
 
 /// A shell on a terminal of its own.
 struct Terminal {
@@ -150,7 +151,7 @@ fn stopped_for_longer_than_the_lease() {
     // It works without a pause, so that it would as soon as it is continued.
     let script = format!("while :; do echo x >>{}; done", ticks.display());
     terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh -c '{script}'\n"));
-    until("it works", || ticks.exists());
+    wait_until("it works", || ticks.exists());
     terminal.types("\x1a");
     terminal.sees("Stopped");
     terminal.sees("PROMPT> ");
@@ -353,7 +354,7 @@ fn what_ignores_ctrl_z_is_stopped_too() {
     let script = store.path("script");
     std::fs::write(&script, format!("sh -c '{child}' &\nwait\n")).unwrap();
     terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh {}\n", script.display()));
-    until("it works", || ticks.exists());
+    wait_until("it works", || ticks.exists());
     terminal.types("\x1a");
     terminal.sees("Stopped");
     terminal.sees("PROMPT> ");

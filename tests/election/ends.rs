@@ -18,7 +18,7 @@ fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
         let held = rival.lock("job").unwrap();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| election.campaign().unwrap_err());
-            wait_until(|| election.iterations() > 1);
+            wait_until("it campaigns", || election.iterations() > 1);
             election.stop().unwrap();
             let error = waiting.join().unwrap();
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
@@ -139,7 +139,7 @@ fn a_token_ends_every_standing_now_and_later() {
         let token = won(&tells);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| waits.campaign().unwrap_err());
-            wait_until(|| waits.iterations() > 0);
+            wait_until("it campaigns", || waits.iterations() > 0);
             cancel.cancel();
             let error = waiting.join().unwrap();
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
@@ -258,7 +258,7 @@ fn trouble_with_the_store_does_not_end_the_standing() {
         faults.next(Call::Acquire, Fault::FailBefore);
         faults.next(Call::Acquire, Fault::Panic);
         election.run().unwrap();
-        wait_until(|| election.is_leader());
+        wait_until("it leads", || election.is_leader());
         assert_eq!(faults.count(Call::Acquire), 4);
         assert_eq!(election.terms(), 1);
         // Who calls by himself is told.
@@ -316,10 +316,10 @@ fn an_election_is_a_lock_of_its_name() {
         let election = client.election("job").build().unwrap();
         assert_eq!(election.leader().unwrap().unwrap().id(), "a lock");
         election.run().unwrap();
-        wait_until(|| election.iterations() > 1);
+        wait_until("it campaigns", || election.iterations() > 1);
         assert!(!election.is_leader());
         drop(guard);
-        wait_until(|| election.is_leader());
+        wait_until("it leads", || election.is_leader());
         assert!(client.try_lock("job").unwrap().is_none());
         election.stop().unwrap();
         // Shared holders lead nothing.

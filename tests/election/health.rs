@@ -38,7 +38,7 @@ fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
             assert_eq!(lost(&tells), (token, format!("resigned, as {why}")));
             // Not a loss: others can have it at once.
             let rival = store.client();
-            wait_until(|| rival.try_lock("job").unwrap().is_some());
+            wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
             assert!(!a.is_leader() && a.terms() == u64::from(ill));
             if ill == HANGS {
                 cure.send(()).unwrap();
@@ -62,7 +62,7 @@ fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
             (leadership.fencing_token(), "resigned, as the node is not healthy")
         );
         let rival = store.client();
-        wait_until(|| rival.try_lock("job").unwrap().is_some());
+        wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
     });
 }
 

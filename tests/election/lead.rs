@@ -95,7 +95,7 @@ fn it_stands_only_once_when_told_so() {
         assert!(store.client().try_lock("job").unwrap().is_some(), "it resigned");
         // Again by hand.
         a.run().unwrap();
-        wait_until(|| a.is_leader());
+        wait_until("it leads", || a.is_leader());
         assert_eq!(a.terms(), 2);
     });
 }
@@ -170,16 +170,16 @@ fn a_drop_that_reaches_its_bound_leaves_the_lock_to_its_lease() {
             assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
             if let Some(a) = &a {
                 // A busy machine may take its thread a moment longer.
-                wait_until(|| !a.is_standing());
+                wait_until("it has resigned", || !a.is_standing());
                 a.run().unwrap();
             }
             drop(release);
             assert!(!ends.recv_timeout(LONG).unwrap(), "it was told");
             if let Some(a) = a {
                 // Now that the closure is over it stands again, and waits for its own old lease.
-                wait_until(|| a.iterations() > 1);
+                wait_until("it campaigns again", || a.iterations() > 1);
                 store.outlast(MINUTE);
-                wait_until(|| a.is_leader());
+                wait_until("it leads again", || a.is_leader());
                 assert!(a.fencing_token().unwrap() > token);
                 a.stop().unwrap();
             } else {
@@ -241,7 +241,7 @@ fn campaign_blocks_until_elected_and_resigning_lets_the_next_in() {
         assert!(leadership.remaining() > MINUTE / 2);
         std::thread::scope(|scope| {
             let next = scope.spawn(|| b.campaign().unwrap());
-            wait_until(|| b.iterations() > 1);
+            wait_until("it campaigns", || b.iterations() > 1);
             assert!(!next.is_finished() && !b.is_leader() && b.is_standing());
             let (watch, token) = (leadership.loss(), leadership.fencing_token());
             leadership.resign().unwrap();
@@ -262,7 +262,7 @@ fn each_lost_term_is_told_before_the_next_one() {
             .map(|_| {
                 let leadership = a.campaign().unwrap();
                 store.outlast(MINUTE);
-                wait_until(|| !leadership.is_leader());
+                wait_until("the term is over", || !leadership.is_leader());
                 leadership
             })
             .collect();
@@ -319,7 +319,7 @@ fn a_resignation_that_is_not_answered_says_so_and_is_tried_again() {
         assert_eq!(error.kind(), ErrorKind::Store, "{error}");
         faults.heal();
         let rival = store.client();
-        wait_until(|| rival.try_lock("job").unwrap().is_some());
+        wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
         // What was lost before can't be given up.
         let leadership = client.election("job").build().unwrap().campaign().unwrap();
         store.outlast(MINUTE);

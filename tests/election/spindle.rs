@@ -122,7 +122,7 @@ fn iterations() {
         b.run().unwrap();
         for node in [&a, &b] {
             let before = node.iterations();
-            wait_until(|| node.iterations() > before + 1);
+            wait_until("it goes on campaigning", || node.iterations() > before + 1);
         }
         assert_eq!((a.terms(), b.terms()), (1, 0));
     });
@@ -167,7 +167,7 @@ fn the_next_takes_over_at_once_when_the_leader_resigns() {
             a.run().unwrap();
             let token = won(&a_tells);
             b.run().unwrap();
-            wait_until(|| b.iterations() > 1);
+            wait_until("it goes on campaigning", || b.iterations() > 1);
             a.stop().unwrap();
             assert!(!a.is_leader());
             // The lease is a minute.
@@ -185,12 +185,12 @@ fn a_follower_polls_no_more_than_its_client_does() {
         let follower = client.poll(ms(50)..=ms(100)).connect().unwrap().election("job").build().unwrap();
         let started = Instant::now();
         follower.run().unwrap();
-        wait_until(|| follower.iterations() > 12);
+        wait_until("it goes on campaigning", || follower.iterations() > 12);
         let most = started.elapsed().as_millis() / 50 + 1;
         assert!(faults.count(Call::Read) as u128 <= most, "{} reads, {most} may be", faults.count(Call::Read));
         assert_eq!(faults.count(Call::Acquire), 1, "it looks, and asks again only when the lock looks free");
         drop(leadership);
-        wait_until(|| follower.is_leader());
+        wait_until("it leads", || follower.is_leader());
         // One more that was refused may have met a release under way.
         assert!(faults.count(Call::Acquire) <= 3);
     });

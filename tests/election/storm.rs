@@ -21,7 +21,7 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
         }
         let operator = store.client();
         for round in 0..LOSSES {
-            wait_until(|| nodes.iter().any(|(election, ..)| election.is_leader()));
+            wait_until("one of them leads", || nodes.iter().any(|(election, ..)| election.is_leader()));
             for (_, _, faults) in &nodes {
                 let faulty = [Fault::FailBefore, Fault::ApplyThenFail, Fault::Twice, Fault::HangBefore];
                 faults.next(Call::Renew, faulty[round % 4].clone());
@@ -44,7 +44,7 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
                     if let Some((election, ..)) = leads {
                         let _ = election.stop();
                         // A release that hangs may outlast the bound.
-                        wait_until(|| !election.is_standing());
+                        wait_until("it has ended", || !election.is_standing());
                         election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
                     }
                 }

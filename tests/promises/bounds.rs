@@ -5,10 +5,11 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::alone::alone;
-use crate::support::harness::{Folder, PATIENCE, Store, eventually, millis, on_each_local, within};
+use crate::support::harness::{Folder, PATIENCE, Store, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
 use crate::support::threads::{no_new_threads, threads_again};
+use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
 
@@ -82,7 +83,7 @@ fn no_call_with_a_lock_as_data_outlives_its_deadline() {
 fn no_look_and_no_purge_outlives_its_deadline() {
     let expired = |store: &Store| {
         let lock = store.bystander().request("old").lease(millis(100)).acquire().expect("a lock");
-        eventually("its lease ends", || lock.leased_until() < Some(SystemTime::now() - millis(50)));
+        wait_until("its lease ends", || lock.leased_until() < Some(SystemTime::now() - millis(50)));
     };
     under_each_fault(Call::Read, REQUEST, |_, client| drop(client.get("job")));
     under_each_fault(Call::Read, REQUEST, |_, client| drop(client.purge(Duration::ZERO)));
@@ -175,7 +176,7 @@ fn cancelled_at_once(what: &str, client: &LockClient, ready: impl FnMut() -> boo
     std::thread::scope(|scope| {
         let request = client.request("job").cancel(&cancel);
         scope.spawn(move || over.send(request.lock().map(drop)));
-        eventually(what, ready);
+        wait_until(what, ready);
         cancel.cancel();
         let cancelled = Instant::now();
         let answer = end.recv_timeout(PATIENCE).expect("an answer");
@@ -196,10 +197,10 @@ fn a_cancelled_wait_ends_at_once_in_every_phase(store: Store) {
     for fault in [Fault::HangBefore, Fault::ApplyThenHang] {
         store.plan.next(Call::Acquire, fault.clone());
         cancelled_at_once(&format!("acquire with {fault:?}"), &client, begun(Call::Acquire));
-        eventually("what it left behind is given up", || store.is_vacant("job"));
+        wait_until("what it left behind is given up", || store.is_vacant("job"));
         store.plan.next(Call::Renew, fault.clone());
         cancelled_at_once(&format!("first renewal with {fault:?}"), &client, begun(Call::Renew));
-        eventually("what it left behind is given up", || store.is_vacant("job"));
+        wait_until("what it left behind is given up", || store.is_vacant("job"));
     }
     // Between repeats of a request that fails.
     store.plan.always(Call::Acquire, Fault::FailBefore);
@@ -309,14 +310,14 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
 
     let guard = client.lock("other").expect("a lock");
     let before = store.plan.count(Call::Renew);
-    eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+    wait_until("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
     within("the drop of a guard that is held", DROP, || drop(guard));
     // It did not only give up: the copy of the attempt released it.
     assert!(store.is_vacant("other"), "on {}", store.name);
 
     let _guard = client.lock("third").expect("a lock");
     let before = store.plan.count(Call::Renew);
-    eventually("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+    wait_until("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
     within("the close", DROP, || client.close()).expect("a close");
     assert!(store.is_vacant("third"), "on {}", store.name);
     drop(unstick);
@@ -372,7 +373,7 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
         std::thread::sleep(millis(1500));
         assert!(kept.remaining() < before, "it was renewed without a thread");
         threads_again();
-        eventually("the lock is renewed", || kept.remaining() > before);
+        wait_until("the lock is renewed", || kept.remaining() > before);
         kept.release().expect("a release");
     });
 }
@@ -393,7 +394,7 @@ fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
         threads_again();
         // The next call that comes along finds a thread.
         let held = client.request("second").acquire().expect("a lock");
-        eventually("it is given up", || store.is_vacant("first"));
+        wait_until("it is given up", || store.is_vacant("first"));
         client.release(&held).expect("a release");
 
         no_new_threads();

@@ -6,7 +6,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::support::alone::alone;
-use crate::support::bench::{Bench, LONG, loss_of, wait_until};
+use crate::support::bench::{Bench, LONG, loss_of};
+use crate::support::wait::wait_until;
 use leasehold::LossReason;
 use leasehold::internals::store::fault::{Call, Fault};
 
@@ -80,7 +81,7 @@ fn a_logger_that_panics_ends_neither_a_thread_nor_a_call() {
             bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
             bench.faults.next(Call::Release, Fault::FailBefore);
             assert!(client.try_lock_for("undone", Duration::from_millis(1)).is_err());
-            wait_until(|| bench.rival().get("undone").unwrap().unwrap().is_free());
+            wait_until("what was given up is free", || bench.rival().get("undone").unwrap().unwrap().is_free());
         });
         logged("a store that can't tell", || {
             bench.faults.next(Call::Wake, Fault::FailBefore);

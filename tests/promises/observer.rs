@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::bench::wait_until;
 use crate::support::stores::{Opened, Store, stores};
+use crate::support::wait::wait_until;
 use fastrand::Rng;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -266,7 +266,7 @@ impl Run {
             let losses = guards.iter().map(LockGuard::loss).chain(keepers.iter().map(LeaseKeeper::loss));
             i64::try_from(losses.filter(|loss| loss.get().is_none()).count()).unwrap()
         };
-        wait_until(|| ledger.held() == open());
+        wait_until("the ledger knows of all that is held", || ledger.held() == open());
         let wrong = ledger.0.lock().wrong.clone();
         assert_eq!(wrong, None);
     }
@@ -287,7 +287,7 @@ impl Run {
         let _ = self.client.close();
         assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
         drop((self.guards, self.keepers));
-        wait_until(|| self.ledger.is_balanced());
+        wait_until("what was counted up is counted down", || self.ledger.is_balanced());
         let book = self.ledger.0.lock();
         assert_eq!(book.wrong, None);
         book.seen.clone()
@@ -357,7 +357,7 @@ fn each_way_to_end_is_told_once() {
         seen(&run, &["granted", "lost released_by_other"]);
         let guard = client.lock("fourth").unwrap();
         run.opened.advance(Duration::from_secs(21));
-        wait_until(|| run.ledger.is_balanced());
+        wait_until("what was counted up is counted down", || run.ledger.is_balanced());
         assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
         seen(&run, &["granted", "lost expired"]);
         client.leases("n").claim("name", "h", MINUTE).unwrap();
@@ -377,7 +377,7 @@ fn whoever_stands_behind_another_is_counted_too() {
                 std::thread::spawn(move || client.lock("k").unwrap().release().unwrap())
             })
             .collect();
-        wait_until(|| run.ledger.0.lock().waits.values().sum::<i64>() == 3);
+        wait_until("three wait", || run.ledger.0.lock().waits.values().sum::<i64>() == 3);
         held.release().unwrap();
         waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
         assert!(run.ledger.is_balanced());

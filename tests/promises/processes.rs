@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use crate::support::alone::alone;
-use crate::support::harness::{Folder, PATIENCE, SLACK, eventually, millis};
+use crate::support::harness::{Folder, PATIENCE, SLACK, millis};
 use crate::support::lateness::slack;
 use crate::support::oracle::{Oracle, Resource, assert_rising};
 use crate::support::process::Worker;
 use crate::support::servers::skip;
+use crate::support::wait::wait_until;
 use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest, LossReason};
 
 const LEASE: Duration = millis(2000);
@@ -64,7 +65,7 @@ fn a_killed_holder_is_taken_over_by_a_process_that_asks_only_once() {
         })
         .expect("a lease that is longer than it takes to ask");
     assert_eq!(answer, "none");
-    eventually("the lease ends", || client.get("job").expect("a look").expect("a row").is_free());
+    wait_until("the lease ends", || client.get("job").expect("a look").expect("a row").is_free());
     // It never saw the holder alive, and asks once.
     let mut late = Worker::start(&folder.url(), LEASE);
     assert!(late.token("try job") > old);
@@ -79,7 +80,7 @@ fn a_killed_holder_is_not_taken_over_before_the_end_of_its_lease() {
     holder.kill();
     let client = bystander(&folder.url());
     let (left, seen) = left(&client, "job");
-    eventually("it is taken over", || client.try_lock("job").expect("an answer").is_some());
+    wait_until("it is taken over", || client.try_lock("job").expect("an answer").is_some());
     let took = seen.elapsed();
     assert!(took + millis(20) >= left, "taken after {took:?}, with {left:?} left");
 }
@@ -148,7 +149,7 @@ fn a_stopped_holder_knows_at_once_that_it_lost_the_lock() {
     let new = rival.token("lock job");
     assert!(resource.write(new));
     // The gap must be seen for what it is, even if the stop came late in the lease.
-    eventually("a whole lease has passed", || stopped.elapsed() > LEASE + millis(100));
+    wait_until("a whole lease has passed", || stopped.elapsed() > LEASE + millis(100));
     holder.go_on();
     assert_eq!(holder.answer(), "held false");
     let loss = holder.ask("loss job");
@@ -234,7 +235,7 @@ fn forks(url: &str, into_a_namespace: bool) {
             assert_eq!(status.holders()[0].fencing_token(), token);
             // Not from what was there before the fork: its heartbeat goes on.
             let renewed = guard.info().renewed();
-            eventually("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
+            wait_until("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
             guard.release().expect("a release");
             other.release().expect("a release");
         }

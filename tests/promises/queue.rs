@@ -5,8 +5,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::support::bench::{Bench, LONG, loss_of, wait_until};
+use crate::support::bench::{Bench, LONG, loss_of};
 use crate::support::seed::{seed, sow};
+use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard, LockRequest, Mutex};
 
@@ -258,7 +259,7 @@ fn a_waiter_that_goes_while_it_is_handed_the_lock_leaves_it_free() {
         cancel.cancel();
         drop(waiting.join().unwrap());
         releasing.join().unwrap();
-        wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
+        wait_until("what was given up is free", || bench.rival().get("k").unwrap().unwrap().is_free());
     }
 }
 
@@ -328,7 +329,7 @@ fn a_hand_over_that_nobody_could_give_up_in_time_is_given_up_later() {
     drop(held);
     assert!(!bench.rival().get("k").unwrap().unwrap().is_free(), "it was done, and nobody knows");
     bench.faults.heal();
-    wait_until(|| waiting.is_finished());
+    wait_until("the waiter is through", || waiting.is_finished());
     assert!(waiting.join().unwrap().unwrap().is_held());
 }
 
@@ -404,7 +405,7 @@ fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
         .collect();
     let granted: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
     assert!(granted >= 16 * 40 / 3, "{granted}");
-    wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
+    wait_until("it is free", || bench.rival().get("k").unwrap().unwrap().is_free());
     assert!(client.try_lock("k").unwrap().is_some(), "somebody is left in the line");
 }
 
@@ -457,7 +458,7 @@ fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
     assert!(panics > 16 * 40 / 8, "{panics}");
     bench.faults.heal();
     for key in ["k", "l"] {
-        wait_until(|| bench.rival().get(key).unwrap().unwrap().is_free());
+        wait_until("it is free", || bench.rival().get(key).unwrap().unwrap().is_free());
         assert!(client.try_lock(key).unwrap().is_some(), "somebody is left in the line");
     }
 }
@@ -472,7 +473,7 @@ fn a_panic_of_the_store_leaves_no_grant_to_its_lease() {
         bench.faults.next(call, fault.clone());
         let locked = catch_unwind(AssertUnwindSafe(|| client.lock("k")));
         assert!(locked.is_err(), "{call:?} {fault:?}: the panic is hidden");
-        wait_until(|| bench.rival().get("k").unwrap().unwrap().is_free());
+        wait_until("it is free", || bench.rival().get("k").unwrap().unwrap().is_free());
     }
 }
 

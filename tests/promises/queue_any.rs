@@ -4,7 +4,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::support::bench::{Bench, LONG, wait_until};
+use crate::support::bench::{Bench, LONG};
+use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
 
@@ -91,7 +92,7 @@ fn of_what_is_handed_over_at_once_it_keeps_one() {
             drop(late);
         }
         drop(guard);
-        wait_until(|| KEYS.iter().all(|key| bench.rival().get(key).unwrap().unwrap().is_free()));
+        wait_until("all keys are free", || KEYS.iter().all(|key| bench.rival().get(key).unwrap().unwrap().is_free()));
     }
 }
 
@@ -133,7 +134,7 @@ fn a_told_wait_makes_one_look_at_each_key() {
     let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
     let mut held: Vec<_> = KEYS.iter().map(|key| bench.rival().lock(key).unwrap()).collect();
     let any = any(&client, [0; 3], &CancelToken::new());
-    wait_until(|| bench.faults.count(Call::Read) >= 3);
+    wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
     std::thread::sleep(Duration::from_millis(100));
     // One each, or one more where two keys were told one after the other.
     let reads = bench.faults.count(Call::Read);
@@ -157,7 +158,9 @@ fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
         }
         let any = any(&client, [0; 3], &CancelToken::new());
         // Between two rounds of looks.
-        wait_until(|| bench.faults.count(Call::Read) >= 3 && bench.faults.count(Call::Read).is_multiple_of(3));
+        wait_until("it asked for all keys", || {
+            bench.faults.count(Call::Read) >= 3 && bench.faults.count(Call::Read).is_multiple_of(3)
+        });
         bench.clock.advance(HOUR);
         assert_eq!(any.join().unwrap().unwrap().key(), "a");
     }
@@ -214,7 +217,7 @@ fn where_others_stand_before_it_it_takes_nothing() {
         let early = one(&client, "a");
         let any = any(&client, [1, 0, 0], &CancelToken::new());
         drop(a);
-        wait_until(|| early.is_finished() || any.is_finished());
+        wait_until("one of both is through", || early.is_finished() || any.is_finished());
         assert!(!any.is_finished(), "it overtook who came first");
         let early = early.join().unwrap().unwrap();
         drop((b, c));
@@ -253,7 +256,7 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
             drop(rival.lock_shared("a").unwrap());
         }
     });
-    wait_until(|| any.is_finished());
+    wait_until("it is through", || any.is_finished());
     let guard = any.join().unwrap().unwrap();
     assert_eq!(guard.key(), "b");
     drop(guard);
@@ -273,7 +276,7 @@ fn what_could_not_be_asked_for_is_asked_for_again_soon() {
     let request = client.request_any(KEYS).on_wait(move |_| told.send(()).unwrap_or_default());
     let any = std::thread::spawn(move || request.lock());
     // Once for what was asked, once because the store tells now.
-    wait_until(|| bench.faults.count(Call::Read) >= 3);
+    wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
     let asked = bench.faults.count(Call::Acquire);
     bench.faults.always(Call::Acquire, Fault::FailBefore);
     drop(a);
@@ -281,7 +284,7 @@ fn what_could_not_be_asked_for_is_asked_for_again_soon() {
     while tells.try_recv().is_ok() {}
     tells.recv_timeout(LONG).expect("it goes on to wait");
     bench.faults.heal();
-    wait_until(|| any.is_finished());
+    wait_until("it is through", || any.is_finished());
     assert_eq!(any.join().unwrap().unwrap().key(), "a");
 }
 
@@ -312,7 +315,7 @@ fn trouble_with_one_key_keeps_it_from_looking_at_no_other() {
     bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
     bench.faults.always(Call::Acquire, Fault::FailBefore);
     drop(a);
-    wait_until(|| asked() >= before + 5);
+    wait_until("it goes on asking", || asked() >= before + 5);
     let in_vain = requests.0.lock().windows(3).any(|three| three.iter().all(|request| *request == asks));
     assert!(!in_vain, "asked for a again and again: {:?}", requests.0.lock());
     // What was done is given up all the same.

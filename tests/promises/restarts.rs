@@ -4,12 +4,12 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::cluster::eventually;
 use crate::support::harness::{Folder, millis};
 use crate::support::oracle::{Oracle, assert_rising};
 use crate::support::own::Own;
 use crate::support::servers;
 use crate::support::stores::is_wanted;
+use crate::support::wait::wait_until;
 use leasehold::{ClientBuilder, ErrorKind, LockClient, LossReason};
 use nix::sys::signal::Signal;
 
@@ -81,7 +81,7 @@ fn locks_live_through_a_restart(at: &mut At, signal: Signal) {
         }
         let go_on = |more: usize| {
             let before = rounds.each_ref().map(|rounds| rounds.load(Ordering::SeqCst));
-            eventually("both go on", || {
+            wait_until("both go on", || {
                 rounds.iter().zip(before).all(|(now, before)| now.load(Ordering::SeqCst) > before + more)
             });
         };
@@ -90,7 +90,7 @@ fn locks_live_through_a_restart(at: &mut At, signal: Signal) {
         at.own.end(signal);
         at.own.start_again();
         go_on(2);
-        eventually("a heartbeat is answered again", || held.info().renewed() != renewed);
+        wait_until("a heartbeat is answered again", || held.info().renewed() != renewed);
         assert!(held.is_held() && readers.iter().all(|guard| guard.is_held()) && !waiting.is_finished());
         held.ensure_held_for(LEASE / 2).expect("it is held");
         assert!(rival.try_lock_shared("held").expect("an answer").is_none());
@@ -120,7 +120,7 @@ fn a_lease_ends_while_the_server_is_away(at: &mut At) {
     std::thread::scope(|scope| {
         let waiting =
             scope.spawn(|| rival.try_lock_for("away", 3 * LEASE).expect("an answer").expect("its lease ends"));
-        eventually("it waits", || !rival.get("away").expect("a look").expect("a row").is_free());
+        wait_until("it waits", || !rival.get("away").expect("a look").expect("a row").is_free());
         at.own.end(Signal::SIGKILL);
         let loss = guard.loss().wait_timeout(LEASE).expect("a loss");
         assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");

@@ -5,10 +5,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::harness::{Folder, eventually, millis};
+use crate::support::harness::{Folder, millis};
 use crate::support::oracle::{Term, assert_one_writer_or_readers, now, terms};
 use crate::support::process::Worker;
 use crate::support::urls::Shared;
+use crate::support::wait::wait_until;
 use leasehold::Mode;
 
 const LEASE: Duration = millis(3000);
@@ -26,7 +27,7 @@ fn roamer(store: &Shared, mode: Mode, key: &str, folder: &Path) -> Worker {
 #[track_caller]
 fn replaced(folder: &Path, mode: Mode, old: u64) -> u128 {
     let mut first = None;
-    eventually("another is granted what the holder left", || {
+    wait_until("another is granted what the holder left", || {
         let all = terms(folder);
         let mut after = all.range(old + 1..).map(|(_, term)| term);
         first =
@@ -113,7 +114,7 @@ fn readers_and_writers_without_the_lock_do_meet() {
         let mut both = [(first, "a"), (second, "b")].map(|(mode, key)| roamer(&store, mode, key, &folder));
         // Each holds its own to the end of the other's.
         let tokens = both.each_mut().map(|worker| worker.token("pin"));
-        eventually("both claim it after the other", || {
+        wait_until("both claim it after the other", || {
             let all = terms(&folder);
             let [a, b] = tokens.map(|token| all.get(&token));
             a.zip(b).is_some_and(|(a, b)| a.first_claimed < b.last_asked && b.first_claimed < a.last_asked)

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::alone::alone;
-use crate::support::harness::{PATIENCE, Store, eventually, millis, on_each_local, within};
+use crate::support::harness::{PATIENCE, Store, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::seed::{seed, sow};
 use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
+use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
 use parking_lot::Mutex;
@@ -48,7 +49,7 @@ fn a_guard_has_one_thread_and_leaves_none(store: Store) {
     let other = client.lock("other").expect("a lock");
     // A heartbeat's thread starts when its first beat is due.
     let all = ["leasehold-beat", "leasehold-beat", "leasehold-watch"];
-    eventually("both heartbeats have started", || ours() == all);
+    wait_until("both heartbeats have started", || ours() == all);
     drop(guard);
     assert_ours(&["leasehold-beat", "leasehold-watch"]);
     other.release().expect("a release");
@@ -105,8 +106,8 @@ fn a_loss_ends_the_heartbeat(store: Store) {
     let guard = request.lock().expect("a lock");
     store.bystander().release(&guard.info()).expect("the operator's release");
     guard.loss().wait_timeout(PATIENCE).expect("a loss");
-    eventually("the callback ran", || told.load(Ordering::SeqCst) == 1);
-    eventually("only the watcher is left", || ours() == ["leasehold-watch"]);
+    wait_until("the callback ran", || told.load(Ordering::SeqCst) == 1);
+    wait_until("only the watcher is left", || ours() == ["leasehold-watch"]);
     assert_silent(&store);
     let before = store.plan.count(Call::Release);
     drop(guard);
@@ -125,7 +126,7 @@ fn close_ends_every_thread_and_every_request(store: Store) {
         let waiters: Vec<_> =
             (0..4).map(|_| scope.spawn(|| client.lock("busy").map(drop).unwrap_err().kind())).collect();
         let before = store.plan.count(Call::Read);
-        eventually("the waiters poll", || store.plan.count(Call::Read) >= before + 8);
+        wait_until("the waiters poll", || store.plan.count(Call::Read) >= before + 8);
         client.close().expect("a close");
         let closed = Instant::now();
         for waiter in waiters {
@@ -180,7 +181,7 @@ fn acquirers_that_race_a_close_leave_nothing(store: Store) {
         let kept = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                eventually("some are granted", || kept.lock().len() > 50);
+                wait_until("some are granted", || kept.lock().len() > 50);
                 let _ = client.close();
             });
             for n in 0..500 {
@@ -207,7 +208,7 @@ fn an_unanswered_acquire_is_given_up_by_close(store: Store) {
     store.plan.next(Call::Acquire, Fault::ApplyThenHang);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| client.lock("job").map(drop).unwrap_err().kind());
-        eventually("it stands in the row", || !store.is_vacant("job"));
+        wait_until("it stands in the row", || !store.is_vacant("job"));
         client.close().expect("a close");
         assert_eq!(waiter.join().expect("a waiter"), ErrorKind::Closed);
     });
@@ -248,27 +249,27 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
     for _ in 0..3 {
         store.plan.next(Call::Release, Fault::HangBefore);
     }
-    eventually("all are given up", || (0..ACQUIRES).all(|n| store.is_vacant(&format!("job-{n}"))));
-    eventually("its thread ends", || undoing() == 0);
+    wait_until("all are given up", || (0..ACQUIRES).all(|n| store.is_vacant(&format!("job-{n}"))));
+    wait_until("its thread ends", || undoing() == 0);
 
     // What has ended by itself is left.
     store.plan.always(Call::Release, Fault::FailBefore);
     store.plan.next(Call::Acquire, Fault::ApplyThenHang);
     assert!(client.try_lock_for("late", millis(1)).is_err());
-    eventually("it is tried", || undoing() == 1);
+    wait_until("it is tried", || undoing() == 1);
     store.advance(Duration::from_secs(21));
-    eventually("nobody tries that any more", || undoing() == 0);
+    wait_until("nobody tries that any more", || undoing() == 0);
 
     // What was renewed already may stand for longer than an acquisition.
     store.plan.next(Call::Renew, Fault::ApplyThenHang);
     let request = client.request("long").lease(Duration::from_secs(3600)).wait(millis(50));
     assert!(request.lock().is_err());
-    eventually("it is tried", || undoing() == 1);
+    wait_until("it is tried", || undoing() == 1);
     store.advance(Duration::from_secs(90));
     let before = store.plan.count(Call::Release);
-    eventually("it is still tried", || store.plan.count(Call::Release) > before + 1);
+    wait_until("it is still tried", || store.plan.count(Call::Release) > before + 1);
     store.plan.heal();
-    eventually("it is given up", || store.is_vacant("long"));
+    wait_until("it is given up", || store.is_vacant("long"));
 
     store.plan.always(Call::Release, Fault::HangBefore);
     for n in 0..10 {
@@ -293,7 +294,7 @@ fn a_release_during_a_heartbeat_ends_it_first(store: Store) {
         store.plan.next(Call::Renew, fault);
         let guard = client.lock("job").expect("a lock");
         let before = store.plan.count(Call::Renew);
-        eventually("a heartbeat is under way", || store.plan.count(Call::Renew) > before);
+        wait_until("a heartbeat is under way", || store.plan.count(Call::Renew) > before);
         if n % 2 == 0 {
             drop(guard)
         } else {

@@ -5,9 +5,10 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::support::harness::{PATIENCE, Store, eventually, millis, on_each_local, within};
+use crate::support::harness::{PATIENCE, Store, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::threads::{assert_ours, none_soon, ours};
+use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, LockClient, LockRequest};
 
@@ -61,7 +62,7 @@ fn asked(store: &Store) -> usize {
 
 /// Returns once the waiter of this key sleeps: after one request for the lock, and one look once it is told.
 fn settled(store: &Store) {
-    eventually("it looks once more", || store.plan.count(Call::Read) == 1);
+    wait_until("it looks once more", || store.plan.count(Call::Read) == 1);
     assert_eq!(store.plan.count(Call::Acquire), 1, "on {}", store.name);
 }
 
@@ -168,7 +169,7 @@ fn one_call_watches_for_many_waiters(store: Store) {
     let (client, other) = (patient(&store), store.bystander());
     let held: Vec<_> = (0..KEYS).map(|n| other.lock(&format!("k{n}")).expect("a lock")).collect();
     let waiting: Vec<_> = (0..KEYS).map(|n| waiter(&client, &format!("k{n}"), |request| request)).collect();
-    eventually("each looks once more", || store.plan.count(Call::Read) >= KEYS);
+    wait_until("each looks once more", || store.plan.count(Call::Read) >= KEYS);
     // Each key has one look: those of the set before are not looked at again.
     assert!(asked(&store) <= 2 * KEYS + 10, "{} requests", asked(&store));
     drop(held);
@@ -196,10 +197,10 @@ fn a_store_that_can_not_tell_is_asked_once_and_polled(store: Store) {
     let client = store.builder().lease(LEASE).connect().expect("a client");
     let held = store.bystander().lock("k").expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
-    eventually("it polls", || store.plan.count(Call::Read) > 10);
+    wait_until("it polls", || store.plan.count(Call::Read) > 10);
     assert_eq!(store.plan.count(Call::Wake), 1);
     let none = || !ours().iter().any(|thread| TELLING.contains(&thread.as_str()));
-    eventually("no thread is left for it", none);
+    wait_until("no thread is left for it", none);
     drop(held);
     assert!(waiting.join().expect("a waiter").is_ok());
 }
@@ -211,8 +212,8 @@ fn a_wake_that_fails_is_tried_again_and_polled_for_meanwhile(store: Store) {
         let client = store.builder().lease(LEASE).connect().expect("a client");
         let held = store.bystander().lock("k").expect("a lock");
         let waiting = waiter(&client, "k", |request| request);
-        eventually("it polls", || store.plan.count(Call::Read) > 10);
-        eventually("it is tried again", || store.plan.count(Call::Wake) == 2);
+        wait_until("it polls", || store.plan.count(Call::Read) > 10);
+        wait_until("it is tried again", || store.plan.count(Call::Wake) == 2);
         // The poll that was under way, and the look after the telling began.
         std::thread::sleep(millis(100));
         let reads = store.plan.count(Call::Read);
@@ -248,7 +249,7 @@ fn a_store_that_is_slow_to_tell_is_not_asked_for_each_waiter_that_goes() {
     let held: Vec<_> = keys.iter().map(|key| other.lock(key).expect("a lock")).collect();
     let waiting: Vec<_> = keys.iter().map(|key| waiter(&client, key, |request| request)).collect();
     // Each of them looks once more when it is told.
-    eventually("all are told", || store.plan.count(Call::Read) == keys.len());
+    wait_until("all are told", || store.plan.count(Call::Read) == keys.len());
     let before = store.plan.count(Call::Wake);
     let started = Instant::now();
     for (held, waiting) in held.into_iter().zip(waiting) {
@@ -272,8 +273,8 @@ fn a_telling_that_breaks_off_is_noticed_and_begun_again() {
     settled(&store);
     // As a stream that ends: the store lets go of the channel.
     store.stop_telling();
-    eventually("it polls", || store.plan.count(Call::Read) > 5);
-    eventually("it is tried again", || store.plan.count(Call::Wake) == 2);
+    wait_until("it polls", || store.plan.count(Call::Read) > 5);
+    wait_until("it is tried again", || store.plan.count(Call::Wake) == 2);
     drop(held);
     assert!(waiting.join().expect("a waiter").is_ok());
 }
@@ -306,7 +307,7 @@ fn a_cancelled_wait_and_a_close_end_the_telling(store: Store) {
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Cancelled));
     none_soon();
     let waiting = waiter(&client, "k", |request| request);
-    eventually("it tells again", || ours() == telling);
+    wait_until("it tells again", || ours() == telling);
     client.close().expect("a close");
     assert_ours(&[]);
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Closed));

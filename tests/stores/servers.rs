@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::servers::dynamodb::SERVER;
 use crate::support::servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
+use crate::support::wait::wait_until;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -98,17 +99,8 @@ fn processes(cache: &Path) -> Vec<(Pid, String)> {
 }
 
 #[track_caller]
-fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !cond() {
-        assert!(started.elapsed() < PATIENCE, "it never came to be: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-#[track_caller]
 fn assert_none_left(cache: &Path) {
-    eventually("no process of the server is left", || processes(cache).is_empty());
+    wait_until("no process of the server is left", || processes(cache).is_empty());
 }
 
 fn has_java(cache: &Path) -> bool {
@@ -153,7 +145,7 @@ fn nothing_is_left_of_a_start_that_was_killed() {
     let Some(cache) = cache() else { return };
     let cache = cache.path();
     let user = User::start(cache);
-    eventually("the server starts", || has_java(cache));
+    wait_until("the server starts", || has_java(cache));
     drop(user);
     assert_none_left(cache);
     let mut next = User::start(cache);
@@ -271,7 +263,7 @@ fn mongod_serves_as_a_replica_set_and_goes_with_its_last_user() {
     drop(running);
     assert!((mongod::SERVER.ready)(&again.url));
     drop(again);
-    eventually("it is gone", || {
+    wait_until("it is gone", || {
         crate::support::servers::mongod::ask(&host, &crate::support::servers::mongod::hello()).is_none()
     });
 }
@@ -293,5 +285,5 @@ fn the_emulator_of_spanner_serves_both_sides_and_goes_with_its_last_user() {
     assert!((spanner::SERVER.ready)(&again.url), "it went while it had a user");
     drop(again);
     // Both the gateway, which serves REST, and the emulator behind it.
-    eventually("nobody serves there", || std::net::TcpStream::connect(&url).is_err() && !(spanner::SERVER.ready)(&url));
+    wait_until("nobody serves there", || std::net::TcpStream::connect(&url).is_err() && !(spanner::SERVER.ready)(&url));
 }

@@ -13,6 +13,7 @@ use leasehold::{ClientBuilder, LockClient, LockGuard, Loss};
 use super::calls;
 use super::lateness;
 use super::stores::{Opened, Store, enrolled, soon};
+use super::wait::wait_until;
 
 /// Long enough for any event on a busy machine; no test waits for it when all is well.
 pub const LONG: Duration = Duration::from_secs(20);
@@ -128,20 +129,11 @@ impl Bench {
 
     /// Waits until a call of this kind was made more often than `before`.
     pub fn wait_for_call(&self, call: Call, before: usize) {
-        wait_until(|| self.faults.count(call) > before);
+        wait_until("the call is made", || self.faults.count(call) > before);
     }
 }
 
 /// The loss of a guard that must be lost.
 pub fn loss_of(guard: &LockGuard) -> Loss {
     guard.loss().wait_timeout(LONG).expect("the lock is not lost")
-}
-
-/// Waits for what no channel tells.
-pub fn wait_until(mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < LONG, "it does not happen");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

@@ -12,9 +12,7 @@ use tempfile::TempDir;
 
 use super::servers::mongod::{SERVER, ask, hello, initiate, is_writable, member};
 use super::servers::{home, servers, skip};
-
-/// How long a start or an election may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+use super::wait::wait_until;
 
 struct Member {
     process: Child,
@@ -69,11 +67,11 @@ impl Cluster {
         });
         let cluster = Cluster { members: running.collect(), _data: data, _turn: turn };
         let hosts: Vec<&str> = cluster.members.iter().map(|member| member.host.as_str()).collect();
-        eventually("all members answer", || hosts.iter().all(|host| ask(host, &hello()).is_some()));
+        wait_until("all members answer", || hosts.iter().all(|host| ask(host, &hello()).is_some()));
         ask(hosts[0], &initiate(&hosts)).unwrap();
         cluster.primary();
         // Its secondaries have caught up, so that any may be elected.
-        eventually("secondaries", || {
+        wait_until("secondaries", || {
             let secondaries = hosts.iter().filter(|host| {
                 let answer = ask(host, &hello()).unwrap_or_default();
                 answer.windows(12).any(|part| part == b"\x08secondary\0\x01")
@@ -101,7 +99,7 @@ impl Cluster {
     /// The member that may be written, once there is one.
     pub fn primary(&self) -> usize {
         let mut found = None;
-        eventually("a primary", || {
+        wait_until("a primary", || {
             let running = self.members.iter().enumerate().filter(|(_, member)| !member.is_stopped);
             let is_primary = |member: &Member| ask(&member.host, &hello()).is_some_and(|answer| is_writable(&answer));
             found = running.into_iter().find(|(_, member)| is_primary(member)).map(|(i, _)| i);
@@ -154,14 +152,4 @@ pub fn dies_with_us(command: &Command) -> Command {
     }
     wrapped.args(command.get_args()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     wrapped
-}
-
-/// Waits for what has no event of its own.
-#[track_caller]
-pub fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !cond() {
-        assert!(started.elapsed() < PATIENCE, "it never came to be: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }

@@ -171,16 +171,6 @@ impl Store {
     }
 }
 
-/// Waits for something that has no event of its own.
-#[track_caller]
-pub fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !cond() {
-        assert!(started.elapsed() < PATIENCE, "it never came to be: {what}");
-        std::thread::sleep(millis(2));
-    }
-}
-
 /// Runs `call`, which must be over within `bound`.
 #[track_caller]
 pub fn within<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {

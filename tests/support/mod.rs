@@ -40,5 +40,6 @@ pub mod stores;
 #[cfg(target_os = "linux")]
 pub mod threads;
 pub mod urls;
+pub mod wait;
 #[cfg(target_os = "linux")]
 pub mod worker;

@@ -1,6 +1,6 @@
 //! The threads of the library in this process. Only exact in a test that runs `alone`.
 
-use super::harness::eventually;
+use super::wait::wait_until;
 
 /// The names of the threads that are alive, cut to 15 bytes by the kernel.
 pub fn ours() -> Vec<String> {
@@ -26,7 +26,7 @@ pub fn assert_ours(names: &[&str]) {
 /// None is left, after at most a while.
 #[track_caller]
 pub fn none_soon() {
-    eventually("no thread of the library is left", || ours().is_empty());
+    wait_until("no thread of the library is left", || ours().is_empty());
 }
 
 /// Takes from this process the right, and its user's room, to start threads.

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Election, LockClient, LockGuard, Loss, LossReason, Mode};
 
-use super::harness::{PATIENCE, eventually, millis};
+use super::harness::{PATIENCE, millis};
 use super::oracle::{Claims, Oracle};
 use super::process::{ANSWER, WORKER};
 use super::roamer::Roamer;
+use super::wait::wait_until;
 
 /// Follows the commands on standard input if this process is a worker.
 pub fn run() {
@@ -189,7 +190,7 @@ impl State {
 
 /// The negative control: without the lock. It stays inside until somebody else came, so that they must meet.
 fn intrude(oracle: &Oracle) -> String {
-    let alone = oracle.section(1, || eventually("another process enters the section", || oracle.saw_overlap()));
+    let alone = oracle.section(1, || wait_until("another process enters the section", || oracle.saw_overlap()));
     format!("overlaps {}", u32::from(!alone))
 }
 

@@ -29,7 +29,9 @@ fn a_lease_that_was_ended_on_order_can_be_taken_and_is_renewed_otherwise() {
     store.expire("kept");
     kept.ensure_held_for(Duration::from_secs(17)).unwrap();
     store.advance(Duration::from_millis(500));
-    crate::api::wait_until(|| other.get("kept").unwrap().is_some_and(|status| !status.holders()[0].is_expired()));
+    crate::api::wait_until("it is renewed in the store", || {
+        other.get("kept").unwrap().is_some_and(|status| !status.holders()[0].is_expired())
+    });
     assert!(kept.is_held());
     let taken = client.lock("taken").unwrap();
     store.expire("taken");

@@ -46,12 +46,12 @@ fn a_heartbeat_keeps_the_lock_and_what_the_guard_shows() {
         let shown = guard.shared_info();
         let looking = shown.lock();
         // Whoever looks at it holds up nothing.
-        wait_until(|| guard.info().renewed().is_some());
+        wait_until("the first heartbeat is answered", || guard.info().renewed().is_some());
         assert!(looking.renewed().is_none());
         drop(looking);
-        wait_until(|| shown.lock().renewed().is_some());
+        wait_until("the guard shows it", || shown.lock().renewed().is_some());
         let before = shown.lock().leased_until().unwrap();
-        wait_until(|| shown.lock().leased_until().unwrap() > before);
+        wait_until("the guard shows the new end", || shown.lock().leased_until().unwrap() > before);
         assert!(guard.is_held());
     });
 }
@@ -110,7 +110,7 @@ fn a_lease_until_a_time_is_not_renewed_past_it() {
         let end = SystemTime::now() + Duration::from_secs(30);
         let guard = client.request("k").lease_until(end).lock().unwrap();
         store.advance(Duration::from_secs(10));
-        wait_until(|| guard.info().renewed().is_some());
+        wait_until("the first heartbeat is answered", || guard.info().renewed().is_some());
         assert!(guard.remaining() <= Duration::from_secs(20));
         store.outlast(Duration::from_secs(20));
         assert!(!guard.is_held());
@@ -268,7 +268,7 @@ fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
         client.heartbeat(&guard.info(), MINUTE).unwrap();
         // As long as the guard goes without a look.
         store.advance(Duration::from_secs(30));
-        wait_until(|| guard.remaining() < MINUTE);
+        wait_until("time passes", || guard.remaining() < MINUTE);
         store.outlast(Duration::from_secs(30));
         assert!(!guard.is_held());
         assert!(store.rival().try_lock("k").unwrap().is_some());

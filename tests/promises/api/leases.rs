@@ -297,10 +297,12 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         assert!(found(leases.keep("app", "unit/1", lease)).is_some());
         let keeper = leases.keep("app", "unit/0", lease).unwrap();
         assert_eq!((keeper.name(), keeper.fencing_token()), ("app", claimed.fencing_token()));
-        wait_until(|| leases.get("app").unwrap().unwrap().expires() > claimed.expires() + lease / 2);
+        wait_until("it is extended in the store", || {
+            leases.get("app").unwrap().unwrap().expires() > claimed.expires() + lease / 2
+        });
         assert!(keeper.is_held() && keeper.loss().get().is_none());
         // Each extension gives it more than half of the lease: there is always a next one that was not too late to see.
-        wait_until(|| keeper.remaining() > lease / 2);
+        wait_until("the keeper knows of it", || keeper.remaining() > lease / 2);
         assert!(keeper.remaining() <= lease, "{:?}", keeper.remaining());
         assert_eq!(format!("{keeper:?}"), r#"LeaseKeeper { name: "app", is_held: true }"#);
         drop(keeper);

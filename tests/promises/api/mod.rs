@@ -15,8 +15,9 @@ mod waiting;
 
 use std::time::Duration;
 
-use crate::support::bench::{LONG, wait_until};
+use crate::support::bench::LONG;
 use crate::support::stores::{Opened, on_each};
+use crate::support::wait::wait_until;
 use leasehold::internals::builder_over;
 use leasehold::{ClientBuilder, LockClient};
 

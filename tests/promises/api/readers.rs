@@ -8,7 +8,7 @@ use leasehold::internals::builder_over;
 use leasehold::{Event, LockClient, Mode, Mutex, Observer};
 
 use crate::api::{LONG, on_every_store};
-use crate::support::bench::wait_until;
+use crate::support::wait::wait_until;
 
 // The recipe of the docs and of the example of that name.
 #[path = "../../../examples/gate/mod.rs"]
@@ -46,10 +46,10 @@ fn a_writer_that_loses_the_gate_takes_it_anew() {
             let writer = gate.holders().iter().find(|holder| holder.mode() == Mode::Exclusive);
             writer.map(|writer| writer.fencing_token())
         };
-        wait_until(|| writers().is_some());
+        wait_until("a writer was granted", || writers().is_some());
         let first = writers();
         operator.force_release("k.gate").unwrap();
-        wait_until(|| writers() > first);
+        wait_until("another one was granted", || writers() > first);
         drop(held);
         wait.join().unwrap();
         readers.stop().unwrap();

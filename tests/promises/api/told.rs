@@ -75,7 +75,7 @@ fn no_warning_comes_while_heartbeats_succeed() {
             .lock()
             .unwrap();
         let shown = guard.shared_info();
-        wait_until(|| shown.lock().renewed().is_some());
+        wait_until("the heartbeat is reported", || shown.lock().renewed().is_some());
         drop(guard);
         assert!(tells.recv().is_err());
     });
@@ -177,7 +177,7 @@ fn an_observer_hears_of_every_request_and_event() {
         let guard = client.lock("k").unwrap();
         store.advance(Duration::from_secs(21));
         guard.loss().wait_timeout(LONG).unwrap();
-        wait_until(|| recorded.0.lock().contains(&"lost k".to_owned()));
+        wait_until("the loss is reported", || recorded.0.lock().contains(&"lost k".to_owned()));
     });
 }
 

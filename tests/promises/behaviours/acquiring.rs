@@ -40,7 +40,7 @@ pub fn b03_an_acquire_that_is_given_up_leaves_nothing(store: &Store) {
     let error = client.try_lock_for("k", bench.wait()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Ambiguous);
     let rival = bench.rival();
-    wait_until(|| rival.get("k").unwrap().is_none_or(|status| status.is_free()));
+    wait_until("it is free", || rival.get("k").unwrap().is_none_or(|status| status.is_free()));
     assert!(rival.try_lock("k").unwrap().is_some());
 }
 
@@ -52,7 +52,7 @@ pub fn b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody(st
         let given_up = bench.given_up("k");
         let error = client.try_lock_for("k", bench.wait()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Ambiguous);
-        wait_until(|| bench.given_up("k") > given_up);
+        wait_until("the acquisition is given up", || bench.given_up("k") > given_up);
         let held = is_held.then(|| bench.rival().lock("k").unwrap());
         let late = bench.faults.deliver();
         assert!(!late.is_empty() && late.iter().all(|late| matches!(late, Ok(Acquired::Refused(_)))), "{late:?}");
@@ -78,7 +78,7 @@ pub fn b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up(store: 
     bench.faults.next(Call::Acquire, Fault::HangBefore);
     let client = bench.builder().request_timeout(bench.brief()).connect().unwrap();
     assert!(client.try_lock_for("k", bench.wait()).unwrap().is_none());
-    wait_until(|| bench.faults.count(Call::Release) > 0);
+    wait_until("a release was sent", || bench.faults.count(Call::Release) > 0);
     drop(held);
 }
 
@@ -105,7 +105,7 @@ pub fn b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background(store:
     assert!(client.try_lock_for("k", bench.wait()).unwrap().is_none());
     assert_eq!(bench.given_up("k"), 0);
     bench.faults.heal();
-    wait_until(|| bench.given_up("k") == 1);
+    wait_until("the acquisition is given up", || bench.given_up("k") == 1);
 }
 
 pub fn a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with(store: &Store) {
@@ -135,7 +135,7 @@ pub fn b03_an_acquire_that_is_refused_for_good_ends_the_call_and_leaves_nothing(
     bench.faults.next(Call::Acquire, Fault::Refuse);
     assert_eq!(client.lock("k").unwrap_err().kind(), ErrorKind::Permission);
     assert_eq!(bench.faults.count(Call::Acquire), 2);
-    wait_until(|| bench.given_up("k") == 1);
+    wait_until("the acquisition is given up", || bench.given_up("k") == 1);
     assert!(client.get("k").unwrap().unwrap().is_free());
 }
 
@@ -374,7 +374,7 @@ pub fn an_adopt_that_is_given_up_unanswered_is_not_called_lost(store: &Store) {
         let again = client.adopt(lock);
         assert_eq!(again.as_ref().err().map(|error| error.kind()), happened.then_some(ErrorKind::Lost), "{fault:?}");
         drop(again);
-        wait_until(|| client.get("k").unwrap().unwrap().is_free());
+        wait_until("it is free", || client.get("k").unwrap().unwrap().is_free());
     }
 }
 
@@ -412,5 +412,5 @@ pub fn an_adopt_that_comes_too_late_to_be_held_is_not_called_lost(store: &Store)
     bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_secs(1)));
     let error = client.adopt(lock).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-    wait_until(|| client.get("k").unwrap().unwrap().is_free());
+    wait_until("it is free", || client.get("k").unwrap().unwrap().is_free());
 }

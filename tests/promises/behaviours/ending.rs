@@ -58,7 +58,7 @@ pub fn b19_a_failed_release_that_is_passed_on_is_tried_again_in_the_background(s
     bench.faults.heal();
     let error = Error::from(failed);
     assert_eq!(error.kind(), ErrorKind::Store);
-    wait_until(|| client.get("k").unwrap().unwrap().is_free());
+    wait_until("it is free", || client.get("k").unwrap().unwrap().is_free());
 }
 
 pub fn b19_a_release_whose_answer_is_lost_is_repeated(store: &Store) {
@@ -161,7 +161,7 @@ pub fn b20_a_release_waits_for_a_renewal_that_ends_in_time(store: &Store) {
         let renewing = scope.spawn(|| guard.ensure_held_for(guard.remaining() + Duration::from_secs(1)));
         bench.wait_for_call(Call::Renew, 0);
         let closing = scope.spawn(|| client.close());
-        wait_until(|| !guard.is_held());
+        wait_until("the guard knows of its loss", || !guard.is_held());
         // Time for the wrong thing: to go on with a copy of the attempt.
         std::thread::sleep(Duration::from_millis(50));
         drop(stuck);

@@ -6,8 +6,9 @@ mod acquiring;
 mod ending;
 mod holding;
 
-use crate::support::bench::{Bench, LONG, loss_of, wait_until};
+use crate::support::bench::{Bench, LONG, loss_of};
 use crate::support::stores::{Store, for_each_store};
+use crate::support::wait::wait_until;
 
 /// The tests of one store.
 macro_rules! tests {

@@ -9,7 +9,8 @@ use leasehold::{Error, ErrorKind, Lock, LockClient};
 
 use crate::fenced::data::Data;
 use crate::fenced::{LONG, Open, SHORT, Store};
-use crate::support::harness::{eventually, millis};
+use crate::support::harness::millis;
+use crate::support::wait::wait_until;
 
 #[track_caller]
 pub fn lost(answer: Result<impl std::fmt::Debug, Error>) -> Error {
@@ -23,7 +24,7 @@ pub fn lost(answer: Result<impl std::fmt::Debug, Error>) -> Error {
 pub fn expired(client: &LockClient, keys: &[String]) -> Vec<Lock> {
     let locks = keys.iter().map(|key| client.request(key).lease(SHORT).acquire().unwrap()).collect();
     for key in keys {
-        eventually("the lease ends", || client.get(key).unwrap().unwrap().is_free());
+        wait_until("the lease ends", || client.get(key).unwrap().unwrap().is_free());
     }
     locks
 }

@@ -6,7 +6,8 @@ use nix::unistd::{ForkResult, fork};
 
 use crate::remote::Remote;
 use crate::support::alone::alone;
-use crate::support::harness::{eventually, millis};
+use crate::support::harness::millis;
+use crate::support::wait::wait_until;
 
 fn connected(remote: &Remote) -> LockClient {
     remote.direct().lease(millis(6000)).connect().expect("a client")
@@ -19,7 +20,7 @@ fn in_the_child(remote: &Remote, parents: LockClient, guard: LockGuard) {
     assert!(own.try_lock("parent's").expect("an answer").is_none(), "the parent holds it");
     let other = own.lock("child's").expect("a lock");
     let renewed = other.info().renewed();
-    eventually("the child's heartbeat goes on", || other.info().renewed() != renewed);
+    wait_until("the child's heartbeat goes on", || other.info().renewed() != renewed);
     other.release().expect("a release");
     own.close().expect("a close");
     drop((guard, parents, own));
@@ -44,7 +45,7 @@ fn a_child_connects_anew(remote: &Remote) {
             assert!(matches!(status, WaitStatus::Exited(_, 0)), "{status:?}");
             assert!(guard.is_held());
             let renewed = guard.info().renewed();
-            eventually("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
+            wait_until("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
             assert_eq!(client.get("parent's").expect("a look").expect("a row").fencing_token(), token);
             // The same connections serve on.
             client.lock("another").expect("a lock").release().expect("a release");

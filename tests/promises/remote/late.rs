@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use leasehold::{ClientBuilder, ErrorKind, LockClient, Mode};
 
-use crate::support::harness::{PATIENCE, eventually, millis};
+use crate::support::harness::{PATIENCE, millis};
+use crate::support::wait::wait_until;
 
 /// All the time that the caller has, for one request.
 const SHORT: Duration = millis(1500);
@@ -52,7 +53,7 @@ fn what_was_given_up_is_never_granted(net: Net, mode: Mode, meanwhile: Meanwhile
             .collect::<Vec<u64>>()
     };
     let right: Vec<u64> = held.iter().map(leasehold::LockGuard::fencing_token).collect();
-    eventually("only who is there stands", || stands() == right);
+    wait_until("only who is there stands", || stands() == right);
     assert_eq!(rival.try_lock("k").expect("an answer").is_some(), held.is_none(), "{what}");
 }
 

@@ -1,7 +1,8 @@
 //! A connection over which nothing comes any more, and whose end nobody says, as when a router forgets it.
 
 use crate::remote::Remote;
-use crate::support::harness::{eventually, millis};
+use crate::support::harness::millis;
+use crate::support::wait::wait_until;
 
 /// The kernel would send again for a quarter of an hour.
 fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
@@ -10,8 +11,8 @@ fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
     let guard = client.lock("kept").expect("a lock");
     let renewed = guard.info().renewed();
     remote.proxy.silence_open();
-    eventually("a request is answered", || client.get("kept").is_ok());
-    eventually("a heartbeat is answered", || guard.info().renewed() != renewed);
+    wait_until("a request is answered", || client.get("kept").is_ok());
+    wait_until("a heartbeat is answered", || guard.info().renewed() != renewed);
     assert!(guard.is_held());
     guard.release().expect("a release");
 }

@@ -152,7 +152,7 @@ fn a_guard_writes_only_its_heartbeats() {
     let client = at.client(Duration::from_millis(1_500));
     let guard = client.lock("k").unwrap();
     let renewed = guard.info().renewed();
-    crate::support::bench::wait_until(|| guard.info().renewed() != renewed);
+    crate::support::wait::wait_until("it is renewed", || guard.info().renewed() != renewed);
     assert!(guard.is_held());
     guard.release().unwrap();
     let bill = at.meter.take();

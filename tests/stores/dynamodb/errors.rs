@@ -164,7 +164,9 @@ fn an_idle_client_does_nothing() {
     }
     crate::support::alone::alone("dynamodb::errors::an_idle_client_does_nothing", || {
         let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
-        crate::support::bench::wait_until(|| crate::support::threads::ours().len() == 1);
+        crate::support::wait::wait_until("only one thread of the library is left", || {
+            crate::support::threads::ours().len() == 1
+        });
         client.lock("k").unwrap().release().unwrap();
         std::thread::sleep(Duration::from_millis(500));
         let before = switches();

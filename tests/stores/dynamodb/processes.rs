@@ -8,10 +8,11 @@ use leasehold::LockClient;
 
 use crate::dynamodb::*;
 use crate::support::dynamodb::Table;
-use crate::support::harness::{Folder, PATIENCE, SLACK, eventually, millis};
+use crate::support::harness::{Folder, PATIENCE, SLACK, millis};
 use crate::support::oracle::{Oracle, Resource, assert_rising};
 use crate::support::process::Worker;
 use crate::support::servers::{dynamodb_local, skip};
+use crate::support::wait::wait_until;
 use crate::support::worker::wall_millis;
 
 const LEASE: Duration = millis(2_000);
@@ -94,7 +95,7 @@ fn the_lock_of_a_killed_process_is_taken_over_by_one_that_comes_late_and_asks_on
     let old = holder.token("lock job");
     holder.kill();
     let client = bystander(&table);
-    eventually("the lease ends", || client.get("job").unwrap().unwrap().is_free());
+    wait_until("the lease ends", || client.get("job").unwrap().unwrap().is_free());
     std::thread::sleep(Dynamodb::GRACE + APART);
     // It never saw the holder alive, and asks once.
     assert!(Worker::start(&url(&table), LEASE).token("try job") > old);
@@ -114,7 +115,7 @@ fn a_stopped_process_knows_at_once_that_it_lost_the_lock() {
     holder.stop();
     let new = rival.token("lock job");
     assert!(resource.write(new));
-    eventually("a whole lease has passed", || stopped.elapsed() > LEASE + millis(100));
+    wait_until("a whole lease has passed", || stopped.elapsed() > LEASE + millis(100));
     holder.go_on();
     assert_eq!(holder.answer(), "held false");
     let stale = holder.token("token job");

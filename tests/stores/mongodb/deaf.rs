@@ -14,6 +14,7 @@ use crate::mongodb::*;
 use crate::support::cluster::Cluster;
 use crate::support::contract::granted;
 use crate::support::mongodb::{DATABASE, Rows, settings, with_database};
+use crate::support::wait::wait_until;
 
 /// A replica set with the users `root`, `hears`, who may all that a lock takes, and `deaf`, who may not watch.
 struct Guarded {
@@ -75,11 +76,8 @@ fn who_may_not_watch_polls_which_is_said_once_and_has_its_locks() {
         std::thread::scope(|scope| {
             let waiting = ["a", "b"].map(|key| scope.spawn(|| waiter.lock(key).unwrap()));
             // Both were refused and look again: so they poll.
-            let by = std::time::Instant::now() + Duration::from_secs(20);
-            while names(&commands).iter().filter(|name| *name == "find" || *name == "findAndModify").count() < 8 {
-                assert!(std::time::Instant::now() < by, "they poll: {:?}", names(&commands));
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            let is_look = |name: &&String| ["find", "findAndModify"].contains(&name.as_str());
+            wait_until("they poll", || names(&commands).iter().filter(is_look).count() >= 8);
             held.into_iter().for_each(|guard| guard.release().unwrap());
             waiting.into_iter().for_each(|waiting| waiting.join().unwrap().release().unwrap());
         });

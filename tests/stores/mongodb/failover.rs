@@ -4,10 +4,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::cluster::{Cluster, eventually};
+use crate::support::cluster::Cluster;
 use crate::support::contract::{attempt, granted, release, renewal};
 use crate::support::mongodb::Rows;
 use crate::support::stores::soon;
+use crate::support::wait::wait_until;
 use leasehold::internals::lease::{Holder, Lease, Mode};
 use leasehold::internals::store::mongodb::Mongodb;
 use leasehold::internals::store::{Acquired, Attempt, Backend, Consistency, Purpose, Released, Renewed, Schema, Which};
@@ -140,7 +141,7 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
             })
             .collect();
         let done = || rounds.each_ref().map(|rounds| rounds.load(Ordering::SeqCst));
-        eventually("each has done a round", || done().iter().all(|rounds| *rounds > 0));
+        wait_until("each has done a round", || done().iter().all(|rounds| *rounds > 0));
         disturb(at);
         let before = done();
         println!("another primary after {:?}", started.elapsed());
@@ -156,7 +157,7 @@ fn lives_through(at: &mut At, disturb: impl FnOnce(&mut At)) {
         let taken = waiting.join().unwrap();
         assert!(taken.is_held());
         // One that was begun before the other primary came may end after it; the next was not.
-        eventually("they go on", || std::iter::zip(done(), before).all(|(now, before)| now > before + 1));
+        wait_until("they go on", || std::iter::zip(done(), before).all(|(now, before)| now > before + 1));
         println!("{before:?} rounds, then {:?}", done());
         stop.store(true, Ordering::SeqCst);
         busy.into_iter().for_each(|busy| busy.join().unwrap());

@@ -9,6 +9,7 @@ use leasehold::{Error, ErrorKind, LockClient};
 use crate::spanner::*;
 use crate::support::nobody;
 use crate::support::spanner::{Database, settings};
+use crate::support::wait::wait_until;
 
 fn text(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
@@ -177,10 +178,6 @@ fn a_session_that_the_service_forgot_is_made_anew() {
     assert!(client.get("kept").unwrap().is_some());
     assert!(client.try_lock("other").unwrap().is_some());
     let renewed = guard.info().renewed();
-    let started = Instant::now();
-    while guard.info().renewed() == renewed {
-        assert!(started.elapsed() < Duration::from_secs(30), "no heartbeat was answered");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("a heartbeat is answered", || guard.info().renewed() != renewed);
     assert!(guard.is_held());
 }

@@ -1,0 +1,17 @@
+//! The one way to wait for what has no event of its own.
+
+use std::time::{Duration, Instant};
+
+/// Longer than anything takes on a busy machine, the start of a server included.
+const PATIENCE: Duration = Duration::from_secs(120);
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
+
+/// Returns once `cond` is true; `what` is for whoever reads the failure.
+#[track_caller]
+pub fn wait_until(what: &str, mut cond: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !cond() {
+        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep((started.elapsed() / 20).clamp(PAUSES.0, PAUSES.1));
+    }
+}
