@@ -66,7 +66,7 @@ fn a_guard_has_one_thread_and_leaves_none(store: Store) {
 
 #[test]
 fn a_guard_at_rest_takes_no_processor_time() {
-    alone("threads::a_guard_at_rest_takes_no_processor_time", || {
+    alone("bounds::threads::a_guard_at_rest_takes_no_processor_time", || {
         let client = LockClient::connect("memory:").expect("a client");
         let _guard = client.lock("job").expect("a lock");
         let used = || {
@@ -86,7 +86,7 @@ fn a_guard_at_rest_takes_no_processor_time() {
 
 #[test]
 fn a_guard_that_outlives_its_client_takes_the_threads_with_it() {
-    alone("threads::a_guard_that_outlives_its_client_takes_the_threads_with_it", || {
+    alone("bounds::threads::a_guard_that_outlives_its_client_takes_the_threads_with_it", || {
         let store = Store::memory();
         let guard = client(&store).lock("job").expect("a lock");
         assert!(guard.is_held());
@@ -152,7 +152,7 @@ fn close_ends_every_thread_and_every_request(store: Store) {
 /// One release that hangs is no reason for the others not to be sent, nor for a later end.
 #[test]
 fn close_releases_all_within_one_bound_even_if_some_hang() {
-    alone("threads::close_releases_all_within_one_bound_even_if_some_hang", || {
+    alone("bounds::threads::close_releases_all_within_one_bound_even_if_some_hang", || {
         let (unstick, stuck) = crossbeam_channel::bounded(0);
         for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
             let store = Store::memory();
@@ -220,7 +220,7 @@ fn an_unanswered_acquire_is_given_up_by_close(store: Store) {
 /// The same when the last handle is dropped: there is one bound for what it leaves to do.
 #[test]
 fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
-    alone("threads::an_unanswered_acquire_is_given_up_by_the_last_drop", || {
+    alone("bounds::threads::an_unanswered_acquire_is_given_up_by_the_last_drop", || {
         for round in 0..30 {
             let store = Store::sqlite();
             let client = client(&store);
@@ -351,7 +351,7 @@ fn without_threads<T>(call: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_thread_that_can_not_be_started_leaves_no_lock() {
-    alone("threads::a_thread_that_can_not_be_started_leaves_no_lock", || {
+    alone("bounds::threads::a_thread_that_can_not_be_started_leaves_no_lock", || {
         let store = Store::memory();
         let client = client(&store);
         // The watcher; a heartbeat that finds no thread is tested with the bounds.

@@ -93,7 +93,7 @@ macro_rules! on_one_store {
                     return;
                 }
                 if let Some(store) = crate::support::urls::of(module) {
-                    crate::sharing::readers_and_writers_exclude_each_other(&store);
+                    crate::exclusion::sharing::readers_and_writers_exclude_each_other(&store);
                 }
             }
         }

@@ -35,7 +35,7 @@ impl log::Log for Logger {
 
 #[test]
 fn a_logger_may_ask_the_guard_that_it_is_told_of() {
-    alone("logging::a_logger_may_ask_the_guard_that_it_is_told_of", || {
+    alone("errors::logging::a_logger_may_ask_the_guard_that_it_is_told_of", || {
         log::set_logger(&LOGGER).unwrap();
         log::set_max_level(log::LevelFilter::Trace);
         let (clock, faults) = (Clock::system(), FaultPlan::default());

@@ -355,7 +355,7 @@ fn a_locked_database_ends_no_bound() {
 /// The heartbeat's thread is started when it is first needed: what if that fails?
 #[test]
 fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
-    alone("bounds::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
+    alone("bounds::calls::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
         let client = LockClient::builder("memory:").connect().expect("a client");
         let (warn, warned) = mpsc::channel();
         let lost = client.request("lost").lease(millis(1500)).warn_before(millis(600));
@@ -381,7 +381,7 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
 /// The same for the thread that gives up what was not answered.
 #[test]
 fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
-    alone("bounds::what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
+    alone("bounds::calls::what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
         let store = Store::memory();
         let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
         let abandon = |key: &str| {

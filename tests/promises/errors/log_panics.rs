@@ -42,7 +42,7 @@ fn logged<T>(what: &str, call: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_logger_that_panics_ends_neither_a_thread_nor_a_call() {
-    alone("log_panics::a_logger_that_panics_ends_neither_a_thread_nor_a_call", || {
+    alone("errors::log_panics::a_logger_that_panics_ends_neither_a_thread_nor_a_call", || {
         log::set_logger(&Panics).unwrap();
         log::set_max_level(log::LevelFilter::Trace);
         let bench = Bench::new();

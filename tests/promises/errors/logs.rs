@@ -47,7 +47,7 @@ fn assert_warned(of: &str) {
 
 #[test]
 fn warnings_tell_what_went_wrong_and_nothing_else() {
-    alone("logs::warnings_tell_what_went_wrong_and_nothing_else", || {
+    alone("errors::logs::warnings_tell_what_went_wrong_and_nothing_else", || {
         listen();
         let store = MemoryStore::new();
         let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
@@ -96,7 +96,7 @@ fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
 /// By the real time, for a wait has no other.
 #[test]
 fn a_wait_is_warned_of_after_half_a_minute() {
-    alone("logs::a_wait_is_warned_of_after_half_a_minute", || {
+    alone("errors::logs::a_wait_is_warned_of_after_half_a_minute", || {
         listen();
         let client = MemoryStore::new().client();
         let _held = client.lock("k").unwrap();

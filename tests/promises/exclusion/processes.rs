@@ -164,7 +164,7 @@ fn a_stopped_holder_knows_at_once_that_it_lost_the_lock() {
 
 #[test]
 fn a_forked_child_holds_nothing_and_ends_nothing() {
-    alone("processes::a_forked_child_holds_nothing_and_ends_nothing", || {
+    alone("exclusion::processes::a_forked_child_holds_nothing_and_ends_nothing", || {
         let folder = Folder::new();
         for url in ["memory:", &folder.url()] {
             forks(url, false);
@@ -175,7 +175,8 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
 /// A process 1 that forks into a new namespace of processes has a child 1: its number does not tell.
 #[test]
 fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing() {
-    const TEST: &str = "processes::a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing";
+    const TEST: &str =
+        "exclusion::processes::a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing";
     const INSIDE: &str = "LEASEHOLD_PROCESS_ONE";
     if std::env::var_os(INSIDE).is_some() {
         assert_eq!(std::process::id(), 1);

@@ -1,0 +1,5 @@
+//! Who waits: the line within a process, and waiters that the store tells of a release.
+
+mod queue;
+mod queue_any;
+mod wake;
