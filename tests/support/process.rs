@@ -42,13 +42,6 @@ impl Worker {
         Worker::start_by(command, url, lease, poll)
     }
 
-    /// The same, with this emulator of Cloud Spanner.
-    pub fn start_at(emulator: &str, url: &str, lease: Duration) -> Worker {
-        let mut command = Command::new(binary());
-        command.env("SPANNER_EMULATOR_HOST", emulator);
-        Worker::start_by(command, url, lease, Duration::from_millis(5))
-    }
-
     /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.
     pub fn start_off(url: &str, lease: Duration, seconds: i32) -> Worker {
         let mut command = Command::new(binary());

@@ -1,6 +1,5 @@
 //! The table of stores. The suites run on each of them.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +8,8 @@ use leasehold::internals::store::memory::Memory;
 use leasehold::internals::store::{Backend, Consistency, Page, Seen, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
+
+use super::harness::Folder;
 
 /// One store, and what its form can hold.
 pub struct Store {
@@ -238,8 +239,7 @@ fn memory() -> Opened {
 fn sqlite() -> Opened {
     use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
     let (folder, clock) = (Folder::new(), Clock::system());
-    let path = folder.0.join("locks.db");
-    let options = SqliteOptions { path, mode: None, unsafe_fs: false, clock_identity: None };
+    let options = SqliteOptions { path: folder.file(), mode: None, unsafe_fs: false, clock_identity: None };
     let open = || Arc::new(Sqlite::open(options.clone(), clock.clone(), &soon()).unwrap());
     Opened {
         store: open(),
@@ -304,22 +304,5 @@ fn spanner() -> Opened {
         slack: Duration::ZERO,
         age: Some(Box::new(move |by| raw.age(by))),
         _room: None,
-    }
-}
-
-/// A folder that goes with its test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("leasehold-test-{}", unique()));
-        std::fs::create_dir(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,7 +1,12 @@
 //! Stores that other processes can reach by a URL.
 
 use std::any::Any;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use leasehold::LockClient;
+
+use super::harness::SLACK;
+use super::lateness;
 
 /// A new store.
 pub struct Shared {
@@ -9,15 +14,33 @@ pub struct Shared {
     pub url: String,
     /// What a takeover may add to the lease.
     pub grace: Duration,
+    /// What an answer may say too much of a lease's rest: it was on its way for a while.
+    pub early: Duration,
+    /// A client in this process.
+    pub client: Box<dyn Fn() -> LockClient>,
     /// What the environment has to say for it.
     pub env: Option<(&'static str, String)>,
     /// What goes with the test.
     _room: Box<dyn Any>,
 }
 
+impl Shared {
+    /// What this machine, or a server on it, may have added to a bound since then.
+    pub fn slack(&self, since: Instant) -> Duration {
+        if self.module == "sqlite" { lateness::slack(since) } else { SLACK }
+    }
+}
+
 /// One of each kind but memory, as far as its server is there.
 pub fn shared() -> Vec<Shared> {
     super::stores::modules().into_iter().filter_map(of).collect()
+}
+
+/// Runs a test on one of this kind, unless another was asked for, or its server is missing, which the harness says.
+pub fn on(module: &str, test: impl FnOnce(&Shared)) {
+    if let Some(store) = super::stores::is_wanted(module).then(|| of(module)).flatten() {
+        test(&store);
+    }
 }
 
 /// One of this kind, if its server is there.
@@ -37,9 +60,11 @@ pub fn of(module: &str) -> Option<Shared> {
 
 #[cfg(feature = "sqlite")]
 fn sqlite() -> Shared {
+    // From now on this machine is measured.
+    lateness::measure();
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-    Shared { module: "sqlite", url, grace: Duration::ZERO, env: None, _room: Box::new(folder) }
+    by_url("sqlite", url, Duration::from_millis(20), folder)
 }
 
 /// The clients' estimates of the service's time differ by up to a second, beside the grace.
@@ -47,19 +72,38 @@ fn sqlite() -> Shared {
 fn dynamodb(endpoint: &str) -> Shared {
     let table = super::dynamodb::Table::fresh();
     let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}", table.0);
-    Shared { module: "dynamodb", url, grace: Duration::from_secs(2), env: None, _room: Box::new(table) }
+    let name = table.0.clone();
+    Shared {
+        grace: Duration::from_secs(2),
+        client: Box::new(move || leasehold::dynamodb::builder(super::dynamodb::config(), &name).connect().unwrap()),
+        ..by_url("dynamodb", url, Duration::from_millis(100), table)
+    }
 }
 
 #[cfg(feature = "mongodb")]
 fn mongodb() -> Shared {
     let rows = super::mongodb::Rows::fresh();
-    Shared { module: "mongodb", url: rows.url(), grace: Duration::ZERO, env: None, _room: Box::new(rows) }
+    by_url("mongodb", rows.url(), Duration::from_millis(20), rows)
 }
 
 #[cfg(feature = "spanner")]
 fn spanner() -> Shared {
     let database = super::spanner::Database::fresh();
-    let env = Some(("SPANNER_EMULATOR_HOST", database.host.clone()));
     let url = format!("spanner:{}?table={}", database.path, super::spanner::TABLE);
-    Shared { module: "spanner", url, grace: Duration::ZERO, env, _room: Box::new(database) }
+    let (host, path) = (database.host.clone(), database.path.clone());
+    let settings = super::spanner::settings;
+    Shared {
+        env: Some(("SPANNER_EMULATOR_HOST", database.host.clone())),
+        client: Box::new(move || {
+            leasehold::spanner::builder(settings(&host), &path, super::spanner::TABLE).connect().unwrap()
+        }),
+        ..by_url("spanner", url, Duration::from_millis(100), database)
+    }
+}
+
+/// One whose URL says all.
+fn by_url(module: &'static str, url: String, early: Duration, room: impl Any) -> Shared {
+    let (grace, known) = (Duration::ZERO, url.clone());
+    let client = Box::new(move || LockClient::connect(&known).unwrap());
+    Shared { module, url, grace, early, client, env: None, _room: Box::new(room) }
 }

@@ -2,4 +2,5 @@
 
 mod async_context;
 mod calls;
+mod forks;
 mod threads;

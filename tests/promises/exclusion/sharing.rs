@@ -88,13 +88,7 @@ macro_rules! on_one_store {
         mod $store {
             #[test]
             fn readers_and_writers_exclude_each_other() {
-                let module = stringify!($store);
-                if !crate::support::stores::is_wanted(module) {
-                    return;
-                }
-                if let Some(store) = crate::support::urls::of(module) {
-                    crate::exclusion::sharing::readers_and_writers_exclude_each_other(&store);
-                }
+                crate::support::urls::on(stringify!($store), super::readers_and_writers_exclude_each_other);
             }
         }
     };

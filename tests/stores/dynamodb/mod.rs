@@ -6,7 +6,6 @@ mod errors;
 mod faults;
 mod grace;
 mod growth;
-mod processes;
 mod rights;
 mod rows;
 mod scans;

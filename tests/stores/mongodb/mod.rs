@@ -10,8 +10,6 @@ mod failover;
 #[cfg(target_os = "linux")]
 mod failpoints;
 mod faults;
-#[cfg(target_os = "linux")]
-mod processes;
 mod rights;
 #[cfg(target_os = "linux")]
 mod tls;

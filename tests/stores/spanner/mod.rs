@@ -3,8 +3,6 @@ mod commits;
 mod counts;
 mod errors;
 mod faults;
-#[cfg(target_os = "linux")]
-mod processes;
 mod rows;
 mod table;
 

@@ -1,12 +1,18 @@
 //! A file that is removed or replaced while it is open.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::LockRecord;
 use leasehold::internals::store::{Acquired, Backend, Consistency, Purpose, Released, Renewed, Swapped, Which};
-use leasehold::{ErrorKind, Result};
+use leasehold::{ErrorKind, LockClient, LossReason, Result};
 
 use crate::sqlite::support::*;
+use crate::support::harness::PATIENCE;
+use crate::support::lateness::slack;
+use crate::support::process::Worker;
+
+const LEASE: Duration = Duration::from_secs(2);
 
 fn is_moved<T: std::fmt::Debug>(answer: Result<T>) {
     let error = answer.unwrap_err();
@@ -141,4 +147,61 @@ fn another_working_directory_leads_to_the_same_file() {
     assert!(matches!(store.swap(&seen, Some(&free), &soon()).unwrap(), Swapped::Done));
     drop(store);
     assert!(folder.file().exists());
+}
+
+/// The files of the database: the log and its index belong to it.
+fn database(folder: &Folder) -> Vec<std::path::PathBuf> {
+    ["", "-wal", "-shm"].iter().map(|end| format!("{}{end}", folder.file().display()).into()).collect()
+}
+
+#[test]
+fn a_database_that_is_removed_under_a_guard_is_a_loss() {
+    let folder = Folder::new();
+    let mut holder = Worker::start(&folder.url(), LEASE);
+    let old = holder.token("lock job");
+    for file in database(&folder) {
+        fs::remove_file(file).expect("a file of the database");
+    }
+    let removed = Instant::now();
+    assert_eq!(holder.ask("loss job"), "loss Gone");
+    // The next heartbeat tells it, long before the lease is over.
+    assert!(removed.elapsed() <= LEASE / 2 + slack(removed), "it took {:?}", removed.elapsed());
+    assert_eq!(holder.ask("held job"), "held false");
+    // Whoever comes now makes a new file, and tokens rise over it.
+    let mut next = Worker::start(&folder.url(), LEASE);
+    assert!(next.token("try job") > old);
+    assert_eq!(holder.ask("release job"), "error Lost");
+    assert_eq!(next.ask("held job"), "held true");
+}
+
+#[test]
+fn an_older_copy_put_in_place_is_a_loss_and_tokens_still_rise() {
+    let folder = Folder::new();
+    let copy = folder.path().join("copy.db");
+    let first = LockClient::connect(&folder.url()).expect("a client");
+    let mut highest = first.lock("job").expect("a lock").fencing_token();
+    drop(first);
+    // The last connection is closed: everything is in the one file.
+    fs::copy(folder.file(), &copy).expect("a copy");
+
+    let client = LockClient::builder(folder.url()).lease(LEASE).connect().expect("a client");
+    for _ in 0..10 {
+        highest = highest.max(client.lock("job").expect("a lock").fencing_token());
+    }
+    let guard = client.lock("job").expect("a lock");
+    highest = highest.max(guard.fencing_token());
+    for file in &database(&folder)[1..] {
+        fs::remove_file(file).expect("a file of the database");
+    }
+    fs::rename(&copy, folder.file()).expect("the copy in place");
+    let loss = guard.loss().wait_timeout(PATIENCE).expect("a loss");
+    assert!(matches!(loss.reason, LossReason::Gone), "{loss:?}");
+    assert!(!guard.is_held());
+
+    let after = LockClient::connect(&folder.url()).expect("a client");
+    let next = after.try_lock("job").expect("an answer").expect("it is free in the copy");
+    assert!(next.fencing_token() > highest, "{} after {highest}", next.fencing_token());
+    drop((guard, client));
+    assert!(next.is_held());
+    assert!(!after.get("job").expect("a look").expect("a row").is_free(), "the old guard released the new lock");
 }

@@ -15,30 +15,7 @@ use leasehold::internals::sys::deadline::Deadline;
 #[cfg(target_os = "linux")]
 use nix::libc;
 
-/// A fresh folder.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    pub fn new() -> Folder {
-        let path = std::env::temp_dir().join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
-        std::fs::create_dir(&path).unwrap();
-        Folder(path)
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub fn file(&self) -> PathBuf {
-        self.0.join("locks.db")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+pub use crate::support::harness::Folder;
 
 pub fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))

@@ -1,0 +1,120 @@
+//! A child that was forked: nothing is its own, and it ends nothing of its parent's.
+#![cfg(target_os = "linux")]
+
+use std::time::{Duration, Instant};
+
+use crate::support::alone::alone;
+use crate::support::harness::{Folder, PATIENCE, SLACK, millis};
+use crate::support::servers::skip;
+use crate::support::wait::wait_until;
+use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest};
+
+const LEASE: Duration = millis(2000);
+
+#[test]
+fn a_forked_child_holds_nothing_and_ends_nothing() {
+    alone("bounds::forks::a_forked_child_holds_nothing_and_ends_nothing", || {
+        let folder = Folder::new();
+        for url in ["memory:", &folder.url()] {
+            forks(url, false);
+        }
+    });
+}
+
+/// A process 1 that forks into a new namespace of processes has a child 1: its number does not tell.
+#[test]
+fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing() {
+    const TEST: &str = "bounds::forks::a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing";
+    const INSIDE: &str = "LEASEHOLD_PROCESS_ONE";
+    if std::env::var_os(INSIDE).is_some() {
+        assert_eq!(std::process::id(), 1);
+        let folder = Folder::new();
+        for url in ["memory:", &folder.url()] {
+            forks(url, true);
+        }
+        return;
+    }
+    let output = std::process::Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().expect("this test binary"))
+        .args([TEST, "--exact", "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .output();
+    let told = format!("{output:?}");
+    match output {
+        Ok(output) if told.contains("running 1 test") => assert!(output.status.success(), "{told}"),
+        _ => skip(&format!("no namespace of processes can be made here: {told}")),
+    }
+}
+
+/// Forks with what the child must leave alone; in a namespace of its own it is process 1.
+fn forks(url: &str, into_a_namespace: bool) {
+    use nix::sched::{CloneFlags, setns, unshare};
+    let client = LockClient::builder(url).lease(LEASE).connect().expect("a client");
+    let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
+    let token = guard.fencing_token();
+    // The last handle of its client, whose watcher runs.
+    let another = LockClient::connect(url).expect("a client");
+    drop(another.lock("another").expect("a lock"));
+    let request = another.request("another");
+    drop(another);
+    let own = into_a_namespace.then(|| {
+        let own = std::fs::File::open("/proc/self/ns/pid").expect("the own namespace");
+        unshare(CloneFlags::CLONE_NEWPID).expect("a namespace for the next child");
+        own
+    });
+    // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap
+    // usable over a fork. Locks that a heartbeat may have held are what the test is about.
+    #[allow(unsafe_code)]
+    let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+    match forked {
+        nix::unistd::ForkResult::Child => {
+            let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other, request));
+            std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            if let Some(own) = own {
+                // No thread could be started there.
+                setns(own, CloneFlags::CLONE_NEWPID).expect("the way back");
+            }
+            let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
+            assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "on {url}: {status:?}");
+            assert!(guard.is_held() && other.is_held());
+            let status = client.get("job").expect("a look").expect("a row");
+            assert_eq!(status.holders()[0].fencing_token(), token);
+            // Not from what was there before the fork: its heartbeat goes on.
+            let renewed = guard.info().renewed();
+            wait_until("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
+            guard.release().expect("a release");
+            other.release().expect("a release");
+        }
+    }
+}
+
+fn in_the_child(client: LockClient, guard: LockGuard, other: LockGuard, request: LockRequest) {
+    let closed = |kind: ErrorKind| assert_eq!(kind, ErrorKind::Closed);
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    closed(guard.ensure_held().unwrap_err().kind());
+    closed(client.lock("job").unwrap_err().kind());
+    closed(client.try_lock("free").unwrap_err().kind());
+    closed(client.get("job").unwrap_err().kind());
+    closed(client.purge(Duration::ZERO).unwrap_err().kind());
+    closed(client.heartbeat(&guard.info(), LEASE).unwrap_err().kind());
+    closed(client.release(&guard.info()).unwrap_err().kind());
+    closed(client.adopt(guard.info()).unwrap_err().kind());
+    closed(client.close().unwrap_err().kind());
+    assert!(client.held().is_empty());
+    assert!(format!("{guard:?}").contains("is_held: false"));
+    assert!(guard.loss().get().is_none());
+    let started = Instant::now();
+    assert!(guard.loss().wait_timeout(PATIENCE).is_none());
+    assert!(guard.loss().receiver().recv_timeout(PATIENCE).is_err());
+    drop(request);
+    assert!(started.elapsed() < millis(500), "it waited for threads that are not here");
+    let started = Instant::now();
+    let failed = other.release().unwrap_err();
+    closed(failed.error().kind());
+    drop((failed, guard, client));
+    assert!(started.elapsed() < SLACK, "it waited for threads that are not here");
+}
