@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::api::admin::list::newest_first;
 use crate::api::client::LockClient;
-use crate::api::update::Found;
+use crate::api::update::Snapshot;
 use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
 use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -101,11 +101,11 @@ impl LockClient {
         self.family.check_open()?;
         check_text("lock_id", lock_id).map_err(|error| self.family.in_context(error))?;
         let mut group = self.group(lock_id)?;
-        let newest = |found: &Found| members(&found.seen.record, lock_id).map(|(_, h)| h.token).max();
+        let newest = |found: &Snapshot| members(&found.seen.record, lock_id).map(|(_, h)| h.token).max();
         group.sort_by_key(|found| Reverse(newest(found)));
         let mut freed = Vec::new();
         for found in group {
-            let release = |found: &Found| Ok(release_group(&found.seen.record, lock_id));
+            let release = |found: &Snapshot| Ok(release_group(&found.seen.record, lock_id));
             let (holders, found) = self.update(found, release, group_arrived(lock_id))?;
             freed.extend(statuses(&found.seen, &holders, found.seen.times.now));
         }
@@ -114,11 +114,11 @@ impl LockClient {
     }
 
     /// Every record with a holder of the group.
-    fn group(&self, lock_id: &str) -> Result<Vec<Found>> {
+    fn group(&self, lock_id: &str) -> Result<Vec<Snapshot>> {
         let mut group = Vec::new();
         self.read_all(&Which::LockId(lock_id.to_owned()), |seen, asked| {
             if members(&seen.record, lock_id).next().is_some() {
-                group.push(Found { seen, asked });
+                group.push(Snapshot { seen, asked });
             }
             Ok(())
         })?;

@@ -13,12 +13,12 @@ use crate::sys::deadline::Deadline;
 const FRESH: Duration = Duration::from_millis(100);
 
 /// A record, and the time from before it was asked for.
-pub(crate) struct Found {
+pub(crate) struct Snapshot {
     pub seen: Seen,
     pub asked: BootTime,
 }
 
-impl Found {
+impl Snapshot {
     /// The store's time now, by what has passed since the record was asked for.
     pub fn now(&self, on_clock: BootTime) -> StoreTime {
         self.seen.times.now.plus(on_clock.since(self.asked))
@@ -33,13 +33,13 @@ impl LockClient {
     /// behind, the one before, and the one that stands now.
     pub(crate) fn update<A>(
         &self,
-        mut found: Found,
-        decide: impl Fn(&Found) -> Result<Step<A>>,
+        mut found: Snapshot,
+        decide: impl Fn(&Snapshot) -> Result<Step<A>>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
-    ) -> Result<(A, Found)> {
+    ) -> Result<(A, Snapshot)> {
         let key = found.seen.record.key.clone();
         let by = self.family.request_deadline();
-        let mut unanswered: Option<(LockRecord, A, Found)> = None;
+        let mut unanswered: Option<(LockRecord, A, Snapshot)> = None;
         let mut failures = 0;
         if self.family.clock.now().since(found.asked) > FRESH {
             found = self.look(&key, &by)?;
@@ -75,13 +75,13 @@ impl LockClient {
     }
 
     /// The record of one key as it stands now.
-    pub(crate) fn look(&self, key: &str, by: &Deadline) -> Result<Found> {
+    pub(crate) fn look(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
         let which = Which::Key(key.to_owned());
         self.repeated_until(by, |by| {
             let asked = self.family.clock.now();
             let seen = self.family.backend.read(&which, None, Consistency::Strong, by)?.records.pop();
             let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");
-            seen.map(|seen| Found { seen, asked }).ok_or_else(nothing)
+            seen.map(|seen| Snapshot { seen, asked }).ok_or_else(nothing)
         })
     }
 }

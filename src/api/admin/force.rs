@@ -2,7 +2,7 @@
 
 use crate::api::client::LockClient;
 use crate::api::groups::{Holders, group_arrived, statuses};
-use crate::api::update::Found;
+use crate::api::update::Snapshot;
 use crate::lease::group::{release_all, release_group};
 use crate::lease::{LockRecord, Step};
 use crate::model::error::{ErrorKind, Result};
@@ -63,7 +63,7 @@ impl LockClient {
         Ok(freed)
     }
 
-    fn found(&self, key: &str) -> Result<Found> {
+    fn found(&self, key: &str) -> Result<Snapshot> {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
         self.look(key, &self.family.request_deadline())
@@ -71,7 +71,7 @@ impl LockClient {
 
     fn freed(
         &self,
-        found: Found,
+        found: Snapshot,
         rule: impl Fn(&LockRecord) -> Step<Holders>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<Vec<LockStatus>> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::api::client::{LockClient, attempt_of};
-use crate::api::update::Found;
+use crate::api::update::Snapshot;
 use crate::engine::options::{Terms, check_duration};
 use crate::engine::spec::{Callbacks, Chain, Granted};
 use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
@@ -109,7 +109,7 @@ impl Leases {
         self.extended(&key, holder, duration).map(|(status, _, _)| status)
     }
 
-    fn extended(&self, key: &str, holder: &str, duration: Duration) -> Result<(LeaseStatus, Holder, Found)> {
+    fn extended(&self, key: &str, holder: &str, duration: Duration) -> Result<(LeaseStatus, Holder, Snapshot)> {
         self.check_holder(key, holder)?;
         self.check_duration(key, duration)?;
         // What is not answered is decided again: it changes nothing then.
@@ -284,7 +284,7 @@ impl Leases {
         self.check(check_duration("duration", duration, least, "")).map_err(|error| error.with_key(key))
     }
 
-    fn found(&self, key: &str) -> Result<Found> {
+    fn found(&self, key: &str) -> Result<Snapshot> {
         self.client.look(key, &self.client.family.request_deadline())
     }
 
@@ -303,8 +303,8 @@ impl Leases {
         key: &str,
         rule: impl Fn(&LockRecord, &Times) -> Step<LeaseAnswer>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
-    ) -> Result<(LeaseStatus, Holder, Found)> {
-        let decide = |found: &Found| {
+    ) -> Result<(LeaseStatus, Holder, Snapshot)> {
+        let decide = |found: &Snapshot| {
             let Step { answer, record } = rule(&found.seen.record, &found.seen.times);
             let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
             Ok(Step { answer, record })
@@ -315,7 +315,7 @@ impl Leases {
         Ok((status, holder, found))
     }
 
-    fn refused(&self, found: &Found, refusal: LeaseRefusal) -> Error {
+    fn refused(&self, found: &Snapshot, refusal: LeaseRefusal) -> Error {
         let lease = LeaseStatus::seen(&found.seen);
         let stands = lease.as_ref().map(ToString::to_string).unwrap_or_default();
         let pins: Vec<String> = found.seen.record.pins.iter().map(|pin| format!("{pin:?}")).collect();
@@ -333,7 +333,7 @@ impl Leases {
         }
     }
 
-    fn invalid(&self, found: &Found, why: &str) -> Error {
+    fn invalid(&self, found: &Snapshot, why: &str) -> Error {
         self.client.error(ErrorKind::InvalidLease, &found.seen.record.key, why)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
-use super::row::{self, Found};
+use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use super::undo::Unanswered;
 use super::{Dynamodb, MANY_GIVEN_UP};
@@ -74,7 +74,7 @@ impl Dynamodb {
                     Unanswered::note(attempt, moment);
                     return Ok(Acquired::Unknown(error.into()));
                 }
-                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+                Wrote::Failed(row) => DecodedRow::new(&attempt.key, row)?,
             };
             let asked = moment;
             moment = self.sure_moment(Duration::ZERO, by)?;
@@ -98,7 +98,7 @@ impl Dynamodb {
     fn decide(
         &self,
         attempt: &Attempt,
-        found: Found,
+        found: DecodedRow,
         moment: &Moment,
     ) -> Result<Result<Next, Acquired>, DynamodbError> {
         found.record.check_format()?;
@@ -199,7 +199,7 @@ fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
 }
 
 /// Beside other shared holders. Compares `fence`, which only grants change, so renewals do not disturb it.
-fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Times) -> Expr {
+fn join(key: &str, found: &DecodedRow, new: &LockRecord, holder: &Holder, times: &Times) -> Expr {
     let mut condition = "#fence = :f AND attribute_not_exists(#grantId) AND attribute_exists(#shared) \
                          AND attribute_not_exists(#shared.#grant)"
         .to_owned();
@@ -237,7 +237,7 @@ fn join(key: &str, found: &Found, new: &LockRecord, holder: &Holder, times: &Tim
 
 /// Stops every late copy of this acquisition: by its grant id, or, where `found` has too many of these already, by a
 /// floor under all tokens to come, which stops theirs as well. `found` is the row as the last try left it.
-pub(super) fn stopping(expr: Expr, grant: &GrantId, found: Option<&Found>, moment: &Moment) -> Expr {
+pub(super) fn stopping(expr: Expr, grant: &GrantId, found: Option<&DecodedRow>, moment: &Moment) -> Expr {
     let Some(found) = found.filter(|found| found.is_crowded()) else {
         let mut expr = expr.value(":grants", set([grant.as_str()])).value(":many", number(MANY_GIVEN_UP as u64));
         expr.condition.push_str(&format!(" AND {FEW}"));

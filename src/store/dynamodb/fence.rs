@@ -5,7 +5,7 @@ use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
 
 use super::Dynamodb;
 use super::expr::{Expr, number, text};
-use super::row::Found;
+use super::row::DecodedRow;
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::LockStatus;
@@ -53,7 +53,7 @@ pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Resul
     let (store, lock) = (store_of(standing)?, standing.lock);
     Ok(match reason.code() {
         Some("ConditionalCheckFailed") => {
-            let found = Found::new(&lock.key, reason.item().cloned()).ok();
+            let found = DecodedRow::new(&lock.key, reason.item().cloned()).ok();
             let moment = store.moment().map_err(|error| standing.in_context(error))?;
             let holders = found.map(|found| LockStatus::live(&found.seen(&moment))).unwrap_or_default();
             let error = standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not applied");

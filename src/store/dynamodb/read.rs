@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
-use super::row::{self, Found};
+use super::row::{self, DecodedRow};
 use super::{Dynamodb, NOBODYS};
 use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
@@ -25,7 +25,7 @@ impl Dynamodb {
     ) -> Result<Page, DynamodbError> {
         if let Which::Key(key) = which {
             let row = self.get_item(key, consistency, by)?;
-            let found = Found::new(key, row)?;
+            let found = DecodedRow::new(key, row)?;
             let moment = match consistency {
                 Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
                 Consistency::Eventual => self.moment()?,
@@ -38,7 +38,7 @@ impl Dynamodb {
         for row in rows {
             let key = key_of(&row, &self.target.partition_key).filter(|_| row::is_lock(&row));
             let Some(key) = key else { continue };
-            match Found::new(&key, Some(row)) {
+            match DecodedRow::new(&key, Some(row)) {
                 Ok(found) if key != NOBODYS && which.matches(&found.record) => records.push(found.seen(&moment)),
                 Ok(_) => {}
                 Err(error) => {
@@ -50,8 +50,8 @@ impl Dynamodb {
     }
 
     /// The row of a key for a decision.
-    pub(super) fn look(&self, key: &str, by: &Deadline) -> Result<Found, DynamodbError> {
-        Found::new(key, self.get_item(key, Consistency::Strong, by)?)
+    pub(super) fn look(&self, key: &str, by: &Deadline) -> Result<DecodedRow, DynamodbError> {
+        DecodedRow::new(key, self.get_item(key, Consistency::Strong, by)?)
     }
 
     pub(super) fn get_item(

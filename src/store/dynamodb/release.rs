@@ -7,7 +7,7 @@ use super::acquire::stopping;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, number, text};
-use super::row::{self, Found};
+use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use crate::lease::Mode;
 use crate::store::{Acquired, Attempt, Purpose, Released};
@@ -29,7 +29,7 @@ impl Dynamodb {
         }
         // A copy of it may be on its way.
         let stops = purpose == Purpose::GiveUp || attempt.sends > 1;
-        let (mut moment, mut seen) = (self.moment()?, None::<Found>);
+        let (mut moment, mut seen) = (self.moment()?, None::<DecodedRow>);
         let mut next = match (purpose, attempt.ask.mode) {
             (Purpose::GiveUp, _) => Ending::GiveUp,
             (Purpose::Release, Mode::Exclusive) => Ending::Exclusive,
@@ -51,11 +51,11 @@ impl Dynamodb {
                     if !matches!(next, Ending::GiveUp) {
                         return Ok(Released::Done);
                     }
-                    let found = Found::new(&attempt.key, row)?;
+                    let found = DecodedRow::new(&attempt.key, row)?;
                     return Ok(not_ours(found, &self.moment()?));
                 }
                 Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
-                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+                Wrote::Failed(row) => DecodedRow::new(&attempt.key, row)?,
             };
             found.record.check_format()?;
             moment = match purpose {
@@ -103,7 +103,7 @@ const SHARED: (&str, &str) = (
 );
 
 /// The release of the shared holder whose end is the row's.
-fn last(attempt: &Attempt, found: &Found) -> Expr {
+fn last(attempt: &Attempt, found: &DecodedRow) -> Expr {
     let mut rest = found.record.clone();
     rest.shared.retain(|holder| holder.grant != *attempt.grant());
     let gone = if rest.shared.is_empty() { "#shared" } else { "#shared.#grant" };
@@ -135,7 +135,7 @@ impl Expr {
 }
 
 /// The answer where the row does not have the grant.
-fn not_ours(found: Found, moment: &Moment) -> Released {
+fn not_ours(found: DecodedRow, moment: &Moment) -> Released {
     let seen = found.seen(moment);
     if seen.live().next().is_some() { Released::HeldByOther(seen) } else { Released::Free }
 }

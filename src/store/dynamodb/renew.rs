@@ -6,7 +6,7 @@ use super::Dynamodb;
 use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
 use super::expr::{Expr, text};
-use super::row::{self, Found};
+use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
 use crate::store::{Attempt, Renewal, Renewed};
@@ -45,7 +45,7 @@ impl Dynamodb {
                     return Ok(Renewed::Until { until, now: moment.upper_bound() });
                 }
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
-                Wrote::Failed(row) => Found::new(&attempt.key, row)?,
+                Wrote::Failed(row) => DecodedRow::new(&attempt.key, row)?,
             };
             found.record.check_format()?;
             moment = self.moment()?;

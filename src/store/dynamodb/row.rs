@@ -53,18 +53,18 @@ fn parse_time(text: &str) -> Result<StoreTime, String> {
 
 /// A row and the record in it.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct DecodedRow {
     pub record: LockRecord,
     pub row: Option<Item>,
 }
 
-impl Found {
-    pub fn new(key: &str, row: Option<Item>) -> Result<Found, DynamodbError> {
+impl DecodedRow {
+    pub fn new(key: &str, row: Option<Item>) -> Result<DecodedRow, DynamodbError> {
         let record = match &row {
             Some(row) => decode(key, row).map_err(DynamodbError::Damaged)?,
             None => LockRecord::missing(key),
         };
-        Ok(Found { record, row })
+        Ok(DecodedRow { record, row })
     }
 
     pub fn seen(self, moment: &Moment) -> Seen {

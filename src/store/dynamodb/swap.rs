@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
-use super::row::{self, Found, SeenRow};
+use super::row::{self, DecodedRow, SeenRow};
 use super::send::Wrote;
 use super::{Dynamodb, MANY_GIVEN_UP};
 use crate::lease::{GrantId, Kind, LockRecord};
@@ -23,7 +23,7 @@ impl Dynamodb {
     ) -> Result<Swapped, DynamodbError> {
         let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<SeenRow>());
         let Some(SeenRow { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
-        let found = Found { record: seen.record.clone(), row: row.clone() };
+        let found = DecodedRow { record: seen.record.clone(), row: row.clone() };
         found.record.check_format()?;
         let moment = self.moment()?;
         let wrote = match new {
@@ -46,14 +46,14 @@ impl Dynamodb {
             Wrote::Done(_) => Swapped::Done,
             Wrote::Unknown(error) => Swapped::Unknown(error.into()),
             Wrote::Failed(row) => {
-                Found::new(&seen.record.key, row)?.record.check_format()?;
+                DecodedRow::new(&seen.record.key, row)?.record.check_format()?;
                 Swapped::Changed
             }
         })
     }
 
     /// The write of a whole record over the row that was found. Attributes that we do not know stay.
-    pub(super) fn whole(&self, found: &Found, new: &LockRecord, moment: &Moment) -> Expr {
+    pub(super) fn whole(&self, found: &DecodedRow, new: &LockRecord, moment: &Moment) -> Expr {
         let (mut sets, mut removes, mut values) = (Vec::new(), vec!["#ttl".to_owned()], Vec::new());
         let mut put = |name: &str, value: Option<AttributeValue>| match value {
             Some(value) => {
@@ -101,7 +101,7 @@ impl Dynamodb {
 }
 
 /// A write on the condition that the row is as it was found.
-fn comparing(found: &Found, update: String) -> Expr {
+fn comparing(found: &DecodedRow, update: String) -> Expr {
     let mut terms = Vec::new();
     let mut values = Vec::new();
     match &found.row {

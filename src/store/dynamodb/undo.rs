@@ -6,7 +6,7 @@ use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Expr, Item};
-use super::row::Found;
+use super::row::DecodedRow;
 use super::send::Wrote;
 use crate::lease::{Ask, End, Holder, Lease, LockRecord, Mode, StoreTime};
 use crate::store::{Acquired, Attempt};
@@ -52,7 +52,7 @@ impl Dynamodb {
 
     /// Leaves such a grant in the row, unused, until the holder that it replaced has heard of its loss: for a lease from
     /// now on, and at least until that holder's lease is over by the right time, too.
-    pub(super) fn lapsing(&self, attempt: &Attempt, found: &Found, moment: &Moment) -> Expr {
+    pub(super) fn lapsing(&self, attempt: &Attempt, found: &DecodedRow, moment: &Moment) -> Expr {
         let mut next = found.record.clone();
         let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.expired_before);
         let lease = Lease::For(attempt.ask.lease).end(moment.now).max(End::At(replaced));
@@ -82,7 +82,7 @@ impl Dynamodb {
     fn give_back(&self, attempt: &Attempt, old: Option<&Item>, by: &Deadline) -> Result<Acquired, DynamodbError> {
         let (key, ask) = (&attempt.key, &attempt.ask);
         // A damaged row had no holder that can be given the key back.
-        let old = Found::new(key, old.cloned()).map_or_else(|_| LockRecord::missing(key), |found| found.record);
+        let old = DecodedRow::new(key, old.cloned()).map_or_else(|_| LockRecord::missing(key), |found| found.record);
         loop {
             let moment = self.sure_moment(Duration::ZERO, by)?;
             let found = self.look(key, by)?;
@@ -113,7 +113,7 @@ impl Dynamodb {
                 Wrote::Done(_) => {
                     log::warn!(target: "leasehold::dynamodb", key:?;
                         "a grant was undone: the clock of this host or of the service has jumped");
-                    return Ok(Acquired::Refused(Found { record: next, row: found.row }.seen(&moment)));
+                    return Ok(Acquired::Refused(DecodedRow { record: next, row: found.row }.seen(&moment)));
                 }
                 Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
                 Wrote::Failed(_) => {}

@@ -101,21 +101,21 @@ impl Mongodb {
 
 /// A document, the record in it, and the server's time.
 #[derive(Debug)]
-struct Found {
+struct DatedDocument {
     record: LockRecord,
     row: Option<Document>,
     now: StoreTime,
 }
 
-impl Found {
-    fn new(key: &str, row: Document) -> Result<Found, MongodbError> {
+impl DatedDocument {
+    fn new(key: &str, row: Document) -> Result<DatedDocument, MongodbError> {
         let now = row.get_datetime("now").map_err(|_| MongodbError::Config("the server says no time".to_owned()))?;
         let record = row::decode(key, &row).map_err(MongodbError::Damaged)?;
-        Ok(Found { record, now: row::time(*now), row: Some(row) })
+        Ok(DatedDocument { record, now: row::time(*now), row: Some(row) })
     }
 
-    fn missing(key: &str, now: StoreTime) -> Found {
-        Found { record: LockRecord::missing(key), row: None, now }
+    fn missing(key: &str, now: StoreTime) -> DatedDocument {
+        DatedDocument { record: LockRecord::missing(key), row: None, now }
     }
 
     /// Which copy of its acquire put this grant here.

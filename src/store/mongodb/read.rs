@@ -6,7 +6,7 @@ use mongodb::options::ReadConcern;
 use super::error::MongodbError;
 use super::pipeline::projection;
 use super::send::limit;
-use super::{Found, Mongodb, Topology};
+use super::{DatedDocument, Mongodb, Topology};
 use crate::lease::StoreTime;
 use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
@@ -27,8 +27,8 @@ impl Mongodb {
             Which::Key(key) => {
                 let row = self.find(doc! { "resource": key }, 1, consistency, by)?.pop();
                 let found = match row {
-                    Some(row) => Found::new(key, row)?,
-                    None => Found::missing(key, self.server_time(by)?),
+                    Some(row) => DatedDocument::new(key, row)?,
+                    None => DatedDocument::missing(key, self.server_time(by)?),
                 };
                 return Ok(Page { records: vec![found.seen()], next: None });
             }
@@ -52,7 +52,7 @@ impl Mongodb {
                 break;
             }
             let is_lock = super::row::is_lock(&row);
-            match Found::new(&key, row) {
+            match DatedDocument::new(&key, row) {
                 Ok(found) if is_lock && which.matches(&found.record) => records.push(found.seen()),
                 Ok(_) => {}
                 Err(error) => {
@@ -97,10 +97,10 @@ impl Mongodb {
     }
 
     /// What an answer shows. One that shows no document has no time either: that is asked for.
-    pub(super) fn found(&self, key: &str, row: Option<Document>, by: &Deadline) -> Result<Found, MongodbError> {
+    pub(super) fn found(&self, key: &str, row: Option<Document>, by: &Deadline) -> Result<DatedDocument, MongodbError> {
         match row {
-            Some(row) => Found::new(key, row),
-            None => Ok(Found::missing(key, self.server_time(by)?)),
+            Some(row) => DatedDocument::new(key, row),
+            None => Ok(DatedDocument::missing(key, self.server_time(by)?)),
         }
     }
 

@@ -7,6 +7,7 @@ mod descriptors;
 #[cfg(unix)]
 mod forks;
 mod full;
+#[cfg(target_os = "linux")]
 mod moved;
 #[cfg(unix)]
 mod neighbours;
