@@ -61,7 +61,7 @@ impl ClientBuilder {
         )
     }
 
-    /// Who holds its locks, for people: 1 to 1,024 bytes. Defaults to `host:pid`.
+    /// The name of this client's locks' holder, for people to read: 1 to 1,024 bytes. Defaults to `host:pid`.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.options.owner = Some(owner.into());
         self

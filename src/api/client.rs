@@ -253,7 +253,7 @@ impl LockClient {
     /// [`LockRequest::adopt`] sets them.
     ///
     /// # Errors
-    /// `Lost` when the lock does not stand any more, or was adopted before; `InvalidInput` when it is a lock of another
+    /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it is a lock of another
     /// store. See [`LockRequest::adopt`].
     pub fn adopt(&self, lock: Lock) -> Result<LockGuard> {
         self.request(&lock.key).adopt(lock)
@@ -263,7 +263,7 @@ impl LockClient {
     /// An endless lock gets an end by it; the end of any other never moves backwards.
     ///
     /// # Errors
-    /// `Lost` when the lock does not stand any more; `InvalidInput` when it is a lock of another store; `Ambiguous` or
+    /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store; `Ambiguous` or
     /// `Store` when it was not answered, after repeats within the request timeout.
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;

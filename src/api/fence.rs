@@ -4,7 +4,7 @@
 //! what is written to can refuse that write. There are two ways.
 //!
 //! # In the database that holds the locks
-//! A transaction of your own asserts that the lock is held, and commits only if it is, whatever happens between.
+//! Your own transaction asserts that the lock is held, and commits only if that is still true at the commit.
 //! The modules of the stores have it:
 #![cfg_attr(
     feature = "sqlite",

@@ -1,4 +1,4 @@
-//! Which locks a listing shall find.
+//! Which locks a listing finds.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};

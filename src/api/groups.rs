@@ -74,7 +74,7 @@ impl LockClient {
         Ok(renewed)
     }
 
-    /// Frees all locks of a group, whoever holds them, expired ones included, from the newest to the
+    /// Frees all locks of a group no matter who holds them, including expired ones, from the newest to the
     /// oldest. Gives them as they were before, in the same order; an empty answer when there is none.
     ///
     /// A guard of the group is told of its loss at its next heartbeat
@@ -146,7 +146,7 @@ impl LockClient {
     }
 }
 
-/// Whether the holders of the group stand as a swap would have left them.
+/// Whether the holders of the group are as a swap would have left them.
 pub(crate) fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool {
     move |next, before, now| members(before, lock_id).all(|(_, h)| now.standing(&h.grant) == next.standing(&h.grant))
 }

@@ -45,7 +45,7 @@ use crate::sys::thread::Thread;
 pub struct LockGuard {
     hold: Arc<Hold>,
     family: Arc<Family>,
-    /// What the client may leave to do has the same bound as the end of the guard.
+    /// One bound for the whole drop: for the release and for what the client then has to clean up.
     drop_bound: DropBound,
 }
 
@@ -54,7 +54,7 @@ impl LockGuard {
         LockGuard { hold, family, drop_bound: DropBound::default() }
     }
 
-    /// Puts what was just granted into a guard.
+    /// Makes the guard of a lock that was just granted.
     pub(crate) fn over(granted: Granted, family: &Arc<Family>, terms: Terms, callbacks: Callbacks) -> Result<Self> {
         Ok(LockGuard::new(family.hold(granted, terms, callbacks)?, family.clone()))
     }
@@ -64,9 +64,9 @@ impl LockGuard {
         self.hold.granted().key()
     }
 
-    /// The fencing token: greater than that of every earlier grant of the key, and the same for
-    /// the whole hold. A resource that refuses a token below the highest it has seen is safe even
-    /// from a holder that does not know yet that it lost the lock. It fits into an `i64`.
+    /// The fencing token: higher than that of every earlier grant of the key, and the same as long as this lock is
+    /// held. A resource that refuses any token below the highest it has seen is safe even from a holder that does not
+    /// know yet that it lost the lock. The token fits into an `i64`.
     pub fn fencing_token(&self) -> u64 {
         self.hold.granted().fencing_token()
     }
@@ -81,14 +81,14 @@ impl LockGuard {
         self.hold.granted().mode()
     }
 
-    /// Whether the lock is held. No I/O and no waiting: one clock, which counts suspend, and one
-    /// number. It is false before a rival can be granted the lock, and once false it stays so.
+    /// Whether the lock is held. Does no I/O and never waits: it compares one number with a clock that also runs
+    /// during suspend. It turns false before a rival can be granted the lock, and then stays false.
     pub fn is_held(&self) -> bool {
         self.hold.is_held()
     }
 
-    /// What is left until the guard counts itself as lost if no heartbeat succeeds; zero when the
-    /// lock is not held, `Duration::MAX` when it has no end.
+    /// How long the lock stays held if no further heartbeat succeeds; zero when it is not held, `Duration::MAX` when
+    /// its lease has no end.
     pub fn remaining(&self) -> Duration {
         self.hold.remaining()
     }
@@ -134,23 +134,23 @@ impl LockGuard {
         self.hold.info()
     }
 
-    /// The lock as data, kept current by the heartbeat. The heartbeat never waits for whoever
-    /// holds this mutex; it brings the value up to date later.
+    /// The lock as data, kept up to date by the heartbeat. The heartbeat never waits for this mutex: if it is locked,
+    /// the value is updated later.
     pub fn shared_info(&self) -> Arc<Mutex<Lock>> {
         self.hold.shown().clone()
     }
 
-    /// Tells when the lock is lost. It remembers: a watch that is taken late sees the loss too.
+    /// Reports the loss of the lock. A watch that is taken after the loss reports it, too.
     pub fn loss(&self) -> LossWatch {
         self.hold.loss().clone()
     }
 
-    /// Stops the heartbeat and releases the lock, within the client's `drop_timeout`. Fine after the client was closed,
-    /// which has released it.
+    /// Stops the heartbeat and releases the lock, within the client's `drop_timeout`. After a close of the client, which
+    /// has released the lock, it succeeds, too.
     ///
     /// # Errors
-    /// Gives the guard back with the error, so that it can be tried again. An error of kind `Lost`
-    /// is final: the lock was not held any more.
+    /// The error contains the guard, so that the release can be tried again. An error of kind `Lost` is final: the lock
+    /// was no longer held.
     pub fn release(mut self) -> Result<(), ReleaseError> {
         let by = self.drop_by();
         match self.release_shared() {
@@ -162,7 +162,7 @@ impl LockGuard {
         }
     }
 
-    /// The same for whoever shares the guard; after an error it can be called again.
+    /// The same for a guard that is shared; after an error it can be called again.
     pub(crate) fn release_shared(&self) -> Result<()> {
         self.release_within(self.hold.drop_timeout())
     }
@@ -172,7 +172,7 @@ impl LockGuard {
         if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
     }
 
-    /// What a drop does: dropping it afterwards does nothing.
+    /// What a drop does; a later drop does nothing.
     pub(crate) fn end_quietly(&self) {
         if let Err(error) = self.hold.release(self.drop_by().remaining())
             && error.kind() != ErrorKind::Lost
@@ -183,13 +183,13 @@ impl LockGuard {
         self.hold.let_go();
     }
 
-    /// Stops the heartbeat within `bound` and leaves the lock to its lease.
+    /// Stops the heartbeat within `bound`, and lets the lease of the lock run out.
     pub(crate) fn leave(&self, bound: Duration) {
         self.hold.leave(bound);
     }
 
-    /// Stops the heartbeat and hands the lock over as data, without releasing it. Whoever gets it
-    /// takes it up with [`adopt`](crate::LockClient::adopt) before its lease ends.
+    /// Stops the heartbeat and returns the lock as data, without releasing it. Another client or process continues to
+    /// hold it by calling [`adopt`](crate::LockClient::adopt) before the lease ends.
     pub fn into_lock(mut self) -> Lock {
         if !self.is_own_process() {
             return self.hold.info();
@@ -200,12 +200,12 @@ impl LockGuard {
         lock
     }
 
-    /// The same for whoever shares the guard.
+    /// The same for a guard that is shared.
     pub(crate) fn hand_over(&self) -> Lock {
         if self.is_own_process() { self.hold.hand_over(self.hold.drop_timeout()) } else { self.hold.info() }
     }
 
-    /// Until when its end may take.
+    /// By when a drop must have returned.
     pub(crate) fn drop_by(&self) -> DropBy {
         self.family.drop_by()
     }
@@ -237,7 +237,7 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.is_own_process() {
-            // The threads and connections behind these do not exist here: they are never dropped.
+            // In a forked child their threads and connections do not exist, so they must not be dropped.
             std::mem::forget((self.hold.clone(), self.family.clone()));
             return;
         }
@@ -252,10 +252,10 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// A release that did not succeed, with the guard, which is not held any more but can be released again.
+/// A failed release. It contains the guard, which no longer counts as held but whose release can be tried again.
 ///
-/// Dropping it drops the guard, which tries once more, for up to the client's `drop_timeout`. `?` turns it into an
-/// [`Error`] and does not wait for that: the try is made on a thread of its own.
+/// Dropping this error drops the guard, which tries once more, for up to the client's `drop_timeout`. `?` turns it into
+/// an [`Error`] and does not wait for that: the try is made on another thread.
 pub struct ReleaseError {
     error: Error,
     guard: LockGuard,
@@ -294,13 +294,13 @@ impl std::error::Error for ReleaseError {
 impl From<ReleaseError> for Error {
     fn from(failed: ReleaseError) -> Error {
         let ReleaseError { error, guard } = failed;
-        // Whoever used `?` shall not wait for the second try. Without a thread it is made here.
+        // The user of `?` must not wait for the second try. It is made here only if no thread can be started.
         let _ = Thread::spawn("leasehold-release", move || drop(guard));
         error
     }
 }
 
-/// The answer of [`with_lock`](crate::LockClient::with_lock) when something went wrong.
+/// The error of [`with_lock`](crate::LockClient::with_lock).
 pub struct WithLockError<T> {
     error: Error,
     value: Option<T>,
@@ -311,7 +311,7 @@ impl<T> WithLockError<T> {
         WithLockError { error, value }
     }
 
-    /// What went wrong: `Lost` when the lock went while the closure ran.
+    /// What went wrong: `Lost` when the lock was lost while the closure ran.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -321,8 +321,8 @@ impl<T> WithLockError<T> {
         self.error.kind()
     }
 
-    /// What went wrong, without the value: for `?` into an error type that wants what the value is not, `'static` or
-    /// `Send`.
+    /// The error without the value: for `?` into an error type that must be `'static` or `Send`, which the value may
+    /// not be.
     ///
     /// # Example
     /// ```
@@ -342,7 +342,7 @@ impl<T> WithLockError<T> {
         self.error
     }
 
-    /// What the closure gave, if it ran.
+    /// What the closure returned, if it ran.
     pub fn into_value(self) -> Option<T> {
         self.value
     }

@@ -1,4 +1,4 @@
-//! A request for one lock, with everything that can be asked for.
+//! A request for one lock, and the options of every request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,12 +32,11 @@ pub(crate) const ACQUIRES_ONCE: &str = "acquire asks once";
 /// What happens to a live exclusive holder with the same owner label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SameOwner {
-    /// It is respected like any other.
+    /// It keeps the lock, like any other holder.
     #[default]
     Respect,
-    /// It is replaced at once; it learns so at its next heartbeat, and until then only the fencing
-    /// token protects the resource. Needs an explicit owner, since the default repeats among
-    /// threads and containers.
+    /// It is replaced at once. It learns of that at its next heartbeat; until then only the fencing token protects the
+    /// resource. Needs an explicit owner, since threads and containers can share the default one.
     Replace,
 }
 
@@ -175,7 +174,7 @@ impl LockRequest {
     /// sets no other.
     ///
     /// # Errors
-    /// `Lost` when the lock does not stand any more, or was adopted before; `InvalidInput` when it
+    /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it
     /// is a lock of another key, or of another store; `Ambiguous` when no answer came in time: then it was given up, and a
     /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
     /// it came too late to be held; else as [`try_lock`](LockRequest::try_lock).

@@ -31,7 +31,7 @@ impl LockGuard {
     /// use leasehold::{CancelToken, Slept};
     ///
     /// let guard = leasehold::LockClient::connect("memory:")?.lock("sync")?;
-    /// let cancel = CancelToken::new(); // cancelled by whoever handles SIGTERM
+    /// let cancel = CancelToken::new(); // cancelled by the SIGTERM handler
     /// for _round in 0..3 {
     ///     // one step of the work
     ///     match guard.sleep(Duration::from_millis(10), &cancel) {

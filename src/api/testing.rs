@@ -84,7 +84,7 @@ impl MemoryStore {
         ClientBuilder::over(Arc::new(store), self.clock.clone())
     }
 
-    /// Ends the leases of the key's holders in the store, as if their time had passed: whoever asks next is granted the
+    /// Ends the leases of the key's holders in the store, as if their time had passed: the next request is granted the
     /// lock.
     ///
     /// A guard that lives does not lose its lock by that alone, since its next heartbeat renews the lease, as it would
@@ -116,7 +116,7 @@ impl MemoryStore {
         self.faults.heal();
     }
 
-    /// Grants the key to a stranger (owner `rival`, a lease of a minute), whoever holds it.
+    /// Grants the key to a stranger (owner `rival`, a lease of a minute), no matter who holds it.
     pub fn take_over(&self, key: &str) {
         self.memory.take_over(key);
     }

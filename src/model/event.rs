@@ -8,7 +8,7 @@ use crate::model::loss::Loss;
 
 /// Gets everything that a client does as events; every metrics crate can be fed from it.
 ///
-/// It is called on whatever thread the event happens on, heartbeat threads included, with no lock
+/// It is called on the thread on which the event happens, heartbeat threads included, with no lock
 /// of the library held. It should return at once. A panic in it is logged and goes no further.
 ///
 /// # Example

@@ -66,7 +66,7 @@ impl LeaseStatus {
         self.remaining
     }
 
-    /// Whether its time, and [the store's grace](crate::Diagnosis::grace) after it, was over when it was read. It stands all the same until somebody expires it.
+    /// Whether its time, and [the store's grace](crate::Diagnosis::grace) after it, was over when it was read. It still counts as held until somebody expires it.
     pub fn is_expired(&self) -> bool {
         !self.is_live
     }

@@ -7,7 +7,7 @@ use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
 pub use crate::lease::Mode;
 
-/// What both a lock and its status have.
+/// The getters that `Lock` and `LockStatus` share.
 macro_rules! getters {
     ($of:ident) => {
         impl $of {
@@ -16,7 +16,7 @@ macro_rules! getters {
                 &self.key
             }
 
-            /// The group that it belongs to. Whoever knows it can renew and release the whole group.
+            /// The group that the lock belongs to. Anyone who knows this id can renew and release the whole group.
             pub fn lock_id(&self) -> &str {
                 &self.lock_id
             }
@@ -26,38 +26,38 @@ macro_rules! getters {
                 self.mode
             }
 
-            /// Who holds it, for people.
+            /// The holder's name, for people to read.
             pub fn owner(&self) -> &str {
                 &self.labels.owner
             }
 
-            /// The host of the holder.
+            /// The host that the holder runs on.
             pub fn host(&self) -> Option<&str> {
                 self.labels.host.as_deref()
             }
 
-            /// What the holder wanted to say.
+            /// The comment that the holder set.
             pub fn comment(&self) -> Option<&str> {
                 self.labels.comment.as_deref()
             }
 
-            /// The fencing token: rises with every grant of the key, the same for the whole hold.
+            /// The fencing token: higher with every grant of the key, and the same as long as the lock is held.
             pub fn fencing_token(&self) -> u64 {
                 self.token
             }
 
-            /// When it was granted, by this host's wall clock.
+            /// When the lock was granted, by this host's wall clock.
             pub fn created(&self) -> SystemTime {
                 self.created
             }
 
-            /// When it was last renewed, by this host's wall clock.
+            /// When the lock was last renewed, by this host's wall clock.
             pub fn renewed(&self) -> Option<SystemTime> {
                 self.renewed
             }
 
-            /// When the lease ends, by this host's wall clock; `None`: never. For people: the store
-            /// decides by its own clock, a guard by [`is_held`](crate::LockGuard::is_held).
+            /// When the lease ends, by this host's wall clock; `None` if it never ends. For people to read only: the store
+            /// decides by its own clock, and a guard by [`is_held`](crate::LockGuard::is_held).
             pub fn leased_until(&self) -> Option<SystemTime> {
                 self.leased_until
             }
@@ -68,12 +68,12 @@ macro_rules! getters {
 getters!(Lock);
 getters!(LockStatus);
 
-/// A lock that was granted, as data: who has which key until when.
+/// A granted lock as plain data: who holds which key until when.
 ///
-/// It is what a guard shows, what the low-level calls take, and what travels to another process
-/// in a hand-over ([`LockGuard::into_lock`](crate::LockGuard::into_lock)). Holding the value does
-/// not mean holding the lock. Whoever has it can renew, release and adopt the lock, so it is a
-/// secret like a key; `Debug` shows only the beginning of its grant id.
+/// A guard shows this value, the low-level calls take it, and a hand-over sends it to another process
+/// ([`LockGuard::into_lock`](crate::LockGuard::into_lock)). Having the value does not mean that the lock is held.
+/// Anyone who has it can renew, release and adopt the lock, so keep it secret like a key; `Debug` shows only the first
+/// characters of its grant id.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "wire::LockV1", try_from = "wire::LockV1"))]
@@ -87,14 +87,15 @@ pub struct Lock {
     pub(crate) created: SystemTime,
     pub(crate) renewed: Option<SystemTime>,
     pub(crate) leased_until: Option<SystemTime>,
-    /// The store that granted it, as errors call it; `None` where that is not known.
+    /// The store that granted the lock, as errors name it; `None` if that is not known.
     pub(crate) store: Option<String>,
-    /// Its acquisition was sent once and answered: no copy of it is on its way, which a release would have to stop.
+    /// Its acquisition was sent once and answered. So no copy of that request can arrive late, and a release need not
+    /// guard against one.
     pub(crate) sent_once: bool,
 }
 
 impl Lock {
-    /// A lock that is held, with no knowledge of how often its acquisition was sent.
+    /// A lock that a read found to be held. How often its acquisition was sent is not known.
     pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
         let status = LockStatus::at(key, mode, holder, (now, SystemTime::now()), true);
         Lock {
@@ -112,8 +113,8 @@ impl Lock {
         }
     }
 
-    /// The store that granted it, as [`Error::store`](crate::Error::store) tells it; `None` for data of an earlier
-    /// version.
+    /// The store that granted the lock, as [`Error::store`](crate::Error::store) names it; `None` for data from an
+    /// earlier version.
     pub fn store(&self) -> Option<&str> {
         self.store.as_deref()
     }
@@ -132,7 +133,7 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// A holder as anyone may see it.
+/// One holder of a lock, with nothing secret in it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LockStatus {
     key: String,
@@ -148,7 +149,7 @@ pub struct LockStatus {
 }
 
 impl LockStatus {
-    /// As it was read at this time of the store and of the wall clock.
+    /// The status of a holder that was read at this time of the store and of the wall clock.
     pub(crate) fn at(
         key: &str,
         mode: Mode,
@@ -174,13 +175,15 @@ impl LockStatus {
         }
     }
 
-    /// What was left of the lease when this was read, at the least; `None`: it never ends. Zero: it was over, but a
-    /// store whose clients' clocks differ respects the holder for [a grace](crate::Diagnosis::grace) longer.
+    /// The least that was left of the lease when this was read; `None` if it never ends. Zero means that the lease had
+    /// ended, though a store whose clients' clocks differ protects the holder for [a grace](crate::Diagnosis::grace)
+    /// longer.
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
     }
 
-    /// Whether its lease, and the store's grace after it, had ended when this was read: others may get the lock.
+    /// Whether the lease and the store's grace after it had both ended when this was read, so that others can get the
+    /// lock.
     pub fn is_expired(&self) -> bool {
         !self.is_live
     }
@@ -200,7 +203,7 @@ impl fmt::Display for LockStatus {
 
 impl fmt::Debug for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A lock id is a capability: only its beginning is shown.
+        // Who knows a lock id can release the lock, so only its first characters are shown.
         let lock_id: String = self.lock_id.chars().take(8).collect();
         f.debug_struct("LockStatus")
             .field("key", &self.key)
@@ -213,7 +216,7 @@ impl fmt::Debug for LockStatus {
     }
 }
 
-/// What the store knows of a key.
+/// What the store has recorded for a key.
 #[derive(Clone, Debug)]
 pub struct KeyStatus {
     pub(crate) key: String,
@@ -232,12 +235,12 @@ impl KeyStatus {
         self.token
     }
 
-    /// Every holder in the record, the expired ones included.
+    /// All recorded holders, including expired ones.
     pub fn holders(&self) -> &[LockStatus] {
         &self.holders
     }
 
-    /// Whether every holder was [expired](LockStatus::is_expired) when this was read.
+    /// Whether there was no holder, or only [expired](LockStatus::is_expired) ones, when this was read.
     pub fn is_free(&self) -> bool {
         self.holders.iter().all(LockStatus::is_expired)
     }
@@ -247,13 +250,13 @@ impl KeyStatus {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Purged {
-    /// The expired holders that were freed.
+    /// The expired holders that were removed.
     pub freed: Vec<LockStatus>,
     /// How many rows were deleted because nobody had used them for 30 days.
     pub deleted: usize,
 }
 
-/// The wall-clock time of a point in the store's time, for people.
+/// Converts a point in the store's time to wall-clock time, for people to read.
 fn wall_time(at: StoreTime, store_now: StoreTime, wall_now: SystemTime) -> SystemTime {
     let ahead = at.since(store_now);
     if ahead.is_zero() {
@@ -265,12 +268,12 @@ fn wall_time(at: StoreTime, store_now: StoreTime, wall_now: SystemTime) -> Syste
 
 #[cfg(feature = "serde")]
 mod wire {
-    //! The form in which a [`Lock`] travels: JSON-friendly, with its version.
+    //! The form in which a [`Lock`] is serialized: simple JSON with a version.
 
     use super::*;
     use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 
-    /// One field for each of the JSON object. Fields that are not known are ignored within a major version.
+    /// The fields of the JSON object. Unknown fields are ignored within a major version.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub(super) struct LockV1 {
         version: String,
@@ -284,7 +287,7 @@ mod wire {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         comment: Option<String>,
         fencing_token: u64,
-        /// Microseconds since 1970, as are the other two.
+        /// In microseconds since 1970, like the other two times.
         created: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         renewed: Option<u64>,

@@ -10,7 +10,7 @@ use crate::model::key::{check_key, check_text};
 use crate::model::lock::LockStatus;
 
 impl LockClient {
-    /// Frees a key, whoever holds it, expired holders included. Gives them as they were before; an empty answer when
+    /// Frees a key no matter who holds it, including expired holders. Gives them as they were before; an empty answer when
     /// there was none.
     ///
     /// This breaks the promise that was given to the holder: it is told of its loss at its next heartbeat
@@ -36,7 +36,7 @@ impl LockClient {
         })
     }
 
-    /// Frees one key for whoever knows its lock id: what [`unlock`](LockClient::unlock) does to all keys of a group.
+    /// Frees one key for a caller who knows its lock id: what [`unlock`](LockClient::unlock) does to all keys of a group.
     /// Gives the holders as they were before; an empty answer when nobody holds the key.
     ///
     /// # Errors

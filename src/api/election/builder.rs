@@ -1,4 +1,4 @@
-//! How an election is made.
+//! The options of an election.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::api::client::LockClient;
 use crate::model::error::{Error, Result};
 use crate::sys::cancel::CancelToken;
 
-/// A leader leads at least this long.
+/// The shortest lease of a leader.
 const MIN_LEASE: Duration = Duration::from_secs(1);
 
 /// Options of an election, made by [`LockClient::election`].
@@ -43,14 +43,14 @@ pub struct ElectionBuilder {
     max_hold: Option<Duration>,
     stand_again: bool,
     cancels: Vec<CancelToken>,
-    // The mutexes are never locked: they make the builder `Sync` without asking that of closures.
+    // The mutexes are never locked: they make the builder `Sync` even if the closures are not.
     health: Option<Health>,
     callbacks: Mutex<Callbacks>,
 }
 
 impl LockClient {
-    /// Leader election: of all nodes that stand for `name`, one leads at a time. The name is the key of the
-    /// leader's lock.
+    /// Leader election: of all nodes that campaign under `name`, at most one leads at a time. The name is the key of
+    /// the leader's lock.
     pub fn election(&self, name: &str) -> ElectionBuilder {
         ElectionBuilder {
             client: self.clone(),
@@ -67,44 +67,44 @@ impl LockClient {
 }
 
 impl ElectionBuilder {
-    /// By what name others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
+    /// The name by which others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// For how long a leader leads without a heartbeat, at least one second: this long after a leader died another
-    /// can win. Defaults to the client's lease.
+    /// How long a leader stays leader without a heartbeat, at least one second. After a leader died, another node can
+    /// win once this time has passed. Defaults to the client's lease.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// A term ends after this time, so that others get their turn. Defaults to no limit.
+    /// Ends each term after this time, so that other nodes get a turn. Defaults to no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self
     }
 
-    /// Whether this node is fit to lead. Asked before it stands and each third of the lease while it leads, on a
-    /// thread of its own. When it says no, panics, or does not answer for a lease, the node resigns; it stands again
-    /// once the answer is yes. Defaults to always fit.
+    /// Reports whether this node is healthy enough to lead. It is called on its own thread, before the node campaigns
+    /// and every third of the lease while it leads. If it returns false, panics, or does not return within a lease, the
+    /// node resigns; it campaigns again once the check returns true. Defaults to always healthy.
     pub fn health_check(mut self, is_healthy: impl FnMut() -> bool + Send + 'static) -> Self {
         self.health = Some(Health::new(Box::new(is_healthy)));
         self
     }
 
-    /// Whether the node stands again after each term, for [`run`](Election::run) and [`lead`](Election::lead).
+    /// Whether the node campaigns again after each term, for [`run`](Election::run) and [`lead`](Election::lead).
     /// Defaults to true.
     pub fn stand_again(mut self, stand_again: bool) -> Self {
         self.stand_again = stand_again;
         self
     }
 
-    /// Ends each standing, now and later: the wait of [`campaign`](Election::campaign) with an error of kind
-    /// `Cancelled`, and what [`run`](Election::run) or [`lead`](Election::lead) started as by a
-    /// [`stop`](Election::stop) that nobody waits for. A [`Leadership`](crate::Leadership) that `campaign` gave stays
-    /// with whoever has it. Each of several tokens does. Defaults to none.
+    /// A token that ends every campaign, current and later ones. [`campaign`](Election::campaign) then fails with an
+    /// error of kind `Cancelled`; [`run`](Election::run) and [`lead`](Election::lead) end as by [`stop`](Election::stop),
+    /// but nobody waits for that. A [`Leadership`](crate::Leadership) that `campaign` has returned is not affected. Can
+    /// be set several times; each token works. Defaults to none.
     pub fn cancel(mut self, cancel: &CancelToken) -> Self {
         self.cancels.push(cancel.clone());
         self
@@ -112,28 +112,27 @@ impl ElectionBuilder {
 
     /// Called with the fencing token when this node has won a term.
     ///
-    /// All callbacks of an election run on one thread of their own, one after the other: each "won" is followed by
-    /// one "lost" before the next "won". A panic in them is contained. Defaults to nothing.
+    /// All callbacks of an election run on one thread, one after the other, and each "won" is followed by one "lost"
+    /// before the next "won". A panic in a callback is caught. Defaults to nothing.
     pub fn on_won(mut self, on_won: impl FnMut(u64) + Send + 'static) -> Self {
         self.callbacks.get_mut().won = Some(Box::new(on_won));
         self
     }
 
-    /// Called with the fencing token of the term, and how it ended, when a term that this node had won is over.
-    /// Defaults to nothing.
+    /// Called when a term that this node had won is over, with its fencing token and how it ended. Defaults to nothing.
     pub fn on_lost(mut self, on_lost: impl FnMut(u64, &TermEnd) + Send + 'static) -> Self {
         self.callbacks.get_mut().lost = Some(Box::new(on_lost));
         self
     }
 
-    /// Called when a new leader was seen, this node included, while this node stands. (Of several nodes of one
-    /// client only the one whose turn it is looks.) Defaults to nothing.
+    /// Called when this node sees a new leader, itself included, while it campaigns or leads. (Of several nodes of one
+    /// client only the first in line checks who leads.) Defaults to nothing.
     pub fn on_leader(mut self, on_leader: impl FnMut(&Leader) + Send + 'static) -> Self {
         self.callbacks.get_mut().leader = Some(Box::new(on_leader));
         self
     }
 
-    /// Checks everything. Nothing is sent yet, and no thread is started.
+    /// Checks the options. Nothing is sent yet, and no thread is started.
     ///
     /// # Errors
     /// `InvalidInput` for an argument out of bounds, `Closed` when the client is closed.

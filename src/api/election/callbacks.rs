@@ -1,4 +1,4 @@
-//! Callbacks, on one thread of their own, so that they come in order and each "won" has its "lost".
+//! The callbacks, on one thread of their own, so that they come in order and each "won" is followed by its "lost".
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ type OnWon = Box<dyn FnMut(u64) + Send>;
 type OnLost = Box<dyn FnMut(u64, &TermEnd) + Send>;
 type OnLeader = Box<dyn FnMut(&Leader) + Send>;
 
-/// What the user wants to hear.
+/// The callbacks that the user has set.
 #[derive(Default)]
 pub(super) struct Callbacks {
     pub won: Option<OnWon>,
@@ -28,18 +28,18 @@ pub(super) struct Callbacks {
 }
 
 enum Message {
-    /// A term with this token began; the channel gets its loss.
+    /// A term with this token began; the channel reports its loss.
     Won(u64, Receiver<Loss>),
-    /// It ended, unless its loss was reported already.
+    /// The term ended; ignored if its loss was already reported.
     Over(u64, TermEnd),
     Leader(Leader),
-    /// Dropped when all that came before was reported.
+    /// Dropped once everything before it was reported.
     Flush(Sender<Infallible>),
 }
 
 /// See the module.
 pub(super) struct Dispatcher {
-    // `None` once the thread has them.
+    // `None` once the thread has taken them.
     callbacks: Arc<Mutex<Option<Callbacks>>>,
     is_wanted: bool,
     messages: Sender<Message>,
@@ -55,7 +55,7 @@ impl Dispatcher {
         Dispatcher { callbacks, is_wanted, messages, inbox, thread: Mutex::default() }
     }
 
-    /// Starts its thread if there are callbacks; it ends with this value, when all is reported.
+    /// Starts the thread if there are callbacks. After this value is dropped it reports what is left, and ends.
     pub fn start(&self) -> Result<()> {
         let mut thread = self.thread.lock();
         if self.is_wanted && thread.is_none() {
@@ -66,7 +66,7 @@ impl Dispatcher {
                     run(callbacks, &inbox);
                 }
             })?);
-            // The thread has the only one left.
+            // From now on the thread has the only receiver.
             self.inbox.lock().take();
         }
         Ok(())
@@ -90,7 +90,7 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until all is reported, or `by`. Called by a callback, it does not wait.
+    /// Waits until everything is reported, at most until `by`. Called by a callback, it does not wait.
     pub fn flush(&self, by: Instant) {
         let me = std::thread::current().id();
         if self.thread.lock().as_ref().is_some_and(|thread| thread.id() != me) {
@@ -103,11 +103,11 @@ impl Dispatcher {
 
 fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
     let mut term: Option<(u64, Receiver<Loss>)> = None;
-    // A node may win again before it is known how its last term ended: what came since the second win.
+    // A node may win again before it is known how its last term ended. Messages since that second win wait here.
     let mut later = VecDeque::new();
     let nothing = never();
     loop {
-        // Only the next win has to wait for that end: the end of its own term, behind it, would otherwise never come.
+        // Only the next win waits for that end; otherwise the end of the open term, which may be behind it, would never come.
         let next = match later.front() {
             Some(Message::Won(..)) if term.is_some() => None,
             _ => later.pop_front(),
@@ -125,7 +125,7 @@ fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
                     (Ok(message), _) => message,
                     (Err(_), _) => return,
                 },
-                // It is disconnected when the lock is released: who does that says why.
+                // A release disconnects the channel, and sends a message of its own that says why.
                 recv(loss) -> loss => match (loss, &mut term) {
                     (Ok(loss), Some((token, _))) => Message::Over(*token, TermEnd::Lost(loss)),
                     (_, Some((_, loss))) => { *loss = never(); continue }

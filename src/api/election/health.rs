@@ -1,4 +1,4 @@
-//! The health check, on a thread of its own: one that hangs holds up nobody.
+//! The health check, on its own thread, so that a check that hangs delays nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use crate::model::error::Result;
 use crate::sys::observing::contained;
 use crate::sys::thread::Thread;
 
-/// Says whether the node is fit to lead.
+/// Returns whether the node is healthy enough to lead.
 pub(super) type Check = Box<dyn FnMut() -> bool + Send>;
 
 /// See the module. One question at a time.
@@ -32,7 +32,7 @@ impl Health {
         Health { check: Arc::new(Mutex::new(check)), ask, asked, answer, answers, is_pending, thread: Mutex::default() }
     }
 
-    /// Starts its thread, which ends with this value.
+    /// Starts the thread, which ends when this value is dropped.
     pub fn start(&self) -> Result<()> {
         let mut thread = self.thread.lock();
         if thread.is_none() {
@@ -50,7 +50,7 @@ impl Health {
         Ok(())
     }
 
-    /// Asks; false when the last answer is still to come.
+    /// Asks for a check; false while the last one has not answered yet.
     pub fn ask(&self) -> bool {
         let is_new = !self.is_pending.swap(true, Ordering::SeqCst);
         if is_new {
@@ -59,12 +59,12 @@ impl Health {
         is_new
     }
 
-    /// Forgets an answer that nobody waited for: it may be old.
+    /// Drops an answer that nobody waited for, since it may be old.
     pub fn forget(&self) {
         self.answers.try_iter().for_each(|_| self.answered());
     }
 
-    /// The answer. Who takes it calls [`answered`](Health::answered).
+    /// The answers. The receiver of one must call [`answered`](Health::answered).
     pub fn answers(&self) -> &Receiver<bool> {
         &self.answers
     }

@@ -1,10 +1,10 @@
-//! Who leads, as anyone may see it.
+//! The leader, as any client can see it.
 
 use std::time::SystemTime;
 
 use crate::model::lock::{Lock, LockStatus, Mode};
 
-/// Who leads.
+/// The current leader of an election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
     id: String,
@@ -35,22 +35,22 @@ impl Leader {
         }
     }
 
-    /// By what name it stands. Names may repeat: a token does not.
+    /// The leader's name. Several nodes can have the same name; a fencing token is never used twice.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its host.
+    /// The host that the leader runs on.
     pub fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
 
-    /// The fencing token of its term.
+    /// The fencing token of the leader's term.
     pub fn fencing_token(&self) -> u64 {
         self.fencing_token
     }
 
-    /// When its term began, by this host's wall clock.
+    /// When the leader's term began, by this host's wall clock.
     pub fn since(&self) -> SystemTime {
         self.since
     }

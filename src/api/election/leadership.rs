@@ -1,4 +1,4 @@
-//! One term as the leader: a guard with a name for it.
+//! One term as the leader: the guard of the leader's lock, and how the term ends.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub enum TermEnd {
     Lost(Loss),
     /// The leader resigned: its work was done, it was stopped, its leadership dropped, or the client closed.
     Resigned,
-    /// The health check said no.
+    /// The health check reported that the node is not healthy.
     Unhealthy,
-    /// The health check did not answer for a lease.
+    /// The health check did not return within a lease.
     HealthHangs,
     /// The leader's work ended with this error.
     Failed(String),
@@ -45,7 +45,7 @@ impl fmt::Display for TermEnd {
     }
 }
 
-/// One term, shared by all who look at it or may end it.
+/// One term, shared by everything that reads it or may end it.
 pub(super) struct Term {
     pub guard: LockGuard,
     pub shared: Arc<Shared>,
@@ -67,7 +67,7 @@ impl Term {
             return;
         }
         let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
-        // Nothing can be lost any more: waits for the loss end.
+        // Nothing can be lost any more, so whoever waits for the loss is woken.
         self.guard.loss().end(None);
         let token = self.guard.fencing_token();
         // Before the log, which may panic: this end must be reported before the next term.
@@ -84,7 +84,7 @@ impl Term {
 #[clippy::has_significant_drop]
 pub struct Leadership {
     pub(super) term: Arc<Term>,
-    /// What the client may leave to do has the same bound as the resigning.
+    /// One bound for the whole drop: for resigning and for what the client then has to clean up.
     drop_bound: DropBound,
 }
 
@@ -98,7 +98,7 @@ impl Leadership {
         self.term.guard.key()
     }
 
-    /// Whether this node leads. No I/O and no waiting: it is false before a rival can win, also right after a
+    /// Whether this node leads. Does no I/O and never waits. It turns false before a rival can win, also right after a
     /// suspend, and as soon as the node resigns.
     pub fn is_leader(&self) -> bool {
         self.term.is_leader()
@@ -109,34 +109,34 @@ impl Leadership {
         self.term.guard.fencing_token()
     }
 
-    /// What is left until the node counts itself as deposed if no heartbeat succeeds; zero when it does not lead.
+    /// How long this node still leads if no further heartbeat succeeds; zero when it does not lead.
     pub fn remaining(&self) -> Duration {
         if self.is_leader() { self.term.guard.remaining() } else { Duration::ZERO }
     }
 
-    /// Reports the end of the term. Its `wait` gives the loss, or `None` when the node resigns.
+    /// Reports the end of the term: `wait` returns the loss, or `None` when the node resigns.
     pub fn loss(&self) -> LossWatch {
         self.term.guard.loss()
     }
 
-    /// The guard of the leader's lock, for what else a guard can do. It may still be held for a moment when the
-    /// node does not lead any more, while a closure of [`lead`](crate::Election::lead) winds up.
+    /// The guard of the leader's lock, for everything else that a guard can do. When the node no longer leads, the lock
+    /// may still be held until a closure of [`lead`](crate::Election::lead) has returned.
     pub fn guard(&self) -> &LockGuard {
         &self.term.guard
     }
 
-    /// Gives the leadership up, so that the next node takes over at once.
+    /// Resigns, so that the next node takes over at once.
     ///
     /// # Errors
-    /// `Lost` when the term was over before; else what the store says to the release: then it is tried once more,
-    /// on a thread of its own, and the lease runs out otherwise.
+    /// `Lost` when the term was already over; else the store's error for the release. The release is then tried once
+    /// more on another thread; if that fails too, the lease runs out.
     pub fn resign(mut self) -> Result<()> {
         self.term.shared.check_open_here()?;
         let by = self.term.guard.drop_by();
         self.term.end(TermEnd::Resigned);
         let outcome = self.term.guard.release_within(self.term.shared.bound());
         if outcome.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost) {
-            // Without a thread the second try is made here.
+            // If no thread can be started, the second try is made here.
             let _ = Thread::spawn("leasehold-release", move || drop(self));
         } else {
             self.drop_bound.begin(by);
@@ -148,13 +148,13 @@ impl Leadership {
 impl Drop for Leadership {
     fn drop(&mut self) {
         if !self.term.shared.node.client.family.is_own_process() {
-            // The threads behind it do not exist here: it is never dropped.
+            // In a forked child its threads do not exist, so it must not be dropped.
             std::mem::forget(self.term.clone());
             return;
         }
         self.drop_bound.begin(self.term.guard.drop_by());
         self.term.end(TermEnd::Resigned);
-        // Another thread may be looking at the term just now: its handle must not be the one that releases.
+        // Another thread may be reading the term and so be the last to drop it; the release must still happen here.
         self.term.guard.end_quietly();
     }
 }

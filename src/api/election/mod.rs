@@ -1,4 +1,4 @@
-//! Leader election: of all nodes that stand for a name, one leads at a time.
+//! Leader election: of all nodes that campaign under one name, at most one leads at a time.
 
 mod builder;
 mod callbacks;
@@ -28,20 +28,20 @@ use shared::{Ends, Shared};
 /// A node's part in an election, made by [`LockClient::election`](crate::LockClient::election).
 ///
 /// A leadership is an exclusive lock whose key is the election's name. So [`LockClient::get`] shows who leads, its
-/// fencing token numbers the terms, and a plain lock of the same name stands in the way like a leader. Give
-/// elections names that no plain lock has.
+/// fencing token numbers the terms, and a plain lock of the same name keeps every node from leading. Give elections
+/// names that no plain lock uses.
 ///
-/// One of three calls stands for it, one at a time:
-/// - [`run`](Election::run): a thread stands until it is stopped. [`is_leader`](Election::is_leader) and the
-///   callbacks tell the rest of the program.
-/// - [`lead`](Election::lead): the same, and runs a closure in each term.
+/// A node campaigns by one of three calls; only one of them can be under way at a time:
+/// - [`run`](Election::run): a thread campaigns until it is stopped. The program checks
+///   [`is_leader`](Election::is_leader) or uses callbacks.
+/// - [`lead`](Election::lead): the same, and a closure is run in each term.
 /// - [`campaign`](Election::campaign): blocks until this node leads.
 ///
-/// As with any lease, a leader can be stopped between its last look at `is_leader` and its next write. Let what it
-/// writes to refuse a [fencing token](Election::fencing_token) below the highest it has seen.
+/// As with any lease, a leader can be suspended between its last check of `is_leader` and its next write. The resource
+/// that it writes to should refuse a [fencing token](Election::fencing_token) below the highest one it has seen.
 ///
-/// Dropping it is a quiet [`stop`](Election::stop) of `run` and `lead`. A [`Leadership`] that
-/// [`campaign`](Election::campaign) gave stays with whoever has it.
+/// Dropping the election [stops](Election::stop) `run` and `lead`, and reports no error. A [`Leadership`] that
+/// [`campaign`](Election::campaign) returned is not affected.
 ///
 /// # Example
 /// ```
@@ -57,7 +57,7 @@ use shared::{Ends, Shared};
 ///     .on_won(move |token| drop(told.send(token)))
 ///     .build()?;
 /// election.run()?;
-/// let token = tells.recv().expect("it stands alone, so it wins");
+/// let token = tells.recv().expect("no other node campaigns, so it wins");
 /// assert!(election.is_leader());
 /// assert_eq!(election.leader()?.expect("somebody leads").fencing_token(), token);
 /// election.stop()?; // resigns: the next node takes over at once
@@ -66,10 +66,10 @@ use shared::{Ends, Shared};
 /// ```
 ///
 /// [`LockClient::get`]: crate::LockClient::get
-#[must_use = "dropping it ends its standing"]
+#[must_use = "dropping it ends its campaign"]
 pub struct Election {
     shared: Arc<Shared>,
-    /// What the client may leave to do has the same bound as the end of the standing.
+    /// One bound for the whole drop: for ending the campaign and for what the client then has to clean up.
     drop_bound: DropBound,
 }
 
@@ -83,33 +83,34 @@ impl Election {
         &self.shared.node.name
     }
 
-    /// By what name others see this node when it leads.
+    /// The name by which others see this node when it leads.
     pub fn id(&self) -> &str {
         &self.shared.node.id
     }
 
-    /// For how long a leader leads without a heartbeat: this long after a leader died another can win.
+    /// How long a leader stays leader without a heartbeat. After a leader died, another node can win once this time has
+    /// passed.
     pub fn lease(&self) -> Duration {
         self.shared.node.lease
     }
 
-    /// Starts a thread that stands at once, and again after each term, until [`stop`](Election::stop).
+    /// Starts a thread that campaigns now, and again after each term, until [`stop`](Election::stop).
     ///
-    /// Trouble with the store does not end it: it logs a warning and stands again.
+    /// Errors of the store do not end it: it logs a warning and campaigns again.
     ///
     /// # Errors
-    /// `AlreadyHeld` while this election stands or leads already; `Closed`; `Store` when no thread can be started.
+    /// `AlreadyHeld` while this election already campaigns or leads; `Closed`; `Store` when no thread can be started.
     pub fn run(&self) -> Result<()> {
         self.shared.start(None)
     }
 
-    /// [`run`](Election::run), with a closure that works while this node leads.
+    /// Like [`run`](Election::run), with a closure that runs while this node leads.
     ///
-    /// It is called once in each term, on a thread of its own. It has to end soon after
-    /// [`is_leader`](Leadership::is_leader) has become false; [`loss`](Leadership::loss) lets it wait for that. The
-    /// node does not stand again while the closure still runs, and keeps its lock until then, unless it was lost.
-    /// When it returns, or panics, while this node leads, the node resigns, lets others go first for a moment, and
-    /// stands again, unless [`stand_again`](ElectionBuilder::stand_again) says otherwise.
+    /// The closure is called once in each term, on its own thread. It must return soon after
+    /// [`is_leader`](Leadership::is_leader) has become false; it can wait for that by [`loss`](Leadership::loss). While
+    /// the closure still runs the node does not campaign again, and keeps its lock unless that was lost. If the closure
+    /// returns or panics while this node leads, the node resigns, waits a moment so that others can win, and campaigns
+    /// again, unless [`stand_again`](ElectionBuilder::stand_again) says otherwise.
     ///
     /// # Errors
     /// As [`run`](Election::run).
@@ -138,8 +139,8 @@ impl Election {
         })
     }
 
-    /// [`lead`](Election::lead), with work that may fail: then the node resigns as after any end of the work, the log
-    /// has the error, and [`on_lost`](ElectionBuilder::on_lost) gets it as [`TermEnd::Failed`].
+    /// Like [`lead`](Election::lead), with a closure that can fail. After an error the node resigns, as whenever the
+    /// closure returns; the error is logged, and passed to [`on_lost`](ElectionBuilder::on_lost) as [`TermEnd::Failed`].
     ///
     /// # Errors
     /// As [`run`](Election::run).
@@ -153,8 +154,9 @@ impl Election {
     /// Blocks until this node leads. Dropping the leadership resigns.
     ///
     /// # Errors
-    /// `AlreadyHeld` while this election stands or leads already; `Cancelled` when it was
-    /// [stopped](Election::stop) meanwhile, or its [token](ElectionBuilder::cancel) cancelled; else as [`LockRequest::lock`](crate::LockRequest::lock).
+    /// `AlreadyHeld` while this election already campaigns or leads; `Cancelled` when it was [stopped](Election::stop)
+    /// or its [token](ElectionBuilder::cancel) was cancelled during the call; else as
+    /// [`LockRequest::lock`](crate::LockRequest::lock).
     ///
     /// # Example
     /// ```
@@ -169,27 +171,27 @@ impl Election {
         self.shared.campaign(None)
     }
 
-    /// [`campaign`](Election::campaign) for at most `limit`; zero asks once. A [token](ElectionBuilder::cancel) ends it
-    /// earlier.
+    /// Like [`campaign`](Election::campaign), but for at most `limit`; zero tries once. A
+    /// [token](ElectionBuilder::cancel) can end it earlier.
     ///
     /// # Errors
-    /// `TimedOut` when this node was not elected in time, with who leads; else as [`campaign`](Election::campaign).
+    /// `TimedOut`, with the current leader, when this node was not elected in time; else as [`campaign`](Election::campaign).
     pub fn campaign_for(&self, limit: Duration) -> Result<Leadership> {
         self.shared.campaign(Some(far_from(Instant::now(), limit)))
     }
 
-    /// Whether this node leads. No I/O: it is false before a rival can win, also right after a suspend.
+    /// Whether this node leads. Does no I/O. It turns false before a rival can win, also right after a suspend.
     pub fn is_leader(&self) -> bool {
         self.fencing_token().is_some()
     }
 
-    /// The fencing token of the term while this node leads. No I/O, as [`is_leader`](Election::is_leader).
+    /// The fencing token of the term while this node leads. Does no I/O, like [`is_leader`](Election::is_leader).
     pub fn fencing_token(&self) -> Option<u64> {
         let term = self.shared.term()?;
         term.is_leader().then(|| term.guard.fencing_token())
     }
 
-    /// Who leads, by a read of the store; this node need not stand. `None` when nobody does.
+    /// Reads from the store who leads; this node need not campaign. `None` when nobody leads.
     ///
     /// # Errors
     /// As [`LockClient::get`](crate::LockClient::get).
@@ -203,34 +205,34 @@ impl Election {
         self.shared.news.terms.load(Ordering::SeqCst)
     }
 
-    /// How many rounds this node has made: one for each look at the election while it waits, and, in
-    /// [`run`](Election::run) and [`lead`](Election::lead), one each third of the lease while it leads.
+    /// How many rounds this node has made: one for each time it checks the election while it waits and, in
+    /// [`run`](Election::run) and [`lead`](Election::lead), one every third of the lease while it leads.
     pub fn iterations(&self) -> u64 {
         self.shared.news.rounds.load(Ordering::SeqCst)
     }
 
-    /// Whether it stands or leads: from [`run`](Election::run), [`lead`](Election::lead) or
-    /// [`campaign`](Election::campaign) on until that is over.
+    /// Whether this node campaigns or leads: from the call of [`run`](Election::run), [`lead`](Election::lead) or
+    /// [`campaign`](Election::campaign) until that is over.
     pub fn is_standing(&self) -> bool {
         self.shared.is_standing()
     }
 
-    /// Waits until what [`run`](Election::run) or [`lead`](Election::lead) started is over: after
-    /// [`stop`](Election::stop) or the client's `close`, or after one term without
-    /// [`stand_again`](ElectionBuilder::stand_again). Called by the closure itself, it returns at once.
+    /// Waits for the end of [`run`](Election::run) or [`lead`](Election::lead): after [`stop`](Election::stop) or the
+    /// client's `close`, or after one term if [`stand_again`](ElectionBuilder::stand_again) is false. Called by the
+    /// closure itself, it returns at once.
     pub fn wait(&self) {
         self.shared.wait();
     }
 
-    /// Ends the standing, and resigns if this node leads, so that the next one takes over at once. It can stand
-    /// again later.
+    /// Ends the campaign, and resigns if this node leads, so that the next node takes over at once. The node can
+    /// campaign again later.
     ///
-    /// A closure of [`lead`](Election::lead) is waited for; then the lock is released. Takes at most the client's
+    /// It waits for a closure of [`lead`](Election::lead), then releases the lock, and takes at most the client's
     /// `drop_timeout`. Called by the closure itself, it does not wait: the node resigns when the closure has returned.
     ///
     /// # Errors
-    /// `TimedOut` when the closure did not end in time: then the lock is not released but ends with its lease;
-    /// `Lost` when the term was lost before; else what the store says to the release.
+    /// `TimedOut` when the closure did not end in time: the lock is then not released but ends with its lease; `Lost`
+    /// when the term was already lost; else the store's error for the release.
     pub fn stop(&self) -> Result<()> {
         self.shared.check_open_here()?;
         self.shared.stop(far_from(Instant::now(), self.shared.bound()), Ends::All)
@@ -238,12 +240,12 @@ impl Election {
 }
 
 impl Election {
-    /// Until when a drop may take.
+    /// By when a drop must have returned.
     pub(crate) fn drop_by(&self) -> DropBy {
         self.shared.node.client.family.drop_by()
     }
 
-    /// What a drop does, while others still have it.
+    /// What a drop does, for an owner that shares the election with others.
     pub(crate) fn end_quietly(&self) {
         if let Err(error) = self.shared.stop(self.drop_by().instant(), Ends::ButCampaigns)
             && error.kind() != ErrorKind::Lost
@@ -257,7 +259,7 @@ impl Election {
 impl Drop for Election {
     fn drop(&mut self) {
         if !self.shared.node.client.family.is_own_process() {
-            // Its threads do not exist here: it is never dropped.
+            // In a forked child its threads do not exist, so it must not be dropped.
             std::mem::forget(self.shared.clone());
             return;
         }

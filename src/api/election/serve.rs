@@ -1,4 +1,4 @@
-//! The thread of `run` and `lead`: it stands, serves one term after the other, and resigns.
+//! The thread of `run` and `lead`: it campaigns, serves one term after the other, and resigns.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,17 +21,17 @@ use crate::sys::thread::Thread;
 /// The closure of `lead`.
 pub(super) type Work = Box<dyn FnMut(&Leadership) -> Result<(), String> + Send>;
 
-/// How many health checks, and rounds of a leader, fit into a lease.
+/// How many health checks, and rounds of a leader, there are in a lease.
 const ROUNDS: u32 = 3;
 
-/// Why a term needs an end.
+/// Why a term must end.
 enum Over {
     /// The lock was lost.
     Lost,
-    /// Somebody stopped it, or has ended it already.
+    /// Somebody asked for the end, or has ended it already.
     Asked,
     Unhealthy,
-    /// The health check did not answer for a lease.
+    /// The health check did not return within a lease.
     HealthHangs,
     Done(WorkEnd),
 }
@@ -39,12 +39,12 @@ enum Over {
 /// How the closure ended.
 pub(super) enum WorkEnd {
     Done,
-    /// With this error.
+    /// It returned this error.
     Failed(String),
     Panicked,
 }
 
-/// Stands until it is stopped.
+/// Campaigns until it is stopped.
 pub(super) fn run(stands: &Stands, work: Option<Work>) {
     let (shared, standing) = (&stands.shared, &stands.standing);
     standing.crew.lock().push(std::thread::current().id());
@@ -52,7 +52,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     loop {
         let pause = match caught(|| term(stands, work.as_ref())) {
             Some(Ok(_)) if !shared.node.stand_again => return,
-            // A node that resigned lets others go first, for as long as their longest poll.
+            // A node that resigned waits for the others' longest poll, so that they can win.
             Some(Ok(true)) => backoff::poll_delay(&shared.node.client.family.options.poll, Duration::MAX, None, 1.0),
             Some(Ok(false)) => Duration::ZERO,
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
@@ -72,7 +72,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     }
 }
 
-/// Stands, and serves a whole term. Whether this node resigned while it could have gone on.
+/// Campaigns, and serves a whole term. Returns whether this node resigned although it could have gone on.
 fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     let (shared, standing) = (&stands.shared, &stands.standing);
     let leadership = Arc::new(shared.win(standing, None)?);
@@ -96,7 +96,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     let outcome = if has_ended {
         term.guard.release_within(by.saturating_duration_since(Instant::now()))
     } else {
-        // The closure still works with what the lock protects: no other node may lead before the lease is over.
+        // The closure still uses what the lock protects, so no other node may lead before the lease is over.
         term.guard.leave(by.saturating_duration_since(Instant::now()));
         *shared.now.left_behind.lock() = Some(done);
         let message = "the closure did not end in time; the lock is not released but ends with its lease";
@@ -116,7 +116,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     Ok(by_max_hold || !is_lost)
 }
 
-/// Runs the closure on a thread of its own, which reports how it ended.
+/// Runs the closure on its own thread, which reports how it ended.
 fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>) -> Result<Receiver<WorkEnd>> {
     let (tell, done) = bounded(1);
     let standing = stands.standing.clone();
@@ -142,7 +142,7 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     Ok(done)
 }
 
-/// Waits for the closure; after a stop only for as long as that allows. Whether it ended.
+/// Waits for the closure; after a stop only for as long as the stop allows. Returns whether it ended.
 fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
     select! {
         recv(done) -> _ => return true,
@@ -152,7 +152,7 @@ fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
     !matches!(done.recv_deadline(patience), Err(RecvTimeoutError::Timeout))
 }
 
-/// Waits until the term needs an end.
+/// Waits until the term must end.
 fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<WorkEnd>) -> Over {
     let (loss, rounds, nothing) = (term.guard.loss().receiver(), tick(shared.node.lease / ROUNDS), never());
     let health = shared.node.health.as_ref();
@@ -182,7 +182,7 @@ fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<WorkE
     }
 }
 
-/// For a leadership that `campaign` gave: resigns it when the health check wants that.
+/// For a leadership that `campaign` returned: resigns when the health check fails.
 pub(super) fn keep_healthy(shared: &Shared, term: &Term) {
     term.end(match watch(shared, term, &CancelToken::new(), &never()) {
         Over::Unhealthy => TermEnd::Unhealthy,
@@ -192,7 +192,7 @@ pub(super) fn keep_healthy(shared: &Shared, term: &Term) {
     term.guard.end_quietly();
 }
 
-/// Waits until this node is fit to lead; false when it is stopped before.
+/// Waits until this node is healthy; false when it is stopped before.
 pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
     let Some(health) = &shared.node.health else { return true };
     health.forget();

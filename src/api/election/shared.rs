@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub now: Now,
 }
 
-/// Who stands for what, and how. Never changes.
+/// The node and its options. Never changes.
 pub(super) struct Node {
     pub client: LockClient,
     pub name: String,
@@ -39,12 +39,12 @@ pub(super) struct Node {
     pub lease: Duration,
     pub max_hold: Option<Duration>,
     pub stand_again: bool,
-    /// Each ends every standing.
+    /// Each of them ends every campaign.
     pub cancels: Vec<CancelToken>,
     pub health: Option<Health>,
 }
 
-/// What the user hears of it.
+/// What is reported to the user.
 pub(super) struct News {
     pub dispatcher: Dispatcher,
     pub terms: AtomicU64,
@@ -60,32 +60,32 @@ impl News {
     }
 }
 
-/// What goes on.
+/// What is going on now.
 #[derive(Default)]
 pub(super) struct Now {
     term: Mutex<Weak<Term>>,
     standing: Mutex<Option<Arc<Standing>>>,
-    /// Disconnected when a closure that did not end in time has ended.
+    /// Disconnected once a closure that did not end in time has ended.
     pub left_behind: Mutex<Option<Receiver<WorkEnd>>>,
 }
 
 /// From the start of `run`, `lead` or `campaign` to its end.
 pub(super) struct Standing {
     pub stop: CancelToken,
-    /// After a stop: until when the closure may go on, and until when the release has to be answered.
+    /// After a stop: by when the closure must end, and by when the release must be answered.
     ends: Mutex<Option<(Instant, Instant)>>,
-    /// What the release after the stop said.
+    /// The result of the release after the stop.
     pub outcome: Mutex<Result<()>>,
     /// The caller that stopped it waits for the outcome.
     pub is_awaited: AtomicBool,
-    /// Its threads, which would wait for themselves.
+    /// The threads of this campaign: none of them may wait for its end.
     pub crew: Mutex<Vec<ThreadId>>,
     kind: Kind,
-    // Nothing is ever sent: the only sender is dropped at its end.
+    // Nothing is ever sent: at the end the only sender is dropped.
     over: Receiver<Infallible>,
 }
 
-/// Which call stands.
+/// Which call campaigns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// `run` or `lead`, on a thread of its own.
@@ -98,39 +98,39 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ends {
     All,
-    /// Not a leadership that `campaign` gave.
+    /// All but a leadership that `campaign` returned.
     ButCampaigns,
 }
 
 /// What the caller that asks for the end does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// It waits, and hears how it went.
+    /// It waits, and gets the outcome.
     Waits,
     Leaves,
 }
 
 impl Standing {
-    /// Until when the closure may go on, and until when the release has to be answered: what was said first, at the
-    /// latest `by`.
+    /// By when the closure must end, and by when the release must be answered. The first stop sets both, at the latest
+    /// to `by`.
     pub fn ends(&self, by: Instant) -> (Instant, Instant) {
         let left = by.saturating_duration_since(Instant::now());
-        // The release needs a moment, too, and then the thread.
+        // The release needs some time, too, and then the thread.
         *self.ends.lock().get_or_insert((by - left / 10, by - left / 20))
     }
 
-    /// Whether this thread would wait for itself.
+    /// Whether the current thread belongs to the campaign, and so would wait for itself.
     fn is_crew(&self) -> bool {
         self.crew.lock().contains(&std::thread::current().id())
     }
 
-    /// Waits for its end until `by`, but not on a thread that it needs for that. Whether time is over.
+    /// Waits for the end until `by`, unless this thread is itself needed for it. Returns whether the time is over.
     fn is_late(&self, by: Instant) -> bool {
         !self.is_crew() && self.over.recv_deadline(by) == Err(RecvTimeoutError::Timeout)
     }
 }
 
-/// Lives as long as somebody stands.
+/// Lives as long as the campaign.
 pub(super) struct Stands {
     pub shared: Arc<Shared>,
     pub standing: Arc<Standing>,
@@ -144,7 +144,7 @@ impl Drop for Stands {
 }
 
 impl Shared {
-    /// Refuses what makes no sense in a forked child; a closed client does not matter.
+    /// An error in a forked child. A closed client is fine.
     pub fn check_open_here(&self) -> Result<()> {
         let family = &self.node.client.family;
         if family.is_own_process() { Ok(()) } else { family.check_open() }
@@ -155,7 +155,7 @@ impl Shared {
         self.node.client.family.options.drop_timeout
     }
 
-    /// The lock that makes a leader.
+    /// The request for the leader's lock.
     pub fn request(&self) -> LockRequest {
         let request = self.node.client.request(&self.node.name).owner(&self.node.id).lease(self.node.lease);
         match self.node.max_hold {
@@ -164,9 +164,9 @@ impl Shared {
         }
     }
 
-    /// The term that this node has won last, if somebody still has it.
+    /// The last term that this node has won, if somebody still uses it.
     pub fn term(&self) -> Option<Arc<Term>> {
-        // In a forked child another thread of the parent may have held the mutex for ever.
+        // In a forked child the mutex may be locked for ever: by a thread of the parent that does not exist here.
         if self.node.client.family.is_own_process() { self.now.term.lock().upgrade() } else { None }
     }
 
@@ -175,7 +175,7 @@ impl Shared {
         is_own_process && (self.now.standing.lock().is_some() || self.term().is_some_and(|term| term.is_leader()))
     }
 
-    /// Begins to stand, unless it does already.
+    /// Begins a campaign, unless there is one already.
     fn begin(self: &Arc<Self>, kind: Kind) -> Result<Stands> {
         self.node.client.family.check_open()?;
         self.news.dispatcher.start()?;
@@ -201,7 +201,7 @@ impl Shared {
         Ok(Stands { shared: self.clone(), standing, _running: running })
     }
 
-    /// Starts a thread that stands, with the closure of `lead`.
+    /// Starts a thread that campaigns, with the closure of `lead`.
     pub fn start(self: &Arc<Self>, work: Option<Work>) -> Result<()> {
         let stands = self.begin(Kind::Run)?;
         Thread::spawn("leasehold-elect", move || serve::run(&stands, work)).map(drop)
@@ -222,12 +222,12 @@ impl Shared {
         Ok(leadership)
     }
 
-    /// Waits until this node is fit to lead, and then until it does.
+    /// Waits until this node is healthy, and then until it leads.
     pub fn win(self: &Arc<Self>, standing: &Standing, until: Option<Instant>) -> Result<Leadership> {
         let stop = &standing.stop;
         let pausing = self.pausing(stop);
         let pausing = match until {
-            // To ask once takes as long as one request: so long the health check has, too.
+            // A single try may take as long as one request, so the health check gets that long, too.
             Some(until) => match until.saturating_duration_since(Instant::now()) {
                 Duration::ZERO => pausing.within(self.node.client.family.options.request_timeout),
                 left => pausing.within(left),
@@ -252,7 +252,7 @@ impl Shared {
         let (token, loss, leader) = (guard.fencing_token(), guard.loss().channel(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
         {
-            // A stop cancels the campaign first, and then finds the term, which was reported by then.
+            // A stop first cancels the campaign and then finds the term, which has been reported by then.
             let mut place = self.now.term.lock();
             if standing.kind == Kind::Campaign && stop.is_cancelled() {
                 return Err(self.cancelled());
@@ -271,7 +271,7 @@ impl Shared {
         self.node.client.error(ErrorKind::Cancelled, &self.node.name, "the election was stopped")
     }
 
-    /// For pauses that a stop and the client's close end.
+    /// A deadline for pauses that end early at a stop or the client's close.
     pub fn pausing(&self, stop: &CancelToken) -> Deadline {
         Deadline::after(Duration::MAX).or_cancel(stop).or_cancel(self.node.client.family.closing())
     }
@@ -288,7 +288,7 @@ impl Shared {
         }
     }
 
-    /// Ends the standing, and waits for that.
+    /// Ends the campaign, and waits for the end.
     pub fn stop(&self, by: Instant, ends: Ends) -> Result<()> {
         let outcome = match self.ask(by, ends, Then::Waits) {
             Some(standing) if standing.is_late(by) => {
@@ -304,7 +304,7 @@ impl Shared {
         outcome
     }
 
-    /// Asks for the end without waiting for it: of what stands, or else of what `campaign` gave.
+    /// Asks for the end without waiting for it: of the campaign, or else of the leadership that `campaign` returned.
     fn ask(&self, by: Instant, ends: Ends, then: Then) -> Option<Arc<Standing>> {
         let standing = self.now.standing.lock().clone();
         if let Some(standing) = &standing {
@@ -340,7 +340,7 @@ impl EndsFirst for Shared {
         let standing = self.now.standing.lock().clone();
         if let Some(standing) = standing
             && standing.is_late(by)
-            // The closure still works with what the lock protects: the close that comes next must not release it.
+            // The closure still uses what the lock protects, so the client's close, which comes next, must not release it.
             && standing.crew.lock().len() > 1
             && let Some(term) = self.term()
         {
