@@ -1,4 +1,4 @@
-//! How a client is made.
+//! The options of a client.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -61,13 +61,13 @@ impl ClientBuilder {
         )
     }
 
-    /// The name of this client's locks' holder, for people to read: 1 to 1,024 bytes. Defaults to `host:pid`.
+    /// The holder's name in the locks of this client, for people to read: 1 to 1,024 bytes. Defaults to `host:pid`.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.options.owner = Some(owner.into());
         self
     }
 
-    /// For how long a lock is held without a renewal: 1 s (SQLite and memory: 100 ms) to 30 days.
+    /// How long a lock is held without a renewal: 1 s (SQLite and memory: 100 ms) to 30 days.
     /// Defaults to 20 s; on MongoDB to 30 s, which an election of another primary does not outlast.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
@@ -81,22 +81,22 @@ impl ClientBuilder {
         self
     }
 
-    /// The end of a lease in which the holder counts itself as lost already. It covers clocks that
-    /// do not run at the same rate, and the time between asking `is_held` and acting on it.
+    /// How long before the end of the lease the holder already treats the lock as lost. This covers clocks that run at
+    /// different rates, and the time between a check of `is_held` and acting on it.
     /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self
     }
 
-    /// How long a waiter waits between two looks at a lock, drawn at random. Beside that it looks
-    /// at the moment when the holder's lease can have ended. Defaults to 150 to 350 ms.
+    /// How long a waiter pauses between two checks of a lock; each pause is drawn at random from this range. It also
+    /// checks when the holder's lease can have ended. Defaults to 150 to 350 ms.
     pub fn poll(mut self, poll: RangeInclusive<Duration>) -> Self {
         self.options.poll = poll;
         self
     }
 
-    /// Told of everything that happens, for metrics. Defaults to none.
+    /// Receives an event for everything that happens, for metrics. Defaults to none.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.options.observing = Observing(Some(observer));
         self
@@ -114,17 +114,16 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects only to what is there, for looking at it: a missing SQLite file, table or collection is an error and is
-    /// not made, and an SQLite file that this user may only read is opened all the same. Defaults to false.
+    /// Connects only to a store that exists, to look at it: a missing SQLite file, table or collection is an error and
+    /// is not made, and an SQLite file that this user may only read can be opened. Defaults to false.
     pub fn must_exist(mut self, must_exist: bool) -> Self {
         self.must_exist = must_exist;
         self
     }
 
-    /// Makes what the store needs (tables, indexes) where it is missing, as
-    /// [`create_schema`](LockClient::create_schema) does, before the client is given: without it, connecting to a
-    /// table that is missing succeeds, and its first lock fails. Who locks needs fewer rights than who makes a table, so
-    /// production rather makes it once, by itself. Defaults to false.
+    /// While connecting, makes missing tables and indexes, as [`create_schema`](LockClient::create_schema) does. Without
+    /// this, connecting to a missing table succeeds, and the first lock fails. Locking needs fewer rights than making a
+    /// table, so in production make the table once, separately. Defaults to false.
     pub fn create_schema(mut self, create_schema: bool) -> Self {
         self.create_schema = create_schema;
         self

@@ -1,4 +1,4 @@
-//! The client: the way to every lock of one store.
+//! The client of one store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl LockClient {
         }
     }
 
-    /// A client with options of its own.
+    /// Makes a builder, for a client with other options than the defaults.
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
         ClientBuilder::new(url.into())
     }
@@ -79,13 +79,13 @@ impl LockClient {
     /// A lock is not reentrant: a thread that holds the key already waits for itself.
     ///
     /// # Errors
-    /// Contention and store trouble never end the wait; a wrong argument or configuration does.
+    /// Contention and errors of the store do not end the wait; a wrong argument or configuration does.
     /// See [`LockRequest::lock`].
     pub fn lock(&self, key: &str) -> Result<LockGuard> {
         self.request(key).lock()
     }
 
-    /// Asks once; `None` when others hold it.
+    /// Tries once; `None` when others hold the lock.
     ///
     /// # Errors
     /// See [`LockRequest::try_lock`].
@@ -93,7 +93,7 @@ impl LockClient {
         self.request(key).try_lock()
     }
 
-    /// Waits for at most `timeout`; `None` when others held it all the while. Zero asks once.
+    /// Waits for at most `timeout`; `None` when others held the lock all that time. Zero tries once.
     ///
     /// # Errors
     /// `Store` or `Ambiguous` when the store did not answer in that time, which a busy one may do when it is a few
@@ -102,8 +102,8 @@ impl LockClient {
         self.try_lock_until(key, far_from(Instant::now(), timeout))
     }
 
-    /// Waits until `deadline` at the most; `None` when others held it all the while. A deadline
-    /// that has passed asks once.
+    /// Waits until `deadline` at the latest; `None` when others held the lock all that time. A deadline that has passed
+    /// tries once.
     ///
     /// # Errors
     /// See [`LockRequest::try_lock`].
@@ -111,16 +111,16 @@ impl LockClient {
         self.request(key).try_lock_until(deadline)
     }
 
-    /// [`lock`](LockClient::lock), together with other shared holders.
+    /// Like [`lock`](LockClient::lock), but shared: several shared holders can have the lock at once.
     ///
     /// # Errors
     /// See [`LockRequest::lock`].
     ///
     /// # A writer behind readers
-    /// An exclusive request is granted when no shared holder is left. In one process the waiters stand in a line, and a
-    /// writer has its turn. Readers of other processes do not know of it: when they overlap without end, it waits
-    /// without end. Where that can be, put a gate before the lock: one more key, which a writer holds until it is in,
-    /// and at which readers look.
+    /// An exclusive request is granted when no shared holder is left. Within a process the waiters form a line, and a
+    /// writer gets its turn. Readers in other processes do not know of it: if they overlap without end, it waits
+    /// without end. If that can happen, put a gate before the lock: another key, which a writer holds until it has the
+    /// lock, and which readers check first.
     /// ```
     /// use leasehold::{LockClient, LockGuard, LockStatus, Mode, Result};
     ///
@@ -284,7 +284,7 @@ impl LockClient {
                 Ok(Lock { renewed: Some(wall), leased_until, ..lock.clone() })
             }
             Renewed::Lost(seen) => {
-                let error = self.error(ErrorKind::Lost, &lock.key, "the lock does not stand any more");
+                let error = self.error(ErrorKind::Lost, &lock.key, "the lock is no longer held");
                 Err(error.with_holders(LockStatus::live(&seen)))
             }
             Renewed::Unknown(error) => Err(error),

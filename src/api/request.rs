@@ -105,7 +105,7 @@ impl LockRequest {
         self.guard_or(patience, Some(Box::new(progress)), ErrorKind::TimedOut, WAITED)
     }
 
-    /// Asks once; `None` when others hold it.
+    /// Tries once; `None` when others hold the lock.
     ///
     /// # Errors
     /// As [`lock`](LockRequest::lock), but never `TimedOut`; also `InvalidInput` when a [`wait`](LockRequest::wait) is
@@ -152,7 +152,7 @@ impl LockRequest {
         self
     }
 
-    /// Asks once and gives the lock as data: no guard, no thread, nothing that renews or releases it.
+    /// Tries once, and returns the lock as data: there is no guard and no thread, and nothing renews or releases it.
     ///
     /// # Errors
     /// `Held`, with the holders, when others hold it; else as [`try_lock`](LockRequest::try_lock).
@@ -168,10 +168,9 @@ impl LockRequest {
         }
     }
 
-    /// Takes up a lock that was handed over as data, by a transfer without a gap. Asks once.
+    /// Continues to hold a lock that was handed over as data, without a gap. Tries once.
     ///
-    /// Mode and lock id are the lock's; so are its comment and an endless lease where the request
-    /// sets no other.
+    /// Mode and lock id are the lock's. So are its comment and an endless lease, unless the request sets others.
     ///
     /// # Errors
     /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it
@@ -186,7 +185,7 @@ impl LockRequest {
             return Err(Error::invalid("key", &spec.key, &right));
         }
         check_origin(&self.spec.family, &lock)?;
-        let lost = format!("it does not stand any more{}", told_origin(&self.spec.family, &lock));
+        let lost = format!("it is no longer held{}", told_origin(&self.spec.family, &lock));
         spec.mode = lock.mode;
         spec.max_holders = None;
         spec.lock_id = Some(lock.lock_id);

@@ -84,7 +84,7 @@ impl Asked {
         })
     }
 
-    /// One look, which unlike the `try_lock` of the Rust API tells who holds the lock.
+    /// One try, which unlike the `try_lock` of the Rust API reports who holds the lock.
     pub fn try_lock(self) -> Result<GuardHandle, Failure> {
         self.guard(|request| match request {
             Request::One(request) => request.lock_once(),
@@ -127,7 +127,7 @@ impl Asked {
     }
 }
 
-/// Gives what was started a handle.
+/// Makes the handle of what was started.
 fn give(started: ApiResult<LockGuard>, watch: Arc<Watch>) -> Result<GuardHandle, Failure> {
     let made = started.map_err(Failure::from).and_then(|guard| handle::insert(Guard::new(guard, watch.clone())));
     if made.is_err() {

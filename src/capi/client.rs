@@ -31,7 +31,7 @@ impl Client {
         Client { api, watches: Mutex::default() }
     }
 
-    /// Closing the client ends what is watched.
+    /// Closing the client ends all watches.
     pub fn watch(&self, watch: &Arc<Watch>) {
         let mut watches = self.watches.lock();
         if watches.len() == watches.capacity() {
@@ -185,8 +185,8 @@ pub extern "C" fn leasehold_builder_set_drop_timeout(builder: BuilderHandle, ms:
     call(|| set(builder, |options| options.drop_timeout = Some(millis(ms))))
 }
 
-/// Connects only to what is there: a missing SQLite file, table or collection is an error and is not made, and an SQLite
-/// file that this user may only read is opened all the same. Defaults to making a missing SQLite file.
+/// Connects only to a store that exists: a missing SQLite file, table or collection is an error and is not made, and
+/// an SQLite file that this user may only read can be opened. Defaults to making a missing SQLite file.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_must_exist(builder: BuilderHandle) -> Code {
     call(|| set(builder, |options| options.must_exist = true))

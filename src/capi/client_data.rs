@@ -26,7 +26,7 @@ pub unsafe extern "C" fn leasehold_client_adopt(
     })
 }
 
-/// Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
+/// Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
 /// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHandle, lease_ms: u64) -> Code {

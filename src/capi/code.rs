@@ -20,7 +20,7 @@ pub enum Code {
     Lost = 4,
     /// The wait was cancelled.
     Cancelled = 5,
-    /// The client was closed, the lock was released, or what is waited for can't come any more.
+    /// The client was closed, the lock was released, or what the call waits for can't happen any more.
     Closed = 6,
     /// An argument is out of bounds. Nothing was written.
     InvalidInput = 7,
@@ -93,7 +93,7 @@ const NAMES: [(Code, &std::ffi::CStr); 25] = [
 ];
 
 impl From<ErrorKind> for Code {
-    /// Whoever adds a kind gives it a number that was never used.
+    /// A new kind gets a number that was never used.
     fn from(kind: ErrorKind) -> Code {
         match kind {
             ErrorKind::Held => Code::Held,
@@ -114,7 +114,7 @@ impl From<ErrorKind> for Code {
     }
 }
 
-/// The name of a code as it stands in this header, or "LEASEHOLD_CODE_?" for any other number. The text is static: do
+/// The name of a code as in this header, or "LEASEHOLD_CODE_?" for any other number. The text is static: do
 /// not free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_code_name(code: i32) -> *const c_char {

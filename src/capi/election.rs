@@ -19,14 +19,14 @@ use crate::sys::drop_bound::DropBound;
 pub struct ElectionData {
     options: Mutex<Options>,
     built: Mutex<Option<Arc<Election>>>,
-    /// Ends the standing for those whom it still finds inside, or about to begin.
+    /// Ends the campaign of calls that are still inside, or about to begin.
     freed: CancelToken,
     gate: Arc<Gate>,
 }
 
 handle::object!(ElectionData = 9, "election");
 
-/// A node that can stand for an election: of all nodes that do, one leads at a time. Free it with
+/// A node of an election: of all nodes that campaign, at most one leads at a time. Free it with
 /// leasehold_election_free.
 pub type ElectionHandle = u64;
 
@@ -44,7 +44,7 @@ struct Options {
 type WonFn = unsafe extern "C" fn(token: u64, user: *mut c_void);
 type LostFn = unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void);
 
-/// Called with the fencing token of a term that was won, and what was given along.
+/// Called with the fencing token of a term that was won, and the `user` pointer that was given.
 pub type OnWon = Option<unsafe extern "C" fn(token: u64, user: *mut c_void)>;
 
 /// Called with the fencing token of a term that is over, how it ended, for people, and what was given along. The text
@@ -156,7 +156,7 @@ pub extern "C" fn leasehold_election_set_max_hold(election: ElectionHandle, ms: 
     call(|| set(election, |options| options.max_hold = Some(millis(ms))))
 }
 
-/// Ends leasehold_election_run after one term. Defaults to standing for election again after each term.
+/// Ends leasehold_election_run after one term. Defaults to campaigning again after each term.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_set_once(election: ElectionHandle) -> Code {
     call(|| set(election, |options| options.once = true))
@@ -198,8 +198,8 @@ pub unsafe extern "C" fn leasehold_election_set_on_lost(
     })
 }
 
-/// Starts a thread that stands for election, and again after each term, until leasehold_election_stop; returns at once.
-/// Trouble with the store does not end it. LEASEHOLD_CODE_ALREADY_HELD when this node stands or leads already.
+/// Starts a thread that campaigns, and again after each term, until leasehold_election_stop; returns at once.
+/// Errors of the store do not end it. LEASEHOLD_CODE_ALREADY_HELD when this node already campaigns or leads.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.run()?))
@@ -262,8 +262,8 @@ pub extern "C" fn leasehold_election_wait(election: ElectionHandle) -> Code {
     })
 }
 
-/// Makes this node stand for election no more, and resign if it leads, so that the next node takes over at once. Waits
-/// for the store for at most the drop timeout. The node can stand again later.
+/// Ends this node's campaign, and resigns if it leads, so that the next node takes over at once. Waits
+/// for the store for at most the drop timeout. The node can campaign again later.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.stop()?))

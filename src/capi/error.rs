@@ -64,7 +64,7 @@ pub unsafe extern "C" fn leasehold_error_store(buffer: *mut c_char, capacity: us
     unsafe { copy(buffer, capacity, len, |failure| failure.error.as_ref()?.store().map(str::to_owned)) }
 }
 
-/// Who holds the lock that was refused, the first one if there are several; empty when nobody is known.
+/// The holder of the lock that was refused, or the first of several; empty when none is known.
 ///
 /// # Safety
 /// `buffer` as for every text, see the top.
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn leasehold_error_holder(buffer: *mut c_char, capacity: u
     unsafe { copy(buffer, capacity, len, first) }
 }
 
-/// Everybody who held the lock that was refused; an empty list when nobody is known. Free it with
+/// All holders of the lock that was refused; an empty list when none is known. Free it with
 /// leasehold_list_free.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! Which locks a listing shall find.
+//! Which locks a listing finds.
 
 use std::ffi::c_char;
 
@@ -150,7 +150,7 @@ pub extern "C" fn leasehold_filter_set_remaining_below(filter: FilterHandle, ms:
     call(|| set(filter, |filter| filter.remaining_below(millis(ms))))
 }
 
-/// Only locks with so many milliseconds or more left of their lease.
+/// Only locks with at least this many milliseconds left of their lease.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_filter_set_remaining_at_least(filter: FilterHandle, ms: u64) -> Code {
     call(|| set(filter, |filter| filter.remaining_at_least(millis(ms))))

@@ -143,8 +143,8 @@ pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut 
 }
 
 /// The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
-/// Pass it to whatever the lock protects, and let that refuse a token below the highest it has seen. It fits into an
-/// int64_t.
+/// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. It fits
+/// into an int64_t.
 ///
 /// # Safety
 /// `token` must be writable.

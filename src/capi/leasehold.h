@@ -63,7 +63,7 @@ enum leasehold_code
   LEASEHOLD_CODE_LOST = 4,
   // The wait was cancelled.
   LEASEHOLD_CODE_CANCELLED = 5,
-  // The client was closed, the lock was released, or what is waited for can't come any more.
+  // The client was closed, the lock was released, or what the call waits for can't happen any more.
   LEASEHOLD_CODE_CLOSED = 6,
   // An argument is out of bounds. Nothing was written.
   LEASEHOLD_CODE_INVALID_INPUT = 7,
@@ -168,9 +168,9 @@ enum leasehold_text
  {
   // The name of the lock.
   LEASEHOLD_TEXT_KEY = 0,
-  // The group that it belongs to. Whoever knows it can renew and release the whole group.
+  // The group that the lock belongs to. Anyone who knows this id can renew and release the whole group.
   LEASEHOLD_TEXT_LOCK_ID = 1,
-  // Who holds it, for people.
+  // The holder's name, for people to read.
   LEASEHOLD_TEXT_OWNER = 2,
   // The host of the holder.
   LEASEHOLD_TEXT_HOST = 3,
@@ -221,16 +221,16 @@ typedef struct {
   leasehold_reason reason;
 } leasehold_loss;
 
-// Called with the loss and what was given along.
+// Called with the loss and the `user` pointer that was given.
 typedef void (*leasehold_on_loss)(const leasehold_loss *loss, void *user);
 
-// A lock as data. To have it does not mean to hold the lock. Whoever has it can renew, release and adopt the lock, so
+// A lock as data. Having it does not mean that the lock is held. Anyone who has it can renew, release and adopt it, so
 // treat it like a password. Free it with leasehold_lock_free, which releases nothing.
 typedef uint64_t leasehold_lock;
 
 // The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
-// numbers at its end: whoever asks gives the sizeof of its own, gets as many of them, and 0 for those that the library
-// does not know.
+// numbers at its end: the caller passes the sizeof of its own version, gets that many numbers, and 0 for those that the
+// library does not know.
 typedef struct {
   // The fencing token of its grant.
   uint64_t token;
@@ -244,7 +244,7 @@ typedef struct {
   uint64_t remaining_ms;
   // How it is held.
   leasehold_mode mode;
-  // Always 0: what is not named here must not carry anything over from the library's memory.
+  // Always 0. Padding is named so that no bytes of the library's memory get into it.
   uint32_t reserved;
 } leasehold_status;
 
@@ -252,11 +252,11 @@ typedef struct {
 // leasehold_filter_free.
 typedef uint64_t leasehold_filter;
 
-// A node that can stand for an election: of all nodes that do, one leads at a time. Free it with
+// A node of an election: of all nodes that campaign, at most one leads at a time. Free it with
 // leasehold_election_free.
 typedef uint64_t leasehold_election;
 
-// Called with the fencing token of a term that was won, and what was given along.
+// Called with the fencing token of a term that was won, and the `user` pointer that was given.
 typedef void (*leasehold_on_won)(uint64_t token, void *user);
 
 // Called with the fencing token of a term that is over, how it ended, for people, and what was given along. The text
@@ -272,7 +272,7 @@ typedef uint64_t leasehold_leadership;
 extern "C" {
 #endif // __cplusplus
 
-// The name of a code as it stands in this header, or "LEASEHOLD_CODE_?" for any other number. The text is static: do
+// The name of a code as in this header, or "LEASEHOLD_CODE_?" for any other number. The text is static: do
 // not free it.
 const char *leasehold_code_name(int32_t code);
 
@@ -302,13 +302,13 @@ leasehold_code leasehold_error_key(char *buffer, size_t capacity, size_t *len);
 // `buffer` as for every text, see the top.
 leasehold_code leasehold_error_store(char *buffer, size_t capacity, size_t *len);
 
-// Who holds the lock that was refused, the first one if there are several; empty when nobody is known.
+// The holder of the lock that was refused, or the first of several; empty when none is known.
 //
 // # Safety
 // `buffer` as for every text, see the top.
 leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len);
 
-// Everybody who held the lock that was refused; an empty list when nobody is known. Free it with
+// All holders of the lock that was refused; an empty list when none is known. Free it with
 // leasehold_list_free.
 //
 // # Safety
@@ -362,8 +362,8 @@ leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder, 
 leasehold_code leasehold_builder_set_drop_timeout(leasehold_builder builder,
                                                   uint64_t ms);
 
-// Connects only to what is there: a missing SQLite file, table or collection is an error and is not made, and an SQLite
-// file that this user may only read is opened all the same. Defaults to making a missing SQLite file.
+// Connects only to a store that exists: a missing SQLite file, table or collection is an error and is not made, and
+// an SQLite file that this user may only read can be opened. Defaults to making a missing SQLite file.
 leasehold_code leasehold_builder_set_must_exist(leasehold_builder builder);
 
 // Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
@@ -503,7 +503,7 @@ leasehold_code leasehold_request_set_max_holders(leasehold_request request, uint
 // `owner` must have `owner_len` readable bytes.
 leasehold_code leasehold_request_set_owner(leasehold_request request, const char *owner, size_t owner_len);
 
-// Whatever others should read about this hold: 1 to 1,024 bytes. Defaults to none.
+// A note that others see in the lock's status: 1 to 1,024 bytes. Defaults to none.
 //
 // # Safety
 // `comment` must have `comment_len` readable bytes.
@@ -511,7 +511,8 @@ leasehold_code leasehold_request_set_comment(leasehold_request request,
                                              const char *comment,
                                              size_t comment_len);
 
-// Puts the lock into a group: whoever knows the lock id can renew and release all of it. Defaults to a random one.
+// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. Defaults to a random
+// id.
 //
 // # Safety
 // `lock_id` must have `lock_id_len` readable bytes.
@@ -536,7 +537,7 @@ leasehold_code leasehold_request_set_lease_forever(leasehold_request request);
 leasehold_code leasehold_request_set_replace_same_owner(leasehold_request request);
 
 // For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. The calls
-// that try once do so whatever is set here. Defaults to no limit.
+// that try once ignore this. Defaults to no limit.
 leasehold_code leasehold_request_set_wait(leasehold_request request,
                                           uint64_t ms);
 
@@ -645,8 +646,8 @@ leasehold_code leasehold_guard_remaining(leasehold_guard guard,
                                          uint64_t *ms);
 
 // The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
-// Pass it to whatever the lock protects, and let that refuse a token below the highest it has seen. It fits into an
-// int64_t.
+// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. It fits
+// into an int64_t.
 //
 // # Safety
 // `token` must be writable.
@@ -772,7 +773,7 @@ leasehold_code leasehold_client_adopt(leasehold_client client,
                                       leasehold_lock lock,
                                       leasehold_guard *guard);
 
-// Renews a lock that is held as data for so many milliseconds from now on, and brings the data up to date.
+// Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
 // LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
 leasehold_code leasehold_client_heartbeat(leasehold_client client,
                                           leasehold_lock lock,
@@ -801,8 +802,8 @@ leasehold_code leasehold_client_get(leasehold_client client,
 // `list` must be writable.
 leasehold_code leasehold_client_list(leasehold_client client, leasehold_filter filter, leasehold_list *list);
 
-// Renews all locks of a group for so many milliseconds from now on, and lists them. LEASEHOLD_CODE_LOST when there is
-// none, or one of them has less than a second left.
+// Renews all locks of a group for this many milliseconds from now on, and lists them. LEASEHOLD_CODE_LOST when there
+// is none, or one of them has less than a second left.
 //
 // # Safety
 // `lock_id` must have `lock_id_len` readable bytes, and `list` be writable.
@@ -922,7 +923,7 @@ leasehold_code leasehold_filter_set_created_after(leasehold_filter filter, uint6
 // Only locks with fewer milliseconds than this left of their lease, the expired ones included.
 leasehold_code leasehold_filter_set_remaining_below(leasehold_filter filter, uint64_t ms);
 
-// Only locks with so many milliseconds or more left of their lease.
+// Only locks with at least this many milliseconds left of their lease.
 leasehold_code leasehold_filter_set_remaining_at_least(leasehold_filter filter, uint64_t ms);
 
 // Frees the filter.
@@ -952,7 +953,7 @@ leasehold_code leasehold_election_set_lease(leasehold_election election,
 // Ends a term after `ms` milliseconds, so that others get their turn. Defaults to no limit.
 leasehold_code leasehold_election_set_max_hold(leasehold_election election, uint64_t ms);
 
-// Ends leasehold_election_run after one term. Defaults to standing for election again after each term.
+// Ends leasehold_election_run after one term. Defaults to campaigning again after each term.
 leasehold_code leasehold_election_set_once(leasehold_election election);
 
 // Sets a function that is called when this node has won a term, with the term's fencing token and `user`. The
@@ -975,8 +976,8 @@ leasehold_code leasehold_election_set_on_lost(leasehold_election election,
                                               leasehold_on_lost on_lost,
                                               void *user);
 
-// Starts a thread that stands for election, and again after each term, until leasehold_election_stop; returns at once.
-// Trouble with the store does not end it. LEASEHOLD_CODE_ALREADY_HELD when this node stands or leads already.
+// Starts a thread that campaigns, and again after each term, until leasehold_election_stop; returns at once.
+// Errors of the store do not end it. LEASEHOLD_CODE_ALREADY_HELD when this node already campaigns or leads.
 leasehold_code leasehold_election_run(leasehold_election election);
 
 // Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
@@ -1006,8 +1007,8 @@ leasehold_code leasehold_election_leader(leasehold_election election,
 // leasehold_client_close, or after one term with leasehold_election_set_once. Returns at once if it was not started.
 leasehold_code leasehold_election_wait(leasehold_election election);
 
-// Makes this node stand for election no more, and resign if it leads, so that the next node takes over at once. Waits
-// for the store for at most the drop timeout. The node can stand again later.
+// Ends this node's campaign, and resigns if it leads, so that the next node takes over at once. Waits
+// for the store for at most the drop timeout. The node can campaign again later.
 leasehold_code leasehold_election_stop(leasehold_election election);
 
 // Frees the election, and stops what leasehold_election_run started, within the client's drop timeout. Other threads

@@ -62,8 +62,8 @@ pub unsafe extern "C" fn leasehold_client_list(
     })
 }
 
-/// Renews all locks of a group for so many milliseconds from now on, and lists them. LEASEHOLD_CODE_LOST when there is
-/// none, or one of them has less than a second left.
+/// Renews all locks of a group for this many milliseconds from now on, and lists them. LEASEHOLD_CODE_LOST when there
+/// is none, or one of them has less than a second left.
 ///
 /// # Safety
 /// `lock_id` must have `lock_id_len` readable bytes, and `list` be writable.

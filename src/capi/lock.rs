@@ -15,7 +15,7 @@ use crate::model::lock::Lock;
 pub struct LockData(Mutex<Lock>);
 handle::object!(LockData = 5, "lock");
 
-/// A lock as data. To have it does not mean to hold the lock. Whoever has it can renew, release and adopt the lock, so
+/// A lock as data. Having it does not mean that the lock is held. Anyone who has it can renew, release and adopt it, so
 /// treat it like a password. Free it with leasehold_lock_free, which releases nothing.
 pub type LockHandle = u64;
 

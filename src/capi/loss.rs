@@ -64,7 +64,7 @@ pub struct LossInfo {
     pub reason: Reason,
 }
 
-/// Called with the loss and what was given along.
+/// Called with the loss and the `user` pointer that was given.
 pub type OnLoss = Option<unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void)>;
 
 pub type LossFn = unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void);
@@ -109,7 +109,7 @@ enum Phase {
     /// Neither lost nor released.
     Held,
     Lost,
-    /// Released or freed: no loss is told any more.
+    /// Released or freed: no loss is reported any more.
     Released,
 }
 
@@ -133,12 +133,12 @@ impl Watch {
         }
     }
 
-    /// No loss is told any more.
+    /// No loss is reported any more.
     pub fn released(&self) {
         self.settle(Phase::Released);
     }
 
-    /// Neither is a loss told any more, nor does the callback run on another thread.
+    /// No loss is reported any more, and the callback does not run on another thread.
     pub fn freed(&self) {
         self.released();
         self.gate.close();

@@ -125,7 +125,7 @@ pub unsafe extern "C" fn leasehold_request_set_owner(
     })
 }
 
-/// Whatever others should read about this hold: 1 to 1,024 bytes. Defaults to none.
+/// A note that others see in the lock's status: 1 to 1,024 bytes. Defaults to none.
 ///
 /// # Safety
 /// `comment` must have `comment_len` readable bytes.
@@ -141,7 +141,8 @@ pub unsafe extern "C" fn leasehold_request_set_comment(
     })
 }
 
-/// Puts the lock into a group: whoever knows the lock id can renew and release all of it. Defaults to a random one.
+/// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. Defaults to a random
+/// id.
 ///
 /// # Safety
 /// `lock_id` must have `lock_id_len` readable bytes.
@@ -188,7 +189,7 @@ pub extern "C" fn leasehold_request_set_replace_same_owner(request: RequestHandl
 }
 
 /// For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. The calls
-/// that try once do so whatever is set here. Defaults to no limit.
+/// that try once ignore this. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.wait(millis(ms))))

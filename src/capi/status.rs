@@ -26,12 +26,12 @@ impl From<Mode> for ModeCode {
     }
 }
 
-/// What stands for a lease without end.
+/// The value for a lease without end.
 pub const UNENDING: Duration = Duration::MAX;
 
 /// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
-/// numbers at its end: whoever asks gives the sizeof of its own, gets as many of them, and 0 for those that the library
-/// does not know.
+/// numbers at its end: the caller passes the sizeof of its own version, gets that many numbers, and 0 for those that the
+/// library does not know.
 #[repr(C)]
 pub struct Status {
     /// The fencing token of its grant.
@@ -46,7 +46,7 @@ pub struct Status {
     pub remaining_ms: u64,
     /// How it is held.
     pub mode: ModeCode,
-    /// Always 0: what is not named here must not carry anything over from the library's memory.
+    /// Always 0. Padding is named so that no bytes of the library's memory get into it.
     pub reserved: u32,
 }
 
@@ -83,9 +83,9 @@ impl Status {
 pub enum Text {
     /// The name of the lock.
     Key = 0,
-    /// The group that it belongs to. Whoever knows it can renew and release the whole group.
+    /// The group that the lock belongs to. Anyone who knows this id can renew and release the whole group.
     LockId = 1,
-    /// Who holds it, for people.
+    /// The holder's name, for people to read.
     Owner = 2,
     /// The host of the holder.
     Host = 3,

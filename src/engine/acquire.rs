@@ -32,20 +32,20 @@ pub(super) struct Wait<'a> {
     pub(super) family: &'a Arc<Family>,
     pub(super) spec: WaitSpec<'a>,
     pub(super) patience: Patience,
-    /// The call waits for other keys, too, which trouble with this one must not hold up.
+    /// The call also waits for other keys, which errors of this one must not delay.
     pub(super) is_one_of_several: bool,
     pub(super) effort: Effort,
     pub(super) line: InLine,
     pub(super) known: Known,
-    /// The wait as it was reported to the observer.
+    /// The wait, as reported to the observer.
     pub(super) span: Option<WaitSpan>,
 }
 
-/// How long it has lasted and what it took.
+/// How long the wait has lasted, and how many tries it took.
 pub(super) struct Effort {
     pub(super) started: Instant,
     pub(super) attempts: u32,
-    /// Grants that came too late to be of use.
+    /// Grants that came too late to be used.
     voids: u32,
     pub(super) warn_after: Duration,
     /// When the caller was last told that the wait goes on.
@@ -57,9 +57,9 @@ pub(super) struct Effort {
 pub(super) struct InLine {
     /// The place in the line, once it waits.
     pub(super) ticket: Option<Ticket>,
-    /// It was not at the head of the line before, so it looks before it asks: somebody may hold the lock.
+    /// It was not at the head of the line before. Somebody may hold the lock, so it reads before it asks.
     look_first: bool,
-    /// The store watches the key since the last look: until it wakes this waiter, what was seen then holds.
+    /// The store has watched the key since the last look: what was seen then is valid until it wakes this waiter.
     pub(super) is_woken: bool,
     /// When to look next at one of several keys.
     pub(super) look_at: Option<Instant>,
@@ -72,11 +72,11 @@ pub(super) struct InLine {
 pub(super) struct Known {
     pub(super) refusal: Option<Seen>,
     pub(super) last_error: Option<Error>,
-    /// The store was in trouble since: what was known of the lock before is no answer any more.
+    /// The store has failed since then, so what was known about the lock is out of date.
     is_out: bool,
 }
 
-/// Whether what was known of the lock before the trouble is still an answer.
+/// Whether what was known about the lock before the store failed may still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     Counts,
@@ -84,7 +84,7 @@ enum Before {
 }
 
 impl Drop for Wait<'_> {
-    /// After a panic: what was handed over meanwhile is released, and the next in line has its turn.
+    /// After a panic: a lock that was handed over meanwhile is released, and the next in line gets its turn.
     fn drop(&mut self) {
         if let Some(granted) = self.line.ticket.take().and_then(|ticket| ticket.leave(Leaves::Without)) {
             log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
@@ -106,7 +106,7 @@ pub(super) enum Turn {
 pub(super) enum Round {
     Granted(Granted),
     Refused,
-    /// The store was in trouble, or answered too late. Asking again may help.
+    /// The store failed, or answered too late. Asking again may help.
     Trouble,
 }
 
@@ -150,13 +150,13 @@ impl<'a> Wait<'a> {
         matches!(self.patience, Patience::Once) || self.spec.lock.instead_of.is_some()
     }
 
-    /// Releases what was handed over too late; the next in line is woken.
+    /// Releases a lock that was handed over too late, and wakes the next in line.
     pub(super) fn give_back(&self, granted: Box<Granted>, overall: &Deadline) {
         self.undo(granted.attempt, overall);
         self.family.queues.nudge(&self.spec.lock.key);
     }
 
-    /// Asks, or takes what was given.
+    /// Asks the store, or takes a lock that was handed over.
     pub(super) fn act(&mut self, turn: Turn, overall: &Deadline) -> Result<Round> {
         let round = match turn {
             Turn::Over => Ok(Round::Trouble),
@@ -200,7 +200,7 @@ impl<'a> Wait<'a> {
         self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone()));
     }
 
-    /// Waits for the turn to ask, or for what is handed over.
+    /// Waits for the turn to ask, or for a hand-over.
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
@@ -235,7 +235,7 @@ impl<'a> Wait<'a> {
         self.act(Turn::Ask, overall)
     }
 
-    /// Gives up what was granted too late to be held.
+    /// Gives up a grant that came too late to be held.
     fn void(&mut self, attempt: Attempt, overall: &Deadline) -> Result<Round> {
         self.undo(attempt, overall);
         if self.spec.lock.instead_of.is_some() {
@@ -247,19 +247,19 @@ impl<'a> Wait<'a> {
         Ok(Round::Trouble)
     }
 
-    /// Shows those behind it in the line since when its request is under way; `None`: it has ended.
+    /// Shows the waiters behind it when its request began; `None`: no request is under way.
     pub(super) fn asks(&self, at: Option<Instant>) {
         self.line.ticket.iter().for_each(|ticket| ticket.asks(at));
     }
 
-    /// The store answered: it is in no trouble.
+    /// The store answered, so it works.
     pub(super) fn answered(&mut self) {
         (self.known.last_error, self.known.is_out) = (None, false);
         self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(None));
     }
 
-    /// A request that began at `asked` failed. One that was cut off by the end of the call right after it began says
-    /// nothing of the store.
+    /// A request that began at `asked` failed. If the end of the call cut it off right after it began, that says nothing
+    /// about the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
         let is_cut_off = overall.is_over() && asked.elapsed() < SILENT;
         self.is_in_trouble(error, if is_cut_off { Before::Counts } else { Before::IsOut });
@@ -304,13 +304,13 @@ impl<'a> Wait<'a> {
         self.family.check_open()?;
         self.check_cancelled()?;
         let is_in_line = self.line.ticket.is_some() || self.line.stood_back;
-        // Only the head of the line asks: those behind it know of the trouble from it.
+        // Only the head of the line asks; the waiters behind it learn of a failing store from it.
         if let Some(trouble) = self.family.queues.trouble(&self.spec.lock.key).filter(|_| is_in_line) {
             self.known.is_out = true;
             self.known.last_error.get_or_insert(trouble);
         }
         match (self.known.refusal.take(), self.known.last_error.take()) {
-            // A refusal from before the trouble is no reason.
+            // A refusal from before the store failed is out of date.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
             (Some(seen), _) => Ok(Obtained::Refused(vec![seen])),
             (None, Some(error)) => Err(error),
@@ -332,7 +332,7 @@ impl<'a> Wait<'a> {
             return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
         }
         let mut attempt = self.spec.lock.attempt(info.grant_form.fresh(), lease);
-        // The error of a try that was not answered: it counts more than the last one, since a copy may be on its way.
+        // The error of an unanswered try. It is preferred to the last error, since that try may still be granted.
         let mut unanswered = None;
         let mut failures = 0;
         loop {
@@ -381,7 +381,7 @@ impl<'a> Wait<'a> {
             failures += 1;
             self.begins();
             self.failed(error.clone(), asked, overall);
-            // One repeat first: it finds a lock whose grant was only not answered, before another key is asked for.
+            // One repeat first: before asking for another key, it finds a grant whose answer was lost.
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
             let too_old = others_turn || clock.now() >= first_sent + lease / 2;
@@ -392,8 +392,8 @@ impl<'a> Wait<'a> {
                 } else if unanswered.is_some() {
                     self.undo(attempt, overall);
                     if self.spec.lock.instead_of.is_some() {
-                        // Nobody can say any more whether it had happened. Asking again would report a lock as lost that
-                        // this very call may have handed over.
+                        // It can no longer be known whether the transfer happened. Asking again could report as lost a
+                        // lock that this very call has transferred.
                         return Err(unanswered.unwrap_or(error).retryable());
                     }
                 }
@@ -423,7 +423,7 @@ impl<'a> Wait<'a> {
             if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
                 break;
             }
-            // What the store may hold for that long, should this be given up.
+            // The longest that the store may keep the grant, should this be given up.
             granted.attempt.ask.lease = match lease {
                 Lease::For(d) => d,
                 Lease::Forever => Duration::MAX,
@@ -465,7 +465,7 @@ impl<'a> Wait<'a> {
         Ok(Round::Granted(granted))
     }
 
-    /// It was granted, but not for as long as was asked. An earlier refusal is no answer any more.
+    /// The lock was granted, but not for as long as asked. An earlier refusal is out of date.
     fn not_had(&mut self, error: Error) -> Result<Round> {
         if !error.is_retryable() {
             return Err(error);
@@ -475,7 +475,7 @@ impl<'a> Wait<'a> {
         Ok(Round::Trouble)
     }
 
-    /// Tells of a refusal; an error when waiting would be for oneself.
+    /// Reports a refusal; an error if this client would wait for itself.
     fn refused(&mut self, seen: Seen) -> Result<Round> {
         self.answered();
         let holders = LockStatus::live(&seen);

@@ -1,4 +1,4 @@
-//! How the first free one of several locks is obtained: a place in the line of each of its keys.
+//! How one of several locks is obtained, the first that is free: the caller waits in the line of each key.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ const MOST_NAMED: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     Random,
-    /// Each time from the first one on.
+    /// Always from the first key on.
     AsGiven,
 }
 
@@ -73,7 +73,7 @@ impl AnyWait<'_> {
         outcome
     }
 
-    /// The error of a cancelled wait says what was waited for.
+    /// The error of a cancelled wait names the keys.
     fn cancelled(&self, error: Error) -> Error {
         if error.kind() != ErrorKind::Cancelled {
             return error;
@@ -110,7 +110,7 @@ impl AnyWait<'_> {
         self.ended()
     }
 
-    /// Leaves all lines. What was handed over at the last moment is taken if nothing else was, else given back.
+    /// Leaves all lines. A lock that was handed over at the last moment is taken if there is no other, else released.
     fn leave(&mut self, mut outcome: Result<Obtained>, overall: &Deadline) -> Result<Obtained> {
         for wait in &mut self.waits {
             let is_it = |granted: &Granted| granted.attempt.key == wait.spec.lock.key;
@@ -132,7 +132,7 @@ impl AnyWait<'_> {
         self.waits.first().map_or_else(|| self.family.request_deadline(), Wait::overall)
     }
 
-    /// Asks for one key after the other, but for those that others of this process wait for.
+    /// Asks for one key after the other, except those that others of this process wait for.
     fn ask_each(&mut self, overall: &mut Deadline) -> Result<Option<Granted>> {
         let mut own = 0;
         let all = self.waits.len();
@@ -149,7 +149,7 @@ impl AnyWait<'_> {
             match ask(wait, self.patience, overall) {
                 Ok(Some(granted)) => return Ok(Some(granted)),
                 Ok(None) => {}
-                // Another key may be free. Only where this client holds all of them the wait would never end.
+                // Another key may be free. Only if this client holds all of them the wait would never end.
                 Err(error) if error.kind() == ErrorKind::AlreadyHeld => {
                     own += 1;
                     if own == all {
@@ -219,7 +219,7 @@ impl AnyWait<'_> {
         }
     }
 
-    /// Why the call ended without a lock. It says that others hold them only where that is known of all.
+    /// Why the call ended without a lock. It reports that others hold the locks only if that is known for all.
     fn ended(&mut self) -> Result<Obtained> {
         let mut refused = Vec::new();
         for wait in &mut self.waits {
@@ -233,7 +233,7 @@ impl AnyWait<'_> {
     }
 }
 
-/// Asks for one key. A call that waits goes on to the next key where the store is in trouble.
+/// Asks for one key. A call that waits goes on to the next key if the store fails.
 fn ask(wait: &mut Wait<'_>, patience: Patience, by: &Deadline) -> Result<Option<Granted>> {
     loop {
         match wait.round(by)? {

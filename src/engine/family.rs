@@ -55,11 +55,11 @@ struct Closing {
     obtaining: Mutex<Vec<ThreadId>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
-    /// Last, so that what the store ends is part of the client's own drop.
+    /// The last field, so that it is dropped last: the store's own end is then part of the client's drop.
     drop_bound: DropBound,
 }
 
-/// What works with a lock, and has to end before `close` releases it.
+/// Work that uses a lock and must end before `close` releases the lock.
 pub trait EndsFirst: Send + Sync {
     /// Asks it to end by then, without waiting for that.
     fn ask_to_end(&self, by: Instant);
@@ -161,7 +161,7 @@ impl Family {
         error.with_store(&self.backend.info().label)
     }
 
-    /// Until when a drop of what belongs to this client may take.
+    /// By when the drop of something that belongs to this client must have returned.
     pub fn drop_by(&self) -> DropBy {
         DropBy::new(Owner::of(self), self.options.drop_timeout)
     }
@@ -243,7 +243,7 @@ impl Family {
         self.closing.token.cancel();
         let now = Instant::now();
         let by = far_from(now, bound);
-        // What is asked to end here needs a moment to do so.
+        // What is asked to end here needs some time for it.
         let soon = by - by.saturating_duration_since(now) / 10;
         let first: Vec<_> = { self.closing.ends_first.lock().iter().filter_map(Weak::upgrade).collect() };
         let half = by - by.saturating_duration_since(now) / 2;
@@ -256,14 +256,14 @@ impl Family {
         released
     }
 
-    /// What was given up without an answer has until `soon`.
+    /// Unanswered acquisitions can be given up until `soon`.
     fn end_background(&self, soon: Instant, by: Instant) {
         self.undo.end(soon, by);
         self.wakeups.close(by);
     }
 
-    /// Releases every guard until `soon`, and waits for it until `by`: a store that hangs against its
-    /// contract holds up nobody.
+    /// Releases every guard until `soon`, and waits until `by`: a store that hangs, against its contract, blocks nobody
+    /// for longer.
     fn release_all(&self, soon: Instant, by: Instant) -> Result<()> {
         let holds = self.holds();
         let mut open = holds.len();
@@ -301,7 +301,7 @@ impl Family {
                     released = released.and(Err(self.in_context(error.retryable())));
                     break;
                 }
-                // These hang: more threads, so that the others have their turn.
+                // These releases hang. More threads, so that the others get their turn.
                 Err(_) => more(&mut threads),
             }
         }
@@ -325,7 +325,7 @@ impl Family {
 impl Drop for Family {
     fn drop(&mut self) {
         if !self.is_own_process() {
-            // Its threads and connections do not exist here: they are never dropped.
+            // In a forked child its threads and connections do not exist, so they must not be dropped.
             std::mem::forget((self.backend.clone(), self.watcher.clone(), self.wakeups.clone(), self.undo.clone()));
             return;
         }
@@ -333,7 +333,7 @@ impl Drop for Family {
         let by = self.drop_by();
         self.closing.drop_bound.begin(by);
         let by = by.instant();
-        // What is asked to end needs a moment to do so.
+        // What is asked to end here needs some time for it.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);
         self.watcher.close(by);

@@ -19,9 +19,9 @@ const MAX_IN_A_ROW: u32 = 8;
 pub(super) enum PassedOn {
     /// The hold is over, with this answer.
     Yes(Result<()>),
-    /// It has to be released, unless an unanswered hand-over has ended it.
+    /// The lock must be released, unless an unanswered hand-over has already ended the hold.
     No(Earlier),
-    /// It has to be released, and the head of the line waits for one poll: others have their turn.
+    /// The lock must be released, and the head of the line waits for one poll, so that other processes get a turn.
     OthersTurn,
 }
 
@@ -85,7 +85,7 @@ impl Hold {
         }
     }
 
-    /// Gives up a hand-over that was not answered, so that no waiter's grant is left that nobody knows of.
+    /// Gives up a hand-over that was not answered, so that no grant is left in the store that nobody knows of.
     pub(super) fn give_up_hand_over(&self, by: &Deadline) -> Result<()> {
         let Some(mut attempt) = ({ self.requests.handed.lock().take() }) else { return Ok(()) };
         let given_up = give_up(&*self.setup.backend, &mut attempt, by, self.setup.request_timeout);

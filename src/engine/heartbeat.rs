@@ -1,5 +1,5 @@
-//! The thread that renews one guard's lease. The watcher starts it when the first heartbeat is due. It only
-//! sends; the watcher declares what is due.
+//! The thread that renews one guard's lease. The watcher starts it when the first heartbeat is due. This thread only
+//! sends; it is the watcher that declares a loss.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::sys::caught::caught;
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
-/// How often the guard of a lock without end looks whether it was released or replaced.
+/// How often the guard of a lock without end checks whether it was released or replaced.
 const ENDLESS_LOOK: Duration = Duration::from_secs(30);
-/// Repeats are not closer together, however little is left.
+/// The shortest time between repeats, however little of the lease is left.
 const MIN_RETRY: Duration = Duration::from_millis(1);
 
 /// How long after the grant the first heartbeat is due. A hold that is shorter needs no thread.

@@ -32,7 +32,7 @@ use crate::sys::thread::Thread;
 /// The pause after a heartbeat thread could not be started.
 const START_RETRY: Duration = Duration::from_millis(100);
 
-/// What a hold is made of besides the grant.
+/// What a hold needs besides the grant.
 pub struct Setup {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
@@ -46,11 +46,11 @@ pub struct Setup {
     pub at_end: AtEnd,
 }
 
-/// What becomes of the grant when its hold ends.
+/// What happens to the grant when its hold ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtEnd {
     Release,
-    /// It stays, as the lease of a name does.
+    /// It stays in the store, like the lease of a name.
     Keep,
 }
 
@@ -59,18 +59,18 @@ pub struct Hold {
     pub(super) setup: Setup,
     pub(super) grant: Grant,
     process: ProcessId,
-    /// Until when the holder counts itself as such, in boot time; zero once it does not. Raised
-    /// only under `state` and while it is still to come.
+    /// Until when the lock counts as held, in boot time; zero once it does not. Raised only under `state`, and only
+    /// while it has not passed.
     held_until: AtomicU64,
     pub(super) state: Mutex<State>,
     pub(super) requests: Requests,
-    /// What the user sees. Never waited for.
+    /// The copy that the user sees. Nobody waits for its mutex.
     shown: Arc<Mutex<Lock>>,
     pub(super) loss: LossWatch,
     pub(super) beats: Beats,
 }
 
-/// What never changes of it.
+/// The parts of a hold that never change.
 pub(super) struct Grant {
     /// The lock as it was granted.
     pub lock: Lock,
@@ -78,35 +78,36 @@ pub(super) struct Grant {
     pub chain: Chain,
 }
 
-/// What requests are sent with.
+/// What is needed to send requests.
 pub(super) struct Requests {
     /// Locked while a request is sent.
     pub attempt: Mutex<Attempt>,
-    /// For the release when a heartbeat hangs with `attempt`.
+    /// Used for the release while a heartbeat that hangs has locked `attempt`.
     pub spare: Mutex<Attempt>,
-    /// A hand-over of which nobody knows whether it happened, and which was not given up yet.
+    /// An unanswered hand-over that may have happened, and that was not given up yet.
     pub handed: Mutex<Option<Attempt>>,
 }
 
-/// How the heartbeat is ended or hurried.
+/// How the heartbeat is ended, or made to send at once.
 pub(super) struct Beats {
     /// Ends it and its request.
     pub stop: CancelToken,
     now: Sender<()>,
-    /// It is to send at once.
+    /// A message makes it send at once.
     pub wishes: Receiver<()>,
 }
 
 pub(super) struct State {
     pub phase: Phase,
-    /// Released a second time, by a `close` at the same time or after a failure: either may have done it.
+    /// A second release was sent, by a `close` at the same time or after a failure: either may have been the one that
+    /// worked.
     pub released_again: bool,
     /// The guard's own copy of what it shows.
     pub lock: Lock,
     shown_is_behind: bool,
     pub last_error: Option<Error>,
     pub callbacks: Callbacks,
-    /// When the heartbeat has to be started; `None` once it was.
+    /// When the heartbeat must be started; `None` once it was.
     start_at: Option<BootTime>,
     pub heartbeat: Option<Thread>,
 }
@@ -120,19 +121,19 @@ pub(super) enum Phase {
     Over,
 }
 
-/// Who found that the lock is lost.
+/// Who noticed that the lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LostBy {
-    /// This host alone: the store may still have the grant.
+    /// This host only: the grant may still be in the store.
     Clock,
-    /// The store, which has it no longer.
+    /// The store, where the grant no longer is.
     Store,
 }
 
 /// How a heartbeat went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beat {
-    /// The lock is held on.
+    /// The lock is still held.
     Renewed,
     /// The store did not answer; try again.
     Failed,
@@ -179,7 +180,7 @@ impl Hold {
         })
     }
 
-    /// Puts the watcher to work, which starts the heartbeat in time.
+    /// Gives the hold to the watcher, which starts the heartbeat in time.
     pub fn start(self: &Arc<Self>) -> Result<()> {
         self.setup.watcher.watch(self)
     }
@@ -211,14 +212,14 @@ impl Hold {
         }
     }
 
-    /// What was granted; key, token, lock id and mode never change.
+    /// The lock as it was granted; key, token, lock id and mode never change.
     pub fn granted(&self) -> &Lock {
         &self.grant.lock
     }
 
     /// A copy of the lock as it is now.
     pub fn info(&self) -> Lock {
-        // In a forked child another thread of the parent may have held the mutex for ever.
+        // In a forked child the mutex may be locked for ever: by a thread of the parent that does not exist here.
         if self.is_own_process() { self.state.lock().lock.clone() } else { self.grant.lock.clone() }
     }
 
@@ -244,13 +245,13 @@ impl Hold {
         self.process.is_current()
     }
 
-    /// No I/O, no mutex, no thread: one clock and one number, right after a suspend, too.
+    /// Uses no I/O, mutex or thread, only a clock and a number, so it is also right directly after a suspend.
     pub fn is_held(&self) -> bool {
         self.is_own_process() && self.is_running()
     }
 
-    /// Whether the deadline is still to come. Once this was false it stays so, also for a renewal that is being
-    /// answered just now.
+    /// Whether the deadline has not passed. Once this was false it stays false, even if a renewal is answered at that
+    /// moment.
     pub(super) fn is_running(&self) -> bool {
         let mut until = self.held_until();
         while self.setup.clock.now() >= until {
@@ -263,7 +264,7 @@ impl Hold {
         true
     }
 
-    /// What is left until it counts itself as lost.
+    /// The time until the lock counts as lost.
     pub fn remaining(&self) -> Duration {
         if self.is_held() { self.held_until().since(self.setup.clock.now()) } else { Duration::ZERO }
     }
@@ -272,14 +273,14 @@ impl Hold {
         BootTime::from_nanos(self.held_until.load(Ordering::SeqCst))
     }
 
-    /// From now on the lock is not held; call it under `state`.
+    /// From now on the lock is not held. The caller must have locked `state`.
     pub(super) fn hold_no_longer(&self) {
         self.held_until.store(BootTime::PAST.as_nanos(), Ordering::SeqCst);
     }
 
     /// Asks the heartbeat to send at once, as after a suspend.
     pub fn beat_soon(&self) {
-        // A full channel holds such a wish already.
+        // A full channel already contains such a message.
         let _ = self.beats.now.try_send(());
     }
 
@@ -290,7 +291,7 @@ impl Hold {
             self.expire();
             return Beat::Over;
         }
-        // A third of what is left, so that two repeats fit.
+        // A third of the time left, so that there is time for two repeats.
         let by = Deadline::after((left / 3).min(self.setup.request_timeout)).or_cancel(&self.beats.stop);
         let answer = self.ask(&by);
         self.answered(answer)
@@ -335,7 +336,7 @@ impl Hold {
                 Renewed::Unknown(error) => return Err(error),
             },
         };
-        // Where the store's time has gone back, an end that was set before seems too far off.
+        // If the store's time has gone back, an end that was set before seems too far in the future.
         let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
         Ok(BeatAnswer::Stands { held_until, until, now })
     }
@@ -367,10 +368,10 @@ impl Hold {
         Beat::Renewed
     }
 
-    /// Sets the deadline anew, unless it has passed. Call it under `state`.
+    /// Moves the deadline, unless it has passed. The caller must have locked `state`.
     fn extend(&self, held_until: BootTime) -> bool {
         let extended = |before: u64| match self.setup.terms.lease {
-            // A lock without end may have been given one by others, and is not renewed.
+            // Others may have given a lock without end an end; then it is not renewed.
             Lease::Forever => held_until.as_nanos(),
             Lease::For(_) => held_until.as_nanos().max(before),
         };
@@ -387,14 +388,14 @@ impl Hold {
             }
             state.last_error = Some(error.clone());
         }
-        // The logger is the user's: it may be slow, and may ask the guard.
+        // The logger is the user's: it may be slow, and may call the guard.
         self.warn_of_heartbeat(self.remaining(), &error);
         // A warning may have been due already.
         self.setup.watcher.look_now();
         Beat::Failed
     }
 
-    /// Copies the lock to where the user sees it, unless the user is just looking.
+    /// Updates the copy that the user sees, unless the user has locked it.
     fn show(&self, state: &mut State) {
         state.shown_is_behind = match self.shown.try_lock() {
             Some(mut shown) => {
@@ -405,7 +406,7 @@ impl Hold {
         };
     }
 
-    /// When the watcher has to look at it first.
+    /// When the watcher must first look at this hold.
     pub fn first_look(&self) -> BootTime {
         let state = self.state.lock();
         let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
@@ -413,7 +414,7 @@ impl Hold {
         [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
     }
 
-    /// The watcher's look: declares what is due at `now` and says when to look again.
+    /// Called by the watcher: declares what is due at `now`, and returns when to look again.
     pub fn look(&self, now: BootTime) -> Option<BootTime> {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {

@@ -1,4 +1,4 @@
-//! The ways to hear that a lock was lost.
+//! The ways to learn that a lock was lost.
 
 use std::fmt;
 use std::ops::Deref;
@@ -12,9 +12,9 @@ use crate::model::loss::Loss;
 use crate::sys::deadline::far_from;
 use crate::sys::process::ProcessId;
 
-/// Tells when a guard's lock is lost. Remembers it, so that a look that comes late sees it too.
+/// Reports the loss of a guard's lock, also to callers that ask after the loss.
 ///
-/// In a forked child nothing is held, so nothing is lost: there it is as if the lock was released.
+/// In a forked child nothing is held and nothing can be lost: there it behaves as if the lock was released.
 #[derive(Clone)]
 pub struct LossWatch(Arc<Cell>);
 
@@ -31,10 +31,10 @@ enum Outcome {
     Ended,
 }
 
-/// One that gets the loss.
+/// A receiver of the loss.
 struct Subscription {
     sender: Sender<Loss>,
-    /// Gone with its receiver, which the sender does not show. `None`: it stays.
+    /// Dead once the receiver is gone, which the sender can't see. `None`: it stays.
     receiver: Option<Weak<()>>,
 }
 
@@ -55,7 +55,7 @@ impl LossWatch {
         LossWatch(Arc::new(Cell { process: ProcessId::current(), outcome: Mutex::default(), ended: Condvar::new() }))
     }
 
-    /// In a forked child no loss is ever declared, and its mutex may be held for ever.
+    /// In a forked child no loss is ever declared, and the mutex may be locked for ever.
     fn is_own_process(&self) -> bool {
         self.0.process.is_current()
     }
@@ -102,8 +102,8 @@ impl LossWatch {
         !self.is_own_process() || matches!(*self.0.outcome.lock(), Outcome::Ended)
     }
 
-    /// A channel of its own that gets the loss, at once if it came before. It is disconnected
-    /// without a message when the lock is released or handed over.
+    /// A new channel that receives the loss, at once if the lock is already lost. It is disconnected without a message
+    /// when the lock is released or handed over.
     pub fn receiver(&self) -> LossReceiver {
         let subscribed = Arc::new(());
         LossReceiver { channel: self.subscribe(Some(Arc::downgrade(&subscribed))), _subscribed: subscribed }
@@ -154,11 +154,11 @@ impl fmt::Debug for LossWatch {
     }
 }
 
-/// Gets the loss of one lock, made by [`LossWatch::receiver`]: a crossbeam channel, to be used like a reference to one,
+/// Receives the loss of one lock, made by [`LossWatch::receiver`]. It works like a reference to a crossbeam receiver,
 /// also in `select!`. Clones share its one message.
 ///
-/// The channel belongs to this value: a crossbeam `Receiver` that is cloned out of it may be disconnected without a
-/// message once this value and its clones are gone.
+/// Keep this value: a crossbeam `Receiver` that is cloned out of it may be disconnected without a message once this
+/// value and its clones are dropped.
 #[derive(Clone, Debug)]
 pub struct LossReceiver {
     channel: Receiver<Loss>,

@@ -15,7 +15,7 @@ const MAX_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 pub(crate) const MAX_ACQUIRE_LEASE: Duration = Duration::from_secs(60);
 const MIN_POLL: Duration = Duration::from_millis(1);
 
-/// What a client does where a request does not say otherwise.
+/// The options of a client, which apply where a request does not set its own.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientOptions {
     pub owner: Option<String>,
@@ -47,7 +47,7 @@ impl Default for ClientOptions {
 }
 
 impl ClientOptions {
-    /// Checks everything that needs no request, once, at connect.
+    /// Checks everything that does not depend on a request, once, at connect.
     pub fn validate(&self, min_lease: Duration) -> Result<()> {
         if let Some(owner) = &self.owner {
             check_text("owner", owner)?;
@@ -69,7 +69,7 @@ impl ClientOptions {
                 check_duration("lease", d, min_lease, ", or lease_forever()")?;
                 d
             }
-            // Only the acquire that comes before the endless lease has these.
+            // Only the acquire that precedes the endless lease uses these.
             Lease::Forever => MAX_ACQUIRE_LEASE,
         };
         let heartbeat = self.heartbeat.unwrap_or(counted / 3);
@@ -97,19 +97,19 @@ pub(crate) struct Terms {
     pub lease: Lease,
     /// The time between two heartbeats.
     pub heartbeat: Duration,
-    /// The end of the lease in which the holder counts itself as lost.
+    /// How long before the end of the lease the lock already counts as lost.
     pub margin: Duration,
     /// Not renewed past this point.
     pub ends_at: Option<BootTime>,
 }
 
 impl Terms {
-    /// The numbers by which the lease of a name is kept: the defaults, whatever the client's locks have.
+    /// The terms for keeping the lease of a name: the defaults, not those of the client's locks.
     pub fn of_lease(duration: Duration) -> Terms {
         Terms { lease: Lease::For(duration), heartbeat: duration / 3, margin: duration / 10, ends_at: None }
     }
 
-    /// For how long a renewal lets the holder count itself as such; `None`: without end.
+    /// How long the lock counts as held after a renewal; `None`: without end.
     pub fn held_for(&self) -> Option<Duration> {
         let (sent, now) = (BootTime::PAST, StoreTime::from_nanos(0));
         match self.lease.end(now) {
@@ -134,16 +134,16 @@ impl Terms {
         }
     }
 
-    /// Whether a lock that is asked for at `now` can be held at all: a fixed end may be too close.
+    /// Whether a lock that is requested at `now` can be held at all: a fixed end may be too close.
     pub fn leave_time_at(&self, now: BootTime) -> bool {
-        // The first lease, which may be shorter, is then longer than its own margin, too: see `first_margin`.
+        // Then the first lease, which may be shorter, is also longer than its own margin: see `first_margin`.
         match self.lease_at(now) {
             Lease::For(d) => d > self.margin,
             Lease::Forever => true,
         }
     }
 
-    /// Until when the holder counts itself as such, where the store said at its `now` that the lease ends at `until`.
+    /// Until when the lock counts as held, if the store answered at its `now` that the lease ends at `until`.
     pub fn held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
         held_until(sent, until, now, self.margin)
     }
@@ -162,8 +162,8 @@ impl Terms {
     }
 }
 
-/// The one place that says so, on this host's clock: what the store says is left, counted from before the request was
-/// sent, less the margin.
+/// The one place that computes this, on this host's clock: the rest of the lease as the store gave it, counted from
+/// before the request was sent, less the margin.
 fn held_until(sent: BootTime, until: End, now: StoreTime, margin: Duration) -> BootTime {
     until.left(now).map_or(BootTime::NEVER, |left| sent + left) - margin
 }
@@ -177,7 +177,7 @@ pub(crate) enum AskedLease {
 }
 
 impl AskedLease {
-    /// As a duration from `now`; an end is turned into one here, once, by the local wall clock.
+    /// The lease as a duration from `now`. A fixed end is turned into a duration here, once, by the local wall clock.
     pub fn counted_from(self, now: BootTime) -> Result<(Lease, Option<BootTime>)> {
         match self {
             AskedLease::For(d) => Ok((Lease::For(d), None)),
@@ -193,7 +193,7 @@ impl AskedLease {
     }
 }
 
-/// A time as people write it, to the second.
+/// A time as people write it, in whole seconds.
 fn utc(at: SystemTime) -> String {
     let seconds = match at.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
@@ -226,7 +226,7 @@ fn positive(field: &str, d: Duration) -> Result<()> {
     Ok(())
 }
 
-/// What people read about this process where the user says nothing: `host:pid`.
+/// The default owner: `host:pid`.
 pub(crate) fn default_labels(pid: u32) -> Labels {
     let host = host_name();
     let owner = format!("{}:{pid}", host.as_deref().unwrap_or("localhost"));

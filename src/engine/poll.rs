@@ -1,4 +1,4 @@
-//! What a waiter does between two requests for the lock: it looks at it, and reports that it waits.
+//! What a waiter does between two requests for the lock: it reads the lock, and reports that it waits.
 
 use std::time::{Duration, Instant};
 
@@ -22,19 +22,19 @@ const NEXT_WARNING: Duration = Duration::from_secs(60);
 /// How a pause begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begin {
-    /// With a look: the turn has come and nothing is known.
+    /// With a read: the turn has come, and nothing is known about the lock.
     Look,
-    /// Without: somebody of this process holds the lock.
+    /// Without one: somebody in this process holds the lock.
     Wait,
-    /// After a refusal: what the store reported since then was not heard.
+    /// After a refusal: reports of the store since then were missed.
     Refused,
 }
 
 impl Wait<'_> {
-    /// Looks at the lock when it is woken or the time has come, until it seems free or is handed over; false when
-    /// the call's time is over.
+    /// Reads the lock when woken or when it is time, until it seems free or is handed over; false when the call's time is
+    /// over.
     pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
-        // What was just refused is not asked for again at once, however free it looks.
+        // After a refusal the lock is not requested again at once, even if it looks free.
         let mut looked_free = true;
         self.line.is_woken = false;
         loop {
@@ -45,7 +45,7 @@ impl Wait<'_> {
             let begun = std::mem::replace(&mut begin, Begin::Wait);
             if begun != Begin::Look {
                 self.tell();
-                // What was seen before the store was in trouble says nothing of now.
+                // What was seen before the store failed is out of date.
                 let known = self.free_in().filter(|_| self.known.last_error.is_none());
                 let free_in = known.filter(|free| !(looked_free && free.is_zero()));
                 looked_free = false;
@@ -69,7 +69,7 @@ impl Wait<'_> {
         let poll = &self.family.options.poll;
         match self.family.wakeups.covers(&self.spec.lock.key) {
             true if begin == Begin::Refused => Duration::ZERO,
-            // After trouble the store does not report again what was free before: then it polls.
+            // After a failure the store does not repeat its reports, so the waiter polls.
             true if self.line.is_woken && self.known.last_error.is_none() => {
                 backoff::woken_delay(poll, free_in, fastrand::f64())
             }
@@ -77,8 +77,8 @@ impl Wait<'_> {
         }
     }
 
-    /// When to look next at one of several keys, if its turn has come. The time stays until it is looked at: what is
-    /// reported of the other keys must not put it off.
+    /// When to read one of several keys next, if its turn has come. The time stays set until then: reports about the
+    /// other keys must not delay it.
     pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
         let ticket = self.line.ticket.as_ref().filter(|ticket| ticket.place() == 0)?;
         let others_turn = ticket.stands_back();
@@ -109,7 +109,7 @@ impl Wait<'_> {
         }
     }
 
-    /// How much of this time since the caller was told is left.
+    /// How much is left of this time, counted from the last report to the caller.
     fn not_told_before(&self, every: Duration) -> Duration {
         self.effort.told.map_or(Duration::ZERO, |told| every.saturating_sub(told.elapsed()))
     }
@@ -128,7 +128,7 @@ impl Wait<'_> {
                 Waited::Limit | Waited::Event => break,
             }
         }
-        // Others have their turn, and this one a look after it.
+        // Other processes get their turn; this waiter looks after that.
         while let Some(ticket) = self.line.ticket.as_ref().filter(|ticket| !ticket.is_handed())
             && let Some(until) = ticket.stands_back()
         {
@@ -162,7 +162,7 @@ impl Wait<'_> {
                 self.known.refusal = page.records.pop().or(self.known.refusal.take());
                 self.free_in() == Some(Duration::ZERO)
             }
-            // The attempt that follows gets the error.
+            // The attempt that follows will get the error, too.
             Err(error) if !error.is_retryable() => true,
             Err(error) => {
                 self.failed(error, asked, overall);
@@ -171,7 +171,7 @@ impl Wait<'_> {
         }
     }
 
-    /// In what time the lock can be free if nobody releases it.
+    /// How long until the lock can be free if nobody releases it.
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.known.refusal.as_ref()?;
         transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.times.expired_before)

@@ -1,5 +1,5 @@
-//! Who waits in this process for which key: first in, first out. Only the head of a line asks the
-//! store; a guard that is released hands its lock to the head by a transfer.
+//! The lines of waiters in this process, one for each key: first in, first out. Only the head of a line asks the store;
+//! a guard that is released transfers its lock to the head.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::engine::spec::{Granted, LockSpec};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind};
 
-/// A store that takes longer than that to answer is in trouble.
+/// A store that takes longer to answer counts as failing.
 pub const SILENT: Duration = Duration::from_secs(1);
 
 /// The lines of one client family, by key.
@@ -38,15 +38,15 @@ struct Place {
     nudged: Receiver<()>,
     /// The waiter before it left with the lock: there is no need to look at once.
     is_held: AtomicBool,
-    /// Until then other processes have their turn.
+    /// Until then it is other processes' turn.
     stands_back: Mutex<Option<Instant>>,
     /// Since when its request is under way.
     asked_at: Mutex<Option<Instant>>,
-    /// The store is in trouble, as its last requests found.
+    /// The store fails, as the last requests found.
     trouble: Mutex<Option<Error>>,
 }
 
-/// Who may act for the waiter at the head.
+/// The state of the waiter at the head.
 enum Turn {
     /// It waits: a release may reserve it.
     Waiting,
@@ -60,7 +60,7 @@ enum Turn {
     Gone,
 }
 
-/// A waiter's hold on its place: leaving it gives the turn to the next.
+/// A waiter's place in its line. When it leaves, the next one gets the turn.
 pub struct Ticket {
     queues: Arc<Queues>,
     place: Arc<Place>,
@@ -72,7 +72,7 @@ impl Queues {
         self.lines.lock().get(key).map_or(0, VecDeque::len)
     }
 
-    /// A place at the end of the line for what is asked for.
+    /// Takes a place at the end of the line of this key.
     pub fn enter(self: &Arc<Self>, spec: LockSpec) -> Ticket {
         let (nudge, nudged) = crossbeam_channel::bounded(1);
         let place = Arc::new(Place {
@@ -102,7 +102,7 @@ impl Queues {
         Some(Reservation(head))
     }
 
-    /// Lets the head of the line look at once: the lock may be free.
+    /// Makes the head of the line look at once, since the lock may be free.
     pub fn nudge(&self, key: &str) {
         if let Some(head) = self.head(key) {
             head.is_held.store(false, Ordering::SeqCst);
@@ -110,15 +110,15 @@ impl Queues {
         }
     }
 
-    /// Keeps the head of the line from asking before `until`, whatever wakes it, so that other processes have
-    /// their turn.
+    /// Keeps the head of the line from asking before `until`, even if it is woken, so that other processes get their
+    /// turn.
     pub fn stand_back(&self, key: &str, until: Instant) {
         if let Some(head) = self.head(key) {
             *head.stands_back.lock() = Some(until);
         }
     }
 
-    /// The trouble with the store that the head of the line is in; nobody behind it asks.
+    /// The error that the head of the line got from a failing store; nobody behind it asks.
     pub fn trouble(&self, key: &str) -> Option<Error> {
         let head = self.head(key)?;
         if let Some(error) = head.trouble.lock().clone() {
@@ -146,7 +146,7 @@ impl Queues {
 
 impl Place {
     fn nudge(&self) {
-        // A full channel holds one already.
+        // A full channel already contains one.
         let _ = self.nudge.try_send(());
     }
 }
@@ -183,7 +183,7 @@ impl Drop for Reservation {
     }
 }
 
-/// How a waiter goes: with the lock, so that the next one has to wait for it, or without.
+/// How a waiter leaves: with the lock, so that the next one must wait for it, or without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
     WithLock,
@@ -218,7 +218,7 @@ impl Ticket {
         *self.place.asked_at.lock() = at;
     }
 
-    /// The trouble that those behind it see: for them the store just did not answer.
+    /// The error that the waiters behind it see: to them the store did not answer.
     pub fn is_in_trouble(&self, trouble: Option<Error>) {
         *self.place.trouble.lock() = trouble.map(Error::of_read);
     }
@@ -249,17 +249,17 @@ impl Ticket {
         }
     }
 
-    /// Whether the waiter before this one left the line with the lock. Said once.
+    /// Whether the waiter before this one left the line with the lock. True only once.
     pub fn is_held(&self) -> bool {
         self.place.is_held.swap(false, Ordering::SeqCst)
     }
 
-    /// Until when other processes have their turn.
+    /// Until when it is other processes' turn.
     pub fn stands_back(&self) -> Option<Instant> {
         self.place.stands_back.lock().filter(|until| *until > Instant::now())
     }
 
-    /// Leaves the line; what was handed over meanwhile comes along.
+    /// Leaves the line, with the lock if it was handed over meanwhile.
     pub fn leave(self, leaves: Leaves) -> Option<Box<Granted>> {
         self.go(leaves)
     }
@@ -276,7 +276,7 @@ impl Ticket {
                 line.retain(|place| !Arc::ptr_eq(place, &self.place));
                 if line.is_empty() {
                     lines.remove(key);
-                    // A full channel holds one already.
+                    // A full channel already contains one.
                     let _ = self.queues.ended.try_send(());
                 }
             }
@@ -286,7 +286,7 @@ impl Ticket {
             let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             if !has_lock {
-                // The next one has not asked yet: until then it knows the same trouble.
+                // The next one has not asked yet; until it does it keeps the same error.
                 let trouble = self.place.trouble.lock().take();
                 let mut heads = head.trouble.lock();
                 *heads = heads.take().or(trouble);

@@ -16,7 +16,7 @@ use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::observing::later;
 
-/// How long the first in line stands back for other processes, which are woken at the same time as it is.
+/// How long the first in line waits before it asks, so that other processes, which are woken at the same time, get a turn.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
 
 /// How often a release is sent.
@@ -26,7 +26,7 @@ enum Tries {
     UntilAnswered,
 }
 
-/// Whether a request before may have ended the hold already.
+/// Whether an earlier request may already have ended the hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Earlier {
     Nothing,
@@ -52,13 +52,13 @@ impl Hold {
         self.ended(before, answer)
     }
 
-    /// What the end of the hold takes in the store.
+    /// Ends the hold in the store.
     pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
         let mut worth_a_look = true;
         let answer = match before {
-            // The store has the grant no longer: there is nothing to release.
+            // The grant is no longer in the store: there is nothing to release.
             Phase::Lost(LostBy::Store) => Ok(()),
-            // More than one request only where the store may have it for long.
+            // More than one request only if the grant may stay in the store for long.
             Phase::Lost(LostBy::Clock) if self.is_expired() => self.send_release(by, Tries::One, Earlier::Nothing),
             Phase::Lost(LostBy::Clock) => self.send_release(by, Tries::UntilAnswered, Earlier::Nothing),
             // An earlier try may have been done in part: no hand-over, only a plain release.
@@ -77,7 +77,7 @@ impl Hold {
                     };
                     stand_back();
                     let answer = self.send_release(by, Tries::UntilAnswered, Earlier::Nothing);
-                    // Once more, from when the others can know of the release.
+                    // Again, now counted from when others can know of the release.
                     stand_back();
                     answer
                 }
@@ -138,7 +138,7 @@ impl Hold {
         self.info()
     }
 
-    /// The same where nobody goes on with it: the lock ends with its lease.
+    /// The same when nobody continues the hold: the lock ends with its lease.
     pub fn leave(&self, bound: Duration) {
         self.stop_holding(bound, |key, held_for| Event::Left { key, held_for });
     }
@@ -157,7 +157,7 @@ impl Hold {
         self.setup.observing.tell(&end(&shown(&self.grant.lock.key), held_for));
     }
 
-    /// Marks it, so that no heartbeat that follows can say "held" again. What it was before.
+    /// Marks the hold as ending, so that no later heartbeat can report it as held. Returns the state before.
     pub(super) fn begin_release(&self) -> Phase {
         let mut state = self.state.lock();
         let before = state.phase;
@@ -181,7 +181,7 @@ impl Hold {
         }
     }
 
-    /// Nobody can release it any more, nor hear that it is lost.
+    /// The hold is gone: nobody can release it or learn of its loss any more.
     pub fn let_go(&self) {
         if self.finish() {
             self.tell_end(|key, held_for| Event::Left { key, held_for });
@@ -192,7 +192,7 @@ impl Hold {
     /// how.
     fn finish(&self) -> bool {
         let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
-        // A hand-over that was not given up yet is known here alone.
+        // Only this hold knows of a hand-over that was not given up yet.
         let handed = self.requests.handed.lock().take();
         handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));
         self.loss.end(None);
@@ -201,11 +201,11 @@ impl Hold {
 
     fn send_release(&self, by: Instant, tries: Tries, earlier: Earlier) -> Result<()> {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        // A hand-over that was not answered comes first: its grant would hold for a whole lease, and no waiter knows it.
+        // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it.
         let given_up = self.give_up_hand_over(&Deadline::at(half()));
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
-        // A heartbeat that hangs keeps the attempt: then a copy has to do.
+        // A heartbeat that hangs keeps `attempt` locked; then a copy is used.
         let released = match self.requests.attempt.try_lock_until(half()) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, tries, earlier),
             None => match self.requests.spare.try_lock_until(by) {
@@ -279,7 +279,7 @@ impl Hold {
             }
             state.phase = Phase::Lost(by);
             self.hold_no_longer();
-            // Before a release that comes next: it must not end the watch without the loss.
+            // Before any later release, which must not end the watch without a loss.
             self.loss.end(Some(loss.clone()));
             state.callbacks.on_loss.take()
         };

@@ -19,7 +19,7 @@ pub struct Granted {
     pub holder: Holder,
     /// The store's now when it answered.
     pub now: StoreTime,
-    /// Until when the holder may count itself as such.
+    /// Until when the lock may count as held.
     pub held_until: BootTime,
     /// The hand-overs inside this process that led here.
     pub chain: Chain,
@@ -37,10 +37,10 @@ pub type OnWait<'a> = Box<dyn FnMut(&Waiting) + 'a>;
 
 /// Runs when the lock is lost.
 pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
-/// Runs when heartbeats fail and the deadline is near; gets what is left.
+/// Runs when heartbeats fail and the deadline is near; gets the time left.
 pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
 
-/// What the user wants to hear of one hold, and how long it may last.
+/// The user's callbacks for one hold, and how long it may last.
 #[derive(Default)]
 pub struct Callbacks {
     pub max_hold: Option<Duration>,
@@ -64,7 +64,7 @@ pub struct LockSpec {
 }
 
 impl LockSpec {
-    /// The plain case: alone, and in nobody's place.
+    /// The plain case: exclusive, and replacing nobody.
     pub fn exclusive(key: &str, labels: Labels, terms: Terms) -> Self {
         LockSpec {
             key: key.to_owned(),
@@ -78,7 +78,7 @@ impl LockSpec {
         }
     }
 
-    /// An acquisition of it that was not sent yet.
+    /// A new attempt at this lock, not sent yet.
     pub fn attempt(&self, grant: GrantId, lease: Duration) -> Attempt {
         // A group of its own where the user names none.
         let lock_id = self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
@@ -126,13 +126,13 @@ impl Patience {
 pub enum Obtained<T = Granted> {
     /// The lock is granted.
     Granted(T),
-    /// Others hold it, or wait for it in this process, and the patience is over. Who was seen to hold each of the locks
-    /// that it came to look at.
+    /// Others hold the lock, or wait for it in this process, and the patience is over. Contains what was last seen of
+    /// each lock that was read.
     Refused(Vec<Seen>),
 }
 
 impl<T> Obtained<T> {
-    /// What became of the grant.
+    /// Turns the grant into something else.
     pub fn try_map<U>(self, map: impl FnOnce(T) -> Result<U>) -> Result<Obtained<U>> {
         match self {
             Obtained::Granted(granted) => map(granted).map(Obtained::Granted),

@@ -18,7 +18,7 @@ use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
-/// At most this many are kept: of more, the one whose lease ends first is left to end by itself.
+/// At most this many are kept. Of more, the one whose lease ends first is dropped, and ends by itself.
 const MOST: usize = 4096;
 
 /// See the module.
@@ -38,7 +38,7 @@ pub struct Undo {
 #[derive(Default)]
 struct State {
     left: Vec<Left>,
-    /// Whether somebody will look again at what is left.
+    /// Whether a thread will continue with what is left.
     is_running: bool,
     thread: Option<Thread>,
 }
@@ -46,7 +46,7 @@ struct State {
 /// What is not given up yet.
 struct Left {
     attempt: Attempt,
-    /// From then on whatever was granted has ended by itself.
+    /// By then the grant, if there was one, has ended by itself.
     stands_until: BootTime,
     due: Instant,
     failures: u32,
@@ -59,8 +59,8 @@ impl Undo {
         Undo { backend, queues, clock, request_timeout, stop, state: Mutex::default(), more, mores }
     }
 
-    /// Gives up an acquisition for as long as it could hold: one lease from now on, since a copy of the request may
-    /// only arrive now.
+    /// Tries to give up an acquisition for as long as its grant could last: one lease from now on, since the request may
+    /// arrive only now.
     pub fn push(self: &Arc<Self>, attempt: Attempt) {
         let key = attempt.key.clone();
         let stands_until = self.clock.now() + attempt.ask.lease;
@@ -181,7 +181,7 @@ impl Undo {
 }
 
 impl State {
-    /// Not where its thread died, as for want of memory.
+    /// False if its thread died, for example because memory ran out.
     fn is_running(&self) -> bool {
         self.is_running && !self.thread.as_ref().is_some_and(Thread::is_over)
     }
@@ -192,7 +192,7 @@ impl State {
     }
 }
 
-/// A call that ends a hold: a panic of the store's counts as no answer, since it must not leave a drop.
+/// Makes a call that ends a hold. A panic of the store counts as no answer, since it must not leave a drop.
 pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
     let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
     caught(call).unwrap_or_else(|| Ok(unknown(panicked())))

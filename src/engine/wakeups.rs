@@ -23,9 +23,9 @@ use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
-/// Who waits again within this time finds everything still in place.
+/// The thread lives this much longer than the last wait, in case somebody waits again.
 const LINGER: Duration = Duration::from_millis(100);
-/// It looks for a suspend this often, which no poll would end.
+/// How often it checks for a suspend, which would not end a poll.
 const TICK: Duration = Duration::from_secs(1);
 /// A store that answered that it can't report is asked again after this time: its operator may have changed that.
 const ASK_AGAIN: Duration = Duration::from_secs(600);
@@ -72,7 +72,7 @@ enum End {
 }
 
 impl State {
-    /// From now on waiters poll, unless the thread ended because nobody waits. Whether that is to be logged.
+    /// From now on waiters poll, unless the thread ended because nobody waits. Returns whether to log that.
     fn poll(&mut self, end: &End) -> bool {
         if matches!(end, End::BrokenAnew(_)) {
             self.failures = 0;
@@ -103,8 +103,8 @@ impl Wakeups {
         Wakeups { backend, queues, clock, closing, request_timeout, state: Mutex::default(), more, mores }
     }
 
-    /// Whether the store watches `key` now. If not, the thread has it watched, and then nudges the head of the key's
-    /// line, which must look for itself at what happened before.
+    /// Whether the store watches `key` now. If not, the thread makes it do so, and then nudges the head of the key's
+    /// line, which must read what happened before that.
     pub fn covers(self: &Arc<Self>, key: &str) -> bool {
         let mut state = self.state.lock();
         if state.watched.contains(key) {
@@ -147,7 +147,7 @@ impl Wakeups {
             let mut state = self.state.lock();
             let watched = std::mem::take(&mut state.watched);
             if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {
-                // Somebody came while it ended.
+                // A waiter came while the thread ended.
                 continue;
             }
             let is_news = state.poll(&end);
@@ -156,13 +156,13 @@ impl Wakeups {
             if is_news {
                 self.say(&end);
             }
-            // They sleep long, since they trust in being woken.
+            // They sleep long, since they expect to be woken.
             watched.iter().for_each(|key| self.queues.nudge(key));
             return;
         }
     }
 
-    /// Says that waiters poll. The logger is the user's: nothing is locked meanwhile.
+    /// Logs that waiters poll. The logger is the user's, so nothing is locked here.
     fn say(&self, end: &End) {
         let store = &self.backend.info().label;
         match end {
@@ -174,7 +174,7 @@ impl Wakeups {
         }
     }
 
-    /// Has the store watch what is waited for, and passes on what it reports.
+    /// Makes the store watch the keys that are waited for, and passes on its reports.
     fn watch(&self) -> End {
         let jumps = self.clock.jumps();
         let mut skew = Skew::new(&self.clock);
@@ -191,13 +191,14 @@ impl Wakeups {
             let is_more = !wanted.is_subset(&watched);
             let is_less = !is_more && wanted.len() < watched.len();
             let shrink = is_less && (self.closing.is_cancelled() || shrink_at.is_some_and(|at| at <= now));
-            // A thousand waiters that leave one by one must not make a thousand calls: a smaller set waits for its share, too.
+            // When many waiters leave one by one, each makes the set of keys smaller. That must not be a call for each: a
+            // smaller set also waits for its share of the time.
             shrink_at = if is_less { shrink_at.or(Some((now + LINGER).max(call_at))) } else { None };
             if (is_more && call_at <= now) || shrink {
                 let (to, next) = crossbeam_channel::unbounded();
                 let called = self.call(&wanted, to);
                 call_at = Instant::now() + now.elapsed() * SHARE;
-                // What came on the old channel until the new one stood.
+                // Reports on the old channel from before the new one worked.
                 freed.try_iter().for_each(|key| self.queues.nudge(&key));
                 match called {
                     _ if wanted.is_empty() => return End::Done,
@@ -211,7 +212,7 @@ impl Wakeups {
                     state.watched.clone_from(&watched);
                     state.polls_until = None;
                 }
-                // The store does not report what happened before.
+                // The store does not report earlier changes.
                 watched.difference(&before).for_each(|key| self.queues.nudge(key));
                 continue;
             }
@@ -223,7 +224,7 @@ impl Wakeups {
                 return if started.elapsed() > LAST_RETRY { End::BrokenAnew(why) } else { End::Broken(why) };
             }
             if jumps.receiver().try_iter().count() > 0 || skew.jumped(&self.clock) {
-                // The end of a lease may have come sooner than a sleep ends.
+                // A lease may have ended before a sleeping waiter wakes.
                 watched.iter().for_each(|key| self.queues.nudge(key));
             }
         }
@@ -232,7 +233,7 @@ impl Wakeups {
     fn call(&self, wanted: &BTreeSet<String>, to: Sender<String>) -> Result<bool> {
         let keys: Vec<String> = wanted.iter().cloned().collect();
         let by = Deadline::after(self.request_timeout);
-        // To end it is right when the client is closed, too.
+        // Ending is right when the client is closed, too.
         let by = if keys.is_empty() { by } else { by.or_cancel(&self.closing) };
         self.backend.wake(&keys, to, &by)
     }

@@ -1,5 +1,5 @@
-//! One thread per client family that declares losses at their deadline, whatever the heartbeats
-//! are stuck in, starts heartbeats when their time has come, notices a suspend, and starts the users' callbacks.
+//! One thread per client family. It declares losses at their deadline even if heartbeats hang, starts heartbeats when
+//! they are due, notices a suspend, and starts the users' callbacks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ use crate::sys::thread::Thread;
 
 /// It looks at least this often while something is held.
 const LOOK: Duration = Duration::from_secs(1);
-/// The boot-time clock ran ahead of the monotonic one by more: the machine was suspended.
+/// If the boot-time clock ran ahead of the monotonic one by more than this, the machine was suspended.
 const JUMP: Duration = Duration::from_millis(200);
 /// How long the last user of a watcher waits for its thread.
 const STOP_BOUND: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ impl Watcher {
         if self.messages.lock().is_none() {
             return Err(Error::new(ErrorKind::Closed, "the client was closed"));
         }
-        // A thread that died, as for want of memory, is replaced.
+        // A thread that died, for example because memory ran out, is replaced.
         if thread.as_ref().is_none_or(Thread::is_over) {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
             let sleep = self.sleep.clone();
@@ -75,7 +75,7 @@ impl Watcher {
             }
             holds.push(Arc::downgrade(hold));
         }
-        // Most holds are over before anything is due: the thread is not woken for those.
+        // Most holds end before anything is due; the thread is not woken for those.
         let look_in = hold.first_look().since(self.clock.now());
         if self.sleep.lasts_beyond(far_from(Instant::now(), look_in)) {
             let _ = self.send(Message::Look);
@@ -88,7 +88,7 @@ impl Watcher {
         let _ = self.send(Message::Look);
     }
 
-    /// Runs a callback of the user's on a thread of its own, also when the watcher was closed a moment ago.
+    /// Runs a user's callback on its own thread, even if the watcher was just closed.
     pub fn run(&self, what: &'static str, callback: Callback) {
         if let Some(Message::Run(what, callback)) = self.send(Message::Run(what, callback)) {
             start(what, callback);
@@ -100,7 +100,7 @@ impl Watcher {
         self.holds.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The message comes back from a watcher that was closed.
+    /// A watcher that was closed gives the message back.
     fn send(&self, message: Message) -> Option<Message> {
         match &*self.messages.lock() {
             Some(messages) => messages.send(message).err().map(SendError::into_inner),
@@ -169,7 +169,7 @@ fn run(
     }
 }
 
-/// A callback that finds no thread runs here: late is better than never.
+/// A callback for which no thread can be started runs here: late is better than never.
 fn start(what: &'static str, callback: Callback) {
     let slot = Arc::new(Mutex::new(Some(callback)));
     let on_thread = slot.clone();
@@ -184,7 +184,7 @@ fn start(what: &'static str, callback: Callback) {
     }
 }
 
-/// Until when the watcher sleeps if nobody wakes it, so that it is woken only for what is due earlier.
+/// Until when the watcher sleeps if nobody wakes it. It is woken only for something that is due earlier.
 ///
 /// A hold is added before this is read, and this says "awake" before the holds are looked at. So a thread that reads
 /// an old sleep has added its hold early enough to be seen.
@@ -241,7 +241,7 @@ impl Skew {
 mod tests {
     use super::*;
 
-    /// A loss that is found as the client closes, or the last handle goes, is reported all the same.
+    /// A loss that is found while the client closes, or the last handle is dropped, is still reported.
     #[test]
     fn a_callback_that_comes_after_the_close_runs() {
         let watcher = Watcher::new(Clock::system());

@@ -58,7 +58,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
             Some(Err(error)) => {
                 log::warn!(target: "leasehold::election", name:? = shared.node.name;
-                    "this node could not stand for {:?} and tries again: {error}", shared.node.name);
+                    "this node could not campaign for {:?} and tries again: {error}", shared.node.name);
                 shared.node.lease / ROUNDS
             }
             None => {

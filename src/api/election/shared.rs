@@ -182,7 +182,7 @@ impl Shared {
         self.node.health.as_ref().map_or(Ok(()), Health::start)?;
         let mut current = self.now.standing.lock();
         if current.is_some() || self.term().is_some_and(|term| term.is_leader()) {
-            let message = "this election stands already; a second node needs an election of its own";
+            let message = "this election already campaigns or leads; a second node needs an election of its own";
             return Err(self.node.client.error(ErrorKind::AlreadyHeld, &self.node.name, message));
         }
         let (running, over) = crossbeam_channel::bounded(0);
@@ -340,7 +340,7 @@ impl EndsFirst for Shared {
         let standing = self.now.standing.lock().clone();
         if let Some(standing) = standing
             && standing.is_late(by)
-            // The closure still uses what the lock protects, so the client's close, which comes next, must not release it.
+            // The closure still uses what the lock protects, so the close, which comes next, must not release it.
             && standing.crew.lock().len() > 1
             && let Some(term) = self.term()
         {
