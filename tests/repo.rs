@@ -303,7 +303,7 @@ fn every_feature_is_explained() {
 
 #[test]
 fn setters_tell_their_default() {
-    for path in ["builder.rs", "election/builder.rs", "filter.rs", "request.rs", "request_any.rs"]
+    for path in ["builder.rs", "election/builder.rs", "filter.rs", "setters.rs", "request_any.rs"]
         .map(|path| format!("src/api/{path}"))
     {
         let text = text(&path);

@@ -82,29 +82,6 @@ impl LockRequest {
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
     }
 
-    /// [`lock`](LockRequest::lock) that calls `progress` as [`on_wait`](LockRequest::on_wait) says, and in its place.
-    /// It may borrow, and need not be `Send`, since no thread but this one has it.
-    ///
-    /// # Errors
-    /// As [`lock`](LockRequest::lock).
-    ///
-    /// # Example
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let client = leasehold::LockClient::connect("memory:")?;
-    /// let _held = client.lock("nightly-report")?;
-    /// let mut seen = Vec::new();
-    /// let request = client.request("nightly-report").wait(Duration::from_millis(20));
-    /// request.lock_with_progress(|waiting| seen.push(waiting.held_by_this_client)).unwrap_err();
-    /// assert!(seen.contains(&true));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn lock_with_progress(self, progress: impl FnMut(&Waiting)) -> Result<LockGuard> {
-        let patience = self.spec.patience();
-        self.guard_or(patience, Some(Box::new(progress)), ErrorKind::TimedOut, WAITED)
-    }
-
     /// Tries once; `None` when others hold the lock.
     ///
     /// # Errors
@@ -113,24 +90,6 @@ impl LockRequest {
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
         self.spec.no_wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())
-    }
-
-    /// Waits for at most `timeout`; `None` when others held it all the while. Zero asks once.
-    ///
-    /// # Errors
-    /// As [`try_lock`](LockRequest::try_lock).
-    pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockGuard>> {
-        self.try_lock_until(far_from(Instant::now(), timeout))
-    }
-
-    /// Waits until `deadline` at the most; `None` when others held it all the while. A deadline that has passed asks
-    /// once.
-    ///
-    /// # Errors
-    /// As [`try_lock`](LockRequest::try_lock).
-    pub fn try_lock_until(mut self, deadline: Instant) -> Result<Option<LockGuard>> {
-        self.spec.no_wait = Some(OWN_WAIT);
-        Ok(self.guard(Patience::until(deadline), None)?.granted())
     }
 
     /// [`try_lock`](LockRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.

@@ -99,16 +99,6 @@ impl LockAnyRequest {
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
     }
 
-    /// [`lock`](LockAnyRequest::lock) that calls `progress` as [`on_wait`](LockAnyRequest::on_wait) says, and in its
-    /// place. It may borrow, and need not be `Send`, since no thread but this one has it.
-    ///
-    /// # Errors
-    /// As [`lock`](LockAnyRequest::lock).
-    pub fn lock_with_progress(self, progress: impl FnMut(&Waiting)) -> Result<LockGuard> {
-        let patience = self.spec.patience();
-        self.guard_or(patience, Some(Box::new(progress)), ErrorKind::TimedOut, WAITED)
-    }
-
     /// Asks once for each key until one is granted; `None` when others hold all.
     ///
     /// # Errors
@@ -117,24 +107,6 @@ impl LockAnyRequest {
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
         self.spec.no_wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())
-    }
-
-    /// Waits for at most `timeout`; `None` when others held all of them all the while. Zero asks once.
-    ///
-    /// # Errors
-    /// As [`try_lock`](LockAnyRequest::try_lock).
-    pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockGuard>> {
-        self.try_lock_until(far_from(Instant::now(), timeout))
-    }
-
-    /// Waits until `deadline` at the most; `None` when others held all of them all the while. A deadline that has
-    /// passed asks once.
-    ///
-    /// # Errors
-    /// As [`try_lock`](LockAnyRequest::try_lock).
-    pub fn try_lock_until(mut self, deadline: Instant) -> Result<Option<LockGuard>> {
-        self.spec.no_wait = Some(OWN_WAIT);
-        Ok(self.guard(Patience::until(deadline), None)?.granted())
     }
 
     /// [`try_lock`](LockAnyRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.

@@ -1,6 +1,6 @@
-//! The setters that a request for one lock and one for any of several locks share.
+//! What a request for one lock and one for any of several locks share: the setters, and ends that differ in nothing.
 
-/// The setters of every request, which go to its `spec`.
+/// The setters of a request, which go to its `spec`, and those of its ends that need only its `guard` and `guard_or`.
 macro_rules! setters {
     ($request:ty) => {
         impl $request {
@@ -126,6 +126,47 @@ macro_rules! setters {
             pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
                 self.spec.callbacks.get_mut().on_loss = Some(Box::new(on_loss));
                 self
+            }
+
+            /// Like [`lock`](Self::lock), and calls `progress` as [`on_wait`](Self::on_wait) would be called, and in place of
+            /// that. The closure may borrow and need not be `Send`, since it stays on this thread.
+            ///
+            /// # Errors
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Example
+            /// ```
+            /// use std::time::Duration;
+            ///
+            /// let client = leasehold::LockClient::connect("memory:")?;
+            /// let _held = client.lock("nightly-report")?;
+            /// let mut seen = Vec::new();
+            /// let request = client.request("nightly-report").wait(Duration::from_millis(20));
+            /// request.lock_with_progress(|waiting| seen.push(waiting.held_by_this_client)).unwrap_err();
+            /// assert!(seen.contains(&true));
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            pub fn lock_with_progress(self, progress: impl FnMut(&Waiting)) -> Result<LockGuard> {
+                let patience = self.spec.patience();
+                self.guard_or(patience, Some(Box::new(progress)), ErrorKind::TimedOut, WAITED)
+            }
+
+            /// Waits for at most `timeout`; `None` when others held the lock, or all of several, all that time. Zero tries once.
+            ///
+            /// # Errors
+            /// As [`try_lock`](Self::try_lock).
+            pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockGuard>> {
+                self.try_lock_until(far_from(Instant::now(), timeout))
+            }
+
+            /// Waits until `deadline` at the latest; `None` when others held the lock, or all of several, all that time. A
+            /// deadline that has passed tries once.
+            ///
+            /// # Errors
+            /// As [`try_lock`](Self::try_lock).
+            pub fn try_lock_until(mut self, deadline: Instant) -> Result<Option<LockGuard>> {
+                self.spec.no_wait = Some(OWN_WAIT);
+                Ok(self.guard(Patience::until(deadline), None)?.granted())
             }
         }
     };
