@@ -143,7 +143,7 @@ impl Family {
     /// Owner, host and comment of a request.
     pub fn labels(&self, owner: Option<String>, comment: Option<String>) -> Labels {
         let owner = owner.or_else(|| self.options.owner.clone()).unwrap_or_else(|| self.labels.owner.clone());
-        Labels { owner, host: self.labels.host.clone(), comment }
+        Labels { comment, host: self.labels.host.clone(), ..Labels::of(owner) }
     }
 
     /// Whether this owner is the default, which may repeat among threads and containers, and so names nobody.

@@ -230,7 +230,7 @@ fn positive(field: &str, d: Duration) -> Result<()> {
 pub(crate) fn default_labels(pid: u32) -> Labels {
     let host = host_name();
     let owner = format!("{}:{pid}", host.as_deref().unwrap_or("localhost"));
-    Labels { owner, host, comment: None }
+    Labels { host, ..Labels::of(owner) }
 }
 
 #[cfg(unix)]

@@ -11,7 +11,7 @@ pub const LEASE: Duration = Duration::from_secs(3600);
 
 /// An exclusive lock that the actors ask for.
 pub fn spec() -> LockSpec {
-    let labels = Labels { owner: "o".to_owned(), host: None, comment: None };
+    let labels = Labels::of("o");
     let terms = Terms { lease: Lease::For(LEASE), heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None };
     LockSpec::exclusive("k", labels, terms)
 }

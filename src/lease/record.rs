@@ -192,8 +192,15 @@ pub struct Labels {
     pub owner: String,
     /// The host that the holder runs on.
     pub host: Option<String>,
-    /// Whatever the holder wanted to say.
+    /// A note of the holder's.
     pub comment: Option<String>,
+}
+
+impl Labels {
+    /// The owner alone.
+    pub fn of(owner: impl Into<String>) -> Self {
+        Labels { owner: owner.into(), host: None, comment: None }
+    }
 }
 
 /// One entry of a record.

@@ -129,8 +129,7 @@ impl Memory {
         let mut records = self.records.lock();
         let mut record = records.get(key);
         (record.exclusive, record.shared) = (None, Vec::new());
-        let (grant, labels) =
-            (self.info.grant_form.fresh(), Labels { owner: "rival".to_owned(), host: None, comment: None });
+        let (grant, labels) = (self.info.grant_form.fresh(), Labels::of("rival"));
         let ask = Ask::exclusive(grant, "rival".to_owned(), labels, Duration::from_secs(60));
         let taken = transition::acquire(&record, &ask, &self.times()).record;
         records.put(key, Some(taken.unwrap_or(record)));

@@ -5,8 +5,7 @@ use leasehold::internals::lease::claim::{Claim, LeaseRefusal, claim, expire, ext
 use leasehold::internals::lease::{End, Kind, Labels, LockRecord};
 
 fn asked(name: &str) -> Claim {
-    let labels = Labels { owner: "unit/0".to_owned(), host: None, comment: None };
-    Claim { grant: grant(name), lock_id: format!("id of {name}"), labels, duration: LEASE }
+    Claim { grant: grant(name), lock_id: format!("id of {name}"), labels: Labels::of("unit/0"), duration: LEASE }
 }
 
 fn claimed(record: &LockRecord, name: &str, second: i64) -> LockRecord {

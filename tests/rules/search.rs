@@ -264,7 +264,7 @@ fn a_transfer_and_a_rival() {
 
 #[test]
 fn a_replacing_owner_and_a_rival() {
-    let owner = Labels { owner: "one".to_owned(), host: None, comment: None };
+    let owner = Labels::of("one");
     let a = Ask { labels: owner.clone(), ..exclusive("a") };
     let b = Ask { labels: owner, replace_same_owner: true, ..exclusive("b") };
     search(vec![a, b, exclusive("c")], 20_691);

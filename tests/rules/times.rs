@@ -124,7 +124,7 @@ fn ends(exclusive: Option<End>, shared: &[i64]) -> LockRecord {
     let holder = |n: i64, until| Holder {
         grant: grant(&format!("g{n}")),
         lock_id: "l".to_owned(),
-        labels: Labels { owner: "o".to_owned(), host: None, comment: None },
+        labels: Labels::of("o"),
         token: 1,
         created: at(0),
         renewed: None,

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::support::servers::dynamodb::SERVER;
 use crate::support::servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
@@ -16,8 +16,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// Longer than a start on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Tells a process that it shall use a server until its standard input ends.
 const USER: &str = "LEASEHOLD_TEST_SERVER_USER";
 

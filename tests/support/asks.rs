@@ -33,16 +33,8 @@ pub fn grant(name: &str) -> GrantId {
 
 /// What `name` asks for: grant, lock id and owner are made from it.
 pub fn ask(name: &str, mode: Mode) -> Ask {
-    Ask {
-        grant: grant(name),
-        mode,
-        lock_id: format!("id of {name}"),
-        labels: Labels { owner: format!("owner of {name}"), host: None, comment: None },
-        lease: LEASE,
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    }
+    let labels = Labels::of(format!("owner of {name}"));
+    Ask { mode, ..Ask::exclusive(grant(name), format!("id of {name}"), labels, LEASE) }
 }
 
 pub fn exclusive(name: &str) -> Ask {

@@ -11,17 +11,8 @@ pub const LEASE: Duration = Duration::from_secs(60);
 
 pub fn attempt(form: GrantForm, key: &str, mode: Mode) -> Attempt {
     let grant = form.fresh();
-    let ask = Ask {
-        lock_id: format!("id {}", grant.as_str()),
-        labels: Labels { owner: format!("owner {}", grant.as_str()), host: None, comment: None },
-        grant,
-        mode,
-        lease: LEASE,
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    };
-    Attempt::new(key, ask)
+    let [lock_id, owner] = ["id", "owner"].map(|what| format!("{what} {}", grant.as_str()));
+    Attempt::new(key, Ask { mode, ..Ask::exclusive(grant, lock_id, Labels::of(owner), LEASE) })
 }
 
 /// The holder, and whether it stood before.

@@ -190,7 +190,7 @@ impl Row {
         Some(Holder {
             grant: GrantId::from_text(""),
             lock_id: String::new(),
-            labels: Labels { owner: self.writer.clone().unwrap_or_default(), host: None, comment: None },
+            labels: Labels::of(self.writer.clone().unwrap_or_default()),
             token: micros(token),
             created: token,
             renewed: Some(heartbeat).filter(|at| *at > token),

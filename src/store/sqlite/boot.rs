@@ -163,7 +163,7 @@ mod tests {
         Holder {
             grant: GrantId::from_text("g"),
             lock_id: "l".to_owned(),
-            labels: Labels { owner: "o".to_owned(), host: None, comment: None },
+            labels: Labels::of("o"),
             token: 1_000_000_000,
             created: at(5000),
             renewed: renewed.map(at),

@@ -206,7 +206,7 @@ mod tests {
             holder: Holder {
                 grant: GrantId::from_text("g\"1"),
                 lock_id: "ä\u{0}".to_owned(),
-                labels: Labels { owner: "o".to_owned(), host: None, comment: Some(String::new()) },
+                labels: Labels { comment: Some(String::new()), ..Labels::of("o") },
                 token: u64::MAX,
                 created: StoreTime::from_nanos(i64::MIN),
                 renewed: Some(StoreTime::from_nanos(-1)),

@@ -2,7 +2,7 @@
 
 use super::error::SqliteError;
 use super::*;
-use crate::lease::{Ask, Labels, Lease, Mode};
+use crate::lease::{Ask, Labels, Lease};
 use crate::model::error::{Error, ErrorKind};
 use crate::store::{Consistency, GrantForm, Purpose};
 
@@ -23,17 +23,7 @@ pub(super) fn soon() -> Deadline {
 }
 
 fn attempt() -> Attempt {
-    let labels = Labels { owner: "o".to_owned(), host: None, comment: None };
-    let ask = Ask {
-        grant: GrantForm::Uuid.fresh(),
-        mode: Mode::Exclusive,
-        lock_id: "l".to_owned(),
-        labels,
-        lease: Duration::from_secs(20),
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    };
+    let ask = Ask::exclusive(GrantForm::Uuid.fresh(), "l".to_owned(), Labels::of("o"), Duration::from_secs(20));
     Attempt::new("k", ask)
 }
 

@@ -220,7 +220,7 @@ fn rules(record: &LockRecord, call: Call, claimed: Option<&Holder>, times: &Time
             let owner = HOLDERS[holder].to_owned();
             let (grant, lock_id, labels) = match claimed {
                 Some(made) => (made.grant.clone(), made.lock_id.clone(), Labels { owner, ..made.labels.clone() }),
-                None => (grant("refused"), String::new(), Labels { owner, host: None, comment: None }),
+                None => (grant("refused"), String::new(), Labels::of(owner)),
             };
             holds(claim::claim(record, &Claim { grant, lock_id, labels, duration }, times))
         }

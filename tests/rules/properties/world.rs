@@ -145,15 +145,14 @@ impl World {
             }
         };
         let name = format!("{}", self.attempts.len());
+        let grant = grant(&name);
+        let lock_id = if *group { format!("group of {client}") } else { name };
         let ask = Ask {
-            grant: grant(&name),
             mode: *mode,
-            lock_id: if *group { format!("group of {client}") } else { name },
-            labels: Labels { owner: OWNERS[*client].to_owned(), host: None, comment: None },
-            lease: Duration::from_millis(*lease),
             max_holders: LIMITS[*key],
             replace_same_owner: *replace,
             instead_of,
+            ..Ask::exclusive(grant, lock_id, Labels::of(OWNERS[*client]), Duration::from_millis(*lease))
         };
         self.attempts.push(Attempt {
             client: *client,

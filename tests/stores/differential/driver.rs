@@ -139,7 +139,7 @@ impl Driver {
             grant,
             mode: if self.rng.bool() { Mode::Exclusive } else { Mode::Shared },
             lock_id,
-            labels: Labels { owner: format!("owner {}", self.rng.u32(..3)), host, comment },
+            labels: Labels { host, comment, ..Labels::of(format!("owner {}", self.rng.u32(..3))) },
             lease: Duration::from_millis(LEASES[self.rng.usize(..LEASES.len())]),
             max_holders: self.rng.bool().then(|| self.rng.u32(1..4)),
             replace_same_owner: self.rng.u32(..4) == 0,

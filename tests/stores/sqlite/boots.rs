@@ -90,16 +90,20 @@ fn a_reader_behind_a_writer_goes_without_the_sighting() {
     assert_eq!(noted.1, version);
 }
 
+/// A grant of a boot that ran longer than the next one, whose lease was renewed to this length.
+fn held_for(folder: &Folder, lease: Duration) {
+    let (before, earlier) = open_at(&folder.file(), "1:0.0");
+    earlier.advance(APART);
+    let mut long = attempt("k", "a");
+    granted(&before, &mut long);
+    renewed(&before, &mut long, heartbeat(lease));
+}
+
 #[test]
 fn a_long_lease_waits_a_minute_when_the_wall_clock_says_it_is_over_and_its_whole_length_when_not() {
     let folder = Folder::new();
     let hours = Duration::from_secs(8 * 3600);
-    let (before, earlier) = open_at(&folder.file(), "1:0.0");
-    // It ran longer than this one.
-    earlier.advance(APART);
-    let mut long = attempt("k", "a");
-    granted(&before, &mut long);
-    renewed(&before, &mut long, heartbeat(hours));
+    held_for(&folder, hours);
     let (now, clock) = open_at(&folder.file(), "2:0.0");
     assert!(left(&held(&now, &mut attempt("k", "b"))) > hours - SLACK);
     clock.advance(seconds(3600));
@@ -113,12 +117,7 @@ fn a_long_lease_waits_a_minute_when_the_wall_clock_says_it_is_over_and_its_whole
 fn a_minute_counts_from_the_sighting() {
     let folder = Folder::new();
     let hours = Duration::from_secs(8 * 3600);
-    let (before, earlier) = open_at(&folder.file(), "1:0.0");
-    // It ran longer than this one.
-    earlier.advance(APART);
-    let mut long = attempt("k", "a");
-    granted(&before, &mut long);
-    renewed(&before, &mut long, heartbeat(hours));
+    held_for(&folder, hours);
     let (now, clock) = open_at(&folder.file(), "2:0.0");
     clock.set_wall_offset(hours.as_micros() as i64 + 60_000_000);
     held(&now, &mut attempt("k", "b"));

@@ -52,16 +52,8 @@ pub fn open_at(path: &Path, identity: &str) -> (Sqlite, Arc<Clock>) {
 }
 
 pub fn ask(owner: &str, lease: Duration) -> Ask {
-    Ask {
-        grant: GrantForm::Uuid.fresh(),
-        mode: Mode::Exclusive,
-        lock_id: format!("id of {owner}"),
-        labels: Labels { owner: owner.to_owned(), host: Some("h".to_owned()), comment: None },
-        lease,
-        max_holders: None,
-        replace_same_owner: false,
-        instead_of: None,
-    }
+    let labels = Labels { host: Some("h".to_owned()), ..Labels::of(owner) };
+    Ask::exclusive(GrantForm::Uuid.fresh(), format!("id of {owner}"), labels, lease)
 }
 
 pub fn attempt(key: &str, owner: &str) -> Attempt {

@@ -289,7 +289,7 @@ mod tests {
             let holder = holder.map(|token| Holder {
                 grant: GrantId::from_text("g"),
                 lock_id: "l".to_owned(),
-                labels: Labels { owner: "o".to_owned(), host: None, comment: None },
+                labels: Labels::of("o"),
                 token,
                 created: StoreTime::from_nanos(0),
                 renewed: None,
