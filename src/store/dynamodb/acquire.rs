@@ -28,10 +28,12 @@ const FEW: &str = "(attribute_not_exists(#givenUp) OR size(#givenUp) <= :many)";
 /// A live exclusive holder of the same owner. Without the inner part a repeat would raise the token.
 const SAME_OWNER: &str = "(#owner = :owner AND (attribute_not_exists(#grantId) OR #grantId <> :grant))";
 
-const SHARED: &str = "SET #shared = :m, #kind = :kind, #format = if_not_exists(#format, :format), \
-                      #leasedUntil = :end, #createdAt = :now, #fence = :t, \
-                      #version = if_not_exists(#version, :t) + :one \
-                      REMOVE #grantId, #lockId, #owner, #host, #comment, #renewedAt, #ttl";
+const SHARED: &str = concat!(
+    "SET #shared = :m, #kind = :kind, #format = if_not_exists(#format, :format), #leasedUntil = :end, ",
+    "#createdAt = :now, #fence = :t, #version = if_not_exists(#version, :t) + :one REMOVE ",
+    row::no_holder!(),
+    ", #ttl"
+);
 
 /// At most this many expired shared holders are dropped by one that joins: a condition may have 4 KB, and each takes
 /// forty bytes of it.
@@ -171,7 +173,7 @@ fn first(attempt: &Attempt, moment: &Moment) -> Next {
 /// Sets what the holder has and removes what it has not.
 fn exclusive_update(holder: &Holder) -> String {
     let (mut sets, mut removes) = (String::new(), String::from("#shared, #renewedAt, #ttl"));
-    for (name, value) in [("host", &holder.labels.host), ("comment", &holder.labels.comment)] {
+    for (name, value) in row::optional(&holder.labels) {
         match value {
             Some(_) => sets.push_str(&format!(", #{name} = :{name}")),
             None => removes.push_str(&format!(", #{name}")),
@@ -186,10 +188,10 @@ fn exclusive_update(holder: &Holder) -> String {
 
 /// The values of a grant.
 fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
+    let labels = row::optional(&holder.labels).into_iter();
+    let expr = labels.fold(expr, |expr, (name, value)| expr.maybe(&format!(":{name}"), value));
     expr.value(":lock", text(&holder.lock_id))
         .value(":owner", text(&holder.labels.owner))
-        .maybe(":host", holder.labels.host.as_ref().map(text))
-        .maybe(":comment", holder.labels.comment.as_ref().map(text))
         .value(":kind", text("lock"))
         .value(":format", text(row::FORMAT))
         .value(":now", text(row::time(times.now)))

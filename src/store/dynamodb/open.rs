@@ -12,6 +12,7 @@ use aws_sdk_dynamodb::config::{Builder, Region, SharedInterceptor, StalledStream
 
 use super::error::DynamodbError;
 use super::estimate::Estimate;
+use super::row;
 use super::send::Target;
 use super::{Dynamodb, most_shared};
 use crate::model::error::Result;
@@ -143,9 +144,7 @@ impl DynamodbOptions {
         if self.grace > MAX_GRACE {
             return Err(config(&format!("grace is {:?}, but must be at most a minute", self.grace)));
         }
-        const TAKEN: &str = "graceMicros leastGraceMicros floor givenUpAt owner leasedUntil createdAt ttl grantId \
-             lockId fence host comment renewedAt shared version givenUp kind pins format token";
-        if TAKEN.split(' ').any(|taken| taken == self.partition_key) {
+        if row::ATTRIBUTES.split(' ').any(|taken| taken == self.partition_key) {
             return Err(config(&format!(
                 "partition_key is {:?}, the name of an attribute that leasehold writes; name the table's key another way",
                 self.partition_key

@@ -92,11 +92,8 @@ enum Ending {
     Lapse,
 }
 
-const EXCLUSIVE: (&str, &str) = (
-    "#grantId = :grant",
-    "SET #leasedUntil = :past, #version = #version + :one \
-     REMOVE #grantId, #lockId, #owner, #host, #comment, #renewedAt",
-);
+const EXCLUSIVE: (&str, &str) =
+    ("#grantId = :grant", concat!("SET #leasedUntil = :past, #version = #version + :one REMOVE ", row::no_holder!()));
 const SHARED: (&str, &str) = (
     "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil < #leasedUntil",
     "SET #version = #version + :one REMOVE #shared.#grant",

@@ -17,6 +17,18 @@ use crate::store::Seen;
 pub(super) const PAST: &str = "1970-01-01T00:00:00.000000000Z";
 /// What a row says that this version makes.
 pub(super) const FORMAT: &str = "1.0";
+/// Every attribute that a row may have.
+pub(super) const ATTRIBUTES: &str = "graceMicros leastGraceMicros floor givenUpAt owner leasedUntil createdAt ttl \
+     grantId lockId fence host comment renewedAt shared version givenUp kind pins format token";
+/// What the row of an exclusive holder has beside its grant and its end.
+pub(super) const OF_HOLDER: [&str; 6] = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
+/// What a row without an exclusive holder lacks.
+macro_rules! no_holder {
+    () => {
+        "#grantId, #lockId, #owner, #host, #comment, #renewedAt"
+    };
+}
+pub(super) use no_holder;
 /// The end of a lease that never ends.
 const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
 
@@ -185,17 +197,22 @@ fn holder(grant: GrantId, of: &Item, token: u64) -> Result<Holder, String> {
     })
 }
 
+/// The labels that a holder may have.
+pub(super) fn optional(labels: &Labels) -> [(&'static str, Option<AttributeValue>); 2] {
+    [("host", labels.host.as_ref().map(text)), ("comment", labels.comment.as_ref().map(text))]
+}
+
 /// The attributes of a holder, those that have no value without it.
 pub(super) fn fields(holder: &Holder) -> Vec<(&'static str, Option<AttributeValue>)> {
-    vec![
+    let mut fields = vec![
         ("lockId", Some(text(&holder.lock_id))),
         ("owner", Some(text(&holder.labels.owner))),
-        ("host", holder.labels.host.as_ref().map(text)),
-        ("comment", holder.labels.comment.as_ref().map(text)),
         ("createdAt", Some(text(time(holder.created)))),
         ("renewedAt", holder.renewed.map(|at| text(time(at)))),
         ("leasedUntil", Some(text(end(holder.until)))),
-    ]
+    ];
+    fields.extend(optional(&holder.labels));
+    fields
 }
 
 /// A shared holder's entry. What `stored` has beside our attributes stays.

@@ -67,9 +67,8 @@ impl Dynamodb {
         put("kind", Some(text(new.kind.as_str())));
         put("leasedUntil", Some(text(row::row_end(new))));
         put("grantId", new.exclusive.as_ref().map(|holder| text(holder.grant.as_str())));
-        let of_holder = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
         let fields = new.exclusive.as_ref().map(row::fields).unwrap_or_default();
-        for name in of_holder {
+        for name in row::OF_HOLDER {
             put(name, fields.iter().find(|(field, _)| *field == name).and_then(|(_, value)| value.clone()));
         }
         put("shared", row::shared(new, found.row.as_ref()));

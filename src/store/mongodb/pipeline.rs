@@ -8,7 +8,7 @@
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::row::{FORMAT, nobody};
+use super::row::{self, FORMAT, nobody};
 use crate::lease::{Ask, Lease, Mode, Renewal};
 
 const NOW: &str = "$$NOW";
@@ -99,11 +99,12 @@ fn fence() -> Document {
 /// To be granted a key, also in the place of another grant.
 pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     let ask = grant.ask;
-    let holder = doc! {
+    let mut holder = doc! {
         "lockId": text(&ask.lock_id),
         "owner": text(&ask.labels.owner),
-        "host": maybe(ask.labels.host.as_ref()),
-        "comment": maybe(ask.labels.comment.as_ref()),
+    };
+    holder.extend(row::optional(&ask.labels).map(|(name, label)| (name.to_owned(), maybe(label.as_ref()))));
+    holder.extend(doc! {
         "createdAt": NOW,
         "renewedAt": null,
         "expiresAt": { "$add": [NOW, millis(ask.lease)] },
@@ -111,7 +112,7 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
         "_id": grant.id,
         "token": fence(),
         "copy": grant.copy,
-    };
+    });
     let mut runs_shared = vec![runs("$$l.expiresAt")];
     let mut blocks = vec![doc! { "$eq": ["$exclusive.acquired", true] }, runs("$exclusive.expiresAt")];
     let mut conditions = vec![is_sane(), doc! { "$gte": [{ "$ifNull": ["$fence", 0] }, 0] }];

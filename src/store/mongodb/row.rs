@@ -139,6 +139,11 @@ pub(super) fn encode(new: &LockRecord, row: Option<&Document>) -> Result<(Docume
     Ok((set, unset))
 }
 
+/// The labels that a holder may have.
+pub(super) fn optional(labels: &Labels) -> [(&'static str, &Option<String>); 2] {
+    [("host", &labels.host), ("comment", &labels.comment)]
+}
+
 /// A holder's entry, over the one that is stored already.
 fn entry<'a>(holder: &Holder, mut stored: impl Iterator<Item = &'a Document>) -> Result<Document, String> {
     let id = object_id(&holder.grant);
@@ -149,11 +154,11 @@ fn entry<'a>(holder: &Holder, mut stored: impl Iterator<Item = &'a Document>) ->
     };
     let mut entry = stored.find(is_it).cloned().unwrap_or_default();
     let labels = &holder.labels;
-    let text = |text: &Option<String>| text.clone().map_or(Bson::Null, Bson::String);
     entry.insert("lockId", &holder.lock_id);
     entry.insert("owner", &labels.owner);
-    entry.insert("host", text(&labels.host));
-    entry.insert("comment", text(&labels.comment));
+    for (name, label) in optional(labels) {
+        entry.insert(name, label.clone().map_or(Bson::Null, Bson::String));
+    }
     entry.insert("createdAt", date(holder.created));
     entry.insert("renewedAt", holder.renewed.map_or(Bson::Null, |at| Bson::DateTime(date(at))));
     entry.insert("expiresAt", end(holder.until));
