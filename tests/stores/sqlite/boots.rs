@@ -364,16 +364,15 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
     assert_eq!(sightings(&folder.file()), None);
     // The second namespace gets the number of the first one, which is gone, and must not take its sighting for its own.
     for offset in ["1000000", "2000000"] {
-        let output = rerun("sqlite::boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
+        let ran = rerun_by("sqlite::boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
             let mut command = std::process::Command::new("unshare");
             command.args(["--time", "--boottime", offset, "--fork"]).arg(exe).env(FILE, folder.file());
             command
         });
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        if !told.contains("running 1 test") {
-            return skip(&format!("no time namespace can be made here: {told}"));
+        if !ran.told.contains("running 1 test") {
+            return skip(&format!("no time namespace can be made here: {}", ran.told));
         }
-        assert!(output.status.success(), "{told}");
+        ran.assert_passed();
         assert!(sightings(&folder.file()).unwrap().contains(&format!(":{offset}.0\"")));
     }
     renewed(&store, &mut mine, heartbeat(seconds(20)));
@@ -389,16 +388,11 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
         let folder = Folder::new();
         let store = open(&folder.file());
         granted(&store, &mut attempt("k", "a"));
-        let output = rerun(TEST, |exe| {
-            let mut command = std::process::Command::new(exe);
-            command.env(FILE, folder.file());
-            command
-        });
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        if told.contains("no time namespace") {
-            return skip(&told);
+        let ran = rerun(TEST, &[(FILE, folder.file().as_ref())]);
+        if ran.told.contains("no time namespace") {
+            return skip(&ran.told);
         }
-        return assert!(output.status.success() && told.contains("1 passed"), "{told}");
+        return ran.assert_passed();
     };
     // The identity is asked for before.
     let other = Folder::new();
@@ -467,12 +461,8 @@ fn a_lease_of_an_earlier_boot_is_expired_after_its_duration_and_can_be_extended(
 fn a_kernel_without_time_namespaces_has_moved_no_clock() {
     const OLD: &str = "LEASEHOLD_OLD_KERNEL";
     if std::env::var_os(OLD).is_none() {
-        let output = rerun("sqlite::boots::a_kernel_without_time_namespaces_has_moved_no_clock", |exe| {
-            let mut command = std::process::Command::new(exe);
-            command.env(OLD, "1");
-            command
-        });
-        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let test = "sqlite::boots::a_kernel_without_time_namespaces_has_moved_no_clock";
+        return rerun(test, &[(OLD, "1".as_ref())]).assert_passed();
     }
     refuse_links(nix::libc::ENOENT);
     let folder = Folder::new();

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::{Acquired, Backend};
@@ -16,10 +16,6 @@ fn place() -> Option<PathBuf> {
     std::env::var_os(PLACE).map(PathBuf::from)
 }
 
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
 #[test]
 fn a_full_disk_is_told_and_nothing_is_written() {
     if let Some(place) = place() {
@@ -30,16 +26,16 @@ fn a_full_disk_is_told_and_nothing_is_written() {
     let is_root = std::fs::metadata(folder.path()).unwrap().uid() == 0;
     let flags = if is_root { "-m" } else { "-rm" };
     let script = "mount -t tmpfs -o size=300k tmpfs \"$0\" || exit 99; exec \"$@\"";
-    let output = rerun("sqlite::full::a_full_disk_is_told_and_nothing_is_written", |exe| {
+    let ran = rerun_by("sqlite::full::a_full_disk_is_told_and_nothing_is_written", |exe| {
         let mut command = Command::new("unshare");
         command.args([flags, "sh", "-c", script]).arg(folder.path()).arg(exe).env(PLACE, folder.path());
         command
     });
-    match output.status.code() {
-        Some(99) | Some(1) if !text(&output).contains("running 1 test") => {
-            skip(&format!("no tiny file system can be mounted here: {}", text(&output)));
+    match ran.code {
+        Some(99) | Some(1) if !ran.told.contains("running 1 test") => {
+            skip(&format!("no tiny file system can be mounted here: {}", ran.told));
         }
-        _ => assert!(output.status.success() && text(&output).contains("1 passed"), "{}", text(&output)),
+        _ => ran.assert_passed(),
     }
 }
 
@@ -87,12 +83,12 @@ fn a_commit_that_fails_is_unknown() {
     let folder = Folder::new();
     // A write beyond the limit fails with an error instead of a signal, as a failing disk does.
     let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
-    let output = rerun("sqlite::full::a_commit_that_fails_is_unknown", |exe| {
+    let ran = rerun_by("sqlite::full::a_commit_that_fails_is_unknown", |exe| {
         let mut command = Command::new("bash");
         command.args(["-c", script, "200"]).arg(exe).env(PLACE, folder.path());
         command
     });
-    assert!(output.status.success() && text(&output).contains("1 passed"), "{}", text(&output));
+    ran.assert_passed();
 }
 
 fn with_files_that_cannot_grow(place: &Path) {

@@ -1,10 +1,11 @@
 //! A file that is removed or replaced while it is open.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::LockRecord;
-use leasehold::internals::store::{Acquired, Backend, Consistency, Purpose, Released, Renewed, Swapped, Which};
+use leasehold::internals::store::{Acquired, Backend, Consistency, Purpose, Released, Swapped, Which};
 use leasehold::{ErrorKind, LockClient, LossReason, Result};
 
 use crate::sqlite::support::*;
@@ -65,10 +66,7 @@ fn who_holds_learns_that_it_is_gone() {
         granted(&store, &mut mine);
         let before = look(&store, "k");
         strike(&folder);
-        match store.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap() {
-            Renewed::Lost(seen) => assert!(!seen.record.exists()),
-            other => panic!("{other:?}"),
-        }
+        lost(&store, &mut mine);
         assert!(!look(&store, "k").record.exists());
         is_moved(store.acquire(&mut attempt("l", "a"), &soon()));
         is_moved(store.swap(&before, None, &soon()));
@@ -98,8 +96,7 @@ fn the_new_file_is_a_store_of_its_own_and_its_tokens_are_higher() {
         drop(new);
         let again = open(&folder.file());
         assert_eq!(held(&again, &mut attempt("k", "c")).record.exclusive.unwrap().labels.owner, "b");
-        let sound: String = raw(&folder.file()).query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
-        assert_eq!(sound, "ok");
+        assert_sound(&folder);
     }
 }
 
@@ -126,13 +123,8 @@ fn tokens_rise_over_a_restored_backup() {
 fn another_working_directory_leads_to_the_same_file() {
     // In a process of its own, since the working directory is the process's.
     if std::env::var_os("LEASEHOLD_CHDIR").is_none() {
-        let output = rerun("sqlite::moved::another_working_directory_leads_to_the_same_file", |exe| {
-            let mut command = std::process::Command::new(exe);
-            command.env("LEASEHOLD_CHDIR", "1");
-            command
-        });
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        return;
+        let test = "sqlite::moved::another_working_directory_leads_to_the_same_file";
+        return rerun(test, &[("LEASEHOLD_CHDIR", OsStr::new("1"))]).assert_passed();
     }
     let folder = Folder::new();
     std::env::set_current_dir(folder.path()).unwrap();

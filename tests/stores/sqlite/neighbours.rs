@@ -2,10 +2,9 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::Command;
 
 use leasehold::internals::store::sqlite::Sqlite;
-use leasehold::internals::store::{Acquired, Backend, Renewed};
+use leasehold::internals::store::{Acquired, Backend};
 
 use crate::sqlite::support::*;
 
@@ -14,14 +13,11 @@ const FILE: &str = "LEASEHOLD_NEIGHBOUR";
 /// Another process opens the file, tries to be granted `key`, and closes it.
 #[track_caller]
 fn is_granted_to_another_process(test: &str, folder: &Folder, key: &str) -> bool {
-    let output = rerun(&format!("sqlite::neighbours::{test}"), |exe| {
-        let mut command = Command::new(exe);
-        command.env(FILE, folder.file()).env("LEASEHOLD_KEY", key);
-        command
-    });
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{told}");
-    told.contains("granted: true")
+    let file = folder.file();
+    let env = [(FILE, file.as_os_str()), ("LEASEHOLD_KEY", key.as_ref())];
+    let ran = rerun(&format!("sqlite::neighbours::{test}"), &env);
+    ran.assert_passed();
+    ran.told.contains("granted: true")
 }
 
 /// Whether this is that other process.
@@ -73,8 +69,7 @@ fn the_log_outlives_what_reads_the_file_in_this_process() {
         renewed(&store, &mut mine, heartbeat(seconds(20)));
         held(&second, &mut attempt("k", "b"));
     }
-    let sound: String = raw(&folder.file()).query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
-    assert_eq!(sound, "ok");
+    assert_sound(&folder);
     drop((store, second));
     assert!(!beside(&folder, "-wal").exists(), "the last close removes the log");
     let again = open(&folder.file());
@@ -97,15 +92,11 @@ fn a_log_that_others_began_is_left_to_them() {
     raw(&folder.file()).query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(())).unwrap();
     fs::remove_file(beside(&folder, "-wal")).unwrap();
     assert!(is_granted_to_another_process(test, &folder, "l"));
-    match store.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap() {
-        Renewed::Lost(seen) => assert!(!seen.record.exists()),
-        other => panic!("{other:?}"),
-    }
+    lost(&store, &mut mine);
     drop(store);
     let again = open(&folder.file());
     assert_eq!(held(&again, &mut attempt("l", "b")).record.exclusive.unwrap().labels.owner, "other");
-    let sound: String = raw(&folder.file()).query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
-    assert_eq!(sound, "ok");
+    assert_sound(&folder);
 }
 
 /// Without `-shm` nobody sees who writes, and each writes over the other's part of the log.
@@ -122,10 +113,7 @@ fn who_lost_the_index_of_the_log_learns_it() {
     assert!(is_granted_to_another_process(test, &folder, "l"));
     let second = store.acquire(&mut attempt("l", "a"), &soon());
     assert!(second.is_err(), "two hold it: {second:?}");
-    match store.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap() {
-        Renewed::Lost(seen) => assert!(!seen.record.exists()),
-        other => panic!("{other:?}"),
-    }
+    lost(&store, &mut mine);
     drop(store);
     let again = open(&folder.file());
     assert_eq!(held(&again, &mut attempt("l", "b")).record.exclusive.unwrap().labels.owner, "other");
@@ -248,14 +236,10 @@ fn a_file_that_another_process_has_open_by_another_name_is_refused() {
     let names = [folder.path().join("hard.db"), elsewhere.file()];
     for name in &names {
         fs::hard_link(folder.file(), name).unwrap();
-        let output = rerun(&format!("sqlite::neighbours::{test}"), |exe| {
-            let mut command = Command::new(exe);
-            command.env(FILE, name).env("LEASEHOLD_REFUSED", "1");
-            command
-        });
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "two hold it: {told}");
-        assert!(told.contains("Config ") && told.contains("open by another path"), "{told}");
+        let env = [(FILE, name.as_os_str()), ("LEASEHOLD_REFUSED", "1".as_ref())];
+        let ran = rerun(&format!("sqlite::neighbours::{test}"), &env);
+        ran.assert_passed();
+        assert!(ran.told.contains("Config ") && ran.told.contains("open by another path"), "{}", ran.told);
     }
     renewed(&store, &mut mine, heartbeat(seconds(20)));
     drop(store);

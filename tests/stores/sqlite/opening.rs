@@ -222,13 +222,12 @@ fn as_nobody(name: &str, test: impl FnOnce(&Folder)) {
     if !nix_is_root(&folder) {
         return test(&folder);
     }
-    let output = rerun(name, |exe| {
+    let ran = rerun_by(name, |exe| {
         let mut command = Command::new(exe);
         command.uid(65534).gid(65534);
         command
     });
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    ran.assert_passed();
 }
 
 fn nix_is_root(folder: &Folder) -> bool {
@@ -292,12 +291,8 @@ fn a_log_that_only_others_may_write_is_told() {
             other.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE IF NOT EXISTS own (x)").unwrap();
             let log = folder.path().join(format!("locks.db{ending}"));
             fs::set_permissions(&log, fs::Permissions::from_mode(0o400)).unwrap();
-            let output = rerun("sqlite::opening::open_the_file_of_the_environment", |exe| {
-                let mut command = Command::new(exe);
-                command.env(FILE, folder.file());
-                command
-            });
-            let told = String::from_utf8_lossy(&output.stdout);
+            let file = folder.file();
+            let told = rerun("sqlite::opening::open_the_file_of_the_environment", &[(FILE, file.as_os_str())]).told;
             let why = "no permission to read and write the log beside the file";
             assert!(told.contains("Permission: ") && told.contains(why), "{ending}: {told}");
         }

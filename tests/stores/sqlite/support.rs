@@ -1,7 +1,8 @@
 //! A folder that goes away with the test, stores in it, and acquisitions.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,12 +121,50 @@ pub fn raw(path: &Path) -> rusqlite::Connection {
     rusqlite::Connection::open(path).unwrap()
 }
 
-/// Runs the test `name` of this binary once more, in a process that `wrap` prepares.
-pub fn rerun(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Output {
+/// The lock is lost, and there is nothing of it any more.
+#[track_caller]
+pub fn lost(store: &Sqlite, attempt: &mut Attempt) {
+    match store.renew(attempt, heartbeat(seconds(20)), &soon()).unwrap() {
+        Renewed::Lost(seen) => assert!(!seen.record.exists()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+pub fn assert_sound(folder: &Folder) {
+    let sound: String = raw(&folder.file()).query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(sound, "ok");
+}
+
+/// How another process ended that ran one test of this binary, and what it printed.
+pub struct Ran {
+    pub code: Option<i32>,
+    pub told: String,
+}
+
+impl Ran {
+    #[track_caller]
+    pub fn assert_passed(&self) {
+        assert!(self.code == Some(0) && self.told.contains("1 passed"), "{}", self.told);
+    }
+}
+
+/// Runs the test `name` of this binary once more, with this in its environment.
+pub fn rerun(name: &str, env: &[(&str, &OsStr)]) -> Ran {
+    rerun_by(name, |exe| {
+        let mut command = Command::new(exe);
+        command.envs(env.iter().copied());
+        command
+    })
+}
+
+/// The same, by a command that runs this binary.
+pub fn rerun_by(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Ran {
     let mut command = wrap(std::env::current_exe().unwrap());
     let output = command.args(["--exact", name, "--nocapture", "--include-ignored"]).output().unwrap();
-    assert!(!String::from_utf8_lossy(&output.stdout).contains("running 0 tests"), "there is no test {name}");
-    output
+    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!told.contains("running 0 tests"), "there is no test {name}");
+    Ran { code: output.status.code(), told }
 }
 
 /// Whether this is the process for `test` alone, by its full name; else it is run in one.
