@@ -256,7 +256,7 @@ fn the_environment_names_the_store() {
     // One test only touches this variable, and nothing else here reads it.
     let from_env = |value: Option<&str>| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "input::environment_child", "--nocapture"]).env("LEASEHOLD_TEST_CHILD", "1");
+        command.args(["--exact", "errors::input::environment_child", "--nocapture"]).env("LEASEHOLD_TEST_CHILD", "1");
         match value {
             Some(value) => command.env("LEASEHOLD_STORE", value),
             None => command.env_remove("LEASEHOLD_STORE"),

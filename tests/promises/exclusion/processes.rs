@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::support::harness::{Folder, PATIENCE, millis};
@@ -157,6 +158,9 @@ fn eight_processes_never_overlap(store: &Shared) {
 
 /// So many processes enter the section that often each, under the lock.
 fn exclude(mut workers: Vec<Worker>, each: usize) {
+    // The processes of one store at a time have the machine.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Folder::new();
     for worker in &mut workers {
         worker.tell(&format!("exclude job {each} {}", folder.path().display()));
