@@ -119,7 +119,7 @@
 //! | | assert operations that gate other transactions | [`fence`]: a transaction of your own commits only while the lease, or a lock, is held |
 //! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
-//! Which store, which lease, how to run a fleet: [`guide`]. Why it is built as it is: [`design`]. The command of the
+//! Which store, which lease, pitfalls, recipes, how to run a fleet: [`guide`]. Why it is built as it is: [`design`]. The command of the
 //! feature `cli`: [`command`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -182,13 +182,50 @@ pub mod design {}
 pub mod command {}
 
 pub mod guide {
-    //! For those who decide and those who run it: [which store and lease](choosing), and [a fleet's care](operating).
+    //! For users and operators, a page for each question.
+    //!
+    //! | page | question |
+    //! |---|---|
+    //! | [`tour`] | What is there besides `lock`: shared locks, leases of names, elections |
+    //! | [`choosing`] | Which store, which lease, and when not to lock at all |
+    //! | [`guarantees`] | What is promised, and on which clocks and disks it rests |
+    //! | [`pitfalls`] | What surprises people |
+    //! | [`recipes`] | cron, systemd, Kubernetes, CI, migrations, signals, frozen functions |
+    //! | [`operating`] | Alerts, a runbook, capacity, what it costs |
+    //! | [`speed`] | Measured ratios against raw requests |
+    //! | [`c`] | The library from C, C++ and Python |
+    //! | [`testing`] | How it is tested, and what is not shown |
+    //! | [`compatibility`] | What a new version may change |
+
+    #[doc = include_str!("api/guide/tour.md")]
+    pub mod tour {}
 
     #[doc = include_str!("api/guide/choosing.md")]
     pub mod choosing {}
 
+    #[doc = include_str!("api/guide/guarantees.md")]
+    pub mod guarantees {}
+
+    #[doc = include_str!("api/guide/pitfalls.md")]
+    pub mod pitfalls {}
+
+    #[doc = include_str!("api/guide/recipes.md")]
+    pub mod recipes {}
+
     #[doc = include_str!("api/guide/operating.md")]
     pub mod operating {}
+
+    #[doc = include_str!("api/guide/speed.md")]
+    pub mod speed {}
+
+    #[doc = include_str!("api/guide/c.md")]
+    pub mod c {}
+
+    #[doc = include_str!("api/guide/testing.md")]
+    pub mod testing {}
+
+    #[doc = include_str!("api/guide/compatibility.md")]
+    pub mod compatibility {}
 }
 
 #[cfg(doctest)]
