@@ -46,6 +46,7 @@
 //! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
 //! | `spanner` | Cloud Spanner; brings Google's client, which lives on one thread of ours |
 //! | `cli` | the command `leasehold`; of no use to the library |
+//! | `metrics` | the module `metrics`: counters, gauges and histograms for the crate of that name |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
@@ -54,7 +55,7 @@
 //! are `leasehold::client`, `::guard`, `::heartbeat`, `::election`, `::watcher`, `::wake`, `::callback`, and one for each
 //! store; [`design`] lists every text with its level and fields. The text itself names the lock, its holder and the
 //! time left, for loggers that drop fields. `RUST_LOG=leasehold=warn` shows what went wrong, and nothing while all is
-//! well. For metrics: [`Observer`].
+//! well. For metrics: [`Observer`], or the feature `metrics`.
 //!
 //! # In async programs
 //! Every call blocks its thread, and so does dropping a guard, for one release (at most `drop_timeout`). Nothing here
@@ -152,6 +153,8 @@ pub use api::fence;
 pub use api::filter::Filter;
 pub use api::guard::{LockGuard, ReleaseError, WithLockError};
 pub use api::leases::{LeaseKeeper, Leases};
+#[cfg(feature = "metrics")]
+pub use api::metrics;
 pub use api::request::{LockRequest, SameOwner};
 pub use api::request_any::LockAnyRequest;
 pub use api::sleep::Slept;

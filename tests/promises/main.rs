@@ -10,6 +10,8 @@ mod input;
 mod log_panics;
 mod logging;
 mod logs;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod observer;
 mod processes;
 mod queue;
