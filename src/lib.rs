@@ -46,6 +46,7 @@
 //! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
 //! | `spanner` | Cloud Spanner; brings Google's client, which lives on one thread of ours |
 //! | `cli` | the command `leasehold`; of no use to the library |
+//! | `metrics` | the module `metrics`: counters, gauges and histograms for the crate of that name |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
@@ -54,7 +55,7 @@
 //! are `leasehold::client`, `::guard`, `::heartbeat`, `::election`, `::watcher`, `::wake`, `::callback`, and one for each
 //! store; [`design`] lists every text with its level and fields. The text itself names the lock, its holder and the
 //! time left, for loggers that drop fields. `RUST_LOG=leasehold=warn` shows what went wrong, and nothing while all is
-//! well. For metrics: [`Observer`].
+//! well. For metrics: [`Observer`], or the feature `metrics`.
 //!
 //! # In async programs
 //! Every call blocks its thread, and so does dropping a guard, for one release (at most `drop_timeout`). Nothing here
@@ -119,7 +120,7 @@
 //! | | assert operations that gate other transactions | [`fence`]: a transaction of your own commits only while the lease, or a lock, is held |
 //! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
-//! Which store, which lease, how to run a fleet: [`guide`]. Why it is built as it is: [`design`]. The command of the
+//! Which store, which lease, pitfalls, recipes, how to run a fleet: [`guide`]. Why it is built as it is: [`design`]. The command of the
 //! feature `cli`: [`command`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -152,6 +153,8 @@ pub use api::fence;
 pub use api::filter::Filter;
 pub use api::guard::{LockGuard, ReleaseError, WithLockError};
 pub use api::leases::{LeaseKeeper, Leases};
+#[cfg(feature = "metrics")]
+pub use api::metrics;
 pub use api::request::{LockRequest, SameOwner};
 pub use api::request_any::LockAnyRequest;
 pub use api::sleep::Slept;
@@ -182,13 +185,50 @@ pub mod design {}
 pub mod command {}
 
 pub mod guide {
-    //! For those who decide and those who run it: [which store and lease](choosing), and [a fleet's care](operating).
+    //! For users and operators, a page for each question.
+    //!
+    //! | page | question |
+    //! |---|---|
+    //! | [`tour`] | What is there besides `lock`: shared locks, leases of names, elections |
+    //! | [`choosing`] | Which store, which lease, and when not to lock at all |
+    //! | [`guarantees`] | What is promised, and on which clocks and disks it rests |
+    //! | [`pitfalls`] | What surprises people |
+    //! | [`recipes`] | cron, systemd, Kubernetes, CI, migrations, signals, frozen functions |
+    //! | [`operating`] | Alerts, a runbook, capacity, what it costs |
+    //! | [`speed`] | Measured ratios against raw requests |
+    //! | [`c`] | The library from C, C++ and Python |
+    //! | [`testing`] | How it is tested, and what is not shown |
+    //! | [`compatibility`] | What a new version may change |
+
+    #[doc = include_str!("api/guide/tour.md")]
+    pub mod tour {}
 
     #[doc = include_str!("api/guide/choosing.md")]
     pub mod choosing {}
 
+    #[doc = include_str!("api/guide/guarantees.md")]
+    pub mod guarantees {}
+
+    #[doc = include_str!("api/guide/pitfalls.md")]
+    pub mod pitfalls {}
+
+    #[doc = include_str!("api/guide/recipes.md")]
+    pub mod recipes {}
+
     #[doc = include_str!("api/guide/operating.md")]
     pub mod operating {}
+
+    #[doc = include_str!("api/guide/speed.md")]
+    pub mod speed {}
+
+    #[doc = include_str!("api/guide/c.md")]
+    pub mod c {}
+
+    #[doc = include_str!("api/guide/testing.md")]
+    pub mod testing {}
+
+    #[doc = include_str!("api/guide/compatibility.md")]
+    pub mod compatibility {}
 }
 
 #[cfg(doctest)]

@@ -50,7 +50,10 @@ fn low_level(client: &LockClient, store: &mut Store, rounds: usize, table: &mut 
         }
         for (call, samples) in calls.into_iter().zip(&mut samples) {
             let ours = || match call {
-                Call::Acquire => lock = Some(client.request("bench").acquire().expect("nobody holds it")),
+                Call::Acquire => {
+                    // Of its own: a renewal by less than a store's default would write nothing.
+                    lock = Some(client.request("bench").lease(LEASE).acquire().expect("nobody holds it"));
+                }
                 Call::Renew => lock = lock.take().map(|lock| client.heartbeat(&lock, LEASE).expect("it is held")),
                 Call::Release => lock.iter().for_each(|lock| client.release(lock).expect("it is held")),
                 Call::Refused => {

@@ -9,6 +9,8 @@ pub(crate) mod filter;
 pub(crate) mod groups;
 pub(crate) mod guard;
 pub(crate) mod leases;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub(crate) mod origin;
 pub(crate) mod request;
 pub(crate) mod request_any;

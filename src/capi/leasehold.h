@@ -1,4 +1,4 @@
-/* Distributed locks: see the README for how to build and install the library.
+/* Distributed locks: the page `c` of the crate's guide (src/api/guide/c.md) says how to build and install the library.
  *
  * Written by tests/capi from the comments in src/capi: do not edit.
  *

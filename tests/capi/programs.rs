@@ -74,8 +74,8 @@ fn every_function_is_misused() {
 }
 
 #[test]
-fn the_readme_shows_the_program_that_is_tested() {
-    let readme = fs::read_to_string(root().join("README.md")).expect("it is there");
-    let shown = readme.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program in C");
+fn the_guide_shows_the_program_that_is_tested() {
+    let guide = fs::read_to_string(root().join("src/api/guide/c.md")).expect("it is there");
+    let shown = guide.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program in C");
     assert_eq!(shown, fs::read_to_string(root().join("tests/c/hello.c")).expect("it is there"));
 }

@@ -41,18 +41,29 @@ fn from_nothing_to_a_held_lock() {
 }
 
 #[test]
-fn the_guides_files_are_well_formed() {
-    let guide = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli/guide.md")).unwrap();
-    // Its command lines are those of this version.
-    let store = Store::new();
-    let cron = guide.lines().find_map(|line| line.strip_prefix("0 3 * * *  ")).unwrap();
-    let unit = guide.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/")).unwrap();
-    let job = guide.lines().find_map(|line| line.trim_start().strip_prefix("command: ")).unwrap();
-    let job: Vec<String> = serde_json::from_str(job).unwrap();
-    for line in [cron.to_owned(), unit.to_owned(), job.join(" ")] {
-        let (line, _) = line.split_once(" -- ").unwrap();
-        pasted(&store, &format!("{line} -- true"));
+fn the_commands_of_the_recipes_are_those_of_this_version() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/api/guide/recipes.md");
+    let recipes = std::fs::read_to_string(path).unwrap();
+    let mut commands: Vec<String> = Vec::new();
+    for line in recipes.lines().map(str::trim_start) {
+        if let Some(list) = line.strip_prefix("command: ") {
+            let words: Vec<String> = serde_json::from_str(list).unwrap();
+            commands.push(words.join(" ").replace("$(POD_NAME)", "pod-1"));
+        } else if let Some(at) = line.find("leasehold run ").or(line.find("leasehold elect ")) {
+            commands.push(line[at..].to_owned());
+        }
     }
+    assert_eq!(commands.len(), 7, "{commands:?}");
+    let store = Store::new();
+    for command in commands {
+        let (options, _) = command.split_once(" -- ").unwrap_or_else(|| panic!("{command}"));
+        pasted(&store, &format!("{options} -- true"));
+    }
+}
+
+#[test]
+fn the_completions_can_be_installed() {
+    let store = Store::new();
     let completions = &blocks("src/cli/guide.md", "## Looking after a store\n")[0];
     std::fs::create_dir_all(store.path(".local/share/bash-completion/completions")).unwrap();
     pasted(&store, completions.lines().next().unwrap());

@@ -6,6 +6,8 @@ mod bounds;
 mod errors;
 mod exclusion;
 mod fenced;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod observer;
 mod remote;
 #[path = "../support/mod.rs"]

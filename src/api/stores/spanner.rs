@@ -37,7 +37,8 @@
 //!
 //! # Roles
 //! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs
-//! `roles/spanner.databaseAdmin` (`spanner.databases.updateDdl`).
+//! `roles/spanner.databaseAdmin` (`spanner.databases.updateDdl`). Whoever only looks (`get`, `list`) needs
+//! `roles/spanner.databaseReader`.
 //!
 //! # Making the table
 //! [`create_schema`](crate::LockClient::create_schema) sends DDL by REST, to where Google's client looks, or ten ports

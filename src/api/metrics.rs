@@ -1,0 +1,132 @@
+//! Feeds the crate [`metrics`](https://docs.rs/metrics), and by its exporters Prometheus, StatsD and others.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use leasehold::{LockClient, metrics::Metrics};
+//!
+//! let metrics = Metrics::new().label("store", "memory").key(|key| key.split('/').next().unwrap_or(key).to_owned());
+//! let client = LockClient::builder("memory:").observer(Arc::new(metrics)).connect()?;
+//! let _guard = client.lock("reports/nightly")?; // leasehold_acquired_total{store="memory",key="reports"}
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! Nothing is counted unless the program has installed a recorder of that crate, and then each event costs what the
+//! recorder does. All series have the labels that you give, and no key unless you say how: keys that are made from ids
+//! would make series without end.
+//!
+//! | series | kind | further labels | |
+//! |---|---|---|---|
+//! | `leasehold_held` | gauge | | locks that guards and keepers hold |
+//! | `leasehold_waiting` | gauge | | calls that wait |
+//! | `leasehold_acquired_total` | counter | | grants |
+//! | `leasehold_refused_total` | counter | | others held it: each answer, so a wait counts several |
+//! | `leasehold_wait_seconds` | histogram | `end` | how long a call waited; `granted`, `timed_out`, .. ([`WaitEnd::name`](crate::WaitEnd::name)) |
+//! | `leasehold_hold_seconds` | histogram | `end` | how long it was held; `released`, `lost`, `handed_over`, `left` |
+//! | `leasehold_lost_total` | counter | `reason` | [`LossReason::name`](crate::LossReason::name) |
+//! | `leasehold_renewed_total` | counter | | heartbeats that extended a lease |
+//! | `leasehold_renewal_left_seconds` | histogram | | what was left of the hold when a heartbeat was answered |
+//! | `leasehold_renewal_late_total` | counter | | a loss is near, since heartbeats fail |
+//! | `leasehold_request_seconds` | histogram | `operation` | each request to the store ([`Operation::name`](crate::Operation::name)) |
+//! | `leasehold_request_errors_total` | counter | `operation`, `kind` | those that failed ([`ErrorKind::name`](crate::ErrorKind::name)) |
+//! | `leasehold_unanswered_total` | counter | `operation` | writes that may or may not have happened |
+//!
+//! The names end as Prometheus wants them. Five alerts over them:
+#![doc = concat!("```yaml\n", include_str!("guide/alerts.yml"), "```")]
+
+use std::fmt;
+use std::time::Duration;
+
+use ::metrics::{Label, counter, gauge, histogram};
+
+use crate::model::event::{Event, Observer};
+
+type KeyLabel = Box<dyn Fn(&str) -> String + Send + Sync>;
+
+/// An [`Observer`] that feeds the crate `metrics`; see the [module](self).
+#[derive(Default)]
+pub struct Metrics {
+    labels: Vec<Label>,
+    key: Option<KeyLabel>,
+}
+
+impl Metrics {
+    /// Without any label.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A label that all series of this observer have, as the store or the service. Defaults to none.
+    pub fn label(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.labels.push(Label::new(name, value.into()));
+        self
+    }
+
+    /// What the label `key` says of a key, where an event is about one. Let it give few different texts. Defaults to
+    /// no such label.
+    pub fn key(mut self, of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        self.key = Some(Box::new(of));
+        self
+    }
+
+    /// The labels of an event's series.
+    fn labels(&self, event: &Event<'_>, more: &[(&'static str, &'static str)]) -> Vec<Label> {
+        let key = self.key.as_ref().zip(event.key()).map(|(of, key)| Label::new("key", of(key)));
+        let more = more.iter().map(|(name, value)| Label::from_static_parts(name, value));
+        self.labels.iter().cloned().chain(key).chain(more).collect()
+    }
+}
+
+impl Observer for Metrics {
+    fn event(&self, event: &Event<'_>) {
+        if event.held_change() != 0 {
+            gauge!("leasehold_held", self.labels(event, &[])).increment(event.held_change() as f64);
+        }
+        if event.waits_change() != 0 {
+            gauge!("leasehold_waiting", self.labels(event, &[])).increment(event.waits_change() as f64);
+        }
+        let held = |end, time: Duration| {
+            histogram!("leasehold_hold_seconds", self.labels(event, &[("end", end)])).record(time);
+        };
+        match event {
+            Event::Request { operation, took, error, .. } => {
+                let operation = ("operation", operation.name());
+                histogram!("leasehold_request_seconds", self.labels(event, &[operation])).record(*took);
+                if let Some(error) = error {
+                    let labels = self.labels(event, &[operation, ("kind", error.kind().name())]);
+                    counter!("leasehold_request_errors_total", labels).increment(1);
+                }
+            }
+            Event::Unknown { operation, .. } => {
+                let labels = self.labels(event, &[("operation", operation.name())]);
+                counter!("leasehold_unanswered_total", labels).increment(1);
+            }
+            Event::Granted { .. } => counter!("leasehold_acquired_total", self.labels(event, &[])).increment(1),
+            Event::Refused { .. } => counter!("leasehold_refused_total", self.labels(event, &[])).increment(1),
+            Event::WaitEnded { waited, end, .. } => {
+                histogram!("leasehold_wait_seconds", self.labels(event, &[("end", end.name())])).record(*waited);
+            }
+            Event::Renewed { left, .. } => {
+                counter!("leasehold_renewed_total", self.labels(event, &[])).increment(1);
+                histogram!("leasehold_renewal_left_seconds", self.labels(event, &[])).record(*left);
+            }
+            Event::RenewalLate { .. } => {
+                counter!("leasehold_renewal_late_total", self.labels(event, &[])).increment(1);
+            }
+            Event::Lost { loss } => {
+                held("lost", loss.held_for);
+                let labels = self.labels(event, &[("reason", loss.reason.name())]);
+                counter!("leasehold_lost_total", labels).increment(1);
+            }
+            Event::Released { held_for, .. } => held("released", *held_for),
+            Event::HandedOver { held_for, .. } => held("handed_over", *held_for),
+            Event::Left { held_for, .. } => held("left", *held_for),
+            Event::WaitBegan { .. } | Event::Waited { .. } | Event::ReleasedData { .. } => {}
+        }
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").field("labels", &self.labels).finish_non_exhaustive()
+    }
+}
