@@ -156,6 +156,7 @@ pub use api::leases::{LeaseKeeper, Leases};
 #[cfg(feature = "metrics")]
 pub use api::metrics;
 pub use api::request::{LockRequest, SameOwner};
+pub use api::request_all::{LockAllGuard, LockAllRequest};
 pub use api::request_any::LockAnyRequest;
 pub use api::sleep::Slept;
 #[cfg(feature = "dynamodb")]

@@ -8,6 +8,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::guard::{LockGuard, WithLockError};
 use crate::api::origin::check_origin;
 use crate::api::request::LockRequest;
+use crate::api::request_all::{LockAllGuard, LockAllRequest};
 use crate::api::request_any::LockAnyRequest;
 use crate::engine::family::Family;
 use crate::lease::{Ask, Lease, backoff};
@@ -243,6 +244,37 @@ impl LockClient {
     /// A request for whichever of the keys is free first, with everything that can be asked for.
     pub fn request_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> LockAnyRequest {
         LockAnyRequest::new(&self.family, keys.into_iter().map(|key| key.as_ref().to_owned()).collect())
+    }
+
+    /// Waits, without limit, until this client holds all of the keys at once. They are taken in the order of their names,
+    /// whatever order they are given in, so that calls with crossed orders do not wait for each other.
+    ///
+    /// # Errors
+    /// See [`LockAllRequest::lock`].
+    ///
+    /// # Example
+    /// ```
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// let guard = client.lock_all(["account/7", "account/3"])?;
+    /// assert!(client.try_lock("account/7")?.is_none());
+    /// guard.release()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lock_all(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> Result<LockAllGuard> {
+        self.request_all(keys).lock()
+    }
+
+    /// Tries once for each of the keys; `None` when others hold one of them, and then none is held.
+    ///
+    /// # Errors
+    /// See [`LockAllRequest::try_lock`].
+    pub fn try_lock_all(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Option<LockAllGuard>> {
+        self.request_all(keys).try_lock()
+    }
+
+    /// A request for all of the keys, with everything that can be asked for.
+    pub fn request_all(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> LockAllRequest<'_> {
+        LockAllRequest::new(self, keys.into_iter().map(|key| key.as_ref().to_owned()).collect())
     }
 
     /// Takes up a lock that another guard handed over with

@@ -13,6 +13,7 @@ pub(crate) mod leases;
 pub mod metrics;
 pub(crate) mod origin;
 pub(crate) mod request;
+pub(crate) mod request_all;
 pub(crate) mod request_any;
 pub(crate) mod setters;
 pub(crate) mod sleep;

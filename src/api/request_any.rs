@@ -170,7 +170,8 @@ impl LockAnyRequest {
     }
 }
 
-fn check_keys(keys: &[String]) -> Result<()> {
+/// Refuses no key, and a key that is wrong or given twice.
+pub(crate) fn check_keys(keys: &[String]) -> Result<()> {
     if keys.is_empty() {
         return Err(Error::invalid("keys", keys, "at least one key"));
     }

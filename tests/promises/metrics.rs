@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::alone::alone;
-use crate::support::bench::wait_until;
+use crate::support::wait::wait_until;
 use leasehold::metrics::Metrics;
 use leasehold::{LockClient, Mutex};
 use metrics::{
@@ -96,7 +96,7 @@ fn each_event_is_counted_where_the_docs_say() {
 
         let guard = client.request("a/1").lock_id("group").lock().unwrap();
         assert!(client.try_lock_for("a/1", Duration::from_millis(50)).unwrap().is_none());
-        wait_until(|| book.get("leasehold_renewed_total{store=memory,key=a}") >= 2.0);
+        wait_until("two heartbeats", || book.get("leasehold_renewed_total{store=memory,key=a}") >= 2.0);
         assert_eq!(book.get("leasehold_held{store=memory,key=a}"), 1.0);
         client.unlock("group").unwrap();
         guard.loss().wait().expect("the next heartbeat finds out");

@@ -1,5 +1,6 @@
 //! The public API, the same on every store.
 
+mod all;
 mod any;
 mod comfort;
 mod data;
@@ -55,6 +56,8 @@ fn everything_can_be_shared_between_threads() {
     shared::<leasehold::LockGuard>();
     shared::<leasehold::LockRequest>();
     shared::<leasehold::LockAnyRequest>();
+    shared::<leasehold::LockAllRequest<'static>>();
+    shared::<leasehold::LockAllGuard>();
     shared::<leasehold::Filter>();
     shared::<leasehold::ClientBuilder>();
     shared::<leasehold::Lock>();

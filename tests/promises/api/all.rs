@@ -1,0 +1,175 @@
+//! All of several locks, or none.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::{CancelToken, ErrorKind, Event, LossReason, Mutex, Observer};
+
+use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::lateness;
+use crate::support::wait::wait_until;
+
+const SHORT: Duration = Duration::from_millis(150);
+
+/// The keys that were lost.
+#[derive(Default)]
+struct Losses(Mutex<Vec<String>>);
+
+impl Observer for Losses {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Lost { loss } = event {
+            self.0.lock().push(loss.key.clone());
+        }
+    }
+}
+
+#[test]
+fn all_are_held_or_none_is() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let guard = client.lock_all(["c", "a", "b"]).unwrap();
+        let keys: Vec<&str> = guard.guards().iter().map(|guard| guard.key()).collect();
+        assert_eq!(keys, ["a", "b", "c"]);
+        assert!(guard.is_held() && guard.remaining() > Duration::ZERO && guard.lost().is_none());
+        for key in keys {
+            assert!(rival.try_lock(key).unwrap().is_none(), "{key}");
+        }
+        guard.release().unwrap();
+        let _b = rival.lock("b").unwrap();
+        assert!(client.try_lock_all(["c", "b", "a"]).unwrap().is_none());
+        // What was taken before the refusal is free again, and what comes after it was not asked for.
+        assert!(rival.try_lock("a").unwrap().is_some() && client.get("a").unwrap().unwrap().is_free());
+        let error = client.request_all(["a", "b"]).wait(SHORT).lock().unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
+        assert_eq!(error.holders()[0].owner(), "rival");
+        wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
+        assert!(client.request_all(["a", "b"]).try_lock_for(SHORT).unwrap().is_none());
+        wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
+    });
+}
+
+#[test]
+fn crossed_orders_do_not_wait_for_each_other() {
+    on_every_store(|store| {
+        let clients = [store.client(), store.rival()];
+        let inside = Mutex::new(());
+        thread::scope(|scope| {
+            for (n, keys) in
+                [["a", "b", "c"], ["c", "b", "a"], ["b", "a", "c"], ["a", "c", "b"]].into_iter().enumerate()
+            {
+                let (client, inside) = (&clients[n % 2], &inside);
+                scope.spawn(move || {
+                    for _ in 0..5 {
+                        let guard = client.request_all(keys).wait(LONG).lock().expect("the others release it");
+                        let _alone = inside.try_lock().expect("nobody else holds one of them");
+                        drop(guard);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn they_are_one_group_and_held_only_while_all_are() {
+    on_every_store(|store| {
+        let client = store.builder().heartbeat(SHORT).connect().unwrap();
+        let guard = client.request_all(["a", "b"]).lock_id("pair").each(|one| one.comment("both")).lock().unwrap();
+        assert_eq!((guard.lock_id(), guard.guards()[1].info().comment()), ("pair", Some("both")));
+        assert_eq!(client.renew("pair", MINUTE).unwrap().len(), 2);
+        store.rival().force_release("b").unwrap();
+        guard.guards()[1].loss().wait().expect("the next heartbeat finds out");
+        assert!(!guard.is_held() && guard.remaining().is_zero() && guard.guards()[0].is_held());
+        assert!(matches!(guard.lost().unwrap().reason, LossReason::ReleasedByOther));
+        let error = guard.ensure_held().unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("b")));
+        assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Lost);
+        assert!(client.get("a").unwrap().unwrap().is_free());
+    });
+}
+
+#[test]
+fn one_that_is_lost_while_another_is_waited_for_is_taken_again() {
+    on_every_store(|store| {
+        let losses = Arc::new(Losses::default());
+        let client = store.builder().heartbeat(SHORT).observer(losses.clone()).connect().unwrap();
+        let rival = store.rival();
+        let b = rival.lock("b").unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| client.request_all(["a", "b"]).wait(LONG).lock());
+            wait_until("a is held", || client.get("a").unwrap().is_some_and(|status| !status.is_free()));
+            rival.force_release("a").unwrap();
+            wait_until("it is lost", || !losses.0.lock().is_empty());
+            b.release().unwrap();
+            let guard = waits.join().unwrap().unwrap();
+            assert!(guard.is_held() && client.get("a").unwrap().unwrap().holders().len() == 1);
+        });
+    });
+}
+
+#[test]
+fn wrong_arguments_are_refused_before_anything_is_sent() {
+    on_every_store(|store| {
+        let client = store.client();
+        let nothing: [&str; 0] = [];
+        for keys in [&nothing[..], &["a", "b", "a"], &["a", ""], &["a", "\n"]] {
+            assert_eq!(client.lock_all(keys).unwrap_err().kind(), ErrorKind::InvalidInput, "{keys:?}");
+        }
+        let refused = [
+            client.request_all(["a", "b"]).lock_id("").lock().unwrap_err(),
+            client.request_all(["a", "b"]).each(|one| one.lease(Duration::ZERO)).lock().unwrap_err(),
+            client.request_all(["a", "b"]).wait(SHORT).try_lock().unwrap_err(),
+        ];
+        for error in refused {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        }
+        assert!(client.get("a").unwrap().is_none_or(|status| status.is_free()));
+        let cancel = CancelToken::new();
+        cancel.cancel();
+        let error = client.request_all(["a"]).each(|one| one.cancel(&cancel)).lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+    });
+}
+
+/// Three releases that hang take no longer than one.
+#[test]
+fn the_drop_of_all_has_one_bound() {
+    on_every_store(|store| {
+        lateness::measure();
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let bound = Duration::from_millis(600);
+        let client = builder_over(faulty, store.clock.clone()).drop_timeout(bound).connect().unwrap();
+        let guard = client.lock_all(["a", "b", "c"]).unwrap();
+        faults.always(Call::Release, Fault::HangBefore);
+        let began = Instant::now();
+        drop(guard);
+        let took = began.elapsed();
+        faults.heal();
+        assert!(took <= bound + lateness::slack(began), "{took:?}");
+    });
+}
+
+/// A store that hangs while the first ones are given up does not keep the call past its end.
+#[test]
+fn no_call_outlives_its_end_by_what_it_gives_up() {
+    on_every_store(|store| {
+        lateness::measure();
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).drop_timeout(LONG).connect().unwrap();
+        let _c = store.rival().lock("c").unwrap();
+        faults.always(Call::Release, Fault::HangBefore);
+        let began = Instant::now();
+        let error = client.request_all(["a", "b", "c"]).wait(SHORT).lock().unwrap_err();
+        let took = began.elapsed();
+        faults.heal();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        // Two acquires come before the one that is refused, however slow the store is.
+        assert!(took <= LONG / 4 + lateness::slack(began), "{took:?}");
+        wait_until("they are released behind it", || client.get("a").unwrap().unwrap().is_free());
+    });
+}
