@@ -13,8 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 /// Whoever adds an example names it here and runs it below.
-const EXAMPLES: [&str; 13] = [
+const EXAMPLES: [&str; 14] = [
     "batch_job",
+    "both_accounts",
     "election",
     "fenced_dynamodb",
     "fenced_mongodb",
@@ -112,6 +113,11 @@ fn every_example_is_run() {
 #[test]
 fn hello() {
     run("hello", &[]).proves("refused to a second while the guard lived, granted after it was dropped");
+}
+
+#[test]
+fn both_accounts() {
+    run("both_accounts", &[]).proves("20 transfers in each direction, and nothing is lost or made");
 }
 
 #[test]
