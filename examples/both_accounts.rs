@@ -14,11 +14,10 @@ fn main() -> leasehold::Result<()> {
     let balances = Mutex::new(BTreeMap::from([("account/3", 100), ("account/7", 100)]));
     let transfer = |from: &'static str, to: &'static str| -> leasehold::Result<()> {
         let both = client.request_all([from, to]).wait(Duration::from_secs(60)).lock()?;
-        let (had, has) = (balances.lock()[from], balances.lock()[to]);
+        let read = balances.lock().clone();
         thread::sleep(Duration::from_millis(1)); // what another transfer would spoil
         both.ensure_held()?;
-        balances.lock().insert(from, had - 1);
-        balances.lock().insert(to, has + 1);
+        balances.lock().extend([(from, read[from] - 1), (to, read[to] + 1)]);
         both.release()
     };
     thread::scope(|scope| {
