@@ -291,10 +291,7 @@ fn a_wait_ends_with_the_lease_or_its_cancel() {
 #[test]
 fn a_wait_outlasts_trouble_with_the_store_but_not_its_no() {
     on_every_store(|store| {
-        let faults = FaultPlan::default();
-        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let client = builder_over(faulty, store.clock.clone()).request_timeout(Duration::from_millis(200));
-        let leases = client.connect().unwrap().leases("space");
+        let (leases, faults) = faulty(store);
         let wait = |cancel: &CancelToken| leases.wait_until_expired("app", cancel);
         // For a whole request timeout, so that it is not only repeated.
         faults.next(Call::Read, Fault::HangBefore);
