@@ -107,6 +107,8 @@ int main(int argc, char **argv) {
   CHECK(seen == token && strcmp(id, "node-1") == 0);
   EXPECT(LEASEHOLD_CODE_LOST, leasehold_election_token(second, &seen));
   says("does not lead");
+  OK(leasehold_election_is_leader(second, &leader));
+  CHECK(!leader);
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_election_campaign_for(second, 1, &term));
   OK(leasehold_error_holder(id, sizeof id, NULL));
   CHECK(strcmp(id, "node-1") == 0);

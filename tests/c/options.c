@@ -244,7 +244,9 @@ static void of_elections(void) {
   OK(leasehold_election_set_max_hold(election, 100));
   OK(leasehold_election_set_once(election));
   OK(leasehold_election_run(election));
+  EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(election));
   OK(leasehold_election_wait(election)); /* for one term */
+  OK(leasehold_election_run(election));
   OK(leasehold_election_free(election));
 }
 
