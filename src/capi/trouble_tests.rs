@@ -11,6 +11,7 @@ use super::guard::{
     GuardHandle, leasehold_guard_ensure_held, leasehold_guard_free, leasehold_guard_is_held, leasehold_guard_release,
 };
 use super::handle;
+use super::list::leasehold_client_create_schema;
 use crate::ClientBuilder;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
@@ -62,6 +63,15 @@ fn a_release_that_failed_can_be_called_again() {
     ] {
         assert_eq!(free(freed), Code::Ok);
     }
+}
+
+#[test]
+fn what_the_store_refuses_is_told() {
+    let (client, faults) = client();
+    faults.next(Call::Schema, Fault::Refuse);
+    assert_eq!(leasehold_client_create_schema(client), Code::Permission);
+    assert_eq!(leasehold_client_create_schema(client), Code::Ok);
+    assert_eq!(leasehold_client_free(client), Code::Ok);
 }
 
 #[test]

@@ -22,9 +22,7 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
             let leases = client.leases(&args.lease.namespace);
             one(global, "extended", &leases.extend(&args.lease.name, &args.holder, args.duration)?)
         }
-        Lease::Expire(args) => {
-            gone(global, "expired", &args.name, client.leases(&args.namespace).expire(&args.name))
-        }
+        Lease::Expire(args) => gone(global, "expired", &args.name, client.leases(&args.namespace).expire(&args.name)),
         Lease::Revoke(args) => {
             let ended = client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder);
             gone(global, "revoked", &args.lease.name, ended)

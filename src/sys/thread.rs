@@ -102,7 +102,8 @@ mod tests {
         let (release, let_go) = bounded::<()>(0);
         let thread = Thread::spawn("leasehold-test", move || {
             let _ = let_go.recv();
-        }).unwrap();
+        })
+        .unwrap();
         drop(release);
         assert!(thread.join_by(long()));
         let thread = Thread::spawn("leasehold-test", || panic!("as a test")).unwrap();

@@ -73,6 +73,8 @@ static void of_clients(const char *url) {
   OK(leasehold_client_lock(other, TEXT("of a client"), &guard));
   is_text(guard, LEASEHOLD_TEXT_OWNER, "ann");
   leasehold_status status = status_of(guard);
+  OK(leasehold_guard_token(guard, &ms));
+  CHECK(status.token == ms);
   OK(leasehold_guard_remaining(guard, &ms));
   CHECK(status.remaining_ms > HOUR - HOUR / 10 && status.remaining_ms <= HOUR && ms <= HOUR / 2 && ms > HOUR / 3);
   CHECK(status.leased_until_ms > status.created_ms + HOUR - 60000 && status.mode == LEASEHOLD_MODE_EXCLUSIVE);
