@@ -7,6 +7,7 @@ use super::client::{Client, leasehold_client_close, leasehold_client_free};
 use super::client_lock::leasehold_client_try_lock;
 use super::code::Code;
 use super::error::{leasehold_error_held_by_this_client, leasehold_error_is_retryable};
+use super::failure;
 use super::guard::{
     GuardHandle, leasehold_guard_ensure_held, leasehold_guard_free, leasehold_guard_is_held, leasehold_guard_release,
 };
@@ -70,8 +71,22 @@ fn what_the_store_refuses_is_told() {
     let (client, faults) = client();
     faults.next(Call::Schema, Fault::Refuse);
     assert_eq!(leasehold_client_create_schema(client), Code::Permission);
+    let message = failure::message();
+    assert!(message.ends_with("refused the request: permission denied"), "with its cause: {message}");
     assert_eq!(leasehold_client_create_schema(client), Code::Ok);
     assert_eq!(leasehold_client_free(client), Code::Ok);
+}
+
+#[test]
+fn what_an_operator_released_stays_lost() {
+    let ((client, _), mut guard) = (client(), 0);
+    assert_eq!(try_lock(client, &mut guard), Code::Ok);
+    assert!(handle::get::<Client>(client).is_ok_and(|client| client.api.force_release("k").is_ok()));
+    for _ in 0..2 {
+        assert_eq!(leasehold_guard_release(guard), Code::Lost);
+        assert_eq!(leasehold_guard_ensure_held(guard), Code::Lost);
+    }
+    assert_eq!((leasehold_guard_free(guard), leasehold_client_free(client)), (Code::Ok, Code::Ok));
 }
 
 #[test]
