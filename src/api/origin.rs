@@ -5,6 +5,8 @@
 use crate::engine::family::Family;
 use crate::model::error::{Error, Result};
 use crate::model::lock::Lock;
+#[cfg(feature = "sqlite")]
+use crate::store::sqlite;
 use crate::store::{Consistency, Which};
 use crate::sys::deadline::Deadline;
 
@@ -35,6 +37,11 @@ fn is_another(origin: &str, here: &str) -> bool {
         (Some(("mongodb", origin)), Some(("mongodb", here))) => last(origin) != last(here),
         // The names of tables have no case on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
+        // A file has as many paths as links lead to it.
+        #[cfg(feature = "sqlite")]
+        (Some(("sqlite", origin)), Some(("sqlite", here))) => {
+            origin != here && !sqlite::is_same_file(origin.as_ref(), here.as_ref())
+        }
         _ => origin != here,
     }
 }

@@ -265,3 +265,18 @@ pub extern "C" fn leasehold_client_close(client: ClientHandle) -> Code {
 pub extern "C" fn leasehold_client_free(client: ClientHandle) -> Code {
     call(|| handle::remove::<Client>(client).map(drop))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_watched_guards_that_are_gone_is_not_kept() {
+        let Ok(api) = LockClient::connect("memory:") else { panic!("no client") };
+        let (client, kept) = (Client::new(api), Watch::new(None));
+        client.watch(&kept);
+        (0..10_000).for_each(|_| client.watch(&Watch::new(None)));
+        let watches = client.watches.lock();
+        assert!(watches.len() < 64 && watches.iter().any(|watch| watch.strong_count() > 0), "{}", watches.len());
+    }
+}

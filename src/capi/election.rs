@@ -13,6 +13,7 @@ use super::failure::Failure;
 use super::{Outcome, call, handle, millis, out_arg, text, text_arg};
 use crate::CancelToken;
 use crate::api::election::{Election, TermEnd};
+use crate::model::error::{Error, ErrorKind};
 use crate::sys::drop_bound::DropBound;
 
 /// An election, which is built when it is first used.
@@ -54,10 +55,15 @@ pub type OnLost = Option<unsafe extern "C" fn(token: u64, text: *const c_char, t
 impl ElectionData {
     fn set(&self, set: impl FnOnce(&mut Options)) -> Outcome {
         if self.built.lock().is_some() {
-            return Err(Failure::new(Code::InvalidInput, "the election was used already"));
+            return Err(self.error(ErrorKind::InvalidInput, "the election was used already").into());
         }
         set(&mut self.options.lock());
         Ok(())
+    }
+
+    fn error(&self, kind: ErrorKind, message: &str) -> Error {
+        let options = self.options.lock();
+        options.client.api.error(kind, &options.name, message)
     }
 
     /// What was built, now at the latest.
@@ -225,8 +231,9 @@ pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, 
 pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
-        let none = || Failure::new(Code::Lost, "this node does not lead");
-        token.write(find(election)?.fencing_token().ok_or_else(none)?)
+        let election = handle::get::<ElectionData>(election)?;
+        let none = || election.error(ErrorKind::Lost, "this node does not lead");
+        token.write(election.election()?.fencing_token().ok_or_else(none)?)
     })
 }
 
@@ -245,7 +252,9 @@ pub unsafe extern "C" fn leasehold_election_leader(
 ) -> Code {
     call(|| {
         let token = out_arg!(token);
-        let leader = find(election)?.leader()?.ok_or_else(|| Failure::new(Code::NotFound, "nobody leads"))?;
+        let election = handle::get::<ElectionData>(election)?;
+        let none = || election.error(ErrorKind::InvalidInput, "nobody leads");
+        let leader = election.election()?.leader()?.ok_or_else(|| Failure::with_code(none(), Code::NotFound))?;
         // SAFETY: passed on from the caller.
         unsafe { text::write(leader.id(), buffer, capacity, len) }?;
         token.write(leader.fencing_token())
@@ -295,7 +304,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::{Error, ErrorKind, LockClient};
+    use crate::LockClient;
 
     const LONG: Duration = Duration::from_secs(20);
 

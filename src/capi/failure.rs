@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::error::Error as _;
 
 use super::code::Code;
-use crate::model::error::Error;
+use crate::model::error::{Error, ErrorKind};
+use crate::model::lock::Lock;
 use crate::sys::caught::discard;
 
 /// What the body of an exported function comes to.
@@ -55,6 +56,11 @@ impl From<Error> for Failure {
         let code = error.kind().into();
         Failure::with_code(error, code)
     }
+}
+
+/// An error about a lock that was granted.
+pub fn about(granted: &Lock, kind: ErrorKind, how: impl Into<String>) -> Error {
+    Error::new(kind, how).with_key(granted.key()).with_store(granted.store().unwrap_or_default())
 }
 
 thread_local! {

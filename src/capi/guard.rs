@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 
 use super::code::Code;
-use super::failure::Failure;
+use super::failure::{Failure, about};
 use super::lock::{LockData, LockHandle};
 use super::loss::{Reason, Watch};
 use super::status::ModeCode;
@@ -88,7 +88,7 @@ impl Guard {
             None if self.was_lost.load(Ordering::SeqCst) => (ErrorKind::Lost, "it was not held any more".to_owned()),
             None => (ErrorKind::Closed, "the guard was released already".to_owned()),
         };
-        Error::new(kind, how).with_key(self.granted.key()).with_store(self.granted.store().unwrap_or_default()).into()
+        about(&self.granted, kind, how).into()
     }
 }
 
@@ -247,22 +247,22 @@ pub unsafe extern "C" fn leasehold_guard_loss(
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
-        // A copy, so that the guard can be freed meanwhile.
-        let loss = handle::get::<Guard>(guard)?.loss.clone();
-        wait_loss(&loss, ms)
+        // It can be freed meanwhile, which takes out what is to be released.
+        let guard = handle::get::<Guard>(guard)?;
+        wait_loss(&guard.loss, &guard.granted, ms)
     })
 }
 
 /// See `leasehold_guard_wait_loss`.
-pub fn wait_loss(loss: &LossWatch, ms: u64) -> Outcome {
+pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64) -> Outcome {
     if loss.wait_timeout(millis(ms)).is_some() {
         return Ok(());
     }
-    Err(if loss.has_ended() {
-        Failure::new(Code::Closed, "the lock was released")
-    } else {
-        Failure::new(Code::TimedOut, "the lock was not lost within the wait")
-    })
+    let (kind, how) = match loss.has_ended() {
+        true => (ErrorKind::Closed, "the lock was released"),
+        false => (ErrorKind::TimedOut, "the lock was not lost within the wait"),
+    };
+    Err(about(granted, kind, how).into())
 }
 
 /// Gives a file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the

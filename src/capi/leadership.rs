@@ -4,15 +4,18 @@ use parking_lot::RwLock;
 
 use super::code::Code;
 use super::election::{ElectionHandle, find};
-use super::failure::Failure;
+use super::failure::{Failure, about};
+use super::guard::wait_loss;
 use super::{as_millis, call, handle, millis, out_arg};
 use crate::LossWatch;
 use crate::api::election::Leadership;
+use crate::model::error::ErrorKind;
+use crate::model::lock::Lock;
 
 /// A term as the leader, which stays readable after it was resigned.
 pub struct LeadershipData {
     leadership: RwLock<Option<Leadership>>,
-    token: u64,
+    granted: Lock,
     loss: LossWatch,
 }
 
@@ -23,8 +26,8 @@ pub type LeadershipHandle = u64;
 
 impl LeadershipData {
     fn won(won: Leadership) -> Result<LeadershipHandle, Failure> {
-        let (token, loss) = (won.fencing_token(), won.loss());
-        handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), token, loss })
+        let (granted, loss) = (won.guard().info(), won.loss());
+        handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), granted, loss })
     }
 
     fn ask<T>(&self, ask: impl FnOnce(&Leadership) -> T) -> Option<T> {
@@ -87,7 +90,7 @@ pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHa
 pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
-        token.write(handle::get::<LeadershipData>(leadership)?.token)
+        token.write(handle::get::<LeadershipData>(leadership)?.granted.fencing_token())
     })
 }
 
@@ -108,8 +111,8 @@ pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHa
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
     call(|| {
-        let loss = handle::get::<LeadershipData>(leadership)?.loss.clone();
-        super::guard::wait_loss(&loss, ms)
+        let leadership = handle::get::<LeadershipData>(leadership)?;
+        wait_loss(&leadership.loss, &leadership.granted, ms)
     })
 }
 
@@ -121,7 +124,8 @@ pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> C
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
         let held = leadership.leadership.write().take();
-        Ok(held.ok_or_else(|| Failure::new(Code::Closed, "the leadership was resigned already"))?.resign()?)
+        let ended = || about(&leadership.granted, ErrorKind::Closed, "the leadership was resigned already");
+        Ok(held.ok_or_else(ended)?.resign()?)
     })
 }
 

@@ -23,6 +23,8 @@ mod loss;
 mod request;
 mod status;
 mod text;
+#[cfg(all(test, feature = "_internals"))]
+mod trouble_tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, SystemTime};

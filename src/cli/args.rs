@@ -111,7 +111,7 @@ pub struct Run {
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_holders: Option<u32>,
     /// How long to wait at most [default: without limit]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub wait: Option<Duration>,
     /// Do not wait: end at once if others hold the lock
     #[arg(long = "try", conflicts_with = "wait")]
@@ -177,7 +177,7 @@ impl Name {
 #[derive(clap::Args, Clone, Debug)]
 pub struct Ask {
     /// How long the lock stays held after leasehold was cut off from the store; it is renewed while the command runs
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
     pub lease: Duration,
     /// Who holds the lock, as others are shown it [default: host:pid]
     #[arg(long, value_name = "TEXT")]
@@ -190,10 +190,10 @@ pub struct Ask {
     /// KILL comes before the store can grant the lock to another: the lock counts as lost this time and a second (at
     /// most a sixth of the lease) before its lease ends. Both together must be at most a third of the lease. If it is
     /// given and not 0, KILL also follows a TERM that is passed on to the command.
-    #[arg(long, value_name = "DURATION", value_parser = crate::words::duration_or_zero)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
     kill_after: Option<Duration>,
     /// The lock counts as lost after this time, so that a command that hangs is ended
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub max_hold: Option<Duration>,
 }
 
@@ -251,16 +251,16 @@ pub struct Status {
 #[derive(clap::Args, Debug)]
 pub struct Times {
     /// Only locks that were granted longer ago than this
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub older_than: Option<Duration>,
     /// Only locks that were granted within this time
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub newer_than: Option<Duration>,
     /// Only locks with less than this left of their lease
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub left_below: Option<Duration>,
     /// Only locks with this or more left of their lease
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub left_at_least: Option<Duration>,
 }
 
@@ -307,7 +307,7 @@ pub struct Renew {
     /// The lock id
     pub lock_id: String,
     /// The lease from now on; none becomes shorter
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
     pub lease: Duration,
 }
 
@@ -324,7 +324,7 @@ pub struct Unlock {
 #[derive(clap::Args, Debug)]
 pub struct Purge {
     /// Only locks whose lease ended longer ago than this
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = crate::words::duration_or_zero)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "0s", value_parser = crate::words::duration_or_zero)]
     pub older_than: Duration,
     /// Only show what would be done
     #[arg(long)]
@@ -347,8 +347,12 @@ pub enum Lease {
     /// Makes the lease of a holder last for longer.
     Extend(Claim),
     /// Ends a lease whose time is over.
+    ///
+    /// The exit code is 0 also where nobody holds it, and 75 while its time is not over or somebody pins it.
     Expire(LeaseName),
     /// Ends the lease of a holder before its time.
+    ///
+    /// The exit code is 0 also where nobody holds it, and 75 when another does.
     Revoke(Revoke),
     /// Shows the leases of a namespace.
     List(LeaseList),
@@ -370,7 +374,7 @@ pub struct Claim {
     /// The name that holds it
     pub holder: String,
     /// How long it lasts at least, from now on
-    #[arg(long = "for", value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, default_value = "60s", value_parser = duration)]
     pub duration: Duration,
 }
 
@@ -391,14 +395,12 @@ pub struct LeaseList {
 
 /// Prints the completions for a shell.
 #[derive(clap::Args, Debug)]
-#[command(hide = true)]
 pub struct Completions {
     pub shell: clap_complete::Shell,
 }
 
 /// Prints the manual page.
 #[derive(clap::Args, Debug)]
-#[command(hide = true)]
 pub struct Man {
     /// The page of this command instead
     pub command: Vec<String>,

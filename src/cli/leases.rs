@@ -1,6 +1,6 @@
 //! `lease`: what a name holds until somebody expires it.
 
-use leasehold::LeaseStatus;
+use leasehold::{ErrorKind, LeaseStatus};
 use serde_json::json;
 
 use crate::args::{Global, Lease};
@@ -22,13 +22,10 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
             let leases = client.leases(&args.lease.namespace);
             one(global, "extended", &leases.extend(&args.lease.name, &args.holder, args.duration)?)
         }
-        Lease::Expire(args) => {
-            client.leases(&args.namespace).expire(&args.name)?;
-            gone(global, "expired", &args.name)
-        }
+        Lease::Expire(args) => gone(global, "expired", &args.name, client.leases(&args.namespace).expire(&args.name)),
         Lease::Revoke(args) => {
-            client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder)?;
-            gone(global, "revoked", &args.lease.name)
+            let ended = client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder);
+            gone(global, "revoked", &args.lease.name, ended)
         }
         Lease::List(args) => list(global, &client.leases(&args.namespace).list()?),
     }
@@ -47,10 +44,17 @@ fn one(global: &Global, what: &str, status: &LeaseStatus) -> Outcome {
     Ok(0)
 }
 
-fn gone(global: &Global, what: &str, name: &str) -> Outcome {
-    match global.json {
-        true => print_json(&json!({ "name": name, "ended": what }))?,
-        false => print(&format!("{what}: {name:?}\n"))?,
+/// What is wanted is that nobody holds it any more, so it does not matter who has ended it: a repeat is no failure.
+fn gone(global: &Global, what: &str, name: &str, ended: leasehold::Result<()>) -> Outcome {
+    let was_held = match ended {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::InvalidLease && error.lease().is_none() => false,
+        Err(error) => return Err(error.into()),
+    };
+    match (global.json, was_held) {
+        (true, _) => print_json(&json!({ "name": name, "ended": was_held.then_some(what) }))?,
+        (false, true) => print(&format!("{what}: {name:?}\n"))?,
+        (false, false) => print(&format!("{name:?} is free\n"))?,
     }
     Ok(0)
 }

@@ -26,7 +26,7 @@ pub fn doctor(global: &Global) -> Outcome {
         // A store that can't be connected to has no more to tell.
         Err(failure) => {
             if !global.json {
-                print("cannot be used  NO\n")?;
+                print(&line("usable", "NO"))?;
             }
             return Err(failure);
         }
@@ -77,7 +77,11 @@ fn as_text(diagnosis: &Diagnosis) -> String {
             Err(error) => (right.what, format!("NO: {}", chain(error))),
         });
     }
-    lines.iter().map(|(what, found)| format!("{what:<20}{}\n", found.replace('\n', "\n                    "))).collect()
+    lines.iter().map(|(what, found)| line(what, found)).collect()
+}
+
+fn line(what: &str, found: &str) -> String {
+    format!("{what:<20}{}\n", found.replace('\n', "\n                    "))
 }
 
 fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {

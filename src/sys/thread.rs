@@ -76,3 +76,37 @@ impl Thread {
         ended
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crossbeam_channel::bounded;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_is_waited_for_until_its_end_but_not_for_longer_than_is_wanted() {
+        let long = || Instant::now() + Duration::from_secs(20);
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let ((release, let_go), (ended, ends)) = (bounded::<()>(0), bounded(1));
+        let thread = Thread::spawn("leasehold-test", move || {
+            let _ = let_go.recv();
+            let _ = ended.send(());
+        })
+        .unwrap();
+        assert!(!thread.is_over() && !thread.wait_until(soon()));
+        assert!(!thread.join_by(soon()), "it goes on by itself");
+        drop(release);
+        assert_eq!(ends.recv_deadline(long()), Ok(()));
+        let (release, let_go) = bounded::<()>(0);
+        let thread = Thread::spawn("leasehold-test", move || {
+            let _ = let_go.recv();
+        })
+        .unwrap();
+        drop(release);
+        assert!(thread.join_by(long()));
+        let thread = Thread::spawn("leasehold-test", || panic!("as a test")).unwrap();
+        assert!(thread.wait_until(long()) && thread.is_over() && thread.join_by(long()));
+    }
+}

@@ -74,15 +74,15 @@ int main(int argc, char **argv) {
   OK(leasehold_client_lock(to_close, TEXT("closed"), &guard));
   OK(leasehold_guard_loss_descriptor(guard, &descriptor));
   OK(leasehold_client_close(to_close));
+  struct pollfd closed = {descriptor, POLLIN, 0};
+  CHECK(poll(&closed, 1, 10000) == 1);
+  CHECK(read(descriptor, &byte, 1) == 0 && close(descriptor) == 0);
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 10000));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
   OK(leasehold_guard_release(guard)); /* closing has done it */
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_release(guard));
   leasehold_lock lock = 0;
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));
-  struct pollfd closed = {descriptor, POLLIN, 0};
-  CHECK(poll(&closed, 1, 10000) == 1);
-  CHECK(read(descriptor, &byte, 1) == 0 && close(descriptor) == 0);
   OK(leasehold_guard_free(guard));
   OK(leasehold_client_free(to_close));
   printf("proof: closed by exit(), by a thread's end and under a poll()\n");

@@ -57,6 +57,16 @@ static void *waits(void *user) {
   return NULL;
 }
 
+/* The last failure names the election, its store and what is wrong. */
+static void says(const char *what) {
+  char key[32], store[256], message[512];
+  OK(leasehold_error_key(key, sizeof key, NULL));
+  OK(leasehold_error_store(store, sizeof store, NULL));
+  OK(leasehold_error_message(message, sizeof message, NULL));
+  CHECK(strcmp(key, "scheduler") == 0 && strncmp(store, "sqlite:/", 8) == 0);
+  CHECK(strstr(message, "\"scheduler\"") != NULL && strstr(message, store) != NULL && strstr(message, what) != NULL);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   struct node node;
@@ -79,7 +89,12 @@ int main(int argc, char **argv) {
   OK(leasehold_election_set_on_won(first, on_won, &node));
   OK(leasehold_election_set_on_lost(first, on_lost, &node));
   EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_election_leader(first, &token, id, sizeof id, NULL));
+  says("nobody leads");
   OK(leasehold_election_run(first));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_election_set_once(first));
+  says("used already");
+  EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(first));
+  says("stands already");
   token = wait_for(&node, &node.won, 0);
   OK(leasehold_election_is_leader(first, &leader));
   OK(leasehold_election_token(first, &seen));
@@ -91,6 +106,9 @@ int main(int argc, char **argv) {
   OK(leasehold_election_leader(second, &seen, id, sizeof id, NULL));
   CHECK(seen == token && strcmp(id, "node-1") == 0);
   EXPECT(LEASEHOLD_CODE_LOST, leasehold_election_token(second, &seen));
+  says("does not lead");
+  OK(leasehold_election_is_leader(second, &leader));
+  CHECK(!leader);
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_election_campaign_for(second, 1, &term));
   OK(leasehold_error_holder(id, sizeof id, NULL));
   CHECK(strcmp(id, "node-1") == 0);
@@ -102,6 +120,7 @@ int main(int argc, char **argv) {
   CHECK(leader && seen > token);
   EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(second));
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_leadership_wait_loss(term, 1));
+  says("was not lost");
 
   /* Freed while other threads are inside, or just about to: one that campaigns, and one that runs. */
   OK(leasehold_election_new(client, TEXT("scheduler"), &campaign.election));
@@ -124,7 +143,9 @@ int main(int argc, char **argv) {
   OK(leasehold_leadership_is_leader(term, &leader));
   CHECK(!leader);
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_leadership_resign(term));
+  says("resigned already");
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_leadership_wait_loss(term, 0));
+  says("was released");
   OK(leasehold_leadership_remaining(term, &seen));
   CHECK(seen == 0);
   CHECK(wait_for(&node, &node.won, token) > token);

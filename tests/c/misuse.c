@@ -504,7 +504,8 @@ static void free_all(uint64_t *made) {
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   CHECK(leasehold_error_code() == LEASEHOLD_CODE_OK);
-  CHECK(strlen(leasehold_version()) >= 5);
+  int version[3];
+  CHECK(sscanf(leasehold_version(), "%d.%d.%d", &version[0], &version[1], &version[2]) == 3);
   CHECK(strcmp(leasehold_code_name(LEASEHOLD_CODE_LOST), "LEASEHOLD_CODE_LOST") == 0);
   CHECK(strcmp(leasehold_code_name(-7), "LEASEHOLD_CODE_?") == 0);
 

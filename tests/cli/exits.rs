@@ -144,7 +144,7 @@ fn a_held_lock_is_told_with_its_holder() {
 #[test]
 fn wrong_usage_is_64() {
     let store = Store::new();
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 16] = [
         (&[], "Usage: leasehold"),
         (&["fly"], "unrecognized subcommand 'fly'"),
         (&["run", "k", "true"], "put -- before the command: -- true"),
@@ -156,6 +156,10 @@ fn wrong_usage_is_64() {
             "a duration above zero is wanted, like 500ms, 30s, 5m, 1h30m or 1d",
         ),
         (&["run", "k", "--lease=-1s", "--", "true"], "a duration above zero"),
+        (&["run", "k", "--wait", "-5s", "--", "true"], "'-5s' for '--wait <DURATION>': a duration above zero"),
+        (&["run", "k", "--kill-after", "-5s", "--", "true"], "'--kill-after <DURATION>': a duration is wanted"),
+        (&["elect", "k", "--max-hold", "-5s", "--", "true"], "'--max-hold <DURATION>': a duration above zero"),
+        (&["status", "--older-than", "-5s"], "'--older-than <DURATION>': a duration above zero"),
         (&["run", "k", "--kill-after", "10s", "--", "true"], "make the lease 33 s or longer"),
         (&["run", "k", "--on-loss", "signal:NO", "--", "true"], "there is no signal NO"),
         (&["run", "k", "--max-holders", "2", "--", "true"], "--shared"),

@@ -265,7 +265,7 @@ fn the_doctor_says_what_is_wrong() {
 
     let ran = run(store.leasehold(&["doctor"]).env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db"));
     assert!(ran.code == Some(78) || ran.code == Some(69), "{ran:?}");
-    assert!(ran.stdout.contains("NO") && ran.stderr.contains("/no/such/folder"), "{ran:?}");
+    assert!(ran.stdout == "usable              NO\n" && ran.stderr.contains("/no/such/folder"), "{ran:?}");
 }
 
 #[test]
@@ -292,6 +292,12 @@ fn leases_are_claimed_extended_and_ended() {
     assert_eq!(lease(&["revoke", "app", "app/1"]).code, Some(75));
     assert_eq!(ok(lease(&["revoke", "app", "app/0"])), "revoked: \"app\"\n");
     assert_eq!(leases.expire("app").unwrap_err().kind(), ErrorKind::InvalidLease);
+    // What nobody holds is as it is wanted, so that both can be repeated.
+    for what in [&["expire", "app"][..], &["revoke", "app", "app/0"]] {
+        assert_eq!(ok(lease(what)), "\"app\" is free\n");
+        let told = json(lease(&[what, &["--json"]].concat()));
+        assert_eq!((&told["name"], &told["ended"]), (&"app".into(), &Value::Null));
+    }
     ok(lease(&["claim", "app", "b", "--namespace", "other", "--for", "100ms"]));
     let other = store.client().leases("other");
     other.wait_until_expired("app", &leasehold::CancelToken::new()).unwrap();

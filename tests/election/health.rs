@@ -101,3 +101,35 @@ fn a_closure_hears_that_its_node_is_ill() {
         assert_eq!(lost(&tells).0, token);
     });
 }
+
+#[test]
+fn a_leadership_from_campaign_is_resigned_when_the_health_check_hangs() {
+    on_every_store(|store| {
+        let state = Arc::new(AtomicU8::new(WELL));
+        let (asked, (cure, cured)) = (state.clone(), bounded::<()>(0));
+        let (a, tells) = node(&store.client(), "a");
+        let check = move || asked.load(Ordering::SeqCst) == WELL || cured.recv().is_ok();
+        let a = a.lease(3 * SECOND).health_check(check).build().unwrap();
+        let leadership = a.campaign().unwrap();
+        state.store(HANGS, Ordering::SeqCst);
+        assert!(leadership.loss().wait_timeout(LONG).is_none() && !leadership.is_leader());
+        assert_eq!(
+            (won(&tells), lost(&tells).1.as_str()),
+            (leadership.fencing_token(), "resigned, as the health check hangs")
+        );
+        drop(cure);
+    });
+}
+
+#[test]
+fn a_campaign_waits_until_its_node_is_fit_to_lead() {
+    on_every_store(|store| {
+        let mut asked = 0;
+        let check = move || {
+            asked += 1;
+            asked > 2
+        };
+        let a = store.client().election("job").lease(SECOND).health_check(check).build().unwrap();
+        assert!(a.campaign().unwrap().is_leader());
+    });
+}

@@ -368,3 +368,104 @@ fn a_campaign_with_a_limit_ends_with_who_leads() {
         assert_eq!(election.campaign_for(ms(50)).unwrap_err().kind(), ErrorKind::TimedOut);
     }
 }
+
+/// The thread that stood drops the closure, and with it the election.
+#[test]
+fn a_closure_that_owns_its_election_does_not_wait_for_itself_either() {
+    struct Owns {
+        election: Arc<Mutex<Option<leasehold::Election>>>,
+        _gone: Sender<()>,
+    }
+    on_every_store(|store| {
+        let client = store.builder().drop_timeout(3 * LONG).connect().unwrap();
+        let a = client.election("job").stand_again(false).build().unwrap();
+        let place = Arc::new(Mutex::new(None));
+        let (gone, goes) = bounded(0);
+        let owns = Owns { election: place.clone(), _gone: gone };
+        let mut filled = place.lock().unwrap();
+        a.lead(move |_| {
+            let owns = &owns;
+            // Until it is there.
+            drop(owns.election.lock());
+        })
+        .unwrap();
+        *filled = Some(a);
+        drop(filled);
+        drop(place);
+        assert_eq!(goes.recv_timeout(LONG), Err(crossbeam_channel::RecvTimeoutError::Disconnected));
+    });
+}
+
+#[test]
+fn who_resigned_lets_others_go_first_and_who_lost_the_lock_does_not() {
+    on_every_store(|store| {
+        // So long that a test would not see its end.
+        let poll = 10 * MINUTE;
+        let (client, faults) = store.faulty();
+        let a = client.poll(poll..=poll).connect().unwrap().election("job").build().unwrap();
+        let ((begun, begins), mut terms) = (unbounded(), 0);
+        a.lead(move |leadership| {
+            terms += 1;
+            begun.send(()).unwrap();
+            if terms == 1 {
+                leadership.loss().wait();
+            }
+        })
+        .unwrap();
+        begins.recv_timeout(LONG).unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        store.outlast(MINUTE);
+        begins.recv_timeout(LONG).expect("it stands at once after a loss");
+        let rival = store.client();
+        wait_until(|| rival.try_lock("job").unwrap().is_some());
+        for _ in 0..20 {
+            rival.try_lock("job").unwrap().expect("it lets others go first").release().unwrap();
+        }
+        assert_eq!(a.terms(), 2);
+        a.stop().unwrap();
+    });
+}
+
+#[test]
+fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
+    on_every_store(|store| {
+        let client = store.builder().drop_timeout(SECOND).connect().unwrap();
+        let a = client.election("job").build().unwrap();
+        let ((begun, begins), (release, let_go), (ended, ends)) = (unbounded(), bounded::<()>(0), unbounded());
+        a.lead(work(begun, let_go, ended)).unwrap();
+        begins.recv_timeout(LONG).unwrap();
+        assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
+        // A busy machine may take its thread a moment longer.
+        wait_until(|| !a.is_standing());
+        // Its lock is free, but the closure still works with what the lock protects.
+        store.outlast(MINUTE);
+        let error = a.campaign_for(ms(100)).unwrap_err();
+        assert!(error.kind() == ErrorKind::TimedOut && error.to_string().contains("fit to lead"), "{error}");
+        a.run().unwrap();
+        let rival = store.client();
+        for _ in 0..10 {
+            rival.try_lock("job").unwrap().expect("it does not stand").release().unwrap();
+        }
+        assert_eq!(a.terms(), 1);
+        drop(release);
+        assert!(!ends.recv_timeout(LONG).unwrap());
+        wait_until(|| a.is_leader());
+    });
+}
+
+#[test]
+fn the_leader_is_shown_with_its_host() {
+    on_every_store(|store| {
+        let client = store.client();
+        let (told, tells) = unbounded();
+        let a = client.election("job").id("a").on_leader(move |leader: &Leader| drop(told.send(leader.clone())));
+        let leadership = a.build().unwrap().campaign().unwrap();
+        let info = leadership.guard().info();
+        assert!(info.host().is_some_and(|host| !host.is_empty()));
+        let seen = store.client().election("job").build().unwrap().leader().unwrap().unwrap();
+        for leader in [tells.recv_timeout(LONG).unwrap(), seen] {
+            let shown = (leader.id(), leader.host(), leader.fencing_token());
+            assert_eq!(shown, ("a", info.host(), leadership.fencing_token()));
+        }
+    });
+}

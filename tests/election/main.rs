@@ -10,6 +10,7 @@ mod lead;
 mod processes;
 mod spindle;
 mod storm;
+mod warnings;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};

@@ -22,7 +22,7 @@ use crate::sys::log;
 /// The pause after the first busy answer: a transaction of ours takes less.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest pause between two tries.
-const LAST_PAUSE: Duration = Duration::from_millis(10);
+pub(super) const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// Up to this many writes in a row that others do not see may be an accident, if none was seen yet.
 const MOST_UNSEEN: u32 = 10;
 

@@ -51,6 +51,7 @@ mod wakeup;
 use boot::Here;
 use conn::{Conn, Writer};
 use error::SqliteError;
+pub use file::is_same_file;
 use file::{FileId, Log};
 pub use open::SqliteOptions;
 use transact::Claiming;
@@ -66,7 +67,7 @@ pub struct Sqlite {
     /// Never waits for the other one.
     reader: Mutex<Conn>,
     watch: Watch,
-    /// Connecting made the table, which `create_schema` has not said yet.
+    /// This client made the table, which `create_schema` has not said yet.
     made: AtomicBool,
 }
 

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension};
 
 use super::Sqlite;
-use super::conn::{self, Begin, Tx, busy_retried};
+use super::conn::{self, Begin, LAST_PAUSE, Tx, busy_retried};
 use super::error::SqliteError;
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::model::error::Result;
@@ -63,6 +64,9 @@ const COLUMNS: [(&str, &str, bool, bool); 17] = [
 /// `PRAGMA user_version` of a file in this version's format: major * 1000 + minor.
 pub(super) const USER_VERSION: i64 = (FORMAT_MAJOR * 1000 + FORMAT_MINOR) as i64;
 
+/// How long a file with nothing in it may be one that another process is making at this moment.
+const MAKING: Duration = Duration::from_secs(1);
+
 /// Major and minor.
 pub(super) type Format = (u32, u32);
 
@@ -96,13 +100,13 @@ impl Sqlite {
         if what == Schema::Describe {
             return Ok(format!("PRAGMA journal_mode = WAL;\n{TABLE};\nPRAGMA user_version = {USER_VERSION};"));
         }
-        let mut made = false;
-        let mut run = || {
+        let run = || {
             self.target.check()?;
             if what == Schema::Create {
                 let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
                 writer.promise(Durability::PowerCut, &self.target.path, by)?;
-                made = create(&writer, &self.target.path, by)? | self.made.swap(false, Ordering::Relaxed);
+                // Kept until it is said, which may be by a later call, if this one has no time left for its reads.
+                self.made.fetch_or(create(&writer, &self.target.path, by)?, Ordering::Relaxed);
             }
             let conn = conn::lock(&self.reader, &self.target.path, by)?;
             busy_retried(&self.target.path, by, "read the database", || {
@@ -114,6 +118,7 @@ impl Sqlite {
             })
         };
         let (major, minor) = run().map_err(|error| self.target.explained(error))?;
+        let made = what == Schema::Create && self.made.swap(false, Ordering::Relaxed);
         let is = if made { "was made" } else { "is there" };
         Ok(format!("{}: the table `locks` {is}, format {major}.{minor}", self.target.path.display()))
     }
@@ -168,16 +173,38 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bo
 
 /// An error unless the table is there. A copy may have lost its write-ahead log and the version, which is no fault of it.
 pub(super) fn require(conn: &Connection, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
-    let is_there = || format(conn, path).and_then(|_| check_table(conn, path));
-    let look = || busy_retried(path, by, "read the database", is_there);
-    if look()? {
+    let look = || busy_retried(path, by, "read the database", || what_is_there(conn, path));
+    let making = by.clone().within(MAKING);
+    while look()? == There::Nothing && making.wait_for(LAST_PAUSE) {}
+    if look()? == There::Table {
         write_ahead_log(conn, path, by)?;
         // The first to read opens the log.
-        if look()? {
+        if look()? == There::Table {
             return Ok(());
         }
     }
     Err(SqliteError::NoTable { path: path.to_owned() })
+}
+
+/// What a file has in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum There {
+    Table,
+    /// Others, or none any more.
+    NoTable,
+    /// It never had any: somebody may be about to make it.
+    Nothing,
+}
+
+fn what_is_there(conn: &Connection, path: &Path) -> Result<There, SqliteError> {
+    format(conn, path)?;
+    if check_table(conn, path)? {
+        return Ok(There::Table);
+    }
+    // Raised by every change of a table.
+    let changes = conn.query_row("PRAGMA schema_version", [], |row| row.get::<_, i64>(0));
+    let changes = changes.map_err(|e| failed(path, "look for tables", e))?;
+    Ok(if changes == 0 { There::Nothing } else { There::NoTable })
 }
 
 fn is_ready(conn: &Connection, path: &Path) -> Result<bool, SqliteError> {

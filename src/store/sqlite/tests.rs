@@ -56,6 +56,23 @@ fn what_issues_a_token_is_synced_fully_and_the_rest_is_not() {
 }
 
 #[test]
+fn who_made_the_table_says_so_also_after_a_call_that_ran_out_of_time() {
+    let (folder, store) = store();
+    let create = |by: Duration| store.schema(Schema::Create, &Deadline::after(by));
+    assert!(create(Duration::from_secs(20)).unwrap().contains("was made"), "by connecting");
+    store.writer.lock().execute_batch("DROP TABLE locks").unwrap();
+    // The table is made, but nobody may look at it until the time is over.
+    let reader = store.reader.lock();
+    assert!(create(Duration::from_secs(1)).is_err());
+    drop(reader);
+    assert!(super::schema::check_table(&store.reader.lock(), &store.target.path).unwrap(), "it was not made");
+    assert!(store.schema(Schema::Check, &soon()).unwrap().contains("is there"), "a check makes nothing");
+    assert!(create(Duration::from_secs(20)).unwrap().contains("was made"));
+    assert!(create(Duration::from_secs(20)).unwrap().contains("is there"));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn an_error_tells_its_cause_once_and_no_grant_id() {
     let (folder, store) = store();
     let mut held = attempt();

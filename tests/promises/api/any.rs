@@ -8,7 +8,7 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ErrorKind, Event, LockStatus, Mode, Mutex, Observer, SameOwner, WaitEnd};
 
-use crate::api::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 
 const SHORT: Duration = Duration::from_millis(150);
 
@@ -268,5 +268,40 @@ fn a_store_that_fails_is_not_told_as_held() {
         faults.always(Call::Acquire, Fault::FailBefore);
         let error = client.request_any(["a", "b"]).in_order().try_lock().unwrap_err();
         assert_ne!(error.kind(), ErrorKind::Held);
+    });
+}
+
+/// To be asked for although this client holds it, a key must look free: as one that can't be read.
+#[test]
+fn ones_own_lock_that_looks_free_ends_no_wait_and_a_no_of_the_store_does() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        let _mine = client.request("a").lock_id("g").lock().unwrap();
+        for (call, asked) in [(Call::Read, 4), (Call::Acquire, 2)] {
+            let theirs = store.rival().lock("b").unwrap();
+            let (before, looks) = (faults.count(Call::Acquire), faults.count(Call::Read));
+            if call == Call::Read {
+                faults.always(call, Fault::Refuse);
+            }
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| client.request_any(["a", "b"]).lock_id("g").wait(LONG).lock());
+                // The first look comes after both were asked for, and refused.
+                let looked = || faults.count(Call::Read) > looks && faults.count(Call::Acquire) >= before + asked;
+                wait_until(|| looked() || waits.is_finished());
+                faults.always(call, Fault::Refuse);
+                theirs.release().unwrap();
+                let answer = waits.join().unwrap();
+                match call {
+                    Call::Read => assert_eq!(answer.unwrap().key(), "b"),
+                    _ => {
+                        let error = answer.unwrap_err();
+                        assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("b")), "{error}");
+                    }
+                }
+            });
+            faults.heal();
+        }
     });
 }

@@ -137,6 +137,27 @@ fn a_file_that_is_another_one_is_another_store() {
     assert!(error.to_string().contains("one.db"), "{error}");
 }
 
+/// As `/run` and `/var/run` are: the lock is looked for in the right store, and what is wrong is that it is lost.
+#[test]
+#[cfg(all(feature = "sqlite", unix))]
+fn a_lock_that_was_lost_is_lost_by_every_path_of_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let [real, link] = ["run", "var-run"].map(|name| folder.path().join(name));
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let open = |path: &std::path::Path| leasehold::sqlite::builder(path.join("locks.db")).connect().unwrap();
+    for (granted, asked) in [(&real, &link), (&link, &real)] {
+        let (client, other) = (open(granted), open(asked));
+        let lock = client.request("k").acquire().unwrap();
+        assert_eq!(client.unlock(lock.lock_id()).unwrap().len(), 1);
+        let error = other.heartbeat(&lock, MINUTE).unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("k")), "{error}");
+        let error = other.adopt(lock.clone()).unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("k")), "{error}");
+        other.release(&lock).unwrap();
+    }
+}
+
 #[test]
 fn held_lists_the_guards_of_all_clones() {
     on_every_store(|store| {

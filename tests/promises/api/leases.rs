@@ -289,6 +289,27 @@ fn a_wait_ends_with_the_lease_or_its_cancel() {
 }
 
 #[test]
+fn a_wait_outlasts_trouble_with_the_store_but_not_its_no() {
+    on_every_store(|store| {
+        let (leases, faults) = faulty(store);
+        let wait = |cancel: &CancelToken| leases.wait_until_expired("app", cancel);
+        // For a whole request timeout, so that it is not only repeated.
+        faults.next(Call::Read, Fault::HangBefore);
+        wait(&CancelToken::new()).unwrap();
+        faults.next(Call::Read, Fault::Refuse);
+        assert_eq!(wait(&CancelToken::new()).unwrap_err().kind(), ErrorKind::Permission);
+        faults.always(Call::Read, Fault::HangBefore);
+        let (cancel, before) = (CancelToken::new(), faults.count(Call::Read));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| wait(&cancel));
+            wait_until(|| faults.count(Call::Read) > before);
+            cancel.cancel();
+            assert_eq!(waits.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+        });
+    });
+}
+
+#[test]
 fn a_keeper_extends_and_its_drop_ends_nothing() {
     on_every_store(|store| {
         let leases = leases(store);

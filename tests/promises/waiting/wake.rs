@@ -241,6 +241,23 @@ fn a_wake_that_hangs_holds_up_nobody(store: Store) {
 }
 
 #[test]
+fn a_close_waits_for_the_thread_that_the_store_tells() {
+    let store = Store::memory();
+    let (unstick, stuck) = crossbeam_channel::bounded(0);
+    store.plan.next(Call::Wake, Fault::Stuck(stuck));
+    let client = store.builder().lease(LEASE).drop_timeout(PATIENCE).connect().expect("a client");
+    let _held = store.bystander().lock("k").expect("a lock");
+    let waiting = waiter(&client, "k", |request| request);
+    eventually("the store is asked", || store.plan.count(Call::Wake) > 0);
+    let (closed, closes) = crossbeam_channel::bounded(1);
+    std::thread::spawn(move || closed.send(client.close()));
+    assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Closed));
+    assert!(closes.recv_timeout(millis(300)).is_err(), "its thread goes on after the close");
+    drop(unstick);
+    closes.recv_timeout(PATIENCE).expect("it ends").expect("a close");
+}
+
+#[test]
 fn a_store_that_is_slow_to_tell_is_not_asked_for_each_waiter_that_goes() {
     let store = Store::memory();
     store.plan.always(Call::Wake, Fault::Delay(millis(50)));

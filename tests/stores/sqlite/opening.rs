@@ -88,6 +88,25 @@ fn many_open_a_missing_file_at_once() {
     }
 }
 
+/// Between the making of the file and that of its table there is a moment in which there is only the file.
+#[test]
+fn who_wants_only_what_is_there_waits_for_whoever_makes_it() {
+    for _ in 0..20 {
+        let folder = Folder::new();
+        let path = folder.file();
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                while !path.exists() {
+                    std::hint::spin_loop();
+                }
+                Sqlite::open_existing(SqliteOptions::new(&path), Clock::system(), &soon()).map(drop)
+            });
+            drop(open(&path));
+            looks.join().unwrap().unwrap();
+        });
+    }
+}
+
 #[test]
 fn the_folder_is_missing() {
     let folder = Folder::new();

@@ -1,0 +1,266 @@
+/* Every option of a client, a request, a filter and an election does what it says. */
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+
+enum { HOUR = 3600 * 1000 };
+
+static leasehold_client client;
+
+static leasehold_status status_of(leasehold_guard guard) {
+  leasehold_lock lock = 0;
+  leasehold_status status;
+  OK(leasehold_guard_info(guard, &lock));
+  OK(leasehold_lock_status(lock, &status, sizeof status));
+  OK(leasehold_lock_free(lock));
+  return status;
+}
+
+/* A text of what a guard holds, as the data and a listing have it. */
+static void is_text(leasehold_guard guard, int32_t text, const char *wanted) {
+  char of_lock[64], of_list[64], key[64];
+  uint64_t token = 0;
+  leasehold_lock lock = 0;
+  leasehold_list list = 0;
+  OK(leasehold_guard_info(guard, &lock));
+  OK(leasehold_guard_key(guard, key, sizeof key, NULL));
+  OK(leasehold_client_get(client, TEXT(key), &token, &list));
+  OK(leasehold_lock_text(lock, text, of_lock, sizeof of_lock, NULL));
+  OK(leasehold_list_text(list, 0, text, of_list, sizeof of_list, NULL));
+  CHECK(strcmp(of_lock, of_list) == 0 && (wanted == NULL || strcmp(of_lock, wanted) == 0));
+  OK(leasehold_lock_free(lock));
+  OK(leasehold_list_free(list));
+}
+
+/* What a guard of this request may still hold without a renewal, in milliseconds. */
+static uint64_t left(leasehold_request request) {
+  leasehold_guard guard = 0;
+  OK(leasehold_request_try_lock(request, &guard));
+  uint64_t left = status_of(guard).remaining_ms;
+  OK(leasehold_guard_free(guard));
+  return left;
+}
+
+static void of_clients(const char *url) {
+  char missing[512];
+  leasehold_builder builder = 0;
+  leasehold_client other = 0;
+  leasehold_guard guard = 0;
+  uint64_t ms = 0;
+  leasehold_code (*const refused[])(leasehold_builder, uint64_t) = {
+      leasehold_builder_set_request_timeout, leasehold_builder_set_drop_timeout, leasehold_builder_set_margin};
+  const uint64_t wrong[] = {0, 0, HOUR};
+  for (int i = 0; i < 4; i++) {
+    OK(leasehold_builder_new(TEXT(url), &builder));
+    OK(i < 3 ? refused[i](builder, wrong[i]) : leasehold_builder_set_poll(builder, 10, 5));
+    EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_builder_connect(builder, &other));
+    OK(leasehold_builder_free(builder));
+  }
+  snprintf(missing, sizeof missing, "%s.missing", url);
+  OK(leasehold_builder_new(TEXT(missing), &builder));
+  OK(leasehold_builder_set_must_exist(builder));
+  EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_builder_connect(builder, &other));
+  OK(leasehold_builder_free(builder));
+
+  OK(leasehold_builder_new(TEXT(url), &builder));
+  OK(leasehold_builder_set_owner(builder, TEXT("ann")));
+  OK(leasehold_builder_set_lease(builder, HOUR));
+  OK(leasehold_builder_set_heartbeat(builder, 100)); /* the default would be 20 minutes */
+  OK(leasehold_builder_set_margin(builder, HOUR / 2));
+  OK(leasehold_builder_connect(builder, &other));
+  OK(leasehold_builder_free(builder));
+  OK(leasehold_client_lock(other, TEXT("of a client"), &guard));
+  is_text(guard, LEASEHOLD_TEXT_OWNER, "ann");
+  leasehold_status status = status_of(guard);
+  OK(leasehold_guard_token(guard, &ms));
+  CHECK(status.token == ms);
+  OK(leasehold_guard_remaining(guard, &ms));
+  CHECK(status.remaining_ms > HOUR - HOUR / 10 && status.remaining_ms <= HOUR && ms <= HOUR / 2 && ms > HOUR / 3);
+  CHECK(status.leased_until_ms > status.created_ms + HOUR - 60000 && status.mode == LEASEHOLD_MODE_EXCLUSIVE);
+  CHECK(status.created_ms / 1000 + 600 > (uint64_t)time(NULL) && status.created_ms / 1000 < (uint64_t)time(NULL) + 600);
+  while (status_of(guard).renewed_ms < status.created_ms) {
+    EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_guard_wait_loss(guard, 10));
+  }
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_client_free(other));
+}
+
+static void of_requests(void) {
+  leasehold_request request = 0, other = 0;
+  leasehold_guard guard = 0, none = 0;
+  leasehold_mode mode = LEASEHOLD_MODE_EXCLUSIVE;
+  OK(leasehold_request_new(client, TEXT("of a request"), &request));
+  OK(leasehold_request_set_owner(request, TEXT("bob")));
+  OK(leasehold_request_set_comment(request, TEXT("why")));
+  OK(leasehold_request_set_lock_id(request, TEXT("a group")));
+  OK(leasehold_request_lock(request, &guard));
+  is_text(guard, LEASEHOLD_TEXT_KEY, "of a request");
+  is_text(guard, LEASEHOLD_TEXT_OWNER, "bob");
+  is_text(guard, LEASEHOLD_TEXT_COMMENT, "why");
+  is_text(guard, LEASEHOLD_TEXT_LOCK_ID, "a group");
+  is_text(guard, LEASEHOLD_TEXT_HOST, NULL);
+
+  /* It waits for itself, for as long as it is allowed to. */
+  OK(leasehold_request_new(client, TEXT("of a request"), &other));
+  OK(leasehold_request_set_wait(other, 1));
+  EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_request_lock(other, &none));
+  CHECK(leasehold_error_held_by_this_client());
+  OK(leasehold_request_free(other));
+  OK(leasehold_request_new(client, TEXT("of a request"), &other));
+  OK(leasehold_request_set_deadline_in(other, 1));
+  EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_request_lock(other, &none));
+  OK(leasehold_request_set_owner(other, TEXT("bob")));
+  OK(leasehold_request_set_replace_same_owner(other));
+  OK(leasehold_request_set_wait(other, 60000));
+  OK(leasehold_request_lock(other, &none));
+  OK(leasehold_guard_free(none));
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_request_free(other));
+
+  OK(leasehold_request_set_lease(request, HOUR / 2));
+  CHECK(left(request) <= HOUR / 2 && left(request) > HOUR / 3);
+  OK(leasehold_request_set_lease_until(request, ((uint64_t)time(NULL) + 7200) * 1000));
+  CHECK(left(request) <= 2 * HOUR && left(request) > HOUR);
+  OK(leasehold_request_set_lease_forever(request));
+  CHECK(left(request) == UINT64_MAX);
+  OK(leasehold_request_free(request));
+
+  OK(leasehold_request_new(client, TEXT("of a request"), &request));
+  OK(leasehold_request_set_shared(request));
+  OK(leasehold_request_lock(request, &guard));
+  OK(leasehold_guard_mode(guard, &mode));
+  CHECK(mode == LEASEHOLD_MODE_SHARED && status_of(guard).mode == LEASEHOLD_MODE_SHARED);
+  OK(leasehold_request_set_max_holders(request, 1));
+  EXPECT(LEASEHOLD_CODE_HELD, leasehold_request_try_lock(request, &none));
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_request_free(request));
+
+  /* Any order would give them all in turn. */
+  OK(leasehold_request_new_any(client, &request));
+  OK(leasehold_request_add_key(request, TEXT("first")));
+  OK(leasehold_request_add_key(request, TEXT("second")));
+  OK(leasehold_request_set_in_order(request));
+  for (int i = 0; i < 30; i++) {
+    OK(leasehold_request_try_lock(request, &guard));
+    is_text(guard, LEASEHOLD_TEXT_KEY, "first");
+    OK(leasehold_guard_free(guard));
+  }
+  OK(leasehold_request_free(request));
+}
+
+/* How many locks fit. */
+static size_t found(leasehold_filter filter) {
+  leasehold_list list = 0;
+  size_t len = 0;
+  OK(leasehold_client_list(client, filter, &list));
+  OK(leasehold_list_len(list, &len));
+  OK(leasehold_list_free(list));
+  OK(leasehold_filter_free(filter));
+  return len;
+}
+
+static leasehold_filter all(void) {
+  leasehold_filter filter = 0;
+  OK(leasehold_filter_new(&filter));
+  OK(leasehold_filter_set_key_prefix(filter, TEXT("list/")));
+  return filter;
+}
+
+#define FINDS(n, call)                                                                                                 \
+  do {                                                                                                                 \
+    leasehold_filter f = all();                                                                                        \
+    OK(call);                                                                                                          \
+    CHECK(found(f) == (n));                                                                                            \
+  } while (0)
+
+/* One that is held alone, one that is shared, one that is over. */
+static void of_filters(void) {
+  const char *keys[] = {"list/exclusive", "list/shared", "list/over"};
+  leasehold_lock locks[3];
+  uint64_t now = (uint64_t)time(NULL) * 1000;
+  for (int i = 0; i < 3; i++) {
+    leasehold_request request = 0;
+    OK(leasehold_request_new(client, TEXT(keys[i]), &request));
+    OK(leasehold_request_set_owner(request, TEXT(keys[i])));
+    OK(leasehold_request_set_lock_id(request, TEXT(keys[i])));
+    OK(leasehold_request_set_lease(request, i == 2 ? 100 : HOUR));
+    if (i == 1) {
+      OK(leasehold_request_set_shared(request));
+    }
+    OK(leasehold_request_acquire(request, &locks[i]));
+    OK(leasehold_request_free(request));
+  }
+  leasehold_filter over = 0;
+  do {
+    over = all();
+    OK(leasehold_filter_set_expired(over));
+  } while (found(over) == 0);
+  CHECK(found(all()) == 3);
+  FINDS(1, leasehold_filter_set_key(f, TEXT("list/shared")));
+  FINDS(1, leasehold_filter_set_key_prefix(f, TEXT("list/o")));
+  FINDS(1, leasehold_filter_set_lock_id(f, TEXT("list/over")));
+  FINDS(1, leasehold_filter_set_owner(f, TEXT("list/exclusive")));
+  FINDS(2, leasehold_filter_set_exclusive(f));
+  FINDS(1, leasehold_filter_set_shared(f));
+  FINDS(2, leasehold_filter_set_live(f));
+  FINDS(1, leasehold_filter_set_expired(f));
+  FINDS(0, leasehold_filter_set_created_before(f, now - HOUR));
+  FINDS(3, leasehold_filter_set_created_before(f, now + HOUR));
+  FINDS(3, leasehold_filter_set_created_after(f, now - HOUR));
+  FINDS(0, leasehold_filter_set_created_after(f, now + HOUR));
+  FINDS(1, leasehold_filter_set_remaining_below(f, HOUR / 2));
+  FINDS(2, leasehold_filter_set_remaining_at_least(f, HOUR / 2));
+  /* A renewal of what is held as data is noted in it. */
+  leasehold_status status;
+  OK(leasehold_client_heartbeat(client, locks[0], 2 * HOUR));
+  OK(leasehold_lock_status(locks[0], &status, sizeof status));
+  CHECK(status.renewed_ms >= status.created_ms && status.remaining_ms > HOUR);
+  for (int i = 0; i < 3; i++) {
+    OK(leasehold_client_release(client, locks[i]));
+    OK(leasehold_lock_free(locks[i]));
+  }
+  CHECK(found(all()) == 0);
+}
+
+static void of_elections(void) {
+  leasehold_election election = 0;
+  leasehold_leadership term = 0;
+  uint64_t ms = 0;
+  OK(leasehold_election_new(client, TEXT("elected"), &election));
+  OK(leasehold_election_set_lease(election, HOUR));
+  OK(leasehold_election_campaign_for(election, 60000, &term));
+  OK(leasehold_leadership_remaining(term, &ms));
+  CHECK(ms > HOUR / 2 && ms <= HOUR);
+  OK(leasehold_leadership_free(term)); /* resigns */
+  OK(leasehold_election_free(election));
+
+  OK(leasehold_election_new(client, TEXT("elected"), &election));
+  OK(leasehold_election_set_max_hold(election, 100));
+  OK(leasehold_election_campaign_for(election, 60000, &term));
+  OK(leasehold_leadership_wait_loss(term, UINT64_MAX));
+  OK(leasehold_leadership_free(term));
+  OK(leasehold_election_free(election));
+
+  OK(leasehold_election_new(client, TEXT("elected"), &election));
+  OK(leasehold_election_set_max_hold(election, 100));
+  OK(leasehold_election_set_once(election));
+  OK(leasehold_election_run(election));
+  EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(election));
+  OK(leasehold_election_wait(election)); /* for one term */
+  OK(leasehold_election_run(election));
+  OK(leasehold_election_free(election));
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  alarm(200); /* what is not set may be waited for without end */
+  client = connected(argv[1]);
+  of_clients(argv[1]);
+  of_requests();
+  of_filters();
+  of_elections();
+  OK(leasehold_client_free(client));
+  printf("proof: every option did what it says\n");
+  return 0;
+}

@@ -1,0 +1,69 @@
+//! What is warned of in the log: only what nobody else hears of.
+
+use leasehold::internals::store::fault::{Call, Fault};
+
+use crate::support::logs;
+use crate::*;
+
+/// Whether this was warned of about the election of this name.
+fn warned(of: &str, name: &str) -> bool {
+    logs::kept(&format!("{name:?}")).iter().any(|line| line.contains(of))
+}
+
+/// A name that no other store's test has, since there is one log.
+fn named(store: &Opened, what: &str) -> String {
+    logs::keep();
+    format!("{what} of {}", store.store.info().label)
+}
+
+#[test]
+fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
+    on_every_store(|store| {
+        for by in ["stop", "closure", "close"] {
+            let name = named(store, by);
+            let (client, faults) = store.faulty();
+            let client = client.drop_timeout(SECOND).connect().unwrap();
+            let a = Arc::new(client.election(&name).build().unwrap());
+            let (own, (stops, stopped)) = (Arc::downgrade(&a), crossbeam_channel::bounded(1));
+            a.lead(move |leadership| {
+                // To stop oneself can't wait for the end.
+                if stopped.recv().unwrap() {
+                    own.upgrade().unwrap().stop().unwrap();
+                }
+                leadership.loss().wait();
+            })
+            .unwrap();
+            wait_until(|| a.is_leader());
+            faults.always(Call::Release, Fault::FailBefore);
+            stops.send(by == "closure").unwrap();
+            match by {
+                "stop" => {
+                    a.stop().unwrap_err();
+                    assert!(!warned("could not resign", &name), "its caller was told");
+                }
+                "closure" => wait_until(|| warned("could not resign", &name)),
+                _ => {
+                    let _ = client.close();
+                    wait_until(|| warned("could not resign", &name));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stop_while_it_waits_is_no_trouble() {
+    on_every_store(|store| {
+        for by_close in [false, true] {
+            let name = named(store, if by_close { "closed" } else { "stopped" });
+            let _held = store.client().lock(&name).unwrap();
+            let client = store.client();
+            let a = client.election(&name).build().unwrap();
+            a.run().unwrap();
+            wait_until(|| a.iterations() > 0);
+            if by_close { client.close() } else { a.stop() }.unwrap();
+            a.wait();
+            assert!(!warned("could not stand", &name));
+        }
+    });
+}
