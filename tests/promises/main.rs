@@ -19,6 +19,7 @@ mod restarts;
 mod sharing;
 #[path = "../support/mod.rs"]
 mod support;
+mod sweep;
 mod threads;
 mod wake;
 

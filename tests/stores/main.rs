@@ -5,6 +5,7 @@ mod conformance;
 mod differential;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
+mod fuzz;
 #[cfg(feature = "mongodb")]
 mod mongodb;
 mod proxy;
