@@ -15,6 +15,7 @@ mod spanner;
 mod sqlite;
 #[path = "../support/mod.rs"]
 mod support;
+mod upgrade;
 
 /// The workers of this binary begin here.
 #[cfg(target_os = "linux")]

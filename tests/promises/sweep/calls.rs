@@ -31,6 +31,11 @@ fn some(guard: Option<LockGuard>) -> Answer {
     guard.map_or_else(|| text("nothing"), held)
 }
 
+/// Whichever key it is.
+fn any(guard: LockGuard) -> Answer {
+    Answer { text: format!("held {}", guard.is_held()), kept: Box::new(guard) }
+}
+
 fn text(text: impl Into<String>) -> Answer {
     Answer { text: text.into(), kept: Box::new(()) }
 }
@@ -86,15 +91,15 @@ fn expired(room: &Room) {
     room.store.advance(2 * LEASE);
 }
 
-/// Others hold it until somebody has asked for it.
+/// Others hold it until somebody waits for it.
 fn contended(room: &Room) -> Act {
     let lock = room.others.request("k").acquire().expect("it is free");
     Box::new(move |room| {
         let (plan, others) = (room.store.plan.clone(), &room.others);
-        let asked = plan.count(Call::Acquire);
+        let woken = plan.count(Call::Wake);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                eventually("somebody asks", || plan.count(Call::Acquire) > asked);
+                eventually("somebody waits", || plan.count(Call::Wake) > woken);
                 others.release(&lock).expect("it is released");
             });
             room.client.request("k").wait(PATIENCE).lock().map(held)
@@ -193,13 +198,13 @@ fn clients() -> Vec<Swept> {
         with!("LockClient::force_release", Either, group, |room: &Room, ()| {
             Ok(keys(&room.client.force_release("k")?))
         }),
-        with!("LockClient::purge", Either, expired, |room: &Room, ()| {
+        with!("LockClient::purge", AnotherTime, expired, |room: &Room, ()| {
             room.client.purge(millis(0)).map(|_| text(""))
         }),
         with!("LockClient::purge_preview", Either, expired, |room: &Room, ()| {
             Ok(keys(&room.client.purge_preview(millis(0))?.freed))
         }),
-        with!("LockClient::purge_pages", Either, expired, |room: &Room, ()| {
+        with!("LockClient::purge_pages", AnotherTime, expired, |room: &Room, ()| {
             room.client.purge_pages(millis(0)).collect::<Result<Vec<_>>>().map(|_| text(""))
         }),
         with!("LockClient::close", Either, guard, |room: &Room, guard| {
@@ -231,7 +236,7 @@ fn requests() -> Vec<Swept> {
         with!("LockRequest::adopt", OrNothing, lock, |room: &Room, lock| {
             room.client.request("k").adopt(lock).map(held)
         }),
-        plain!("LockAnyRequest::lock", AsBefore, |room| room.client.request_any(KEYS).in_order().lock().map(held)),
+        plain!("LockAnyRequest::lock", AsBefore, |room| room.client.request_any(KEYS).in_order().lock().map(any)),
         plain!("LockAnyRequest::lock_with_progress", AsBefore, |room| {
             room.client.request_any(["k"]).lock_with_progress(|_| {}).map(held)
         }),
@@ -253,11 +258,11 @@ fn guards() -> Vec<Swept> {
         with!("LockGuard::release", Either, guard, |_: &Room, guard: LockGuard| Ok(guard
             .release()
             .map(|()| text(""))?)),
-        with!("LockGuard, dropped", Either, guard, |_: &Room, guard| {
+        with!("LockGuard, dropped", AnotherTime, guard, |_: &Room, guard| {
             drop(guard);
             Ok(text(""))
         }),
-        with!("LockGuard::ensure_held_for", Either, guard, |_: &Room, guard: LockGuard| {
+        with!("LockGuard::ensure_held_for", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
             // What is left right after a renewal, but for what a request may take.
             eventually("some of it is over", || guard.remaining() < LEASE.mul_f64(0.9) - millis(800));
             guard.ensure_held_for(LEASE.mul_f64(0.9) - millis(800))?;
@@ -268,7 +273,7 @@ fn guards() -> Vec<Swept> {
 
 fn leases() -> Vec<Swept> {
     vec![
-        plain!("Leases::claim", AsBefore, |room| {
+        plain!("Leases::claim", Either, |room| {
             room.client.leases(SPACE).claim(NAME, "holder", LEASE).map(|lease| text(lease.holder()))
         }),
         with!("Leases::extend", Either, claimed, |room: &Room, ()| {
@@ -340,7 +345,7 @@ fn elections() -> Vec<Swept> {
             Ok(Answer { text: leader.id().to_owned(), kept: Box::new(election) })
         }),
         with!("Election::stop", Either, leading, |_: &Room, election: Election| election.stop().map(|()| text(""))),
-        with!("Election, dropped", Either, leading, |_: &Room, election: Election| {
+        with!("Election, dropped", AnotherTime, leading, |_: &Room, election: Election| {
             drop(election);
             Ok(text(""))
         }),
