@@ -14,7 +14,7 @@ pub const NAME: &str = "name";
 
 /// One call.
 pub struct Swept {
-    /// As in `tests/public_api.txt`, without the crate; behind a comma which case of it.
+    /// As in `tests/public_api.txt`; behind a comma which case of it.
     pub path: &'static str,
     pub leaves: Leaves,
     /// It waits for others: how often it asks is a matter of time.
@@ -153,61 +153,74 @@ pub fn all() -> Vec<Swept> {
 
 fn clients() -> Vec<Swept> {
     vec![
-        plain!("ClientBuilder::connect", EitherAtOnce, |room| {
+        plain!("leasehold::ClientBuilder::connect", EitherAtOnce, |room| {
             let client = room.store.builder().create_schema(true).connect()?;
             Ok(Answer { text: String::new(), kept: Box::new(client) })
         }),
-        plain!("LockClient::create_schema", EitherAtOnce, |room| room.client.create_schema().map(|_| text(""))),
-        plain!("LockClient::schema", EitherAtOnce, |room| room.client.schema().map(text)),
+        plain!("leasehold::LockClient::create_schema", EitherAtOnce, |room| room
+            .client
+            .create_schema()
+            .map(|_| text(""))),
+        plain!("leasehold::LockClient::schema", EitherAtOnce, |room| room.client.schema().map(text)),
         // What was not answered is in the answer.
-        plain!("LockClient::diagnose", EitherAtOnce, |room| room.client.diagnose().map(|_| text(""))),
-        plain!("LockClient::lock", AsBefore, |room| room.client.lock("k").map(held)),
-        plain!("LockClient::try_lock", AsBefore, |room| room.client.try_lock("k").map(some)),
-        plain!("LockClient::try_lock_for", AsBefore, |room| room.client.try_lock_for("k", PATIENCE).map(some)),
-        plain!("LockClient::try_lock_until", AsBefore, |room| room.client.try_lock_until("k", soon()).map(some)),
-        plain!("LockClient::lock_shared", AsBefore, |room| room.client.lock_shared("k").map(held)),
-        plain!("LockClient::try_lock_shared", AsBefore, |room| room.client.try_lock_shared("k").map(some)),
-        plain!("LockClient::try_lock_shared_for", AsBefore, |room| {
+        plain!("leasehold::LockClient::diagnose", EitherAtOnce, |room| room.client.diagnose().map(|_| text(""))),
+        plain!("leasehold::LockClient::lock", AsBefore, |room| room.client.lock("k").map(held)),
+        plain!("leasehold::LockClient::try_lock", AsBefore, |room| room.client.try_lock("k").map(some)),
+        plain!("leasehold::LockClient::try_lock_for", AsBefore, |room| room
+            .client
+            .try_lock_for("k", PATIENCE)
+            .map(some)),
+        plain!("leasehold::LockClient::try_lock_until", AsBefore, |room| room
+            .client
+            .try_lock_until("k", soon())
+            .map(some)),
+        plain!("leasehold::LockClient::lock_shared", AsBefore, |room| room.client.lock_shared("k").map(held)),
+        plain!("leasehold::LockClient::try_lock_shared", AsBefore, |room| room.client.try_lock_shared("k").map(some)),
+        plain!("leasehold::LockClient::try_lock_shared_for", AsBefore, |room| {
             room.client.try_lock_shared_for("k", PATIENCE).map(some)
         }),
-        plain!("LockClient::try_lock_shared_until", AsBefore, |room| {
+        plain!("leasehold::LockClient::try_lock_shared_until", AsBefore, |room| {
             room.client.try_lock_shared_until("k", soon()).map(some)
         }),
-        plain!("LockClient::lock_any", AsBefore, |room| room.client.lock_any(["k"]).map(held)),
-        plain!("LockClient::try_lock_any", AsBefore, |room| room.client.try_lock_any(["k"]).map(some)),
-        plain!("LockClient::with_lock", Either, |room| {
+        plain!("leasehold::LockClient::lock_any", AsBefore, |room| room.client.lock_any(["k"]).map(held)),
+        plain!("leasehold::LockClient::try_lock_any", AsBefore, |room| room.client.try_lock_any(["k"]).map(some)),
+        plain!("leasehold::LockClient::with_lock", Either, |room| {
             let done = room.client.with_lock("k", |guard| guard.is_held().to_string());
             Ok(text(done.map_err(leasehold::Error::from)?))
         }),
-        with!("LockClient::adopt", OrNothing, lock, |room: &Room, lock| room.client.adopt(lock).map(held)),
-        with!("LockClient::heartbeat", Either, lock, |room: &Room, lock: Lock| {
+        with!("leasehold::LockClient::adopt", OrNothing, lock, |room: &Room, lock| room.client.adopt(lock).map(held)),
+        with!("leasehold::LockClient::heartbeat", Either, lock, |room: &Room, lock: Lock| {
             room.client.heartbeat(&lock, LEASE).map(|lock| data(&lock))
         }),
-        with!("LockClient::release", Either, lock, |room: &Room, lock: Lock| {
+        with!("leasehold::LockClient::release", Either, lock, |room: &Room, lock: Lock| {
             room.client.release(&lock).map(|()| text(""))
         }),
-        with!("LockClient::get", Either, lock, |room: &Room, _| {
+        with!("leasehold::LockClient::get", Either, lock, |room: &Room, _| {
             Ok(keys(room.client.get("k")?.expect("it is there").holders()))
         }),
-        with!("LockClient::list", Either, group, |room: &Room, ()| Ok(keys(&room.client.list(&Filter::new())?))),
-        with!("LockClient::renew", Either, group, |room: &Room, ()| Ok(keys(&room.client.renew("group", LEASE)?))),
-        with!("LockClient::unlock", Part, group, |room: &Room, ()| Ok(keys(&room.client.unlock("group")?))),
-        with!("LockClient::unlock_key", Either, group, |room: &Room, ()| {
+        with!("leasehold::LockClient::list", Either, group, |room: &Room, ()| Ok(keys(
+            &room.client.list(&Filter::new())?
+        ))),
+        with!("leasehold::LockClient::renew", Either, group, |room: &Room, ()| Ok(keys(
+            &room.client.renew("group", LEASE)?
+        ))),
+        with!("leasehold::LockClient::unlock", Part, group, |room: &Room, ()| Ok(keys(&room.client.unlock("group")?))),
+        with!("leasehold::LockClient::unlock_key", Either, group, |room: &Room, ()| {
             Ok(keys(&room.client.unlock_key("k", "group")?))
         }),
-        with!("LockClient::force_release", Either, group, |room: &Room, ()| {
+        with!("leasehold::LockClient::force_release", Either, group, |room: &Room, ()| {
             Ok(keys(&room.client.force_release("k")?))
         }),
-        with!("LockClient::purge", AnotherTime, expired, |room: &Room, ()| {
+        with!("leasehold::LockClient::purge", AnotherTime, expired, |room: &Room, ()| {
             room.client.purge(millis(0)).map(|_| text(""))
         }),
-        with!("LockClient::purge_preview", Either, expired, |room: &Room, ()| {
+        with!("leasehold::LockClient::purge_preview", Either, expired, |room: &Room, ()| {
             Ok(keys(&room.client.purge_preview(millis(0))?.freed))
         }),
-        with!("LockClient::purge_pages", AnotherTime, expired, |room: &Room, ()| {
+        with!("leasehold::LockClient::purge_pages", AnotherTime, expired, |room: &Room, ()| {
             room.client.purge_pages(millis(0)).collect::<Result<Vec<_>>>().map(|_| text(""))
         }),
-        with!("LockClient::close", Either, guard, |room: &Room, guard| {
+        with!("leasehold::LockClient::close", Either, guard, |room: &Room, guard| {
             room.client.close().map(|()| Answer { text: String::new(), kept: Box::new(guard) })
         }),
     ]
@@ -216,38 +229,61 @@ fn clients() -> Vec<Swept> {
 fn requests() -> Vec<Swept> {
     let waits = |path, prepare| Swept { path, leaves: Leaves::AsBefore, waits: true, prepare };
     vec![
-        plain!("LockRequest::lock", AsBefore, |room| room.client.request("k").wait(PATIENCE).lock().map(held)),
-        waits("LockRequest::lock, contended", contended),
+        plain!("leasehold::LockRequest::lock", AsBefore, |room| room
+            .client
+            .request("k")
+            .wait(PATIENCE)
+            .lock()
+            .map(held)),
+        waits("leasehold::LockRequest::lock, contended", contended),
         // A lease of more than a minute takes a renewal.
-        plain!("LockRequest::lock, for long", AsBefore, |room| {
+        plain!("leasehold::LockRequest::lock, for long", AsBefore, |room| {
             room.client.request("k").lease(2 * LEASE).lock().map(held)
         }),
-        plain!("LockRequest::lock_with_progress", AsBefore, |room| {
+        plain!("leasehold::LockRequest::lock_with_progress", AsBefore, |room| {
             room.client.request("k").lock_with_progress(|_| {}).map(held)
         }),
-        plain!("LockRequest::try_lock", AsBefore, |room| room.client.request("k").max_holders(2).try_lock().map(some)),
-        plain!("LockRequest::try_lock_for", AsBefore, |room| {
+        plain!("leasehold::LockRequest::try_lock", AsBefore, |room| room
+            .client
+            .request("k")
+            .max_holders(2)
+            .try_lock()
+            .map(some)),
+        plain!("leasehold::LockRequest::try_lock_for", AsBefore, |room| {
             room.client.request("k").try_lock_for(PATIENCE).map(some)
         }),
-        plain!("LockRequest::try_lock_until", AsBefore, |room| {
+        plain!("leasehold::LockRequest::try_lock_until", AsBefore, |room| {
             room.client.request("k").try_lock_until(soon()).map(some)
         }),
-        plain!("LockRequest::acquire", AsBefore, |room| room.client.request("k").acquire().map(|lock| data(&lock))),
-        with!("LockRequest::adopt", OrNothing, lock, |room: &Room, lock| {
+        plain!("leasehold::LockRequest::acquire", AsBefore, |room| room
+            .client
+            .request("k")
+            .acquire()
+            .map(|lock| data(&lock))),
+        with!("leasehold::LockRequest::adopt", OrNothing, lock, |room: &Room, lock| {
             room.client.request("k").adopt(lock).map(held)
         }),
-        plain!("LockAnyRequest::lock", AsBefore, |room| room.client.request_any(KEYS).in_order().lock().map(any)),
-        plain!("LockAnyRequest::lock_with_progress", AsBefore, |room| {
+        plain!("leasehold::LockAnyRequest::lock", AsBefore, |room| room
+            .client
+            .request_any(KEYS)
+            .in_order()
+            .lock()
+            .map(any)),
+        plain!("leasehold::LockAnyRequest::lock_with_progress", AsBefore, |room| {
             room.client.request_any(["k"]).lock_with_progress(|_| {}).map(held)
         }),
-        plain!("LockAnyRequest::try_lock", AsBefore, |room| room.client.request_any(["k"]).try_lock().map(some)),
-        plain!("LockAnyRequest::try_lock_for", AsBefore, |room| {
+        plain!("leasehold::LockAnyRequest::try_lock", AsBefore, |room| room
+            .client
+            .request_any(["k"])
+            .try_lock()
+            .map(some)),
+        plain!("leasehold::LockAnyRequest::try_lock_for", AsBefore, |room| {
             room.client.request_any(["k"]).try_lock_for(PATIENCE).map(some)
         }),
-        plain!("LockAnyRequest::try_lock_until", AsBefore, |room| {
+        plain!("leasehold::LockAnyRequest::try_lock_until", AsBefore, |room| {
             room.client.request_any(["k"]).try_lock_until(soon()).map(some)
         }),
-        plain!("LockAnyRequest::acquire", AsBefore, |room| {
+        plain!("leasehold::LockAnyRequest::acquire", AsBefore, |room| {
             room.client.request_any(["k"]).acquire().map(|lock| data(&lock))
         }),
     ]
@@ -255,14 +291,14 @@ fn requests() -> Vec<Swept> {
 
 fn guards() -> Vec<Swept> {
     vec![
-        with!("LockGuard::release", Either, guard, |_: &Room, guard: LockGuard| Ok(guard
+        with!("leasehold::LockGuard::release", Either, guard, |_: &Room, guard: LockGuard| Ok(guard
             .release()
             .map(|()| text(""))?)),
-        with!("LockGuard, dropped", AnotherTime, guard, |_: &Room, guard| {
+        with!("leasehold::LockGuard, dropped", AnotherTime, guard, |_: &Room, guard| {
             drop(guard);
             Ok(text(""))
         }),
-        with!("LockGuard::ensure_held_for", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
+        with!("leasehold::LockGuard::ensure_held_for", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
             // What is left right after a renewal, but for what a request may take.
             eventually("some of it is over", || guard.remaining() < LEASE.mul_f64(0.9) - millis(800));
             guard.ensure_held_for(LEASE.mul_f64(0.9) - millis(800))?;
@@ -273,45 +309,45 @@ fn guards() -> Vec<Swept> {
 
 fn leases() -> Vec<Swept> {
     vec![
-        plain!("Leases::claim", Either, |room| {
+        plain!("leasehold::Leases::claim", Either, |room| {
             room.client.leases(SPACE).claim(NAME, "holder", LEASE).map(|lease| text(lease.holder()))
         }),
-        with!("Leases::extend", Either, claimed, |room: &Room, ()| {
+        with!("leasehold::Leases::extend", Either, claimed, |room: &Room, ()| {
             room.client.leases(SPACE).extend(NAME, "holder", 2 * LEASE).map(|lease| text(lease.holder()))
         }),
-        with!("Leases::expire", Either, overdue, |room: &Room, ()| {
+        with!("leasehold::Leases::expire", Either, overdue, |room: &Room, ()| {
             room.client.leases(SPACE).expire(NAME).map(|()| text(""))
         }),
-        with!("Leases::revoke", Either, claimed, |room: &Room, ()| {
+        with!("leasehold::Leases::revoke", Either, claimed, |room: &Room, ()| {
             room.client.leases(SPACE).revoke(NAME, "holder").map(|()| text(""))
         }),
-        with!("Leases::get", Either, claimed, |room: &Room, ()| {
+        with!("leasehold::Leases::get", Either, claimed, |room: &Room, ()| {
             let lease = room.client.leases(SPACE).get(NAME)?;
             Ok(text(lease.expect("it is there").holder()))
         }),
-        with!("Leases::list", Either, claimed, |room: &Room, ()| {
+        with!("leasehold::Leases::list", Either, claimed, |room: &Room, ()| {
             room.client.leases(SPACE).list().map(|leases| text(leases.len().to_string()))
         }),
-        with!("Leases::refresh", Either, claimed, |room: &Room, ()| {
+        with!("leasehold::Leases::refresh", Either, claimed, |room: &Room, ()| {
             let mut lease = room.others.leases(SPACE).get(NAME)?.expect("it is there");
             room.client.leases(SPACE).refresh(&mut lease).map(|()| text(lease.holder()))
         }),
-        with!("Leases::pin", Either, claimed, |room: &Room, ()| {
+        with!("leasehold::Leases::pin", Either, claimed, |room: &Room, ()| {
             room.client.leases(SPACE).pin(NAME, "who").map(|()| text(""))
         }),
         with!(
-            "Leases::unpin",
+            "leasehold::Leases::unpin",
             Either,
             |room: &Room| room.others.leases(SPACE).pin(NAME, "who").expect("it is pinned"),
             |room: &Room, ()| room.client.leases(SPACE).unpin(NAME, "who").map(|()| text(""))
         ),
-        plain!("Leases::pinned_by", Either, |room| {
+        plain!("leasehold::Leases::pinned_by", Either, |room| {
             room.client.leases(SPACE).pinned_by(NAME).map(|pins| text(pins.len().to_string()))
         }),
-        with!("Leases::wait_until_expired", Either, overdue, |room: &Room, ()| {
+        with!("leasehold::Leases::wait_until_expired", Either, overdue, |room: &Room, ()| {
             room.client.leases(SPACE).wait_until_expired(NAME, &CancelToken::new()).map(|()| text(""))
         }),
-        with!("Leases::keep", Either, claimed, |room: &Room, ()| {
+        with!("leasehold::Leases::keep", Either, claimed, |room: &Room, ()| {
             let keeper = room.client.leases(SPACE).keep(NAME, "holder", LEASE)?;
             Ok(Answer { text: keeper.is_held().to_string(), kept: Box::new(keeper) })
         }),
@@ -321,36 +357,40 @@ fn leases() -> Vec<Swept> {
 fn elections() -> Vec<Swept> {
     let waits = |swept: Swept| Swept { waits: true, ..swept };
     vec![
-        with!("Election::campaign", AsBefore, standing, |_: &Room, election: Election| election.campaign().map(leads)),
-        with!("Election::campaign_for", AsBefore, standing, |_: &Room, election: Election| {
+        with!("leasehold::Election::campaign", AsBefore, standing, |_: &Room, election: Election| election
+            .campaign()
+            .map(leads)),
+        with!("leasehold::Election::campaign_for", AsBefore, standing, |_: &Room, election: Election| {
             election.campaign_for(PATIENCE).map(leads)
         }),
-        waits(with!("Election::run", AsBefore, standing, |_: &Room, election: Election| {
+        waits(with!("leasehold::Election::run", AsBefore, standing, |_: &Room, election: Election| {
             election.run()?;
             is_elected(election)
         })),
-        waits(with!("Election::lead", AsBefore, standing, |_: &Room, election: Election| {
+        waits(with!("leasehold::Election::lead", AsBefore, standing, |_: &Room, election: Election| {
             election.lead(|leadership| drop(leadership.loss().wait()))?;
             is_elected(election)
         })),
-        waits(with!("Election::try_lead", AsBefore, standing, |_: &Room, election: Election| {
+        waits(with!("leasehold::Election::try_lead", AsBefore, standing, |_: &Room, election: Election| {
             election.try_lead(|leadership| {
                 leadership.loss().wait();
                 Ok::<(), String>(())
             })?;
             is_elected(election)
         })),
-        with!("Election::leader", OrNothing, leading, |_: &Room, election: Election| {
+        with!("leasehold::Election::leader", OrNothing, leading, |_: &Room, election: Election| {
             let leader = election.leader()?.expect("it leads");
             Ok(Answer { text: leader.id().to_owned(), kept: Box::new(election) })
         }),
-        with!("Election::stop", Either, leading, |_: &Room, election: Election| election.stop().map(|()| text(""))),
-        with!("Election, dropped", AnotherTime, leading, |_: &Room, election: Election| {
+        with!("leasehold::Election::stop", Either, leading, |_: &Room, election: Election| election
+            .stop()
+            .map(|()| text(""))),
+        with!("leasehold::Election, dropped", AnotherTime, leading, |_: &Room, election: Election| {
             drop(election);
             Ok(text(""))
         }),
         with!(
-            "Leadership::resign",
+            "leasehold::Leadership::resign",
             Either,
             |room: &Room| standing(room).campaign().expect("it is elected"),
             |_: &Room, leadership: Leadership| leadership.resign().map(|()| text(""))

@@ -255,7 +255,7 @@ impl Case<'_> {
     /// Of several keys each is as good.
     fn of_any(&self, state: BTreeSet<String>) -> BTreeSet<String> {
         let first = |text: String| match text.split_once(' ') {
-            Some((_, rest)) if self.swept.path == "LockAnyRequest::lock" => format!("k {rest}"),
+            Some((_, rest)) if self.swept.path == "leasehold::LockAnyRequest::lock" => format!("k {rest}"),
             _ => text,
         };
         state.into_iter().map(first).collect()
