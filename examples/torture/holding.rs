@@ -28,6 +28,10 @@ pub fn answered(
             if hold(worker, random, &held, &guard) {
                 end(worker, random, &held, guard);
             } else {
+                // Who does not look before it writes: then only the token guards.
+                if mode == Mode::Exclusive {
+                    write(worker, &held, guard.fencing_token());
+                }
                 worker.tell_loss(id, &guard);
                 end_lost(worker, random, id, guard);
             }

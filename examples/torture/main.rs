@@ -21,6 +21,8 @@ mod resource;
 #[cfg(target_os = "linux")]
 mod run;
 #[cfg(target_os = "linux")]
+mod server;
+#[cfg(target_os = "linux")]
 mod worker;
 
 #[cfg(not(target_os = "linux"))]

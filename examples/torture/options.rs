@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::server;
+
 pub const HELP: &str = "\
 Works a store of locks hard, by many processes and under faults, and checks all that they saw.
 
@@ -22,8 +24,16 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                       kill  SIGKILL, and a new process; processes that end with their locks
                       fork  children of a process that holds locks
                       wall  wall clocks that are up to 300 s off (needs the program faketime)
-                      net   delay, reset, black hole, cut before the answer, late behind others, by a proxy
+                      net   delay, reset, black hole, cut before the answer, an answer that comes late and then
+                            nothing, late behind others, by a proxy
                             (needs a store URL with one host on loopback, or SPANNER_EMULATOR_HOST)
+                      full  no space is left on the disk of a SQLite file, which must have a file system of at most
+                            256 MB, like: mount -t tmpfs -o size=16m none DIR
+  --hook NAME=CMD   one more fault, of your server: the shell runs CMD from time to time, which makes the fault, takes
+                    it back and ends with 0; repeat it for more. What goes wrong while it runs is explained by it.
+                      --hook pause='kill -STOP 123; sleep 4; kill -CONT 123'
+                      --hook restart='systemctl kill -s KILL mongod; systemctl restart mongod'
+                      --hook step-down='mongosh --quiet --eval \"rs.stepDown(10, 5)\"'
   --least-ops N     fewer operations that were answered make the run void; default 20 for each worker and minute
   --least-faults N  fewer faults of any kind that met anything make it void; default one for each two minutes, at least 1
   --out DIR         where histories, report.txt, report.json and pictures go; default a new folder in the temporary one
@@ -64,6 +74,8 @@ pub struct Options {
     pub threads: usize,
     pub lease: Duration,
     pub faults: Vec<String>,
+    /// Faults of the server: their names, and what the shell runs.
+    pub hooks: Vec<(String, String)>,
     pub least_ops: Option<usize>,
     pub least_faults: Option<usize>,
     pub out: Option<PathBuf>,
@@ -84,7 +96,9 @@ pub enum Command {
     Help,
 }
 
-const FAULTS: [&str; 5] = ["stop", "kill", "fork", "wall", "net"];
+/// The fault of a disk without space.
+pub const FULL: &str = "full";
+const FAULTS: [&str; 6] = ["stop", "kill", "fork", "wall", "net", FULL];
 
 impl Options {
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Command, String> {
@@ -97,6 +111,7 @@ impl Options {
             threads: 2,
             lease: Duration::ZERO,
             faults: Vec::new(),
+            hooks: Vec::new(),
             least_ops: None,
             least_faults: None,
             out: None,
@@ -125,6 +140,7 @@ impl Options {
                 "--threads" => options.threads = positive()?,
                 "--lease" => options.lease = seconds(1.0)?,
                 "--faults" => faults = value,
+                "--hook" => options.hooks.push(hook(&value)?),
                 "--least-ops" => options.least_ops = Some(number()?),
                 "--least-faults" => options.least_faults = Some(number()?),
                 "--out" => options.out = Some(value.into()),
@@ -145,10 +161,13 @@ impl Options {
         if options.lease.is_zero() {
             options.lease = Duration::from_millis(if options.kind().is_local() { 1_500 } else { 3_000 });
         }
-        let can_net = !options.kind().is_local();
+        let (can_net, can_fill) = (!options.kind().is_local(), server::small_disk(&options).is_some());
         options.faults = match faults.as_str() {
             "none" => Vec::new(),
-            "default" | "all" => FAULTS.iter().filter(|f| **f != "net" || can_net).map(|f| (*f).to_owned()).collect(),
+            "default" | "all" => {
+                let can = |fault: &str| (fault != "net" || can_net) && (fault != FULL || can_fill);
+                FAULTS.iter().filter(|fault| can(fault)).map(|fault| (*fault).to_owned()).collect()
+            }
             list => list.split(',').map(str::to_owned).collect(),
         };
         if let Some(wrong) = options.faults.iter().find(|fault| !FAULTS.contains(&fault.as_str())) {
@@ -156,6 +175,10 @@ impl Options {
         }
         if options.has("net") && !can_net {
             return Err("--faults names net, but SQLite has no network".to_owned());
+        }
+        if options.has(FULL) && !can_fill {
+            let needs = "a SQLite file on a file system of at most 256 MB, like a small tmpfs of its own";
+            return Err(format!("--faults names {FULL}, which needs {needs}"));
         }
         match work.as_deref().map(|work| work.rsplit_once('/')) {
             Some(Some((dir, name))) => Ok(Command::Work(options, dir.into(), name.to_owned())),
@@ -211,4 +234,19 @@ impl Options {
         ];
         pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
     }
+}
+
+/// A fault by its name, and the command that makes it.
+fn hook(text: &str) -> Result<(String, String), String> {
+    let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == b'-';
+    let parts = text.split_once('=').filter(|(name, command)| {
+        !name.is_empty() && name.bytes().all(is_letter) && !FAULTS.contains(name) && !command.is_empty()
+    });
+    let (name, command) = parts.ok_or_else(|| {
+        format!(
+            "--hook is {text:?}, but must be NAME=CMD, its name of a-z, 0-9 and -, and none of {}",
+            FAULTS.join(",")
+        )
+    })?;
+    Ok((name.to_owned(), command.to_owned()))
 }

@@ -27,6 +27,9 @@ pub enum Fault {
     Cut,
     /// One request comes this much later, on its own connection alone: behind others that were sent after it.
     Late(Duration),
+    /// An answer comes this much later, and after it nothing for so long: who counts from the answer and not from what
+    /// was asked believes too long.
+    Stale(Duration, Duration),
 }
 
 impl Fault {
@@ -37,6 +40,7 @@ impl Fault {
             Fault::BlackHole => "black-hole",
             Fault::Cut => "cut",
             Fault::Late(_) => "late",
+            Fault::Stale(..) => "stale",
         }
     }
 }
@@ -135,6 +139,7 @@ impl State {
                     return;
                 }
                 Some((Fault::Cut, _)) => cut.store(true, Ordering::SeqCst),
+                Some((Fault::Stale(..), _)) => {}
                 Some((fault @ Fault::Late(by), _)) => {
                     // One is enough: what follows overtakes it.
                     *self.fault.lock() = None;
@@ -161,6 +166,11 @@ impl State {
                 }
                 Some((fault @ Fault::Delay(by), _)) => {
                     self.hit(fault, by);
+                    std::thread::sleep(by);
+                }
+                Some((fault @ Fault::Stale(by, silent), _)) => {
+                    *self.fault.lock() = Some((Fault::BlackHole, Instant::now() + by + silent));
+                    self.hit(fault, by + silent);
                     std::thread::sleep(by);
                 }
                 Some((Fault::BlackHole, left)) => {

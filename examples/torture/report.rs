@@ -85,7 +85,7 @@ fn too_few(options: &Options, total: usize, faults: &Counts) -> Vec<String> {
     if total < least_ops {
         void.push(format!("{total} operations, but at least {least_ops} are needed"));
     }
-    for fault in &options.faults {
+    for fault in options.faults.iter().chain(options.hooks.iter().map(|(name, _)| name)) {
         let hit: usize = faults.iter().filter(|(name, _)| name.split(' ').next() == Some(fault)).map(|(_, n)| n).sum();
         if hit < least_faults {
             void.push(format!("{hit} faults of the kind {fault} met anything, but at least {least_faults} are needed"));
@@ -170,6 +170,8 @@ fn faults(run: &Run) -> Counts {
         }
     }
     run.forks.iter().for_each(|_| count("fork"));
+    let is_busy = |from, to| run.processes.iter().any(|process| process.busy.meets(from, to));
+    run.servers.iter().filter(|(from, to, _)| is_busy(*from, *to)).for_each(|(_, _, kind)| count(kind));
     counts
 }
 

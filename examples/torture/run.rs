@@ -19,6 +19,7 @@ use crate::options::{Kind, Options};
 use crate::probe::{Finding, judge};
 use crate::proxy::{Fault, Proxy, Told};
 use crate::resource;
+use crate::server;
 use crate::worker::{ABANDONED, NOT_CONNECTED};
 
 /// A machine that is later than this is a fault of its own.
@@ -143,9 +144,13 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     let random = fastrand::Rng::with_seed(options.seed);
     let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
     let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
+    let calm = Arc::new(AtomicBool::new(false));
+    let servers = server::start(options, parent.told.clone(), calm.clone());
     if let Err(why) = parent.disturb(&mut slots) {
         parent.broken.push(why);
     }
+    calm.store(true, Ordering::SeqCst);
+    parent.broken.extend(servers.join().unwrap_or_else(|_| vec!["what disturbs the server panicked".to_owned()]));
     parent.end(slots);
     over.store(true, Ordering::SeqCst);
     // What it is still waiting for may explain what the workers saw.
@@ -433,11 +438,12 @@ impl Parent<'_> {
 
 fn network_fault(random: &mut fastrand::Rng, lease: Duration) -> (Fault, Duration) {
     let of = |from: f64, to: f64, random: &mut fastrand::Rng| lease.mul_f64(from + (to - from) * random.f64());
-    match random.u32(..5) {
+    match random.u32(..6) {
         0 => (Fault::Delay(of(0.02, 0.2, random)), of(0.3, 1.0, random)),
         1 => (Fault::Reset, of(0.1, 0.6, random)),
         2 => (Fault::BlackHole, of(0.3, 1.5, random)),
         3 => (Fault::Cut, of(0.1, 0.6, random)),
+        4 => (Fault::Stale(of(0.25, 0.45, random), of(0.8, 1.4, random)), lease),
         _ => (Fault::Late(of(0.4, 1.2, random)), lease),
     }
 }

@@ -115,6 +115,11 @@ impl Worker {
         let loss = guard.loss().wait_timeout(Duration::from_secs(1));
         let reason = loss.map_or("unknown", |loss| loss.reason.name());
         self.write(&Line::Lost { at: now(), id, reason: reason.to_owned() });
+        // What is lost stays lost: a heartbeat that is on its way just now must not bring it back.
+        for _ in 0..4 {
+            std::thread::sleep(self.lease() / 20);
+            self.look(id, guard);
+        }
     }
 }
 
@@ -223,7 +228,9 @@ fn one(worker: &Worker, random: &mut fastrand::Rng) {
         66..74 => ask_any(worker, random),
         74..84 => holding::data(worker, random, &name),
         84..90 => holding::lease_of_a_name(worker, random, number),
-        _ => holding::adopt(worker, random),
+        90..98 => holding::adopt(worker, random),
+        // Frees what has expired, of all who use the store.
+        _ => drop(worker.client.purge(Duration::ZERO)),
     }
 }
 

@@ -135,6 +135,20 @@ mod tests {
         assert!(duration_or_zero("-1s").is_err());
     }
 
+    /// The corpus of the fuzz target, and each pair of its files, one behind the other.
+    #[test]
+    fn no_text_is_too_much_for_a_duration() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzz/corpus/durations");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let texts: Vec<String> = files.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+        assert!(texts.len() > 10, "{texts:?}");
+        for (first, second) in texts.iter().flat_map(|first| texts.iter().map(move |second| (first, second))) {
+            for text in [first.clone(), format!("{first}{second}"), format!("{first} {second}")] {
+                let _ = duration_or_zero(&text).map(words);
+            }
+        }
+    }
+
     #[test]
     fn durations_are_told() {
         let cases = [

@@ -139,6 +139,11 @@ impl FaultPlan {
         self.0.lock().given_up.iter().filter(|given_up| *given_up == key).count()
     }
 
+    /// How many of those that `next` named met no call yet.
+    pub fn unmet(&self) -> usize {
+        self.0.lock().next.len()
+    }
+
     fn take(&self, call: Call) -> Option<Fault> {
         let mut plan = self.0.lock();
         plan.calls.push(call);

@@ -12,6 +12,7 @@ mod observer;
 mod remote;
 #[path = "../support/mod.rs"]
 mod support;
+mod sweep;
 mod waiting;
 
 /// The workers of this binary begin here.

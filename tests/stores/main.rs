@@ -5,6 +5,7 @@ mod conformance;
 mod differential;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
+mod fuzz;
 #[cfg(feature = "mongodb")]
 mod mongodb;
 mod proxy;
@@ -14,6 +15,7 @@ mod spanner;
 mod sqlite;
 #[path = "../support/mod.rs"]
 mod support;
+mod upgrade;
 
 /// The workers of this binary begin here.
 #[cfg(target_os = "linux")]

@@ -368,6 +368,21 @@ fn a_forked_child_that_hangs_is_caught() {
 }
 
 #[test]
+fn a_fault_of_the_server_explains_what_failed_meanwhile_for_everybody_and_no_overlap() {
+    let mut forged = Forged::new();
+    for process in ["a", "b"] {
+        let asked = forged.ask(process, 5_000, alone());
+        forged.put(process, Line::Failed { at: 5_010 * MS, id: asked.1, error: "store".to_owned() });
+    }
+    assert_eq!(forged.judged().counts["loss"], 2);
+    forged.told(Line::Server { from: 4_900 * MS, to: 5_005 * MS, kind: "restart".to_owned() });
+    forged.passes();
+    forged.grant("a", 5_000, 1, alone());
+    forged.grant("b", 5_100, 2, alone());
+    forged.is_caught("overlap");
+}
+
+#[test]
 fn what_a_fault_excuses_is_not_judged() {
     let mut forged = Forged::new();
     let asked = forged.ask("a", 1_000, alone());

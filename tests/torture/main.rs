@@ -15,3 +15,5 @@ mod runs;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 #[path = "../support/servers/mod.rs"]
 mod servers;
+#[path = "../support/skip.rs"]
+mod skip;

@@ -55,6 +55,57 @@ fn sqlite_under_kills_stops_and_forks() {
     Run { store, env: None, time: "0.35", faults: "stop,kill,fork" }.is_clean(dir.path());
 }
 
+/// The user's own command is a fault that is counted; one that fails makes the run fail.
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_hook_is_a_fault_of_the_server() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |name: &str, hook: &str| {
+        let store = format!("sqlite:{}", dir.path().join("locks.db").display());
+        let mut command = Command::new(binary());
+        command.args(["--store", &store, "--minutes", "0.25", "--keys", "4", "--faults", "none"]);
+        command.args(["--least-faults", "1", "--hook", hook]).arg("--out").arg(dir.path().join(name));
+        let ran = command.output().expect("the example starts");
+        (ran.status.code(), String::from_utf8_lossy(&ran.stdout).into_owned())
+    };
+    let met = dir.path().join("met");
+    let (code, said) = run("works", &format!("touch=touch {}", met.display()));
+    // On a few keys, a worker may come away with nothing: that is void.
+    assert!(matches!(code, Some(0 | 3)) && said.contains("touch ") && met.exists(), "{said}");
+    assert!(!said.contains("faults of the kind touch"), "{said}");
+    let (code, said) = run("fails", "broken=exit 7");
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains("the fault broken: its command failed: exit status: 7"), "{said}");
+    assert!(said.contains("0 faults of the kind broken met anything"), "{said}");
+}
+
+/// On a small file system of its own, which ends with the process.
+#[test]
+#[cfg(feature = "sqlite")]
+fn sqlite_under_a_full_disk() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let disk = dir.path().join("disk");
+    std::fs::create_dir(&disk).expect("a folder");
+    let script = "mount -t tmpfs -o size=2m tmpfs \"$0\" || exit 99; exec \"$@\"";
+    let flags = if nix::unistd::geteuid().is_root() { "-m" } else { "-rm" };
+    let mut command = Command::new("unshare");
+    command.args([flags, "sh", "-c", script]).arg(&disk).arg(binary());
+    command.arg("--store").arg(format!("sqlite:{}", disk.join("locks.db").display()));
+    command.args(["--minutes", "0.4", "--keys", "4", "--faults", "full", "--least-faults", "1"]);
+    let ran = command.arg("--out").arg(dir.path().join("out")).output().expect("unshare starts");
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    if ran.status.code() == Some(99) || !said.contains("torture: ") {
+        return crate::skip::skip(&format!("no small file system can be mounted here: {said}"));
+    }
+    assert_eq!(ran.status.code(), Some(0), "{said}");
+    assert!(said.contains("full "), "{said}");
+    // Only where it may be filled.
+    let store = format!("sqlite:{}", disk.join("locks.db").display());
+    let ran = Command::new(binary()).args(["--store", &store, "--faults", "full"]).output().expect("it starts");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.code() == Some(2) && said.contains("at most 256 MB"), "{said}");
+}
+
 /// A run in which nothing happens proves nothing, and says so.
 #[test]
 #[cfg(feature = "sqlite")]
@@ -187,7 +238,12 @@ fn no_worker_outlives_its_parent() {
 
 #[test]
 fn what_is_asked_for_wrongly_is_a_usage_error() {
-    for args in [&["--store", "nowhere"][..], &["--sore", "sqlite:x"], &["--store", "sqlite:x", "--faults", "rain"]] {
+    for args in [
+        &["--store", "nowhere"][..],
+        &["--sore", "sqlite:x"],
+        &["--store", "sqlite:x", "--faults", "rain"],
+        &["--store", "sqlite:x", "--hook", "net=x"],
+    ] {
         let ran = Command::new(binary()).args(args).output().expect("the example starts");
         assert_eq!(ran.status.code(), Some(2), "{args:?}: {}", String::from_utf8_lossy(&ran.stderr));
     }

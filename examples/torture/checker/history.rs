@@ -142,6 +142,12 @@ pub enum Line {
         process: String,
         kind: String,
     },
+    /// A fault of the server or of the disk, which meets all processes.
+    Server {
+        from: u64,
+        to: u64,
+        kind: String,
+    },
     /// The machine itself was late.
     Late {
         from: u64,
@@ -210,6 +216,7 @@ impl fmt::Display for Line {
             Line::Stopped { from, to, process } => write!(f, "stopped {from} {to} {process}"),
             Line::Dead { at, process } => write!(f, "dead {at} {process}"),
             Line::Net { from, to, process, kind } => write!(f, "net {from} {to} {process} {kind}"),
+            Line::Server { from, to, kind } => write!(f, "server {from} {to} {kind}"),
             Line::Late { from, to } => write!(f, "late {from} {to}"),
             Line::Wall { at, process, seconds } => write!(f, "wall {at} {process} {seconds}"),
             Line::Over { at } => write!(f, "over {at}"),
@@ -289,6 +296,7 @@ impl Line {
             "net" => {
                 Line::Net { from: words.number()?, to: words.number()?, process: words.owned()?, kind: words.owned()? }
             }
+            "server" => Line::Server { from: words.number()?, to: words.number()?, kind: words.owned()? },
             "late" => Line::Late { from: words.number()?, to: words.number()? },
             "wall" => {
                 let (at, process) = (words.number()?, words.owned()?);

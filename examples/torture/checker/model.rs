@@ -85,7 +85,7 @@ pub struct Process {
     pub stops: Vec<(u64, u64)>,
     pub nets: Vec<(u64, u64, String)>,
     pub wall: Option<i64>,
-    /// Stops and network faults, with the time that it takes to be well again.
+    /// Stops and faults of the network and the server, with the time that it takes to be well again.
     pub troubles: Windows,
     /// It held or asked for something.
     pub busy: Windows,
@@ -122,6 +122,8 @@ pub struct Run {
     /// Forked children that gave no answer in this time.
     pub hung: Vec<(u64, u64, usize)>,
     pub over: u64,
+    /// Faults of the server or of the disk.
+    pub servers: Vec<(u64, u64, String)>,
     /// Times when the machine was late, and for a shared fate those when anybody was stopped.
     pub troubles: Windows,
     /// The latest time in any line.
@@ -168,6 +170,7 @@ impl Run {
                         let process = run.process(&mut processes, &process);
                         run.processes[process].nets.push((from, to, kind));
                     }
+                    Line::Server { from, to, kind } => run.servers.push((from, to, kind)),
                     Line::Late { from, to } => late.push((from, to)),
                     Line::Wall { process, seconds, .. } => {
                         let process = run.process(&mut processes, &process);
@@ -199,7 +202,7 @@ impl Run {
         let mut troubles: Vec<(u64, u64)> = late.iter().map(|(from, to)| (*from, to + terms.slack)).collect();
         for process in &mut self.processes {
             let stops = process.stops.iter().map(|(from, to)| (*from, to + terms.slack));
-            let nets = process.nets.iter().map(|(from, to, _)| (*from, to + terms.settle));
+            let nets = process.nets.iter().chain(&self.servers).map(|(from, to, _)| (*from, to + terms.settle));
             if terms.shared_fate {
                 troubles.extend(stops.clone());
             }

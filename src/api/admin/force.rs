@@ -55,7 +55,9 @@ impl LockClient {
     pub fn unlock_key(&self, key: &str, lock_id: &str) -> Result<Vec<LockStatus>> {
         check_text("lock_id", lock_id).map_err(|error| self.family.in_context(error))?;
         let found = self.found(key)?;
-        let others = LockStatus::live(&found.seen);
+        let mut others = LockStatus::live(&found.seen);
+        // Its own were freed by now, if only by an earlier copy of the same request.
+        others.retain(|holder| holder.lock_id() != lock_id);
         let freed = self.freed(found, |record| release_group(record, lock_id), group_arrived(lock_id))?;
         if freed.is_empty() && !others.is_empty() {
             return Err(self.error(ErrorKind::Held, key, "others hold it, under other lock ids").with_holders(others));

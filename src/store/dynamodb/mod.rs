@@ -59,6 +59,16 @@ const LARGE: usize = 20 * 1_024;
 /// A time that is the grace and this ahead is later than any client's time: two of them differ by less than the grace.
 const AHEAD: Duration = Duration::from_secs(2);
 
+/// What this store reads in a row that a test made up, and writes over it.
+#[cfg(feature = "_internals")]
+pub fn decoded(item: Item) -> std::result::Result<crate::lease::LockRecord, String> {
+    let found = row::Found::new("k", Some(item)).map_err(|error| error.to_string())?;
+    let _ = (row::shared(&found.record, found.row.as_ref()), row::row_end(&found.record), found.floor());
+    let _ = found.row.as_ref().map(row::size);
+    found.record.exclusive.iter().for_each(|holder| drop(row::fields(holder)));
+    Ok(found.record)
+}
+
 /// See the module.
 pub struct Dynamodb {
     info: StoreInfo,

@@ -46,6 +46,14 @@ use error::MongodbError;
 use open::Topology;
 pub use open::{MongodbOptions, Settings};
 
+/// What this store reads in a document that a test made up, and writes over it.
+#[cfg(feature = "_internals")]
+pub fn decoded(document: &mongodb::bson::Document) -> std::result::Result<crate::lease::LockRecord, String> {
+    let record = row::decode("k", document)?;
+    let _ = row::encode(&record, Some(document));
+    Ok(record)
+}
+
 /// See the module.
 pub struct Mongodb {
     info: StoreInfo,

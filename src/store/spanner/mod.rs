@@ -38,6 +38,18 @@ mod transact;
 use error::{Own, SpannerError};
 pub use open::{Settings, SpannerOptions};
 
+/// What this store reads in a row that a test made up, by its columns, and writes over it.
+#[cfg(feature = "_internals")]
+pub fn decoded(columns: &serde_json::Value) -> std::result::Result<crate::lease::LockRecord, String> {
+    let (_, row) = row::Row::made_up(columns);
+    let record = row.decode("k", Duration::from_secs(20))?;
+    let next = crate::lease::LockRecord { version: record.version.saturating_add(1), ..record.clone() };
+    for stamps in [row::Stamps::Commits, row::Stamps::Records] {
+        let _ = row.next(&record, &next, stamps);
+    }
+    Ok(record)
+}
+
 /// See the module.
 pub struct Spanner {
     info: StoreInfo,

@@ -104,10 +104,39 @@ impl Row {
             format: get(answer, 14)?,
             given_up: get(answer, 15)?,
         };
-        // A commit that can be read is past, whatever the clock of the service's host says.
-        let stamps = [row.heartbeat, row.token].into_iter().flatten().map(At::time);
-        let now = stamps.map(|at| floor(at).plus(MICRO)).fold(floor(time(&now)), StoreTime::max);
-        Ok((now, Some((name, row))))
+        Ok((row.not_before(floor(time(&now))), Some((name, row))))
+    }
+
+    /// A commit that can be read is past, whatever the clock of the service's host says.
+    fn not_before(&self, now: StoreTime) -> StoreTime {
+        let stamps = [self.heartbeat, self.token].into_iter().flatten().map(At::time);
+        stamps.map(|at| floor(at).plus(MICRO)).fold(now, StoreTime::max)
+    }
+
+    /// For tests that feed it whatever a table may hold: the columns by their names, times in nanoseconds since 1970.
+    #[cfg(feature = "_internals")]
+    pub fn made_up(columns: &Json) -> (StoreTime, Row) {
+        let number = |name: &str| columns.get(name).and_then(Json::as_i64);
+        let at = |name: &str| number(name).map(|at| At::Time(StoreTime::from_nanos(at)));
+        let text = |name: &str| columns.get(name).and_then(Json::as_str).map(str::to_owned);
+        let texts = |all: &Vec<Json>| all.iter().filter_map(Json::as_str).map(str::to_owned).collect();
+        let row = Row {
+            heartbeat: at("heartbeat"),
+            token: at("token"),
+            writer: text("writer"),
+            grant_id: text("grant_id"),
+            lock_id: text("lock_id"),
+            lease_ms: number("lease_ms"),
+            owner: text("owner"),
+            host: text("host"),
+            comment: text("comment"),
+            holders: columns.get("holders").cloned(),
+            kind: text("kind"),
+            pins: columns.get("pins").and_then(Json::as_array).map(texts),
+            format: text("format"),
+            given_up: text("given_up"),
+        };
+        (row.not_before(StoreTime::from_nanos(0)), row)
     }
 
     /// The row after the commit, which came at this time.
@@ -320,7 +349,8 @@ pub(super) fn time(at: &Timestamp) -> StoreTime {
 
 /// To the microsecond, in which tokens are.
 fn floor(at: StoreTime) -> StoreTime {
-    StoreTime::from_nanos(at.as_nanos().div_euclid(1_000) * 1_000)
+    // One before the year 1678 is beyond what nanoseconds can say already.
+    StoreTime::from_nanos(at.as_nanos().div_euclid(1_000).saturating_mul(1_000))
 }
 
 pub(super) fn micros(at: StoreTime) -> u64 {

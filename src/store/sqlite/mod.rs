@@ -57,6 +57,16 @@ pub use open::SqliteOptions;
 use transact::Claiming;
 use wakeup::Watch;
 
+/// What this store reads in a row that a test made up, as the columns of the table.
+#[cfg(feature = "_internals")]
+pub fn decoded(columns: &rusqlite::Row<'_>) -> std::result::Result<crate::lease::LockRecord, String> {
+    let row = row::Row::decode(columns, std::path::Path::new("made-up")).map_err(|error| error.to_string())?;
+    let now = crate::lease::StoreTime::from_nanos(1_000_000_000);
+    let view = row.view((1, 0), Here { clock: "boot:0", now, wall: 1_790_000_000_000_000 });
+    let _ = row.next(&view, &view.record, None, "here");
+    Ok(view.record)
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Sqlite {

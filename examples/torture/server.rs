@@ -1,0 +1,124 @@
+//! Faults that meet all workers alike: those of the server, by commands of the user's, and a full disk.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::Pid;
+
+use crate::checker::history::Line;
+use crate::clock::now;
+use crate::options::{FULL, Kind, Options};
+use crate::proxy::Told;
+
+/// A command that takes longer is ended: it would be one fault, and nothing else could be tried.
+const LONGEST: Duration = Duration::from_secs(120);
+const TICK: Duration = Duration::from_millis(10);
+/// A file system of up to this size may be filled.
+const SMALL: u64 = 256 << 20;
+
+enum Fault {
+    /// By its name, and what the shell runs.
+    Hook(String, String),
+    /// The disk of the file in this folder.
+    Full(PathBuf),
+}
+
+/// The folder of a SQLite file, if it is on a file system that is small enough to be filled.
+pub fn small_disk(options: &Options) -> Option<PathBuf> {
+    let (_, path) = options.store.split_once(':').filter(|_| options.kind() == Kind::Sqlite)?;
+    let path = Path::new(path.split('?').next()?);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let disk = statvfs(folder).ok()?;
+    (disk.blocks() * disk.fragment_size() <= SMALL).then(|| folder.to_owned())
+}
+
+/// Makes one fault after the other until it is to end; then it ends the one that is there, and says what went wrong.
+pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>) -> JoinHandle<Vec<String>> {
+    let mut faults: Vec<Fault> = Vec::new();
+    faults.extend(options.hooks.iter().map(|(name, command)| Fault::Hook(name.clone(), command.clone())));
+    faults.extend(small_disk(options).filter(|_| options.has(FULL)).map(Fault::Full));
+    let (lease, mut random) = (options.lease, fastrand::Rng::with_seed(options.seed ^ 0x5e4e));
+    std::thread::spawn(move || {
+        let mut broken = Vec::new();
+        for fault in faults.iter().cycle() {
+            // Time to be well again: what is disturbed all the time shows nothing.
+            let calm = Instant::now() + lease.mul_f64(3.0 + 3.0 * random.f64());
+            while Instant::now() < calm {
+                if over.load(Ordering::SeqCst) {
+                    return broken;
+                }
+                std::thread::sleep(TICK);
+            }
+            let from = now();
+            let (name, made) = match fault {
+                Fault::Hook(name, command) => (name.clone(), hook(command)),
+                Fault::Full(folder) => (FULL.to_owned(), fill(folder, lease.mul_f64(0.2 + random.f64()))),
+            };
+            match made {
+                Ok(()) => told(Line::Server { from, to: now(), kind: name }),
+                // It is not counted, but may have done half of it, which explains what followed.
+                Err(why) => {
+                    told(Line::Late { from, to: now() });
+                    broken.push(format!("the fault {name}: {why}"));
+                    return broken;
+                }
+            }
+        }
+        broken
+    })
+}
+
+/// Runs it to its end, in a process group of its own.
+fn hook(command: &str) -> Result<(), String> {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+    let mut child = shell.spawn().map_err(|error| format!("sh: {error}"))?;
+    let started = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(format!("its command failed: {status}")),
+            Ok(None) if started.elapsed() < LONGEST => std::thread::sleep(TICK),
+            Ok(None) => {
+                let group = i32::try_from(child.id()).expect("a process id");
+                let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+                let _ = child.wait();
+                return Err(format!("its command did not end within {} s", LONGEST.as_secs()));
+            }
+            Err(error) => return Err(format!("its command: {error}")),
+        }
+    }
+}
+
+/// Takes all space that is left, and gives it back.
+fn fill(folder: &Path, time: Duration) -> Result<(), String> {
+    let path = folder.join(format!("torture-fill-{}", std::process::id()));
+    let mut file = fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let until = Instant::now() + time;
+    let (block, mut was_full) = ([0; 4096], false);
+    // What others give back is taken, too.
+    while Instant::now() < until {
+        match file.write_all(&block) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                was_full = true;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => {
+                let _ = fs::remove_file(&path);
+                return Err(format!("{}: {error}", path.display()));
+            }
+        }
+    }
+    fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    if was_full { Ok(()) } else { Err("the disk did not get full".to_owned()) }
+}

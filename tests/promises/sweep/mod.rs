@@ -1,0 +1,324 @@
+//! Complete sweeps of lost answers: each request of each public call x each fault x {once, twice in a row}. The requests
+//! are those of a clean run; then the call is made again for each fault, which must be met, and must end as if nothing
+//! had happened, or with an error that leaves nothing behind.
+
+mod calls;
+mod public;
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{ErrorKind, Filter, LockClient, Mode, Result};
+
+use crate::support::harness::{PATIENCE, Store, eventually, millis, on_each_local};
+use calls::{Swept, all};
+
+/// No heartbeat is due while a case lasts.
+const LEASE: Duration = Duration::from_secs(60);
+/// What hangs takes so long, and nothing else should on a busy machine.
+const TIMEOUT: Duration = millis(400);
+const KEYS: [&str; 3] = ["k", "k2", "e"];
+const CALLS: [Call; 7] = [Call::Acquire, Call::Renew, Call::Release, Call::Read, Call::Swap, Call::Wake, Call::Schema];
+/// So many cases at a time: most of them wait.
+const THREADS: usize = 12;
+
+/// A store with one client that meets faults, and another that meets none.
+pub struct Room {
+    pub store: Store,
+    pub client: LockClient,
+    pub others: LockClient,
+}
+
+impl Room {
+    fn new(like: &Store) -> Room {
+        let store = like.again();
+        let client = store.builder().lease(LEASE).request_timeout(TIMEOUT).drop_timeout(2 * TIMEOUT).owner("one");
+        let client = client.connect().expect("a client");
+        Room { others: store.bystander(), store, client }
+    }
+
+    /// Who holds what, as others see it.
+    fn state(&self) -> BTreeSet<String> {
+        let locks = self.others.list(&Filter::new()).expect("a list");
+        let leases = self.others.leases(calls::SPACE).list().expect("a list");
+        let pins = self.others.leases(calls::SPACE).pinned_by(calls::NAME).expect("pins");
+        let lock = |lock: &leasehold::LockStatus| {
+            let (key, mode, is_expired) = (lock.key(), lock.mode(), lock.is_expired());
+            format!(
+                "{key} {mode} by {} of {}{}",
+                lock.owner(),
+                lock.lock_id().len(),
+                if is_expired { ", expired" } else { "" }
+            )
+        };
+        let mut state: BTreeSet<String> = locks.iter().map(lock).collect();
+        for key in KEYS {
+            let alone = locks.iter().filter(|lock| lock.key() == key && !lock.is_expired());
+            let modes: Vec<Mode> = alone.map(leasehold::LockStatus::mode).collect();
+            assert!(modes.len() < 2 || modes.iter().all(|mode| *mode == Mode::Shared), "{key} has two holders");
+        }
+        state.extend(leases.iter().map(|lease| format!("{} claimed by {}", lease.name(), lease.holder())));
+        state.extend(pins.iter().map(|pin| format!("pinned by {pin}")));
+        state
+    }
+
+    fn counts(&self) -> [usize; CALLS.len()] {
+        CALLS.map(|call| self.store.plan.count(call))
+    }
+}
+
+/// What a call answered, and what is held by it.
+pub struct Answer {
+    pub text: String,
+    pub kept: Box<dyn Any>,
+}
+
+/// What an error may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// All is as before: what was asked for and not obtained is given up.
+    AsBefore,
+    /// As before, or nothing: what was handed over and not obtained is given up.
+    OrNothing,
+    /// As before, or as if it had succeeded: nobody knows which.
+    Either,
+    /// The same, or a part of it: each key is by itself.
+    Part,
+    /// The same, and without an error: what was not done now is done by the next one, or by the end of the lease.
+    AnotherTime,
+    /// As [`Leaves::Either`], and its guard is gone. It asks once, and so fails by one lost answer.
+    EitherAtOnce,
+}
+
+/// What may happen to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    LostBefore,
+    AppliedAndLost,
+    AppliedAndHung,
+    Hung,
+    Twice,
+    /// It arrives when the call is over.
+    Late,
+    /// It arrives when all is released.
+    Last,
+}
+
+const FAULTS: [What; 7] =
+    [What::LostBefore, What::AppliedAndLost, What::AppliedAndHung, What::Hung, What::Twice, What::Late, What::Last];
+
+impl What {
+    fn fault(self) -> Fault {
+        match self {
+            What::LostBefore => Fault::LostBefore,
+            What::AppliedAndLost => Fault::ApplyThenFail,
+            What::AppliedAndHung => Fault::ApplyThenHang,
+            What::Hung => Fault::HangBefore,
+            What::Twice => Fault::Twice,
+            What::Late | What::Last => Fault::Late,
+        }
+    }
+
+    /// Whether the answer of this call can be lost so in this store. SQLite never leaves a copy of a request on its way.
+    fn can_meet(self, call: Call, store: &str) -> bool {
+        !matches!(self, What::Late | What::Last) || (call == Call::Acquire && store == "memory")
+    }
+
+    /// No answer comes within the request timeout, which is all that a call that does not wait has.
+    fn takes_long(self) -> bool {
+        !matches!(self, What::LostBefore | What::AppliedAndLost | What::Twice)
+    }
+}
+
+/// What a call does when nothing fails.
+struct Clean {
+    text: String,
+    before: BTreeSet<String>,
+    after: BTreeSet<String>,
+    /// When its client is closed.
+    closed: BTreeSet<String>,
+    requests: [usize; CALLS.len()],
+}
+
+struct Case<'a> {
+    swept: &'a Swept,
+    clean: &'a Clean,
+    /// Of this call of the store the one at this place.
+    call: Call,
+    at: usize,
+    what: What,
+    times: usize,
+}
+
+impl std::fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {:?} {}, {:?} x {}", self.swept.path, self.call, self.at, self.what, self.times)
+    }
+}
+
+fn clean(like: &Store, swept: &Swept) -> Clean {
+    let room = Room::new(like);
+    let act = (swept.prepare)(&room);
+    let (before, counts) = (room.state(), room.counts());
+    let answer = act(&room).unwrap_or_else(|error| panic!("{}: {error:?}", swept.path));
+    let (after, now) = (room.state(), room.counts());
+    let mut requests: [usize; CALLS.len()] = std::array::from_fn(|n| now[n] - counts[n]);
+    if swept.waits {
+        // How often it looks is a matter of time.
+        requests.iter_mut().for_each(|count| *count = (*count).min(1));
+    }
+    assert!(requests.iter().sum::<usize>() > 0, "{} makes no request", swept.path);
+    drop(answer.kept);
+    room.client.close().expect("it closes");
+    Clean { text: answer.text, before, after, closed: room.state(), requests }
+}
+
+impl Case<'_> {
+    fn run(&self, like: &Store) {
+        let room = Room::new(like);
+        let act = (self.swept.prepare)(&room);
+        let tokens = self.tokens(&room);
+        assert_eq!(room.state(), self.clean.before, "{self}: prepared");
+        for _ in 0..self.at {
+            room.store.plan.next(self.call, Fault::Delay(Duration::ZERO));
+        }
+        for _ in 0..self.times {
+            room.store.plan.next(self.call, self.what.fault());
+        }
+        let started = Instant::now();
+        let answer = act(&room);
+        // On a busy machine the time of a call may be over before it could repeat anything.
+        let is_over = started.elapsed() >= TIMEOUT;
+        eventually(&format!("{self} is met"), || room.store.plan.unmet() < self.times);
+        room.store.plan.heal();
+        if self.what == What::Late {
+            room.store.plan.deliver();
+        }
+        let clean = self.clean;
+        let part = clean.before.iter().take(1).cloned().collect();
+        let is_double = self.what == What::Twice && [Call::Release, Call::Swap].contains(&self.call);
+        let right: &[&BTreeSet<String>] = match &answer {
+            Ok(answer) => {
+                // What the second copy of a change answers is that there is nothing to change.
+                assert!(is_double || answer.text == clean.text, "{self}: {:?} after {:?}", answer.text, clean.text);
+                let may_come_later = self.swept.leaves == Leaves::AnotherTime;
+                if may_come_later { &[&clean.before, &clean.after] } else { &[&clean.after] }
+            }
+            // It may have been an operator who released it.
+            Err(error) if is_double && [ErrorKind::Lost, ErrorKind::InvalidLease].contains(&error.kind()) => {
+                &[&clean.after]
+            }
+            Err(error) => {
+                let may_fail = is_over || self.what.takes_long() || self.swept.leaves == Leaves::EitherAtOnce;
+                let kinds = [ErrorKind::Ambiguous, ErrorKind::Store, ErrorKind::TimedOut];
+                assert!(may_fail && kinds.contains(&error.kind()), "{self}: {error:?}");
+                match self.swept.leaves {
+                    Leaves::AsBefore => &[&clean.before],
+                    Leaves::OrNothing => &[&clean.before, &clean.closed],
+                    Leaves::Either | Leaves::AnotherTime => &[&clean.before, &clean.after],
+                    Leaves::EitherAtOnce => &[&clean.before, &clean.after, &clean.closed],
+                    Leaves::Part => &[&clean.before, &part, &clean.after],
+                }
+            }
+        };
+        self.comes_to_be(&room, "answered", right);
+        let is_sure = answer.is_ok() && self.swept.leaves != Leaves::AnotherTime;
+        drop(answer);
+        let closed = room.client.close();
+        assert!(closed.is_ok(), "{self}: {closed:?}");
+        if self.what == What::Last {
+            room.store.plan.deliver();
+        }
+        let either = [&clean.closed, &clean.before, &part, &clean.after];
+        self.comes_to_be(&room, "closed", if is_sure { &either[..1] } else { &either });
+        self.leaves_nothing(&room, tokens);
+    }
+
+    /// As the store has it soon: what is given up in the background takes a moment.
+    #[track_caller]
+    fn comes_to_be(&self, room: &Room, when: &str, right: &[&BTreeSet<String>]) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let state = self.of_any(room.state());
+            if right.contains(&&state) {
+                return;
+            }
+            assert!(Instant::now() < until, "{self}, {when}: {state:?}, but right is {right:?}");
+            std::thread::sleep(millis(2));
+        }
+    }
+
+    /// Of several keys each is as good.
+    fn of_any(&self, state: BTreeSet<String>) -> BTreeSet<String> {
+        let first = |text: String| match text.split_once(' ') {
+            Some((_, rest)) if self.swept.path == "leasehold::LockAnyRequest::lock" => format!("k {rest}"),
+            _ => text,
+        };
+        state.into_iter().map(first).collect()
+    }
+
+    /// The highest token of each key.
+    fn tokens(&self, room: &Room) -> [u64; KEYS.len()] {
+        KEYS.map(|key| room.others.get(key).expect("a look").map_or(0, |status| status.fencing_token()))
+    }
+
+    /// When all leases are over, whatever was left is nobody's, and tokens rise.
+    fn leaves_nothing(&self, room: &Room, before: [u64; KEYS.len()]) {
+        let known = self.tokens(room);
+        room.store.advance(2 * LEASE);
+        for (n, key) in KEYS.into_iter().enumerate() {
+            let guard = room.others.try_lock(key).expect("an answer");
+            let guard = guard.unwrap_or_else(|| panic!("{self}: {key} is still held: {:?}", room.state()));
+            let token = guard.fencing_token();
+            assert!(token > known[n].max(before[n]), "{self}: {key} {token} after {known:?}, {before:?}");
+        }
+    }
+}
+
+fn every_request_of_every_call(like: Store) {
+    let swept = all();
+    let runs: Vec<Clean> = swept.iter().map(|swept| clean(&like, swept)).collect();
+    let mut cases = Vec::new();
+    for (swept, clean) in swept.iter().zip(&runs) {
+        for (call, requests) in CALLS.into_iter().zip(clean.requests) {
+            for what in FAULTS.into_iter().filter(|what| what.can_meet(call, like.name)) {
+                let each = (0..requests).flat_map(|at| [1, 2].map(|times| (at, times)));
+                cases.extend(each.map(|(at, times)| Case { swept, clean, call, at, what, times }));
+            }
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let (next, all, like) = (&next, &cases, &like);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(move || {
+                    let mut wrong = Vec::new();
+                    while let Some(case) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if std::panic::catch_unwind(AssertUnwindSafe(|| case.run(like))).is_err() {
+                            wrong.push(case.to_string());
+                        }
+                    }
+                    wrong
+                })
+            })
+            .collect();
+        let wrong = threads.into_iter().flat_map(|thread| thread.join().expect("no panic leaves it"));
+        let wrong: Vec<String> = wrong.collect();
+        assert!(wrong.is_empty(), "wrong, for the reasons above: {wrong:#?}");
+    });
+    println!("{} calls, {} cases", swept.len(), cases.len());
+}
+
+on_each_local! {
+    together:
+        every_request_of_every_call,
+    ;
+}
+
+/// For the table of calls.
+pub type Act = Box<dyn FnOnce(&Room) -> Result<Answer>>;
