@@ -22,19 +22,19 @@ use crate::support::mongodb::{DATABASE, Rows, settings};
 const NAME: &str = "locks";
 const HANG: &str = "hangAfterStartingIndexBuild";
 
-struct At {
+pub struct At {
     cluster: Cluster,
     client: Client,
 }
 
 impl At {
-    fn start() -> Option<At> {
+    pub fn start() -> Option<At> {
         let cluster = Cluster::one(&["--setParameter", "enableTestCommands=1"])?;
         let client = Client::with_uri_str(cluster.uri()).unwrap();
         Some(At { cluster, client })
     }
 
-    fn open(&self) -> Mongodb {
+    pub fn open(&self) -> Mongodb {
         Mongodb::open(Rows::options_named(NAME, &self.cluster.uri()), &soon()).unwrap()
     }
 
@@ -51,7 +51,7 @@ impl At {
         self.client.database(DATABASE).collection(NAME)
     }
 
-    fn admin(&self, command: Document) -> Document {
+    pub fn admin(&self, command: Document) -> Document {
         self.client.database("admin").run_command(command).run().unwrap()
     }
 
