@@ -13,6 +13,7 @@ use crate::mongodb::waking::{listen, names};
 use crate::mongodb::*;
 use crate::support::cluster::Cluster;
 use crate::support::contract::granted;
+use crate::support::harness::eventually;
 use crate::support::mongodb::{DATABASE, Rows, settings, with_database};
 
 /// A replica set with the users `root`, `hears`, who may all that a lock takes, and `deaf`, who may not watch.
@@ -75,11 +76,9 @@ fn who_may_not_watch_polls_which_is_said_once_and_has_its_locks() {
         std::thread::scope(|scope| {
             let waiting = ["a", "b"].map(|key| scope.spawn(|| waiter.lock(key).unwrap()));
             // Both were refused and look again: so they poll.
-            let by = std::time::Instant::now() + Duration::from_secs(20);
-            while names(&commands).iter().filter(|name| *name == "find" || *name == "findAndModify").count() < 8 {
-                assert!(std::time::Instant::now() < by, "they poll: {:?}", names(&commands));
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            let looks =
+                || names(&commands).iter().filter(|name| ["find", "findAndModify"].contains(&name.as_str())).count();
+            eventually("they poll", || looks() >= 8);
             held.into_iter().for_each(|guard| guard.release().unwrap());
             waiting.into_iter().for_each(|waiting| waiting.join().unwrap().release().unwrap());
         });

@@ -17,6 +17,7 @@ use crate::mongodb::waking::{Commands, LONG, listen, names, watch};
 use crate::mongodb::*;
 use crate::support::cluster::Cluster;
 use crate::support::contract::{acquired, granted, refused, release};
+use crate::support::harness::eventually;
 use crate::support::mongodb::{DATABASE, Rows, settings};
 
 const NAME: &str = "locks";
@@ -132,11 +133,7 @@ fn what_ends_a_build_of_indexes_late_is_said() {
     commands.lock().clear();
     let making = at.hang_while(move || store.schema(Schema::Create, &by));
     // It asks meanwhile whether the server is still there.
-    let until = Instant::now() + LONG;
-    while !names(&commands).contains(&"hello".to_owned()) {
-        assert!(Instant::now() < until, "{:?}", names(&commands));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually("hello", || names(&commands).contains(&"hello".to_owned()));
     let raw = at.raw();
     let dropping = std::thread::spawn(move || raw.drop_indexes().run());
     let error = making.join().unwrap().unwrap_err();

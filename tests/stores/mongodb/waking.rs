@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::mongodb::rights::warnings;
 use crate::mongodb::*;
 use crate::support::contract::{LEASE, granted, release, renewal, renewed};
+use crate::support::harness::eventually;
 use crate::support::mongodb::{Rows, settings};
 
 pub const LONG: Duration = Duration::from_secs(20);
@@ -146,11 +147,7 @@ fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
     let (contended, held) = (holder.lock("contended").unwrap(), client.lock("held").unwrap());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| client.try_lock_for("contended", LONG).unwrap().is_some());
-        let by = Instant::now() + LONG;
-        while !names(&commands).contains(&"aggregate".to_owned()) {
-            assert!(Instant::now() < by, "it asks to be told");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually("it asks to be told", || names(&commands).contains(&"aggregate".to_owned()));
         let loss = held.loss().wait_timeout(Duration::from_secs(7));
         contended.release().unwrap();
         assert!(loss.is_none(), "{loss:?}");
@@ -187,11 +184,7 @@ fn a_waiting_client_asks_less_than_once_a_second_and_has_the_lock_at_once() {
             let guard = waiter.lock("k").unwrap();
             (Instant::now(), guard)
         });
-        let by = Instant::now() + LONG;
-        while !names(&commands).contains(&"aggregate".to_owned()) {
-            assert!(Instant::now() < by, "it asks to be told");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually("it asks to be told", || names(&commands).contains(&"aggregate".to_owned()));
         // It looks once more after the stream stands.
         std::thread::sleep(Duration::from_millis(500));
         commands.lock().clear();
