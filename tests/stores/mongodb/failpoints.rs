@@ -35,8 +35,13 @@ impl At {
         Some(At { cluster, client })
     }
 
-    pub fn open(&self) -> Mongodb {
-        Mongodb::open(Rows::options_named(NAME, &self.cluster.uri()), &soon()).unwrap()
+    fn open(&self) -> Mongodb {
+        self.open_with("")
+    }
+
+    /// With more options in its URL.
+    pub fn open_with(&self, more: &str) -> Mongodb {
+        Mongodb::open(Rows::options_named(NAME, &format!("{}{more}", self.cluster.uri())), &soon()).unwrap()
     }
 
     /// With the commands that it sends.
