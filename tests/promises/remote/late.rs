@@ -116,29 +116,3 @@ fn what_was_given_up_is_never_granted_on_mongodb() {
         late(proxy, "findAndModify", behind, beside)
     });
 }
-
-/// Each on a database of its own, since another transaction beside it would already stop the late one on the emulator.
-#[cfg(feature = "spanner")]
-#[test]
-fn what_was_given_up_is_never_granted_on_spanner() {
-    use crate::support::grpc::{Fault, Grpc};
-    use crate::support::spanner::{Database, TABLE, settings};
-    if crate::support::servers::spanner_emulator().is_none() {
-        return;
-    }
-    on(|| {
-        let database = Database::fresh();
-        let grpc = Grpc::new(&database.host);
-        grpc.fault("Commit", 0, Fault::Late(LATE));
-        let at = |host: &str| leasehold::spanner::builder(settings(host), &database.path, TABLE);
-        let (behind, beside) = (at(&grpc.host), at(&database.host));
-        let arrived = move || {
-            grpc.wait_until("the late commit is answered", |calls| {
-                let mut commits = calls.iter().filter(|call| call.method == "Commit").peekable();
-                commits.peek().is_some() && commits.all(|call| call.answered)
-            });
-            assert_eq!(grpc.clear(), 0);
-        };
-        Net { behind, beside, arrived: Box::new(arrived) }
-    });
-}

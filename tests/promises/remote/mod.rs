@@ -3,6 +3,7 @@
 #![cfg(all(target_os = "linux", any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
 mod forks;
 mod holes;
+#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 mod late;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 mod panics;
