@@ -1,9 +1,9 @@
 //! The library as C gets it, and C programs that are compiled against it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// No program takes more than a few seconds; under valgrind, on a busy machine, a minute.
@@ -22,6 +22,15 @@ pub struct Library {
 pub enum Language {
     C11,
     Cpp17,
+}
+
+impl Language {
+    fn standard(self) -> &'static str {
+        match self {
+            Language::C11 => "c11",
+            Language::Cpp17 => "c++17",
+        }
+    }
 }
 
 pub fn root() -> &'static Path {
@@ -68,16 +77,17 @@ pub fn compiler(language: Language) -> Command {
 
 /// A program of tests/c with these extra flags, linked with the static library at `folder`.
 pub fn compile(program: &str, language: Language, flags: &[&str], library: &Library) -> PathBuf {
-    let standard = match language {
-        Language::C11 => "c11",
-        Language::Cpp17 => "c++17",
-    };
-    let output = target("c").join(format!("{program}-{standard}{}", flags.concat().replace(['=', ','], "")));
-    static COMPILED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-    if compiled.contains(&output) {
-        return output;
-    }
+    let output =
+        target("c").join(format!("{program}-{}{}", language.standard(), flags.concat().replace(['=', ','], "")));
+    // Each once, and several at a time: each links the whole library.
+    static COMPILED: Mutex<BTreeMap<PathBuf, Arc<OnceLock<()>>>> = Mutex::new(BTreeMap::new());
+    let compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner).entry(output.clone()).or_default().clone();
+    compiled.get_or_init(|| compile_as(program, language, flags, library, &output));
+    output
+}
+
+fn compile_as(program: &str, language: Language, flags: &[&str], library: &Library, output: &Path) {
+    let standard = language.standard();
     std::fs::create_dir_all(target("c")).expect("a folder can be made");
     let mut command = compiler(language);
     let source = root().join("tests/c").join(program).with_extension("c");
@@ -86,12 +96,10 @@ pub fn compile(program: &str, language: Language, flags: &[&str], library: &Libr
     }
     command.arg(source).args(["-x", "none", "-g", &format!("-std={standard}"), "-D_POSIX_C_SOURCE=200809L"]);
     command.args(WARNINGS).args(flags).arg("-I").arg(root().join("src/capi")).arg("-pthread");
-    command.arg(library.folder.join("libleasehold.a")).args(&library.system).arg("-o").arg(&output);
+    command.arg(library.folder.join("libleasehold.a")).args(&library.system).arg("-o").arg(output);
     let answer = command.output().expect("the compiler runs");
     let said = String::from_utf8_lossy(&answer.stderr);
     assert!(answer.status.success() && said.is_empty(), "{program} as {standard}: {said}");
-    compiled.insert(output.clone());
-    output
 }
 
 /// Runs it to its end; gives what it printed.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
+use std::sync::Mutex;
 
 use crate::library::{Language, compile, library, root, run, store};
 
@@ -21,6 +22,8 @@ pub const PROGRAMS: [(&str, &str); 12] = [
     ("options", "every option did what it says"),
     ("shared_readers", "3 readers at once, the next refused, and the writer after them"),
 ];
+
+const SIDE_BY_SIDE: usize = 3;
 
 /// Runs a program that is compiled, maybe under a tool.
 #[track_caller]
@@ -43,6 +46,18 @@ pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
     assert_eq!(printed.lines().last(), Some(format!("proof: {proof}").as_str()), "{printed}");
 }
 
+/// Does this with each of the programs, some of them side by side: most of their time they wait.
+pub fn with_each<'a>(programs: impl Iterator<Item = &'a (&'a str, &'a str)> + Send, prove: impl Fn(&str, &str) + Sync) {
+    let programs = Mutex::new(programs);
+    // Not locked while one runs.
+    let next = || programs.lock().expect("no panic in it").next();
+    std::thread::scope(|scope| {
+        for _ in 0..SIDE_BY_SIDE {
+            scope.spawn(|| std::iter::from_fn(next).for_each(|(program, proof)| prove(program, proof)));
+        }
+    });
+}
+
 #[test]
 fn every_program_is_run() {
     let found: BTreeSet<String> = fs::read_dir(root().join("tests/c"))
@@ -54,16 +69,14 @@ fn every_program_is_run() {
 
 #[test]
 fn every_program_proves_itself_in_c11() {
-    for (program, proof) in PROGRAMS {
-        prove(&[], &compile(program, Language::C11, &[], library()), proof);
-    }
+    let library = library();
+    with_each(PROGRAMS.iter(), |program, proof| prove(&[], &compile(program, Language::C11, &[], library), proof));
 }
 
 #[test]
 fn every_program_proves_itself_in_cpp17() {
-    for (program, proof) in PROGRAMS {
-        prove(&[], &compile(program, Language::Cpp17, &[], library()), proof);
-    }
+    let library = library();
+    with_each(PROGRAMS.iter(), |program, proof| prove(&[], &compile(program, Language::Cpp17, &[], library), proof));
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub struct Shared {
     /// What the environment has to say for it.
     pub env: Option<(&'static str, String)>,
     /// What goes with the test.
-    _room: Box<dyn Any>,
+    _room: Box<dyn Any + Send + Sync>,
 }
 
 impl Shared {

@@ -94,6 +94,8 @@ macro_rules! contract {
             an_empty_set_ends_the_telling,
             nobody_who_listens_is_no_harm,
             a_wake_whose_deadline_is_over_returns;
+        real_time:
+            leases_end_by_the_stores_own_clock;
         }
     };
 }
@@ -124,22 +126,3 @@ fn every_store_is_in_the_table() {
         );
     }
 }
-
-/// Where 500 leases of some seconds end fast enough on a busy machine.
-macro_rules! in_real_time {
-    ($store:ident: $name:ident) => {
-        mod $name {
-            crate::conformance::tests! {
-                $store:
-                real_time:
-                    leases_end_by_the_stores_own_clock;
-            }
-        }
-    };
-}
-
-in_real_time!(memory: memory_in_real_time);
-#[cfg(feature = "sqlite")]
-in_real_time!(sqlite: sqlite_in_real_time);
-#[cfg(feature = "mongodb")]
-in_real_time!(mongodb: mongodb_in_real_time);

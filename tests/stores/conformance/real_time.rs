@@ -1,29 +1,37 @@
 //! Leases in real time: nothing is made older, every key waits for its end, and every answer is held against the
 //! store's own clock.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use leasehold::internals::lease::{End, Holder, Mode};
-use leasehold::internals::store::Acquired;
+use leasehold::internals::lease::{End, Holder, Mode, StoreTime};
+use leasehold::internals::store::{Acquired, Attempt};
 
 use crate::support::contract::*;
 use crate::support::seed::{seed, sow};
 use crate::support::stores::{Opened, Store, soon};
 
-const KEYS: u64 = 500;
-const THREADS: u64 = 8;
+const KEYS: usize = 500;
+/// The emulator of Spanner has one transaction at a time.
+const KEYS_OF_SPANNER: usize = 100;
+/// As soon as a lease has no more than this left, whoever grants looks after those that were granted: a busy machine
+/// takes longer for all of them than the first lease lasts.
+const SPARE: Duration = Duration::from_millis(600);
 /// How long before its end each lease is looked at, and how often after it.
-const BEFORE: Duration = Duration::from_millis(100);
+const BEFORE: Duration = Duration::from_millis(150);
 const AFTER: Duration = Duration::from_millis(40);
 
-/// A holder that nobody renews, and when its lease ends on this host's clock.
+/// A holder that nobody renews, when its lease ends on this host's clock, and who waits for that.
 struct Granted {
     key: String,
     holder: Holder,
     ends: Instant,
+    rival: Attempt,
+    /// Was refused while it ran.
+    was_refused: bool,
 }
 
-fn end_of(holder: &Holder) -> leasehold::internals::lease::StoreTime {
+fn end_of(holder: &Holder) -> StoreTime {
     match holder.until {
         End::At(until) => until,
         End::Never => panic!("{holder:?} has no end"),
@@ -36,68 +44,95 @@ fn grant(at: &Opened, key: String) -> Granted {
     attempt.ask.lease = Duration::from_millis(fastrand::u64(1_000..=4_000));
     match at.store.acquire(&mut attempt, &soon()) {
         Ok(Acquired::Granted { holder, now, .. }) => {
-            let (until, ends) = (end_of(&holder), Instant::now());
+            let (until, answered) = (end_of(&holder), Instant::now());
             assert_eq!(until.since(holder.created), attempt.ask.lease, "{key}: a grant is what was asked for");
+            let rival = crate::support::contract::attempt(&*at.second, &key, Mode::Exclusive);
             // Of an answer that comes after the end nothing is left.
-            Granted { key, holder, ends: ends + until.since(now) }
+            Granted { key, holder, ends: answered + until.since(now), rival, was_refused: false }
         }
         other => panic!("{key}: {other:?}"),
     }
 }
 
-/// A rival asks from shortly before the end until it is granted: refused while the lease runs, granted after it. How
-/// long after, by the store's clock.
-fn take_over(at: &Opened, old: &Granted) -> Duration {
-    let until = end_of(&old.holder);
-    let mut rival = attempt(&*at.second, &old.key, Mode::Exclusive);
-    std::thread::sleep(old.ends.saturating_duration_since(Instant::now() + BEFORE));
-    loop {
-        match at.second.acquire(&mut rival, &soon()) {
+impl Granted {
+    /// Asks once for what it holds: refused while the lease runs, granted after it. How long after, by the store's
+    /// clock.
+    fn ask(&mut self, at: &Opened) -> Option<Duration> {
+        let (until, key, old) = (end_of(&self.holder), &self.key, &self.holder);
+        match at.second.acquire(&mut self.rival, &soon()) {
             Ok(Acquired::Granted { holder, .. }) => {
-                assert!(holder.created >= until, "{}: {holder:?} was let in beside {:?}", old.key, old.holder);
-                assert!(holder.token > old.holder.token, "{}: {holder:?} after {:?}", old.key, old.holder);
-                return holder.created.since(until);
+                assert!(holder.created >= until, "{key}: {holder:?} was let in beside {old:?}");
+                assert!(holder.token > old.token, "{key}: {holder:?} after {old:?}");
+                Some(holder.created.since(until))
             }
             Ok(Acquired::Refused(seen)) => {
                 let stands: Vec<&Holder> = seen.record.holders().map(|(_, holder)| holder).collect();
-                assert_eq!(stands, [&old.holder]);
-                assert!(
-                    seen.is_live(&old.holder),
-                    "{}: refused at {:?} for {:?}",
-                    old.key,
-                    seen.times.expired_before,
-                    old.holder
-                );
+                assert_eq!(stands, [old]);
+                assert!(seen.is_live(old), "{key}: refused at {:?} for {old:?}", seen.times.expired_before);
+                self.was_refused = true;
+                None
             }
-            other => panic!("{}: {other:?}", old.key),
+            other => panic!("{key}: {other:?}"),
         }
-        std::thread::sleep(AFTER);
     }
+
+    /// When it is asked for next: before the end, and, once refused, from shortly before it may be granted.
+    fn next(&self, grace: Duration) -> Instant {
+        let first = self.ends - BEFORE;
+        if self.was_refused { (self.ends + grace - BEFORE).max(Instant::now() + AFTER) } else { first }
+    }
+}
+
+/// Takes over all of these, each as soon as it can be: how long after its end, and whether it was refused before.
+fn take_over(at: &Opened, mut granted: Vec<Granted>) -> Vec<(Duration, bool)> {
+    let grace = at.store.info().grace;
+    let mut due: BTreeSet<(Instant, usize)> = granted.iter().map(|one| one.next(grace)).zip(0..).collect();
+    let mut taken = Vec::new();
+    while let Some((when, number)) = due.pop_first() {
+        std::thread::sleep(when.saturating_duration_since(Instant::now()));
+        let one = &mut granted[number];
+        match one.ask(at) {
+            Some(late) => taken.push((late, one.was_refused)),
+            None => drop(due.insert((one.next(grace), number))),
+        }
+    }
+    taken
 }
 
 pub fn leases_end_by_the_stores_own_clock(store: &Store) {
     let (at, seed) = ((store.open)(), seed());
-    let mut late: Vec<Duration> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
+    let (keys, threads) = if store.module == "spanner" { (KEYS_OF_SPANNER, 2) } else { (KEYS, 8) };
+    let taken: Vec<(Duration, bool)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads)
             .map(|thread| {
                 let at = &at;
                 scope.spawn(move || {
-                    sow(seed, thread);
-                    let keys = (0..KEYS).filter(|key| key % THREADS == thread);
-                    let mut granted: Vec<Granted> = keys.map(|key| grant(at, format!("k{key}"))).collect();
-                    granted.sort_by_key(|granted| granted.ends);
-                    granted.iter().map(|granted| take_over(at, granted)).collect::<Vec<Duration>>()
+                    sow(seed, thread as u64);
+                    let mut keys = (thread..keys).step_by(threads).peekable();
+                    let mut taken = Vec::new();
+                    while keys.peek().is_some() {
+                        let mut granted: Vec<Granted> = Vec::new();
+                        while granted.iter().all(|one| one.ends > Instant::now() + SPARE)
+                            && let Some(key) = keys.next()
+                        {
+                            granted.push(grant(at, format!("k{key}")));
+                        }
+                        taken.extend(take_over(at, granted));
+                    }
+                    taken
                 })
             })
             .collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
+    let mut late: Vec<Duration> = taken.iter().map(|(late, _)| *late).collect();
     late.sort();
-    assert_eq!(late.len() as u64, KEYS);
+    let refused = taken.iter().filter(|(_, was_refused)| *was_refused).count();
+    let (module, middle, last) = (store.module, late[late.len() / 2], late[late.len() - 1]);
     println!(
-        "{}: taken over {:?} after the end, at most {:?}",
-        store.module,
-        late[late.len() / 2],
-        late[late.len() - 1]
+        "{module}: {refused} of {keys} were refused before; taken over {middle:?} after the end, at most {last:?}"
     );
+    assert_eq!(taken.len(), keys);
+    // On a busy machine some are asked for too late all the same.
+    assert!(refused > keys / 10, "only {refused} were asked for while their lease ran");
 }

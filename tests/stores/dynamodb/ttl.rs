@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 
 use crate::dynamodb::*;
-use crate::support::harness::{millis, within};
+use crate::support::harness::{PATIENCE, millis, within};
 
 /// Long: nothing below waits for its end.
 const LEASE: Duration = Duration::from_secs(600);
@@ -24,7 +24,7 @@ fn connect(table: &Table) -> LockClient {
 /// It hears of it at its next heartbeat, and does not bring the row back.
 #[track_caller]
 fn assert_lost(raw: &Raw, guard: LockGuard, is_right: fn(&LossReason) -> bool) {
-    let loss = within("a loss", SOON, || guard.loss().wait().expect("a loss"));
+    let loss = within("a loss", SOON, || guard.loss().wait_timeout(PATIENCE).expect("a loss"));
     assert!(is_right(&loss.reason) && !guard.is_held(), "{loss:?}");
     let row = raw.get(guard.key());
     assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);

@@ -23,20 +23,25 @@ use crate::support::wait::wait_until;
 const NAME: &str = "locks";
 const HANG: &str = "hangAfterStartingIndexBuild";
 
-struct At {
+pub struct At {
     cluster: Cluster,
     client: Client,
 }
 
 impl At {
-    fn start() -> Option<At> {
+    pub fn start() -> Option<At> {
         let cluster = Cluster::one(&["--setParameter", "enableTestCommands=1"])?;
         let client = Client::with_uri_str(cluster.uri()).unwrap();
         Some(At { cluster, client })
     }
 
     fn open(&self) -> Mongodb {
-        Mongodb::open(Rows::options_named(NAME, &self.cluster.uri()), &soon()).unwrap()
+        self.open_with("")
+    }
+
+    /// With more options in its URL.
+    pub fn open_with(&self, more: &str) -> Mongodb {
+        Mongodb::open(Rows::options_named(NAME, &format!("{}{more}", self.cluster.uri())), &soon()).unwrap()
     }
 
     /// With the commands that it sends.
@@ -52,7 +57,7 @@ impl At {
         self.client.database(DATABASE).collection(NAME)
     }
 
-    fn admin(&self, command: Document) -> Document {
+    pub fn admin(&self, command: Document) -> Document {
         self.client.database("admin").run_command(command).run().unwrap()
     }
 

@@ -1,4 +1,6 @@
 //! What only the MongoDB store has to keep, on a real mongod: documents, requests, errors, the collection.
+#[cfg(target_os = "linux")]
+mod answers;
 mod collection;
 mod counts;
 #[cfg(target_os = "linux")]

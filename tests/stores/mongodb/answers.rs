@@ -1,0 +1,161 @@
+//! A server that answers with an error, once or twice, at every step: it steps down or shuts down, is in conflict or
+//! limits the rate, before the write or after it. What is repeated until it is answered ends as if nothing had
+//! happened, and who is told that nothing was written finds the row as it was.
+
+use std::time::{Duration, Instant};
+
+use leasehold::internals::lease::{Lease, LockRecord};
+use leasehold::internals::store::{Acquired, Purpose, Released, Renewed, Schema};
+use leasehold::mongodb::driver::bson::{Document, doc};
+
+use crate::mongodb::failpoints::At;
+use crate::mongodb::*;
+use crate::support::contract::{LEASE, granted, renewal};
+
+/// Nothing is written, in the order of the codes: HostUnreachable, HostNotFound, LockTimeout, MaxTimeMSExpired,
+/// NetworkTimeout, ShutdownInProgress, WriteConflict, PrimarySteppedDown, ExceededTimeLimit,
+/// TemporarilyUnavailable, IngressRequestRateLimitExceeded, SocketException, NotWritablePrimary,
+/// InterruptedAtShutdown, InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk.
+const BEFORE: [i32; 16] = [6, 7, 24, 50, 89, 91, 112, 189, 262, 365, 462, 9001, 10107, 11600, 11602, 13435];
+/// It is written, and the majority did not say that it has it: WriteConcernFailed, ShutdownInProgress,
+/// UnsatisfiableWriteConcern, PrimarySteppedDown, InterruptedAtShutdown, InterruptedDueToReplStateChange.
+const AFTER: [i32; 6] = [64, 91, 100, 189, 11600, 11602];
+
+/// How often it comes, and whether it has the label by which the driver repeats by itself.
+const VARIANTS: [(i32, bool); 3] = [(1, true), (1, false), (2, true)];
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Acquire,
+    Transfer,
+    Renew,
+    Release,
+    GiveUp,
+}
+
+/// One case on a key of its own.
+struct Case<'a> {
+    store: &'a Mongodb,
+    beside: &'a Mongodb,
+    step: Step,
+    attempt: Attempt,
+}
+
+impl Case<'_> {
+    fn record(&self) -> LockRecord {
+        get(self.beside, &self.attempt.key).record
+    }
+
+    /// The step once. None where it was not answered; an error says that nothing was written.
+    fn once(&mut self) -> leasehold::Result<Option<()>> {
+        let Case { store, step, attempt, .. } = self;
+        match step {
+            Step::Acquire | Step::Transfer => {
+                attempt.sends += 1;
+                store.acquire(attempt, &soon()).map(|answer| match answer {
+                    Acquired::Granted { .. } => Some(()),
+                    Acquired::Unknown(_) => None,
+                    Acquired::Refused(seen) => panic!("{}: refused by {:?}", attempt.key, seen.record),
+                })
+            }
+            Step::Renew => store.renew(attempt, renewal(Lease::For(2 * LEASE)), &soon()).map(|answer| match answer {
+                Renewed::Until { .. } => Some(()),
+                Renewed::Unknown(_) => None,
+                Renewed::Lost(seen) => panic!("{}: lost to {:?}", attempt.key, seen.record),
+            }),
+            Step::Release | Step::GiveUp => {
+                let purpose = if matches!(step, Step::GiveUp) { Purpose::GiveUp } else { Purpose::Release };
+                let answer = store.release(attempt, purpose, &soon());
+                answer.map(|answer| match answer {
+                    Released::Done | Released::Free => Some(()),
+                    Released::Unknown(_) => None,
+                    Released::HeldByOther(seen) => panic!("{}: held by {:?}", attempt.key, seen.record),
+                })
+            }
+        }
+    }
+
+    fn run(mut self, fault: impl FnOnce()) {
+        let key = self.attempt.key.clone();
+        let mut old = None;
+        match self.step {
+            Step::Acquire => {}
+            Step::Transfer => {
+                let mut from = attempt(self.beside, &key, self.attempt.ask.mode);
+                let holder = granted(self.beside, &mut from);
+                self.attempt.ask.instead_of = Some((holder.grant, holder.token));
+                old = Some(from);
+            }
+            _ => drop(granted(self.store, &mut self.attempt)),
+        }
+        let before = self.record();
+        fault();
+        let (mut may_be_done, started) = (false, Instant::now());
+        loop {
+            match self.once() {
+                Ok(Some(())) => break,
+                Ok(None) => may_be_done = true,
+                Err(error) => {
+                    assert!(error.is_retryable(), "{key}: {error:?}");
+                    assert!(may_be_done || self.record() == before, "{key}: it says that nothing was written: {error}");
+                }
+            }
+            assert!(started.elapsed() < Duration::from_secs(30), "{key}: no answer");
+        }
+        let record = self.record();
+        let stands = record.standing(self.attempt.grant()).map(|(_, holder)| holder.clone());
+        match self.step {
+            Step::Acquire | Step::Transfer => {
+                assert_eq!(stands.map(|holder| holder.token), Some(record.token), "{key}")
+            }
+            Step::Renew => {
+                let was = before.standing(self.attempt.grant()).expect("it stood").1;
+                assert!(stands.is_some_and(|holder| holder.until > was.until && holder.token == was.token), "{key}");
+            }
+            Step::Release | Step::GiveUp => assert_eq!((stands, record.token), (None, before.token), "{key}"),
+        }
+        let right = usize::from(!matches!(self.step, Step::Release | Step::GiveUp));
+        assert_eq!(record.holders().count(), right, "{key}: {record:?}");
+        if let Some(mut old) = old {
+            let lost = self.beside.renew(&mut old, renewal(Lease::For(LEASE)), &soon()).unwrap();
+            assert!(matches!(lost, Renewed::Lost(_)) && record.token > before.token, "{key}: {lost:?}");
+        }
+    }
+}
+
+#[test]
+fn every_step_survives_every_answer_of_a_server_in_trouble() {
+    let Some(at) = At::start() else { return };
+    // The server is the primary all the time, so it has no news for a driver that waits for them to look again.
+    let [store, beside] = ["&serverMonitoringMode=poll"; 2].map(|more| at.open_with(more));
+    store.schema(Schema::Create, &soon()).unwrap();
+    let before = BEFORE.map(|code| (code, doc! { "errorCode": code }));
+    let after = AFTER.map(|code| (code, doc! { "writeConcernError": { "code": code, "errmsg": "made by the test" } }));
+    let answers: Vec<(i32, Document)> = before.into_iter().chain(after).collect();
+    let set = |mode: Document, data: &Document| {
+        at.admin(doc! { "configureFailPoint": "failCommand", "mode": mode, "data": data }).get_i32("count").unwrap()
+    };
+    let mut cases = 0;
+    let steps = [Step::Acquire, Step::Transfer, Step::Renew, Step::Release, Step::GiveUp];
+    for step in steps {
+        for (nth, (code, answer)) in answers.iter().enumerate() {
+            for (times, is_labeled) in VARIANTS {
+                let mode = if cases % 2 == 0 { Mode::Exclusive } else { Mode::Shared };
+                let key = format!("{step:?} {mode} {nth} {code} {times} {is_labeled}");
+                let mut data = answer.clone();
+                data.insert("failCommands", ["findAndModify"].map(str::to_owned).to_vec());
+                if !is_labeled {
+                    data.insert("errorLabels", Vec::<String>::new());
+                }
+                let (mut met, started) = (0, Instant::now());
+                let case = Case { store: &store, beside: &beside, step, attempt: attempt(&store, &key, mode) };
+                case.run(|| met = set(doc! { "times": times }, &data));
+                let off = at.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" });
+                assert_eq!(off.get_i32("count").unwrap() - met, times, "{key}: it was not met");
+                println!("{key}: {:?}", started.elapsed());
+                cases += 1;
+            }
+        }
+    }
+    println!("{cases} cases");
+}
