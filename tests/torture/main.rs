@@ -15,5 +15,8 @@ mod runs;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 #[path = "../support/servers/mod.rs"]
 mod servers;
+// Else the servers have it.
+#[cfg(not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+#[allow(dead_code)] // Only a store can lack what its test needs.
 #[path = "../support/skip.rs"]
 mod skip;
