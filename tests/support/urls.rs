@@ -102,7 +102,7 @@ fn spanner() -> Shared {
 }
 
 /// One whose URL says all.
-fn by_url(module: &'static str, url: String, early: Duration, room: impl Any) -> Shared {
+fn by_url(module: &'static str, url: String, early: Duration, room: impl Any + Send + Sync) -> Shared {
     let (grace, known) = (Duration::ZERO, url.clone());
     let client = Box::new(move || LockClient::connect(&known).unwrap());
     Shared { module, url, grace, early, client, env: None, _room: Box::new(room) }

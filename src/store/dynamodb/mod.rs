@@ -62,7 +62,7 @@ const AHEAD: Duration = Duration::from_secs(2);
 /// What this store reads in a row that a test made up, and writes over it.
 #[cfg(feature = "_internals")]
 pub fn decoded(item: Item) -> std::result::Result<crate::lease::LockRecord, String> {
-    let found = row::Found::new("k", Some(item)).map_err(|error| error.to_string())?;
+    let found = row::DecodedRow::new("k", Some(item)).map_err(|error| error.to_string())?;
     let _ = (row::shared(&found.record, found.row.as_ref()), row::row_end(&found.record), found.floor());
     let _ = found.row.as_ref().map(row::size);
     found.record.exclusive.iter().for_each(|holder| drop(row::fields(holder)));

@@ -289,7 +289,7 @@ fn ones_own_lock_that_looks_free_ends_no_wait_and_a_no_of_the_store_does() {
                 let waits = scope.spawn(|| client.request_any(["a", "b"]).lock_id("g").wait(LONG).lock());
                 // The first look comes after both were asked for, and refused.
                 let looked = || faults.count(Call::Read) > looks && faults.count(Call::Acquire) >= before + asked;
-                wait_until(|| looked() || waits.is_finished());
+                wait_until("it looks", || looked() || waits.is_finished());
                 faults.always(call, Fault::Refuse);
                 theirs.release().unwrap();
                 let answer = waits.join().unwrap();

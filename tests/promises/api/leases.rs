@@ -302,7 +302,7 @@ fn a_wait_outlasts_trouble_with_the_store_but_not_its_no() {
         let (cancel, before) = (CancelToken::new(), faults.count(Call::Read));
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| wait(&cancel));
-            wait_until(|| faults.count(Call::Read) > before);
+            wait_until("it is read", || faults.count(Call::Read) > before);
             cancel.cancel();
             assert_eq!(waits.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
         });

@@ -6,7 +6,8 @@ use leasehold::internals::store::fault::Call;
 use leasehold::{CancelToken, Election, ElectionBuilder, Filter, Leadership, Lock, LockGuard, LockStatus, Result};
 
 use super::{Act, Answer, KEYS, LEASE, Leaves, Room};
-use crate::support::harness::{PATIENCE, eventually, millis};
+use crate::support::harness::{PATIENCE, millis};
+use crate::support::wait::wait_until;
 
 /// The namespace and the name of the lease.
 pub const SPACE: &str = "space";
@@ -99,7 +100,7 @@ fn contended(room: &Room) -> Act {
         let woken = plan.count(Call::Wake);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                eventually("somebody waits", || plan.count(Call::Wake) > woken);
+                wait_until("somebody waits", || plan.count(Call::Wake) > woken);
                 others.release(&lock).expect("it is released");
             });
             room.client.request("k").wait(PATIENCE).lock().map(held)
@@ -127,13 +128,13 @@ fn standing(room: &Room) -> Election {
 fn leading(room: &Room) -> Election {
     let election = standing(room);
     election.run().expect("it stands");
-    eventually("it leads", || election.is_leader());
+    wait_until("it leads", || election.is_leader());
     election
 }
 
 /// Trouble with the store does not end it.
 fn is_elected(election: Election) -> Result<Answer> {
-    eventually("it leads", || election.is_leader());
+    wait_until("it leads", || election.is_leader());
     Ok(Answer { text: "leads".to_owned(), kept: Box::new(election) })
 }
 
@@ -300,7 +301,7 @@ fn guards() -> Vec<Swept> {
         }),
         with!("leasehold::LockGuard::ensure_held_for", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
             // What is left right after a renewal, but for what a request may take.
-            eventually("some of it is over", || guard.remaining() < LEASE.mul_f64(0.9) - millis(800));
+            wait_until("some of it is over", || guard.remaining() < LEASE.mul_f64(0.9) - millis(800));
             guard.ensure_held_for(LEASE.mul_f64(0.9) - millis(800))?;
             Ok(held(guard))
         }),

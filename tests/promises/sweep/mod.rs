@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, Filter, LockClient, Mode, Result};
 
-use crate::support::harness::{PATIENCE, Store, eventually, millis, on_each_local};
+use crate::support::harness::{PATIENCE, Store, millis, on_each_local};
+use crate::support::wait::wait_until;
 use calls::{Swept, all};
 
 /// No heartbeat is due while a case lasts.
@@ -193,7 +194,7 @@ impl Case<'_> {
         let answer = act(&room);
         // On a busy machine the time of a call may be over before it could repeat anything.
         let is_over = started.elapsed() >= TIMEOUT;
-        eventually(&format!("{self} is met"), || room.store.plan.unmet() < self.times);
+        wait_until(&format!("{self} is met"), || room.store.plan.unmet() < self.times);
         room.store.plan.heal();
         if self.what == What::Late {
             room.store.plan.deliver();

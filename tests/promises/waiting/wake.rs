@@ -248,7 +248,7 @@ fn a_close_waits_for_the_thread_that_the_store_tells() {
     let client = store.builder().lease(LEASE).drop_timeout(PATIENCE).connect().expect("a client");
     let _held = store.bystander().lock("k").expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
-    eventually("the store is asked", || store.plan.count(Call::Wake) > 0);
+    wait_until("the store is asked", || store.plan.count(Call::Wake) > 0);
     let (closed, closes) = crossbeam_channel::bounded(1);
     std::thread::spawn(move || closed.send(client.close()));
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Closed));
