@@ -35,7 +35,7 @@
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
 //! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
 //! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
-//! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
+//! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s&fleet=own` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
 //! # Features
@@ -195,6 +195,10 @@ pub mod guide {
     #[cfg(feature = "dynamodb")]
     #[doc = include_str!("api/guide/moving_dynamodb_lock_go.md")]
     pub mod moving_dynamodb_lock_go {}
+
+    #[cfg(feature = "spanner")]
+    #[doc = include_str!("api/guide/moving_spindle.md")]
+    pub mod moving_spindle {}
 }
 
 #[cfg(doctest)]

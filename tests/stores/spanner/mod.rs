@@ -3,6 +3,7 @@ mod commits;
 mod counts;
 mod errors;
 mod faults;
+mod mixed;
 #[cfg(target_os = "linux")]
 mod processes;
 mod rows;
