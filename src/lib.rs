@@ -34,7 +34,7 @@
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
 //! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
-//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
+//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` and `fleet=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
 //! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s&fleet=own` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
@@ -184,7 +184,8 @@ pub mod command {}
 
 pub mod guide {
     //! For those who decide and those who run it: [which store and lease](choosing), and [a fleet's care](operating).
-    //! For those who come from a Go library whose table leasehold shares: `moving_dynamodb_lock_go`, `moving_spindle`.
+    //! For those who come from a Go library whose table leasehold shares: `moving_dynamodb_lock_go`,
+    //! `moving_mongo_lock`, `moving_spindle`.
 
     #[doc = include_str!("api/guide/choosing.md")]
     pub mod choosing {}
@@ -195,6 +196,10 @@ pub mod guide {
     #[cfg(feature = "dynamodb")]
     #[doc = include_str!("api/guide/moving_dynamodb_lock_go.md")]
     pub mod moving_dynamodb_lock_go {}
+
+    #[cfg(feature = "mongodb")]
+    #[doc = include_str!("api/guide/moving_mongo_lock.md")]
+    pub mod moving_mongo_lock {}
 
     #[cfg(feature = "spanner")]
     #[doc = include_str!("api/guide/moving_spindle.md")]

@@ -19,7 +19,12 @@ pub enum Fleet {
 impl Fleet {
     /// What the URL says.
     pub(super) fn of_url(url: &StoreUrl<'_>, library: &str) -> Result<Fleet> {
-        match url.option("fleet") {
+        Fleet::parse(url.option("fleet"), library)
+    }
+
+    /// What the option says.
+    pub(super) fn parse(option: Option<&str>, library: &str) -> Result<Fleet> {
+        match option {
             None | Some("own") => Ok(Fleet::Own),
             Some("mixed") => Ok(Fleet::Mixed),
             Some(other) => Err(config(&format!(

@@ -188,6 +188,8 @@ fn who_replaces_the_same_owner_is_replaced_by_it() {
     let guard = world.guard("k", SameOwner::Replace).unwrap();
     assert_eq!(world.go.current("k").unwrap().owner, OWNER);
     guard.ensure_held_for(LEASE / 2).unwrap();
+    // By its lock id, which writes the whole row.
+    world.ours.renew(guard.lock_id(), 2 * LEASE).unwrap();
     assert_eq!(world.go.current("k").unwrap().owner, OWNER);
     world.go.heartbeat(&theirs, LEASE).unwrap();
     assert_lost(&guard, is_taken);

@@ -10,6 +10,7 @@ mod failover;
 #[cfg(target_os = "linux")]
 mod failpoints;
 mod faults;
+mod mixed;
 #[cfg(target_os = "linux")]
 mod processes;
 mod rights;

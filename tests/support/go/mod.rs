@@ -3,6 +3,8 @@
 
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
 #[cfg(feature = "spanner")]
 pub mod spanner;
 
