@@ -187,7 +187,10 @@ impl Go {
         let request = self.locks.find_one_and_update(free, held).upsert(true).return_document(ReturnDocument::After);
         let done: DriverResult<Option<Document>> = request.run();
         match done {
-            Ok(row) => Ok(assert!(row.is_some())),
+            Ok(row) => {
+                assert!(row.is_some(), "the answer is the document");
+                Ok(())
+            }
             Err(error) => match *error.kind {
                 ErrorKind::Command(ref error) if error.code == 11_000 => Err(Unavailable),
                 _ => panic!("{error:?}"),
