@@ -1,6 +1,8 @@
 //! A table that processes of dynamodb-lock-go use, too: what becomes of a lock of theirs that ours want, and of one of
 //! ours that they want. The guide's page on moving from there names each outcome, good or bad.
 
+use std::sync::atomic::Ordering;
+
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason, SameOwner};
@@ -297,4 +299,45 @@ fn their_release_deletes_an_expired_row_whoever_wrote_it() {
     let lost = world.ours.heartbeat(&mine, LEASE).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost, "{lost}");
     assert!(world.raw.get("ours").is_empty(), "and it does not bring the row back");
+}
+
+/// Four of each, who ask at once for the same few locks; the oracle is outside of the table.
+#[test]
+fn no_two_of_a_fleet_hold_one_lock() {
+    needs_server!();
+    let world = World::new();
+    let held = [false; 3].map(std::sync::atomic::AtomicBool::new);
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    let holds = |key: usize| {
+        assert!(!held[key].swap(true, Ordering::SeqCst), "two hold {key}");
+        std::thread::yield_now();
+        assert!(held[key].swap(false, Ordering::SeqCst));
+        done.fetch_add(1, Ordering::SeqCst);
+    };
+    let goes_on = || done.load(Ordering::SeqCst) < 200;
+    std::thread::scope(|scope| {
+        let (world, holds, goes_on) = (&world, &holds, &goes_on);
+        for n in 0..4_usize {
+            scope.spawn(move || {
+                let (go, owner) = (Go::new(&world.table, &world.clock), format!("worker-{n}"));
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    if let Ok(lock) = go.acquire(&key.to_string(), &owner, LEASE) {
+                        holds(key);
+                        go.release(&lock).unwrap();
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let ours = of(&world.table, &world.clock, Fleet::Mixed);
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    // The owner of one of theirs.
+                    let request = ours.request(&key.to_string()).owner(format!("worker-{n}"));
+                    if let Some(guard) = request.try_lock().unwrap() {
+                        holds(key);
+                        guard.release().unwrap();
+                    }
+                }
+            });
+        }
+    });
 }

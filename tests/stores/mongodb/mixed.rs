@@ -2,6 +2,7 @@
 //! that they want. The guide's page on moving from there names each outcome, good or bad.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::internals::builder_over;
@@ -334,4 +335,43 @@ fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
     let found = world.ours.diagnose().unwrap().writers.unwrap();
     let found: Vec<(&str, usize)> = found.iter().map(|writer| (writer.library, writer.holders)).collect();
     assert_eq!(found, [("leasehold", 1), ("mongo-lock", 2)]);
+}
+
+/// Four of each, who ask at once for the same few locks; the oracle is outside of the collection.
+#[test]
+fn no_two_of_a_fleet_hold_one_lock() {
+    needs_server!();
+    let world = World::new();
+    let held = [false; 3].map(AtomicBool::new);
+    let done = AtomicUsize::new(0);
+    let holds = |key: usize| {
+        assert!(!held[key].swap(true, Ordering::SeqCst), "two hold {key}");
+        std::thread::yield_now();
+        assert!(held[key].swap(false, Ordering::SeqCst));
+        done.fetch_add(1, Ordering::SeqCst);
+    };
+    let goes_on = || done.load(Ordering::SeqCst) < 200;
+    std::thread::scope(|scope| {
+        let (world, holds, goes_on) = (&world, &holds, &goes_on);
+        for n in 0..4_usize {
+            scope.spawn(move || {
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    let id = unique();
+                    if world.go.xlock(&key.to_string(), &id, OWNER, TTL).is_ok() {
+                        holds(key);
+                        assert_eq!(world.go.unlock(&id).len(), 1);
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let ours = client(&world.rows, Fleet::Mixed);
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    if let Some(guard) = ours.try_lock(&key.to_string()).unwrap() {
+                        holds(key);
+                        guard.release().unwrap();
+                    }
+                }
+            });
+        }
+    });
 }

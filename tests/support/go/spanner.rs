@@ -18,6 +18,8 @@ pub struct Node {
     /// It has not seen that the row is there.
     is_new: bool,
     leads: bool,
+    misread: bool,
+    looked_at: Option<String>,
 }
 
 /// A takeover of which the first transaction is done: the token that the second one writes.
@@ -27,7 +29,17 @@ impl Node {
     pub fn new(database: &Database, name: &str, id: &str, duration: Duration) -> Node {
         let duration_ms = i64::try_from(duration.as_millis()).unwrap();
         let (name, id) = (name.to_owned(), id.to_owned());
-        Node { raw: database.raw(), name, id, duration_ms, token: None, is_new: true, leads: false }
+        Node {
+            raw: database.raw(),
+            name,
+            id,
+            duration_ms,
+            token: None,
+            is_new: true,
+            leads: false,
+            misread: false,
+            looked_at: None,
+        }
     }
 
     /// One tick, as a whole.
@@ -39,17 +51,25 @@ impl Node {
 
     /// A tick up to the first transaction of a takeover.
     pub fn begin(&mut self) -> Option<HalfDone> {
+        if self.finds_it_free() { self.contend() } else { None }
+    }
+
+    /// Its first look, and its heartbeat where it leads.
+    pub fn finds_it_free(&mut self) -> bool {
         let (token, age) = self.look();
-        if self.token.is_some() && token == self.token {
-            self.leads = true;
+        self.leads = self.token.is_some() && token == self.token;
+        if self.leads {
             self.heartbeat();
-            return None;
+            return false;
         }
-        self.leads = false;
+        self.looked_at = token;
         // An age of zero or less is none.
-        if age.is_some_and(|age| age > 0 && age <= self.duration_ms + 1_000) {
-            return None;
-        }
+        self.misread = age.is_some_and(|age| age <= 0);
+        age.is_none_or(|age| age <= 0 || age > self.duration_ms + 1_000)
+    }
+
+    /// What follows, whatever happened since: it reads the token again, and no age.
+    pub fn contend(&mut self) -> Option<HalfDone> {
         if self.is_new {
             let (table, name, id) = (TABLE, &self.name, &self.id);
             let now = "PENDING_COMMIT_TIMESTAMP()";
@@ -61,7 +81,9 @@ impl Node {
             }
             self.is_new = false;
         }
-        let token = self.look().0.unwrap_or_else(|| "0001-01-01T00:00:00Z".to_owned());
+        let token = self.look().0;
+        self.misread |= token != self.looked_at;
+        let token = token.unwrap_or_else(|| "0001-01-01T00:00:00Z".to_owned());
         let contended = format!("{}_{}", self.name, xxhash64(token.as_bytes()));
         let insert = format!("INSERT {TABLE} (name) VALUES ('{contended}')");
         self.run(&[Statement::builder(insert).build()]).map(HalfDone)
@@ -95,6 +117,12 @@ impl Node {
     /// Whether its last tick found it leading.
     pub fn leads(&self) -> bool {
         self.leads
+    }
+
+    /// Whether its last tick took a live lock for a free one: a heartbeat of this very millisecond for none, or one that
+    /// somebody took over between its two looks.
+    pub fn misread(&self) -> bool {
+        self.misread
     }
 
     /// The token's hash, by which its users know it.
