@@ -33,9 +33,9 @@
 //! | URL | what | feature |
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
-//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
-//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
-//! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
+//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
+//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` and `fleet=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
+//! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s&fleet=own` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!
 //! # Features
@@ -146,6 +146,7 @@ mod sys;
 
 pub use api::admin::doctor::{Diagnosis, Right};
 pub use api::admin::purge::PurgePages;
+pub use api::admin::writers::Writer;
 pub use api::builder::ClientBuilder;
 pub use api::client::LockClient;
 pub use api::election::{Election, ElectionBuilder, Leader, Leadership, TermEnd};
@@ -200,6 +201,7 @@ pub mod guide {
     //! | [`c`] | The library from C, C++ and Python |
     //! | [`testing`] | How it is tested, and what is not shown |
     //! | [`compatibility`] | What a new version may change |
+    //! | `moving_dynamodb_lock_go`, `moving_mongo_lock`, `moving_spindle` | Coming from a Go library whose table leasehold shares |
 
     #[doc = include_str!("api/guide/tour.md")]
     pub mod tour {}
@@ -230,6 +232,18 @@ pub mod guide {
 
     #[doc = include_str!("api/guide/compatibility.md")]
     pub mod compatibility {}
+
+    #[cfg(feature = "dynamodb")]
+    #[doc = include_str!("api/guide/moving_dynamodb_lock_go.md")]
+    pub mod moving_dynamodb_lock_go {}
+
+    #[cfg(feature = "mongodb")]
+    #[doc = include_str!("api/guide/moving_mongo_lock.md")]
+    pub mod moving_mongo_lock {}
+
+    #[cfg(feature = "spanner")]
+    #[doc = include_str!("api/guide/moving_spindle.md")]
+    pub mod moving_spindle {}
 }
 
 #[cfg(doctest)]

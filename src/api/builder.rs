@@ -47,6 +47,7 @@ impl ClientBuilder {
         let mut options = ClientOptions::default();
         if let Ok(opener) = &opener {
             (options.lease, options.min_margin) = (opener.default_lease, opener.min_margin);
+            options.limits = opener.limits;
         }
         ClientBuilder { opener, clock, options, must_exist: false, create_schema: false }
     }
@@ -54,11 +55,11 @@ impl ClientBuilder {
     /// A client of a store that is open already.
     pub(crate) fn over(backend: Arc<dyn Backend>, clock: Arc<Clock>) -> Self {
         let (min_lease, min_margin) = (backend.info().min_lease, backend.info().min_margin);
+        let limits = backend.info().limits;
+        let one = limits.and_then(|limits| limits.one_lease);
+        let default_lease = one.map_or(store::DEFAULT_LEASE, |(lease, _)| lease);
         let open = Box::new(move |_: Arc<Clock>, _: Missing, _: &Deadline| Ok(backend));
-        ClientBuilder::with_opener(
-            Ok(Opener { min_lease, min_margin, default_lease: store::DEFAULT_LEASE, open }),
-            clock,
-        )
+        ClientBuilder::with_opener(Ok(Opener { min_lease, min_margin, default_lease, limits, open }), clock)
     }
 
     /// The holder's name in the locks of this client, for people to read: 1 to 1,024 bytes. Defaults to `host:pid`.

@@ -15,7 +15,7 @@ use crate::engine::options::{AskedLease, Terms};
 use crate::engine::spec::{Callbacks, LockSpec, Obtained, OnWait, Patience, WaitSpec};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::key::{check_key, check_text};
+use crate::model::key::check_text;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
@@ -187,7 +187,7 @@ impl LockRequest {
     fn checked(self) -> Result<(WaitSpec<'static>, Callbacks)> {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         // A key that is out of bounds is not repeated at the head of the message.
-        let checked = check_key(&key).and_then(|()| self.spec.checked().map_err(|error| error.with_key(&key)));
+        let checked = family.check_key(&key).and_then(|()| self.spec.checked().map_err(|error| error.with_key(&key)));
         checked.map_err(|error| family.in_context(error))
     }
 }
@@ -309,6 +309,7 @@ impl RequestSpec {
             }
         };
         let info = self.family.backend.info();
+        info.limits.map_or(Ok(()), |limits| limits.check_mode(lock.mode))?;
         let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
         if let Some(d) = callbacks.warn_before.filter(|d| terms.held_for().is_some_and(|held| *d >= held)) {
             let right = format!(

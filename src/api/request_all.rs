@@ -126,7 +126,7 @@ impl<'a> LockAllRequest<'a> {
 
     /// Whether every argument is within its bounds, before anything is sent; and the order.
     fn check(&mut self) -> Result<()> {
-        check_keys(&self.keys)?;
+        check_keys(&self.client.family, &self.keys)?;
         self.keys.sort_unstable();
         self.lock_id.get_or_insert_with(|| uuid::Uuid::new_v4().to_string());
         self.keys.iter().try_for_each(|key| self.request(key).check())

@@ -20,7 +20,6 @@ use crate::engine::spec::LockSpec;
 use crate::engine::spec::{Callbacks, Obtained, OnWait, Patience, WaitSpec};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::key::check_key;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
@@ -158,7 +157,7 @@ impl LockAnyRequest {
     /// What is asked for of each key.
     fn checked<'a>(self, progress: Option<OnWait<'a>>) -> Result<(Vec<WaitSpec<'a>>, Terms, Callbacks)> {
         let family = self.spec.family.clone();
-        let checked = check_keys(&self.keys).and_then(|()| self.spec.checked());
+        let checked = check_keys(&family, &self.keys).and_then(|()| self.spec.checked());
         let (mut spec, callbacks) = checked.map_err(|error| family.in_context(error))?;
         let on_wait = progress.or(spec.on_wait.take()).map(|on_wait| Rc::new(RefCell::new(on_wait)));
         let told = || -> Option<OnWait<'a>> {
@@ -171,13 +170,13 @@ impl LockAnyRequest {
 }
 
 /// Refuses no key, and a key that is wrong or given twice.
-pub(crate) fn check_keys(keys: &[String]) -> Result<()> {
+pub(crate) fn check_keys(family: &Family, keys: &[String]) -> Result<()> {
     if keys.is_empty() {
         return Err(Error::invalid("keys", keys, "at least one key"));
     }
     let mut known = BTreeSet::new();
     for key in keys {
-        check_key(key)?;
+        family.check_key(key)?;
         if !known.insert(key) {
             return Err(Error::invalid("keys", keys, "without a duplicate").with_key(key));
         }

@@ -67,6 +67,11 @@ fn as_text(diagnosis: &Diagnosis) -> String {
         let seconds = millis.unsigned_abs() as f64 / 1000.0;
         lines.push(("", format!("it is {seconds:.1} s {side} this host's wall clock, which decides nothing")));
     }
+    for (i, writer) in diagnosis.writers.iter().flatten().enumerate() {
+        let ago = writer.last.elapsed().unwrap_or_default().as_secs();
+        let found = format!("{}: {} holders, the last written {ago} s ago", writer.library, writer.holders);
+        lines.push((if i == 0 { "written by" } else { "" }, found));
+    }
     for right in &diagnosis.rights {
         lines.push(match &right.outcome {
             Ok(()) => (right.what, "allowed".to_owned()),
@@ -90,6 +95,10 @@ fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
         let error = right.outcome.as_ref().err().map(said);
         json!({ "what": right.what, "allowed": error.is_none(), "error": error })
     });
+    let writers = diagnosis.writers.iter().flatten().map(|writer| {
+        let ago = writer.last.elapsed().unwrap_or_default().as_secs();
+        json!({ "library": writer.library, "holders": writer.holders, "last_written_s_ago": ago })
+    });
     json!({
         "store": diagnosis.store,
         "well": diagnosis.is_well(),
@@ -100,6 +109,7 @@ fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
         "clock": diagnosis.clock,
         "grace_ms": u64::try_from(diagnosis.grace.as_millis()).unwrap_or(u64::MAX),
         "clock_difference_ms": diagnosis.clock_difference_ms,
+        "writers": writers.collect::<Vec<_>>(),
         "rights": rights.collect::<Vec<_>>(),
     })
 }

@@ -17,7 +17,7 @@ use crate::engine::wakeups::Wakeups;
 use crate::lease::Labels;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
-use crate::model::key::shown;
+use crate::model::key::{check_key, shown};
 use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
@@ -149,6 +149,12 @@ impl Family {
     /// Whether this owner is the default, which may repeat among threads and containers, and so names nobody.
     pub fn is_default_owner(&self, owner: &str) -> bool {
         owner == self.labels.owner
+    }
+
+    /// Whether a lock may have this key.
+    pub fn check_key(&self, key: &str) -> Result<()> {
+        check_key(key)?;
+        self.backend.info().limits.map_or(Ok(()), |limits| limits.check_key(key))
     }
 
     /// The deadline of one request that nobody set a closer one for.

@@ -7,6 +7,7 @@ use crate::lease::{End, Labels, Lease, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_text;
 use crate::store;
+use crate::store::fleet::Limits;
 use crate::sys::clock::BootTime;
 use crate::sys::observing::Observing;
 
@@ -24,6 +25,8 @@ pub(crate) struct ClientOptions {
     pub margin: Option<Duration>,
     /// The smallest margin of the store.
     pub min_margin: Duration,
+    /// What may not be asked for on the store.
+    pub limits: Option<Limits>,
     pub poll: RangeInclusive<Duration>,
     pub request_timeout: Duration,
     pub drop_timeout: Duration,
@@ -38,6 +41,7 @@ impl Default for ClientOptions {
             heartbeat: None,
             margin: None,
             min_margin: Duration::ZERO,
+            limits: None,
             poll: Duration::from_millis(150)..=Duration::from_millis(350),
             request_timeout: Duration::from_secs(5),
             drop_timeout: Duration::from_secs(5),
@@ -64,6 +68,7 @@ impl ClientOptions {
     /// Lease, heartbeat and margin of one hold. `ends_at`: a lease with a fixed end.
     pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
         let lease = lease.unwrap_or(Lease::For(self.lease));
+        self.limits.map_or(Ok(()), |limits| limits.check_lease(lease))?;
         let counted = match lease {
             Lease::For(d) => {
                 check_duration("lease", d, min_lease, ", or lease_forever()")?;
@@ -73,8 +78,13 @@ impl ClientOptions {
             Lease::Forever => MAX_ACQUIRE_LEASE,
         };
         let heartbeat = self.heartbeat.unwrap_or(counted / 3);
-        if heartbeat.is_zero() || heartbeat > counted / 2 {
-            let right = format!("above zero and at most half the lease ({:?})", counted / 2);
+        // Where others decide by a duration of their own, one heartbeat may come to nothing.
+        let (most, part) = match self.limits.and_then(|limits| limits.one_lease) {
+            Some(_) => (counted / 3, "a third of"),
+            None => (counted / 2, "half"),
+        };
+        if heartbeat.is_zero() || heartbeat > most {
+            let right = format!("above zero and at most {part} the lease ({most:?})");
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
         let margin = self.margin.unwrap_or(counted / 10);

@@ -222,6 +222,13 @@ pub struct Holder {
     pub until: End,
 }
 
+impl Holder {
+    /// Whether another library wrote it, which has no grant ids or no tokens.
+    pub fn is_foreign(&self) -> bool {
+        self.grant.as_str().is_empty() || self.token == 0
+    }
+}
+
 /// Everything that is stored of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LockRecord {

@@ -36,6 +36,7 @@ use crate::lease::{Ask, End, GrantId, Holder, LockRecord, Mode, StoreTime, Times
 use crate::model::error::{Error, Result};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
+use fleet::Limits;
 
 pub(crate) mod connect;
 #[cfg(feature = "dynamodb")]
@@ -44,9 +45,11 @@ pub mod dynamodb;
 #[allow(dead_code)]
 mod failure;
 pub mod fault;
-// Which parts of `failure`, `fence` and `url` are used depends on the stores that are built.
+// Which parts of `failure`, `fence`, `fleet` and `url` are used depends on the stores that are built.
 #[allow(dead_code)]
 pub mod fence;
+#[allow(dead_code)]
+pub mod fleet;
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
@@ -112,6 +115,8 @@ pub(crate) struct Opener {
     pub min_margin: Duration,
     /// The lease of a client that sets none.
     pub default_lease: Duration,
+    /// What may not be asked for there.
+    pub limits: Option<Limits>,
     /// Opens it.
     pub open: Open,
 }
@@ -124,7 +129,7 @@ impl Opener {
         open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<B> + Send + Sync + 'static,
     ) -> Self {
         let open: Open = Box::new(|clock, missing, by| Ok(Arc::new(open(clock, missing, by)?)));
-        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, open }
+        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, limits: None, open }
     }
 }
 
@@ -145,13 +150,27 @@ pub struct StoreInfo {
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.
     pub most_shared: Option<fn(Duration) -> u32>,
+    /// The other library whose rows are read there.
+    pub beside: Option<&'static str>,
+    /// What may not be asked for, where that library uses the store, too.
+    pub limits: Option<Limits>,
 }
 
 impl StoreInfo {
     /// Of a store that needs neither a grace nor a least margin.
     fn new(label: String, clock: &'static str, min_lease: Duration) -> Self {
         let (grace, min_margin, grant_form) = (Duration::ZERO, Duration::ZERO, GrantForm::Uuid);
-        StoreInfo { label, clock, grace, min_lease, min_margin, grant_form, most_shared: None }
+        StoreInfo {
+            label,
+            clock,
+            grace,
+            min_lease,
+            min_margin,
+            grant_form,
+            most_shared: None,
+            beside: None,
+            limits: None,
+        }
     }
 }
 

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod contract;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+pub mod go;
 #[cfg(feature = "spanner")]
 pub mod grpc;
 pub mod harness;

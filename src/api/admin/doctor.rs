@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::api::admin::writers::Writer;
 use crate::api::client::LockClient;
 use crate::engine::options::default_labels;
 use crate::lease::{Ask, Lease};
@@ -36,6 +37,9 @@ pub struct Diagnosis {
     /// The store's time less this host's wall clock, in milliseconds, as exact as half a round trip (DynamoDB: half a
     /// second). `None` when it can't be read. No lock is decided by this host's wall clock; it is shown to people.
     pub clock_difference_ms: Option<i64>,
+    /// Which libraries have locks there, by the first rows of the table; empty where no other library has the store's
+    /// format, and an error where they can't be listed.
+    pub writers: Result<Vec<Writer>>,
     /// What this client may do, each tried on a row of its own.
     pub rights: Vec<Right>,
 }
@@ -101,6 +105,10 @@ impl LockClient {
             Err(error) if is_wrong(error) => not_tried(error),
             _ => self.rights(&row, &all),
         };
+        let writers = match &schema {
+            Err(error) if is_wrong(error) => Ok(Vec::new()),
+            _ => self.writers(|| self.by(&all)),
+        };
         Ok(Diagnosis {
             store: info.label.clone(),
             clock: info.clock,
@@ -108,6 +116,7 @@ impl LockClient {
             schema,
             round_trip,
             clock_difference_ms,
+            writers,
             rights,
         })
     }

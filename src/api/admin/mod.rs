@@ -4,3 +4,4 @@ pub(crate) mod doctor;
 pub(crate) mod force;
 pub(crate) mod list;
 pub(crate) mod purge;
+pub(crate) mod writers;

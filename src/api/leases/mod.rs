@@ -268,6 +268,8 @@ impl Leases {
     /// The row of a lease.
     fn key(&self, name: &str) -> Result<String> {
         self.client.family.check_open()?;
+        let limits = self.client.family.backend.info().limits;
+        self.check(limits.map_or(Ok(()), |limits| limits.check_names()))?;
         self.check(key::of(&self.namespace, name))
     }
 

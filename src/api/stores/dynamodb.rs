@@ -104,6 +104,7 @@ use crate::api::fence::Fenced;
 use crate::model::error::Result;
 pub use crate::store::dynamodb::fence::Canceled;
 use crate::store::dynamodb::{DynamodbOptions, Settings};
+use crate::store::fleet::Fleet;
 use crate::sys::clock::Clock;
 
 /// A client of the locks in this table, with the region, endpoint and credentials of `config`. Its retries and
@@ -155,6 +156,15 @@ impl Table {
     /// table that [`create_schema`](crate::LockClient::create_schema) made with it.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.0.grace = grace;
+        self
+    }
+
+    /// For a table that processes of dynamodb-lock-go use, too: as `fleet=mixed` in the URL.
+    /// [Its guide](crate::guide::moving_dynamodb_lock_go) says what that changes and how to move. With it the grace is
+    /// at least 5 s, and shared locks, locks without end and leases of names are refused. Defaults to a table of
+    /// leasehold's own.
+    pub fn mixed_fleet(mut self) -> Self {
+        self.0 = self.0.of(Fleet::Mixed);
         self
     }
 

@@ -73,6 +73,7 @@ use mongodb::options::ClientOptions;
 use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
+use crate::store::fleet::Fleet;
 use crate::store::mongodb::fence::{Assertion, in_context};
 use crate::store::mongodb::{MongodbOptions, Settings};
 use crate::sys::clock::Clock;
@@ -100,9 +101,52 @@ pub fn builder(options: ClientOptions) -> ClientBuilder {
 pub fn builder_with(
     options: ClientOptions,
     database: impl Into<String>,
-    collection: impl Into<String>,
+    collection: impl Into<Collection>,
 ) -> ClientBuilder {
-    over(MongodbOptions::new(given(options), Some(database.into()), Some(collection.into())))
+    let Collection { name, fleet } = collection.into();
+    let options = MongodbOptions::new(given(options), Some(database.into()), Some(name));
+    over(options.map(|options| MongodbOptions { fleet, ..options }))
+}
+
+/// A collection: its name, and what differs from the defaults. A text is the collection of this name.
+#[derive(Clone, Debug)]
+#[must_use = "a collection does nothing until a client is built on it"]
+pub struct Collection {
+    name: String,
+    fleet: Fleet,
+}
+
+impl Collection {
+    /// The collection of this name.
+    pub fn new(name: impl Into<String>) -> Self {
+        Collection { name: name.into(), fleet: Fleet::Own }
+    }
+
+    /// For a collection that clients of mongo-lock use, too: as `fleet=mixed` in the URL.
+    /// [Its guide](crate::guide::moving_mongo_lock) says what that changes and how to move. With it no lease is shorter
+    /// than 3 s, and leases of names are refused. Defaults to a collection of leasehold's own.
+    pub fn mixed_fleet(mut self) -> Self {
+        self.fleet = Fleet::Mixed;
+        self
+    }
+}
+
+impl From<&str> for Collection {
+    fn from(name: &str) -> Self {
+        Collection::new(name)
+    }
+}
+
+impl From<String> for Collection {
+    fn from(name: String) -> Self {
+        Collection::new(name)
+    }
+}
+
+impl From<&String> for Collection {
+    fn from(name: &String) -> Self {
+        Collection::new(name)
+    }
 }
 
 fn given(options: ClientOptions) -> Settings {

@@ -49,6 +49,8 @@
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.
 
+use std::time::Duration;
+
 pub use google_cloud_spanner;
 use google_cloud_spanner::builder::SpannerBuilder;
 use google_cloud_spanner::client::DatabaseClient;
@@ -58,6 +60,7 @@ use google_cloud_spanner::transaction::ReadWriteTransaction;
 use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
+use crate::store::fleet::Fleet;
 use crate::store::spanner::fence::{assertion, in_context};
 use crate::store::spanner::{Settings, SpannerOptions};
 use crate::sys::clock::Clock;
@@ -75,9 +78,61 @@ use crate::sys::clock::Clock;
 /// # Ok(())
 /// # }
 /// ```
-pub fn builder(settings: SpannerBuilder, database: impl Into<String>, table: impl Into<String>) -> ClientBuilder {
-    let options = SpannerOptions::new(database, table, Settings::Given(Box::new(settings)));
-    ClientBuilder::with_opener(options.opener(), Clock::system())
+pub fn builder(settings: SpannerBuilder, database: impl Into<String>, table: impl Into<Table>) -> ClientBuilder {
+    let Table { name, fleet, spindle_duration } = table.into();
+    let options = SpannerOptions::new(database, name, Settings::Given(Box::new(settings)));
+    let opener = options.of(fleet, spindle_duration).and_then(SpannerOptions::opener);
+    ClientBuilder::with_opener(opener, Clock::system())
+}
+
+/// A table: its name, and what differs from the defaults. A text is the table of this name.
+#[derive(Clone, Debug)]
+#[must_use = "a table does nothing until a client is built on it"]
+pub struct Table {
+    name: String,
+    fleet: Fleet,
+    spindle_duration: Option<Duration>,
+}
+
+impl Table {
+    /// The table of this name: 1 to 120 letters, digits and `_`.
+    pub fn new(name: impl Into<String>) -> Self {
+        Table { name: name.into(), fleet: Fleet::Own, spindle_duration: None }
+    }
+
+    /// How long a node of spindle may go without a heartbeat: its rows are respected for that and a second. Defaults to
+    /// 20 s.
+    pub fn spindle_duration(mut self, duration: Duration) -> Self {
+        self.spindle_duration = Some(duration);
+        self
+    }
+
+    /// For a table that nodes of spindle use, too: as `fleet=mixed` in the URL.
+    /// [Its guide](crate::guide::moving_spindle) says what that changes and how to move. Needs
+    /// [`spindle_duration`](Table::spindle_duration), the least that any node has: it is the lease of all locks then.
+    /// Defaults to a table of leasehold's own.
+    pub fn mixed_fleet(mut self) -> Self {
+        self.fleet = Fleet::Mixed;
+        self
+    }
+}
+
+impl From<&str> for Table {
+    fn from(name: &str) -> Self {
+        Table::new(name)
+    }
+}
+
+impl From<String> for Table {
+    fn from(name: String) -> Self {
+        Table::new(name)
+    }
+}
+
+impl From<&String> for Table {
+    fn from(name: &String) -> Self {
+        Table::new(name)
+    }
 }
 
 /// Lets a user's own read-write transaction be committed only while a lock or lease is held.

@@ -9,7 +9,7 @@ use super::expr::{Expr, number, set, text};
 use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use super::undo::Unanswered;
-use super::{Dynamodb, MANY_GIVEN_UP};
+use super::{Dynamodb, MANY_GIVEN_UP, mixed};
 use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
 use crate::store::{Acquired, Attempt};
@@ -55,7 +55,7 @@ impl Dynamodb {
         // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
         let mut next = if blind {
-            first(attempt, &moment)
+            self.first(attempt, &moment)
         } else {
             let found = self.look(&attempt.key, by)?;
             match self.decide(attempt, found, &moment)? {
@@ -70,6 +70,9 @@ impl Dynamodb {
                         return Ok(self.settle_doubt(attempt, old, by));
                     }
                     attempt.native = None;
+                    // A damaged row had nobody's.
+                    let old = DecodedRow::new(&attempt.key, old);
+                    old.iter().for_each(|old| self.watch_fleet(old, moment.now));
                     return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.upper_bound() });
                 }
                 Wrote::Unknown(error) => {
@@ -104,6 +107,7 @@ impl Dynamodb {
         moment: &Moment,
     ) -> Result<Result<Next, Acquired>, DynamodbError> {
         found.record.check_format()?;
+        self.watch_fleet(&found, moment.now);
         let (ask, times) = (&attempt.ask, found.times(moment));
         let step = transition::acquire(&found.record, ask, &times);
         Ok(match (step.answer, step.record) {
@@ -116,7 +120,9 @@ impl Dynamodb {
                     self.watch_size(&attempt.key, found.row.as_ref());
                     join(&attempt.key, &found, &new, &holder, &times)
                 } else {
-                    self.whole(&found, &new, moment).value(":t", number(holder.token)).requiring(GRANTABLE, ask)
+                    let owner = mixed::owner(self.fleet, &holder, ask.replace_same_owner);
+                    let whole = self.whole(&found, &new, moment).value(":owner", text(owner));
+                    whole.value(":t", number(holder.token)).requiring(GRANTABLE, ask)
                 };
                 Ok(Next { expr, holder })
             }
@@ -129,6 +135,39 @@ impl Dynamodb {
             }
         })
     }
+
+    /// What is sent without having seen the row.
+    fn first(&self, attempt: &Attempt, moment: &Moment) -> Next {
+        let (ask, times) = (&attempt.ask, moment.times());
+        let old = ask.instead_of.as_ref();
+        let mut record = LockRecord { token: old.map_or(0, |(_, token)| *token), ..LockRecord::missing(&attempt.key) };
+        let holder = record.grant(&ask.grant, &ask.lock_id, &ask.labels, ask.lease, &times);
+        let (condition, update) = match (old, ask.mode) {
+            // Copies of the old grant's own acquire may still come, even with a higher token than ours: so its grant id is
+            // remembered as given up.
+            (Some(_), _) => (
+                format!("#grantId = :old AND #fence = :f AND {FEW}"),
+                exclusive_update(&holder) + " ADD #givenUp :olds",
+            ),
+            (None, Mode::Shared) => (format!("{FREE} AND {TOKEN_RISES}"), SHARED.to_owned()),
+            (None, Mode::Exclusive) if ask.replace_same_owner => {
+                (format!("({FREE} OR {SAME_OWNER}) AND {TOKEN_RISES}"), exclusive_update(&holder))
+            }
+            (None, Mode::Exclusive) => (format!("{FREE} AND {TOKEN_RISES}"), exclusive_update(&holder)),
+        };
+        record.shared.push(holder.clone());
+        let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
+            .value(":expiredBefore", text(row::time(times.expired_before)))
+            .value(":z", text("Z"))
+            .value(":many", number(MANY_GIVEN_UP as u64))
+            .maybe(":m", row::shared(&record, None))
+            .maybe(":old", old.map(|(grant, _)| text(grant.as_str())))
+            .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
+            .maybe(":f", old.map(|(_, token)| number(*token)))
+            .value(":owner", text(mixed::owner(self.fleet, &holder, ask.replace_same_owner)))
+            .requiring(GRANTABLE, ask);
+        Next { expr, holder }
+    }
 }
 
 impl Expr {
@@ -137,37 +176,6 @@ impl Expr {
         self.condition = format!("{} AND {condition}", self.condition);
         self.value(":grant", text(ask.grant.as_str())).value(":leaseKind", text("lease"))
     }
-}
-
-/// What is sent without having seen the row.
-fn first(attempt: &Attempt, moment: &Moment) -> Next {
-    let (ask, times) = (&attempt.ask, moment.times());
-    let old = ask.instead_of.as_ref();
-    let mut record = LockRecord { token: old.map_or(0, |(_, token)| *token), ..LockRecord::missing(&attempt.key) };
-    let holder = record.grant(&ask.grant, &ask.lock_id, &ask.labels, ask.lease, &times);
-    let (condition, update) = match (old, ask.mode) {
-        // Copies of the old grant's own acquire may still come, even with a higher token than ours: so its grant id is
-        // remembered as given up.
-        (Some(_), _) => {
-            (format!("#grantId = :old AND #fence = :f AND {FEW}"), exclusive_update(&holder) + " ADD #givenUp :olds")
-        }
-        (None, Mode::Shared) => (format!("{FREE} AND {TOKEN_RISES}"), SHARED.to_owned()),
-        (None, Mode::Exclusive) if ask.replace_same_owner => {
-            (format!("({FREE} OR {SAME_OWNER}) AND {TOKEN_RISES}"), exclusive_update(&holder))
-        }
-        (None, Mode::Exclusive) => (format!("{FREE} AND {TOKEN_RISES}"), exclusive_update(&holder)),
-    };
-    record.shared.push(holder.clone());
-    let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
-        .value(":expiredBefore", text(row::time(times.expired_before)))
-        .value(":z", text("Z"))
-        .value(":many", number(MANY_GIVEN_UP as u64))
-        .maybe(":m", row::shared(&record, None))
-        .maybe(":old", old.map(|(grant, _)| text(grant.as_str())))
-        .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
-        .maybe(":f", old.map(|(_, token)| number(*token)))
-        .requiring(GRANTABLE, ask);
-    Next { expr, holder }
 }
 
 /// Sets what the holder has and removes what it has not.

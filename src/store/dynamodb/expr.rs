@@ -45,6 +45,11 @@ impl Expr {
         self
     }
 
+    /// The text that `:name` stands for.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.values.get(name)?.as_s().ok().map(String::as_str)
+    }
+
     pub fn maybe(self, name: &str, value: Option<AttributeValue>) -> Self {
         match value {
             Some(value) => self.value(name, value),

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
+use crate::store::fleet::Fleet;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -34,6 +35,7 @@ mod estimate;
 mod expr;
 pub mod fence;
 mod grace;
+mod mixed;
 mod open;
 mod read;
 mod release;
@@ -78,8 +80,10 @@ pub struct Dynamodb {
     estimate: Arc<Estimate>,
     noted: grace::Noted,
     driver: Driver<Client>,
+    fleet: Fleet,
     /// A large row was warned of.
     warned: AtomicBool,
+    watch: mixed::Watch,
 }
 
 impl fmt::Debug for Dynamodb {

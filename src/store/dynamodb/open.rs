@@ -14,8 +14,9 @@ use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::row;
 use super::send::Target;
-use super::{Dynamodb, most_shared};
+use super::{Dynamodb, mixed, most_shared};
 use crate::model::error::Result;
+use crate::store::fleet::{Fleet, Limits};
 use crate::store::url::{StoreUrl, check_endpoint, config};
 use crate::store::{Opener, StoreInfo};
 use crate::sys::clock::Clock;
@@ -36,6 +37,8 @@ pub struct DynamodbOptions {
     pub partition_key: String,
     /// How long after its end a lease is respected.
     pub grace: Duration,
+    /// Whose processes use the table.
+    pub fleet: Fleet,
     /// What `create_schema` protects the table from.
     pub protection: Protection,
     /// Region, endpoint and credentials.
@@ -86,6 +89,7 @@ impl DynamodbOptions {
             table: table.into(),
             partition_key: "key".to_owned(),
             grace: Dynamodb::GRACE,
+            fleet: Fleet::Own,
             protection: Protection::default(),
             settings,
             estimate: None,
@@ -93,10 +97,25 @@ impl DynamodbOptions {
         }
     }
 
+    /// The same for this fleet, with the grace that it needs at the least.
+    pub fn of(mut self, fleet: Fleet) -> Self {
+        self.fleet = fleet;
+        self.grace = if fleet.is_mixed() { self.grace.max(mixed::GRACE) } else { self.grace };
+        self
+    }
+
     /// From a URL like `dynamodb://TABLE?region=eu-central-1`.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let url = StoreUrl::parse(url)?;
-        url.only(&["region", "endpoint", "grace", "partition_key", "deletion_protection", "point_in_time_recovery"])?;
+        url.only(&[
+            "region",
+            "endpoint",
+            "grace",
+            "fleet",
+            "partition_key",
+            "deletion_protection",
+            "point_in_time_recovery",
+        ])?;
         let Some(table) = url.path.strip_prefix("//").filter(|table| !table.is_empty()) else {
             return Err(config("dynamodb: needs the name of a table, like dynamodb://locks?region=eu-central-1"));
         };
@@ -112,6 +131,7 @@ impl DynamodbOptions {
         let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
         let mut options = DynamodbOptions::new(table, settings);
         options.partition_key = text("partition_key").unwrap_or(options.partition_key);
+        options = options.of(Fleet::of_url(&url, mixed::LIBRARY)?);
         options.grace = url.duration("grace")?.unwrap_or(options.grace);
         let (deletion, recovery) = (url.flag("deletion_protection")?, url.flag("point_in_time_recovery")?);
         options.protection = Protection { deletion, recovery };
@@ -121,8 +141,13 @@ impl DynamodbOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
+        let limits = self.limits();
         let opener = Opener::new(Dynamodb::MIN_LEASE, |clock, _, by| Dynamodb::open(self, clock, by));
-        Ok(Opener { min_margin: Dynamodb::MIN_MARGIN, ..opener })
+        Ok(Opener { min_margin: Dynamodb::MIN_MARGIN, limits, ..opener })
+    }
+
+    fn limits(&self) -> Option<Limits> {
+        self.fleet.is_mixed().then_some(mixed::LIMITS)
     }
 
     pub(super) fn label(&self) -> String {
@@ -143,6 +168,15 @@ impl DynamodbOptions {
         }
         if self.grace > MAX_GRACE {
             return Err(config(&format!("grace is {:?}, but must be at most a minute", self.grace)));
+        }
+        if self.fleet.is_mixed() && self.grace < mixed::GRACE {
+            return Err(config(&format!(
+                "grace is {:?}, but must be at least {:?} with fleet=mixed: for as long as that the clocks of {}'s hosts, \
+                 by which it decides, may be off",
+                self.grace,
+                mixed::GRACE,
+                mixed::LIBRARY
+            )));
         }
         if row::ATTRIBUTES.split(' ').any(|taken| taken == self.partition_key) {
             return Err(config(&format!(
@@ -167,15 +201,17 @@ impl Dynamodb {
             grace: options.grace,
             min_margin: Dynamodb::MIN_MARGIN,
             most_shared: Some(most_shared),
+            beside: Some(mixed::LIBRARY),
+            limits: options.limits(),
             ..StoreInfo::new(options.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
         };
         let target = Target::new(&options.table, &options.partition_key);
-        let protection = options.protection;
+        let (protection, fleet) = (options.protection, options.fleet);
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
         let driver = Driver::start(by, move || client(options), over)?;
-        let (noted, warned) = Default::default();
-        let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, warned };
+        let (noted, warned, watch) = Default::default();
+        let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch };
         // A second answer where the first took long.
         for _ in 0..2 {
             store.read_time(by)?;

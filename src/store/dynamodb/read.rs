@@ -30,6 +30,7 @@ impl Dynamodb {
                 Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
                 Consistency::Eventual => self.moment()?,
             };
+            self.watch_fleet(&found, moment.now);
             return Ok(Page { records: vec![found.seen(&moment)], next: None });
         }
         let (rows, next) = self.scan(which, from, consistency, by)?;
@@ -39,7 +40,10 @@ impl Dynamodb {
             let key = key_of(&row, &self.target.partition_key).filter(|_| row::is_lock(&row));
             let Some(key) = key else { continue };
             match DecodedRow::new(&key, Some(row)) {
-                Ok(found) if key != NOBODYS && which.matches(&found.record) => records.push(found.seen(&moment)),
+                Ok(found) if key != NOBODYS && which.matches(&found.record) => {
+                    self.watch_fleet(&found, moment.now);
+                    records.push(found.seen(&moment));
+                }
                 Ok(_) => {}
                 Err(error) => {
                     log::warn!(target: "leasehold::dynamodb", key:?; "a damaged row is passed over: {error}");

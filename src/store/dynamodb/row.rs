@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::error::DynamodbError;
 use super::estimate::Moment;
 use super::expr::{Item, number, text};
-use super::{AHEAD, MANY_GIVEN_UP};
+use super::{AHEAD, MANY_GIVEN_UP, mixed};
 use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
 use crate::store::Seen;
@@ -30,7 +30,7 @@ macro_rules! no_holder {
 }
 pub(super) use no_holder;
 /// The end of a lease that never ends.
-const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
+pub(super) const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
 
 /// Nine fraction digits and `Z`, always: ends are compared as text.
 pub(super) fn time(at: StoreTime) -> String {
@@ -48,7 +48,7 @@ pub(super) fn end(end: End) -> String {
     }
 }
 
-fn parse_end(text: &str) -> Result<End, String> {
+pub(super) fn parse_end(text: &str) -> Result<End, String> {
     if text.starts_with("9999-") {
         return Ok(End::Never);
     }
@@ -145,7 +145,11 @@ fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
     shared.sort_by_key(|holder| holder.token);
     let grant = get_text(item, "grantId")?;
     let exclusive = match grant {
-        Some(grant) => Some(holder(GrantId::from_text(grant), item, token.unwrap_or(0))?),
+        Some(grant) => {
+            let mut holder = holder(GrantId::from_text(grant), item, token.unwrap_or(0))?;
+            holder.labels.owner = mixed::label(holder.labels.owner, &holder.grant);
+            Some(holder)
+        }
         None if is_foreign(item)? => Some(holder(GrantId::from_text(""), item, 0)?),
         None => None,
     };

@@ -16,10 +16,10 @@ use aws_sdk_dynamodb::error::{BoxError, ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
 use jiff::fmt::rfc2822::DateTimeParser;
 
-use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::expr::{Expr, Item};
+use super::{Dynamodb, mixed};
 use crate::store::failure::{Fate, Left};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
@@ -170,6 +170,7 @@ impl Dynamodb {
     }
 
     fn update_item(&self, expr: Expr, answer: ReturnValue, by: &Deadline) -> Result<Wrote, DynamodbError> {
+        let expr = mixed::with_ttl(self.fleet, expr);
         unknown_is_an_answer(self.send(by, move |client, stamp, target| async move {
             let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
             let request = client

@@ -9,7 +9,7 @@ use super::estimate::Moment;
 use super::expr::{Expr, number, set, text};
 use super::row::{self, DecodedRow, SeenRow};
 use super::send::Wrote;
-use super::{Dynamodb, MANY_GIVEN_UP};
+use super::{Dynamodb, MANY_GIVEN_UP, mixed};
 use crate::lease::{GrantId, Kind, LockRecord};
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
@@ -54,7 +54,7 @@ impl Dynamodb {
 
     /// The write of a whole record over the row that was found. Attributes that we do not know stay.
     pub(super) fn whole(&self, found: &DecodedRow, new: &LockRecord, moment: &Moment) -> Expr {
-        let (mut sets, mut removes, mut values) = (Vec::new(), vec!["#ttl".to_owned()], Vec::new());
+        let (mut sets, mut removes, mut values) = (Vec::new(), Vec::new(), Vec::new());
         let mut put = |name: &str, value: Option<AttributeValue>| match value {
             Some(value) => {
                 sets.push(format!("#{name} = :{name}"));
@@ -88,6 +88,8 @@ impl Dynamodb {
         } else if !only_adds {
             put("givenUp", (!given_up.is_empty()).then(|| set(given_up.iter().copied())));
         }
+        // After what a record without a holder lacks, and one with an exclusive one: shared holders.
+        removes.push("#ttl".to_owned());
         sets.push("#version = if_not_exists(#version, :seed) + :one".to_owned());
         let mut update = format!("SET {} REMOVE {}", sets.join(", "), removes.join(", "));
         if only_adds && !is_over && !added.is_empty() {
@@ -95,7 +97,9 @@ impl Dynamodb {
             values.push((":added".to_owned(), set(added)));
         }
         let expr = comparing(found, update).value(":seed", number(moment.stamp())).value(":one", number(1));
-        values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value))
+        let expr = values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value));
+        let owner = new.exclusive.as_ref().map(|holder| mixed::stored_owner(self.fleet, holder, found.row.as_ref()));
+        expr.maybe(":owner", owner.map(text))
     }
 }
 

@@ -40,6 +40,8 @@ impl Mongodb {
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
         found.record.check_format()?;
+        self.watch_fleet(&found);
+        self.free_now_and_then(by);
         let repeated = found.copy_of(&id) != Some(copy);
         let seen = found.seen();
         match seen.record.standing(attempt.grant()) {

@@ -24,12 +24,14 @@ use super::{
 };
 use crate::lease::{LockRecord, StoreTime, Times};
 use crate::model::error::Result;
+use crate::store::fleet::Fleet;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
 mod acquire;
 mod error;
 pub mod fence;
+mod mixed;
 mod open;
 mod pipeline;
 mod read;
@@ -65,6 +67,8 @@ pub struct Mongodb {
     /// It was logged that waiters poll.
     said_deaf: AtomicBool,
     register: Arc<session::Register>,
+    fleet: Fleet,
+    beside: mixed::Beside,
     driver: Driver<send::Owned>,
 }
 
@@ -88,9 +92,12 @@ impl Mongodb {
     }
 
     fn connect(options: MongodbOptions, by: &Deadline) -> Result<Mongodb> {
+        let (fleet, beside) = (options.fleet, mixed::Beside::default());
         let info = StoreInfo {
             grant_form: GrantForm::ObjectId,
-            ..StoreInfo::new(options.label(), "the MongoDB server's, $$NOW", Mongodb::MIN_LEASE)
+            beside: Some(mixed::LIBRARY),
+            limits: options.limits(),
+            ..StoreInfo::new(options.label(), "the MongoDB server's, $$NOW", options.min_lease())
         };
         let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();
@@ -98,7 +105,8 @@ impl Mongodb {
         let patience = by.remaining();
         let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
         let (is_unique, said_deaf, topology) = (AtomicBool::new(false), AtomicBool::new(false), Topology::Replicated);
-        let mut store = Mongodb { info, database, collection, topology, is_unique, said_deaf, register, driver };
+        let mut store =
+            Mongodb { info, database, collection, topology, is_unique, said_deaf, register, fleet, beside, driver };
         let (hello, build) =
             store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
         store.topology = open::topology(&hosts, &hello, &build)?;

@@ -8,14 +8,15 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria};
 use mongodb::{Client, Collection};
 
-use super::Mongodb;
 use super::error::MongodbError;
 use super::row::time;
 use super::send::{Owned, counting_handler, majority, turns};
 use super::session::{Register, Sessions};
 use super::wakeup::Waking;
+use super::{Mongodb, mixed};
 use crate::lease::StoreTime;
 use crate::model::error::Result;
+use crate::store::fleet::{Fleet, Limits};
 use crate::store::{Opener, url};
 use crate::sys::log;
 
@@ -38,6 +39,8 @@ pub struct MongodbOptions {
     pub database: String,
     /// The collection.
     pub collection: String,
+    /// Whose processes use the collection.
+    pub fleet: Fleet,
     /// Hosts, credentials and the rest.
     pub settings: Settings,
 }
@@ -62,13 +65,20 @@ impl MongodbOptions {
     /// From a URL of MongoDB's own form, which the driver reads, but for the option that is ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let (rest, query) = url.split_once('?').unwrap_or((url, ""));
-        let (mut collection, mut theirs) = (None, Vec::new());
+        let (mut collection, mut fleet, mut theirs) = (None, None, Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=').unwrap_or((pair, "")) {
                 ("collection", _) if collection.is_some() => {
                     return Err(url::config("the option \"collection\" of mongodb: is given twice"));
                 }
                 ("collection", value) => collection = Some(url::decode(value)?.into_owned()),
+                ("fleet", _) if fleet.is_some() => {
+                    return Err(url::config("the option \"fleet\" of mongodb: is given twice"));
+                }
+                ("fleet", value) => fleet = Some(url::decode(value)?.into_owned()),
+                (name, _) if url::distance(name, "fleet") <= 1 => {
+                    return Err(url::config(&format!("mongodb: has no option {name:?} (did you mean \"fleet\"?)")));
+                }
                 (name, _) if url::distance(name, "collection") <= 2 => {
                     return Err(url::config(&format!(
                         "mongodb: has no option {name:?} (did you mean \"collection\"?)"
@@ -91,7 +101,8 @@ impl MongodbOptions {
             };
             url::config(&format!("the mongodb: URL is wrong: {said}"))
         })?;
-        MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)
+        let fleet = Fleet::parse(fleet.as_deref(), mixed::LIBRARY)?;
+        Ok(MongodbOptions { fleet, ..MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)? })
     }
 
     /// The locks in this database and collection, or in what the settings name.
@@ -116,13 +127,22 @@ impl MongodbOptions {
         if is_bad(&database) || database.contains(['/', '\\', '.', ' ', '"']) {
             return Err(MongodbError::Config(format!("{database:?} cannot be the name of a database")).into());
         }
-        Ok(MongodbOptions { database, collection, settings })
+        Ok(MongodbOptions { database, collection, fleet: Fleet::Own, settings })
     }
 
     /// The store in this collection.
     pub(crate) fn opener(self) -> Result<Opener> {
-        let opener = Opener::new(Mongodb::MIN_LEASE, |_, _, by| Mongodb::open(self, by));
-        Ok(Opener { default_lease: Mongodb::DEFAULT_LEASE, ..opener })
+        let limits = self.limits();
+        let opener = Opener::new(self.min_lease(), |_, _, by| Mongodb::open(self, by));
+        Ok(Opener { default_lease: Mongodb::DEFAULT_LEASE, limits, ..opener })
+    }
+
+    pub(super) fn limits(&self) -> Option<Limits> {
+        self.fleet.is_mixed().then_some(mixed::LIMITS)
+    }
+
+    pub(super) fn min_lease(&self) -> Duration {
+        if self.fleet.is_mixed() { mixed::MIN_LEASE } else { Mongodb::MIN_LEASE }
     }
 
     pub(super) fn label(&self) -> String {

@@ -11,7 +11,7 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 use super::row::{self, FORMAT, nobody};
 use crate::lease::{Ask, Lease, Mode, Renewal};
 
-const NOW: &str = "$$NOW";
+pub(super) const NOW: &str = "$$NOW";
 const ROOT: &str = "$$ROOT";
 
 /// Every answer has these, and the store's time.
@@ -40,11 +40,11 @@ fn maybe(label: Option<&String>) -> Bson {
 }
 
 /// Whether this end is yet to come. No end, null or missing, always is; one that is no date fails.
-fn runs(end: &str) -> Document {
+pub(super) fn runs(end: &str) -> Document {
     doc! { "$gt": [{ "$ifNull": [{ "$subtract": [end, NOW] }, 1] }, 0] }
 }
 
-fn locks() -> Document {
+pub(super) fn locks() -> Document {
     doc! { "$ifNull": ["$shared.locks", []] }
 }
 

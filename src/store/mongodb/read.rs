@@ -30,6 +30,7 @@ impl Mongodb {
                     Some(row) => DatedDocument::new(key, row)?,
                     None => DatedDocument::missing(key, self.server_time(by)?),
                 };
+                self.watch_fleet(&found);
                 return Ok(Page { records: vec![found.seen()], next: None });
             }
             // Compared byte by byte, so that the keys with this prefix follow each other, from the prefix on.
@@ -53,7 +54,10 @@ impl Mongodb {
             }
             let is_lock = super::row::is_lock(&row);
             match DatedDocument::new(&key, row) {
-                Ok(found) if is_lock && which.matches(&found.record) => records.push(found.seen()),
+                Ok(found) if is_lock && which.matches(&found.record) => {
+                    self.watch_fleet(&found);
+                    records.push(found.seen());
+                }
                 Ok(_) => {}
                 Err(error) => {
                     log::warn!(target: "leasehold::mongodb", key:?; "a damaged document is passed over: {error}");

@@ -3,7 +3,7 @@
 use super::acquire::ours;
 use super::error::MongodbError;
 use super::send::{Update, Wrote};
-use super::{Mongodb, pipeline};
+use super::{Mongodb, mixed, pipeline};
 use crate::store::{Attempt, Renewal, Renewed};
 use crate::sys::deadline::Deadline;
 
@@ -14,19 +14,23 @@ impl Mongodb {
         renewal: Renewal,
         by: &Deadline,
     ) -> Result<Renewed, MongodbError> {
-        let id = ours(attempt.grant())?;
+        let (id, mode) = (ours(attempt.grant())?, attempt.ask.mode);
         let update = Update {
             key: attempt.key.clone(),
-            pipeline: pipeline::renew(attempt.ask.mode, id, renewal),
+            pipeline: mixed::renewal(self.fleet, mode, id, pipeline::renew(mode, id, renewal)),
             upsert: false,
             after: true,
             session: self.register.of(&mut attempt.native),
         };
-        let found = match self.update(update, by)? {
+        let mut found = match self.update(update, by)? {
             Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
         found.record.check_format()?;
+        self.free_now_and_then(by);
+        if self.is_too_late(&mut found, attempt.grant()) {
+            return Ok(Renewed::Lost(found.seen()));
+        }
         match found.record.standing(attempt.grant()) {
             Some((_, holder)) => Ok(Renewed::Until { until: holder.until, now: found.now }),
             None => Ok(Renewed::Lost(found.seen())),

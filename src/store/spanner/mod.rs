@@ -22,12 +22,14 @@ use super::{
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
+use crate::store::fleet::Fleet;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
 mod error;
 pub mod fence;
+mod mixed;
 mod open;
 mod read;
 mod row;
@@ -64,6 +66,8 @@ struct Target {
     table: String,
     /// For how long after its heartbeat a row of spindle is respected.
     foreign_lease: Duration,
+    fleet: Fleet,
+    watch: mixed::Watch,
 }
 
 impl fmt::Debug for Spanner {
@@ -84,11 +88,17 @@ impl Spanner {
 
     fn connect(options: SpannerOptions, by: &Deadline) -> Result<Spanner> {
         options.validate()?;
-        let info = StoreInfo::new(options.label(), "Spanner's", Spanner::MIN_LEASE);
+        let info = StoreInfo {
+            beside: Some(mixed::LIBRARY),
+            limits: options.limits(),
+            ..StoreInfo::new(options.label(), "Spanner's", Spanner::MIN_LEASE)
+        };
         let target = Arc::new(Target {
             database: options.database.clone(),
             table: options.table.clone(),
             foreign_lease: options.spindle_duration.saturating_add(Duration::from_secs(1)),
+            fleet: options.fleet,
+            watch: mixed::Watch::default(),
         });
         let over = |_| SpannerError::Own(Own::NotConnected, None).into();
         let driver = Driver::start(by, move || open::handles(options), over)?;

@@ -10,11 +10,12 @@ use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
 
-use super::Spanner;
 use super::error::{Own, SpannerError, Stage};
+use super::{Spanner, mixed};
 use crate::model::error::Result;
 use crate::store::Opener;
 use crate::store::failure::Cause;
+use crate::store::fleet::{Fleet, Limits};
 use crate::store::url::{StoreUrl, check_endpoint, config};
 use crate::sys::log;
 
@@ -23,6 +24,9 @@ const REST_ABOVE_GRPC: u16 = 10;
 
 /// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
 pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
+/// Nothing in the table says it.
+const NO_DURATION: &str = "fleet=mixed needs the option spindle_duration=.., like 10s: the least of the durations that \
+     the nodes of spindle have, which is the lease of all locks then";
 const ADMIN_EXAMPLE: &str = "http://localhost:9020";
 
 /// A new connection is made when requests are under way and nothing has come from the service for this long.
@@ -41,6 +45,8 @@ pub struct SpannerOptions {
     pub table: String,
     /// How long the nodes of spindle that share the table may go without a heartbeat.
     pub spindle_duration: Duration,
+    /// Whose processes use the table.
+    pub fleet: Fleet,
     /// Endpoint and credentials.
     pub settings: Settings,
     /// Where REST is served, if it is not where the environment says or the SDK looks.
@@ -70,15 +76,14 @@ impl SpannerOptions {
     /// From a URL like `spanner:projects/P/instances/I/databases/D?table=locks`.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let url = StoreUrl::parse(url)?;
-        url.only(&["table", "spindle_duration", "admin_endpoint"])?;
+        url.only(&["table", "fleet", "spindle_duration", "admin_endpoint"])?;
         let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
             let right = "spanner:projects/P/instances/I/databases/D?table=locks";
             return Err(config(&format!("spanner: needs the name of a table, like {right}")));
         };
         let mut options = SpannerOptions::new(url.path.as_ref(), table, Settings::Environment);
         options.admin_endpoint = url.option("admin_endpoint").map(str::to_owned);
-        options.spindle_duration = url.duration("spindle_duration")?.unwrap_or(options.spindle_duration);
-        Ok(options)
+        options.of(Fleet::of_url(&url, mixed::LIBRARY)?, url.duration("spindle_duration")?)
     }
 
     /// The options of this table, the rest by default.
@@ -87,15 +92,33 @@ impl SpannerOptions {
             database: database.into(),
             table: table.into(),
             spindle_duration: Duration::from_secs(20),
+            fleet: Fleet::Own,
             settings,
             admin_endpoint: None,
         }
     }
 
+    /// The same for this fleet, of which the nodes of spindle have this duration.
+    pub fn of(self, fleet: Fleet, spindle_duration: Option<Duration>) -> Result<Self> {
+        if fleet.is_mixed() && spindle_duration.is_none() {
+            return Err(config(NO_DURATION));
+        }
+        Ok(SpannerOptions { fleet, spindle_duration: spindle_duration.unwrap_or(self.spindle_duration), ..self })
+    }
+
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        Ok(Opener::new(Spanner::MIN_LEASE, |clock, _, by| Spanner::open(self, clock, by)))
+        let (limits, duration) = (self.limits(), self.spindle_duration);
+        let opener = Opener::new(Spanner::MIN_LEASE, |clock, _, by| Spanner::open(self, clock, by));
+        Ok(match limits {
+            Some(_) => Opener { limits, default_lease: duration, ..opener },
+            None => opener,
+        })
+    }
+
+    pub(super) fn limits(&self) -> Option<Limits> {
+        self.fleet.is_mixed().then(|| mixed::limits(self.spindle_duration))
     }
 
     pub(super) fn label(&self) -> String {
@@ -134,6 +157,12 @@ impl SpannerOptions {
         }
         if let Some(endpoint) = &self.admin_endpoint {
             check_endpoint("the option admin_endpoint", ADMIN_EXAMPLE, endpoint)?;
+        }
+        if self.fleet.is_mixed() && self.spindle_duration < Spanner::MIN_LEASE {
+            let (given, least) = (self.spindle_duration, Spanner::MIN_LEASE);
+            return Err(config(&format!(
+                "spindle_duration is {given:?}, but must be at least {least:?} with fleet=mixed"
+            )));
         }
         if self.spindle_duration > Duration::from_secs(24 * 3600) {
             return Err(config(&format!("spindle_duration is {:?}, but must be at most a day", self.spindle_duration)));

@@ -102,7 +102,8 @@ pub(super) async fn of_key(
         Some(Err(wrong)) => Err(SpannerError::Damaged(wrong)),
         Some(Ok((now, row))) => {
             let row = row.map(|(_, row)| row);
-            target.record(key, row.as_ref()).map(|record| Read { now, row, record })
+            let read = target.record(key, row.as_ref()).map(|record| Read { now, row, record });
+            read.inspect(|read| target.watch_fleet(read))
         }
     })
 }
@@ -126,7 +127,9 @@ impl Spanner {
                     let Some((name, row)) = found else { continue };
                     match target.record(&name, Some(&row)) {
                         Ok(record) if row.is_lock() && which.matches(&record) => {
-                            page.push(Read { now, row: Some(row), record }.seen());
+                            let read = Read { now, row: Some(row), record };
+                            target.watch_fleet(&read);
+                            page.push(read.seen());
                         }
                         Ok(_) => {}
                         Err(error) => {

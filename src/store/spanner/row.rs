@@ -37,7 +37,7 @@ pub(super) const COLUMNS: [(&str, &str); 14] = [
 /// index. No holder has it as its own.
 pub(super) const SEE_HOLDERS: &str = "";
 /// The commit replaces this value by its own timestamp.
-const COMMIT_TIMESTAMP: &str = "spanner.commit_timestamp()";
+pub(super) const COMMIT_TIMESTAMP: &str = "spanner.commit_timestamp()";
 const NANOS: i64 = 1_000_000_000;
 const MICRO: Duration = Duration::from_micros(1);
 
@@ -316,7 +316,7 @@ impl Row {
 }
 
 impl At {
-    fn time(self) -> StoreTime {
+    pub fn time(self) -> StoreTime {
         self.or(StoreTime::from_nanos(0))
     }
 

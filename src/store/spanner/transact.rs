@@ -17,6 +17,7 @@ use google_cloud_spanner::retry_policy::SpannerRetryPolicy;
 use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, TransactionRetryPolicy, TransactionRunner};
 
 use super::error::{NO_SESSION, SpannerError, Stage};
+use super::mixed::Contended;
 use super::open::{Handles, Heard};
 use super::read::{Read, of_key};
 use super::row::{Row, Stamps, time};
@@ -191,7 +192,7 @@ where
             may_be_own |= earlier == Earlier::Maybe || flight.stage() == Stage::Repeating;
             flight.read(earlier)?;
             let rows = transaction.execute_query(target.query_key(&key)).await?;
-            let read = match of_key(&target, &key, rows).await? {
+            let mut read = match of_key(&target, &key, rows).await? {
                 Ok(read) => read,
                 Err(error) => {
                     kept = Some(Err(error));
@@ -200,9 +201,25 @@ where
             };
             match decide(&read) {
                 Ok((answer, Some(write))) => {
-                    transaction.buffer([write.mutation(&target, &key, read.row.as_ref())])?;
+                    let mut writes = vec![write.mutation(&target, &key, read.row.as_ref())];
+                    if let Some(name) = target.contended(&key, &read, &write) {
+                        let rows = transaction.execute_query(target.query_contention(&key, &name)).await?;
+                        match target.judge(&name, read.now, rows).await? {
+                            Contended::No(beside) => writes.extend(beside),
+                            Contended::Since(since) => {
+                                read.record.exclusive = Some(target.taking_over(read.now));
+                                kept = Some(decide(&read).map(|(answer, _)| (answer, read)));
+                                if since.is_some() {
+                                    return Err(ended("a node is taking it over"));
+                                }
+                                transaction.buffer([target.sighting(&name)])?;
+                                return Ok(None);
+                            }
+                        }
+                    }
+                    transaction.buffer(writes)?;
                     flight.commit()?;
-                    Ok((answer, write, read))
+                    Ok(Some((answer, write, read)))
                 }
                 Ok((answer, None)) => {
                     kept = Some(Ok((answer, read)));
@@ -228,8 +245,10 @@ where
         match ran {
             Some(Ok(result)) => {
                 let committed = result.commit_timestamp();
-                let (answer, write, read) = result.into_inner();
-                break (answer, write, read, committed);
+                // Without a value it is kept.
+                if let Some((answer, write, read)) = result.into_inner() {
+                    break (answer, write, read, committed);
+                }
             }
             Some(Err(error)) if is_superseded(&error) => {
                 // The commit may have happened before, and this be the answer to a repeat of it.

@@ -6,6 +6,8 @@ mod errors;
 mod faults;
 mod grace;
 mod growth;
+mod mixed;
+mod mixed_rows;
 mod rights;
 mod rows;
 mod scans;

@@ -12,6 +12,7 @@ mod failover;
 #[cfg(target_os = "linux")]
 mod failpoints;
 mod faults;
+mod mixed;
 mod rights;
 #[cfg(target_os = "linux")]
 mod tls;

@@ -3,6 +3,7 @@ mod commits;
 mod counts;
 mod errors;
 mod faults;
+mod mixed;
 mod rows;
 mod table;
 

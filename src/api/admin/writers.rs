@@ -1,0 +1,58 @@
+//! Whose locks stand in a store that a Go library may use, too.
+
+use std::time::SystemTime;
+
+use crate::api::client::LockClient;
+use crate::model::error::Result;
+use crate::model::key;
+use crate::model::lock::LockStatus;
+use crate::store::{Consistency, Which};
+use crate::sys::deadline::Deadline;
+
+/// A diagnosis looks at no more, since a store may charge for each row.
+const PAGES: usize = 5;
+
+/// A library that has locks in the store, by the rows that a diagnosis looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Writer {
+    /// Its name: `leasehold`, or that of a Go library.
+    pub library: &'static str,
+    /// How many of its holders stand there, live and expired. What was released names nobody.
+    pub holders: usize,
+    /// When it last wrote one of them, by this host's wall clock.
+    pub last: SystemTime,
+}
+
+impl LockClient {
+    /// Looks at the first thousand rows or so; at none where no other library has the store's format.
+    pub(crate) fn writers(&self, by: impl Fn() -> Deadline) -> Result<Vec<Writer>> {
+        let backend = &self.family.backend;
+        let Some(theirs) = backend.info().beside else { return Ok(Vec::new()) };
+        let (mut writers, mut from) = (Vec::new(), None);
+        for _ in 0..PAGES {
+            let page = backend.read(&Which::Prefix(String::new()), from, Consistency::Eventual, &by())?;
+            // Not what a diagnosis tries the store with, nor leases.
+            for seen in page.records.iter().filter(|seen| key::parts(&seen.record.key).is_none()) {
+                for (mode, holder) in seen.record.holders() {
+                    let library = if holder.is_foreign() { theirs } else { "leasehold" };
+                    count(&mut writers, library, &LockStatus::new(seen, mode, holder));
+                }
+            }
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        writers.sort_by_key(|writer| writer.library != "leasehold");
+        Ok(writers)
+    }
+}
+
+fn count(writers: &mut Vec<Writer>, library: &'static str, status: &LockStatus) {
+    let last = status.renewed().unwrap_or(status.created());
+    match writers.iter_mut().find(|writer| writer.library == library) {
+        Some(writer) => (writer.holders, writer.last) = (writer.holders + 1, writer.last.max(last)),
+        None => writers.push(Writer { library, holders: 1, last }),
+    }
+}

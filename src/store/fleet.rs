@@ -1,0 +1,91 @@
+//! Whose processes use a store, and what a client may not ask for where those of a Go library do, too.
+
+use std::time::Duration;
+
+use super::url::{StoreUrl, config};
+use crate::lease::{Lease, Mode};
+use crate::model::error::{Error, ErrorKind, Result};
+
+/// Whose processes use the table or collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fleet {
+    /// Those of this library alone.
+    #[default]
+    Own,
+    /// Those of a Go library, too.
+    Mixed,
+}
+
+impl Fleet {
+    /// What the URL says.
+    pub(super) fn of_url(url: &StoreUrl<'_>, library: &str) -> Result<Fleet> {
+        Fleet::parse(url.option("fleet"), library)
+    }
+
+    /// What the option says.
+    pub(super) fn parse(option: Option<&str>, library: &str) -> Result<Fleet> {
+        match option {
+            None | Some("own") => Ok(Fleet::Own),
+            Some("mixed") => Ok(Fleet::Mixed),
+            Some(other) => Err(config(&format!(
+                "the option fleet is {other:?}, but must be own, where only processes of leasehold lock, or mixed, where \
+                 those of {library} do, too"
+            ))),
+        }
+    }
+
+    /// Whether others than this library write there.
+    pub fn is_mixed(self) -> bool {
+        self == Fleet::Mixed
+    }
+}
+
+/// What a client may not ask for, since the Go library that uses the same store would not respect it.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Its name.
+    pub library: &'static str,
+    /// Why there are no shared holders.
+    pub no_shared: Option<&'static str>,
+    /// Why there is no lock without end.
+    pub no_endless: Option<&'static str>,
+    /// Why no name holds a lease.
+    pub no_names: Option<&'static str>,
+    /// The only lease there is, and why.
+    pub one_lease: Option<(Duration, &'static str)>,
+    /// A character that no key may have, and why.
+    pub not_in_key: Option<(char, &'static str)>,
+}
+
+impl Limits {
+    pub(crate) fn check_mode(&self, mode: Mode) -> Result<()> {
+        let why = self.no_shared.filter(|_| mode == Mode::Shared);
+        why.map_or(Ok(()), |why| self.refuse("a shared lock", why))
+    }
+
+    pub(crate) fn check_lease(&self, lease: Lease) -> Result<()> {
+        match (lease, self.no_endless, self.one_lease) {
+            (Lease::Forever, Some(why), _) => self.refuse("a lock without an end", why),
+            (Lease::For(lease), _, Some((one, why))) if lease != one => {
+                self.refuse(&format!("a lease of {lease:?}, other than {one:?}"), why)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn check_key(&self, key: &str) -> Result<()> {
+        match self.not_in_key.filter(|(not, _)| key.contains(*not)) {
+            Some((not, why)) => self.refuse(&format!("a key with {not:?}"), why),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn check_names(&self) -> Result<()> {
+        self.no_names.map_or(Ok(()), |why| self.refuse("a lease that a name holds", why))
+    }
+
+    fn refuse(&self, what: &str, why: &str) -> Result<()> {
+        let message = format!("fleet=mixed, for {} beside leasehold, has no place for {what}: {why}", self.library);
+        Err(Error::new(ErrorKind::InvalidInput, message))
+    }
+}

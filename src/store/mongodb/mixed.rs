@@ -1,0 +1,153 @@
+//! A collection that clients of mongo-lock use as well (`fleet=mixed`).
+//!
+//! They never look whether a lock is expired where they ask for a shared one, nor at shared ones where they ask for an
+//! exclusive one: so what is over is freed now and then. And their purger reads what is over, and frees it later by its
+//! lock id, without another look: so nothing of its last second is renewed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mongodb::bson::oid::ObjectId;
+use mongodb::bson::{Bson, DateTime, Document, doc};
+use parking_lot::Mutex;
+
+use super::pipeline::{NOW, locks, runs};
+use super::row::nobody;
+use super::{DatedDocument, Mongodb};
+use crate::lease::{End, GrantId, Holder, Mode};
+use crate::store::fleet::{Fleet, Limits};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// By its name in errors and docs.
+pub(super) const LIBRARY: &str = "mongo-lock";
+/// The shortest lease: a renewal must come while more than the last second is left.
+pub(super) const MIN_LEASE: Duration = Duration::from_secs(3);
+const LAST: Duration = Duration::from_secs(1);
+/// A document of its that is older is of no interest to those who did not expect it.
+const RECENT: Duration = Duration::from_secs(3600);
+/// How often each client frees what is over.
+const EVERY: Duration = Duration::from_secs(10);
+
+pub(super) const LIMITS: Limits = Limits {
+    library: LIBRARY,
+    no_shared: None,
+    no_endless: None,
+    no_names: Some("its purger frees what is over; keep leases of names in another collection"),
+    one_lease: None,
+    not_in_key: None,
+};
+
+/// What one client remembers of the others.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
+    /// It was said that they are there.
+    said: AtomicBool,
+    /// When what is over was last freed.
+    freed: Mutex<Option<Instant>>,
+}
+
+/// The renewal of a grant, if more than its last second is left.
+pub(super) fn renewal(fleet: Fleet, mode: Mode, grant: ObjectId, mut update: Vec<Document>) -> Vec<Document> {
+    if !fleet.is_mixed() {
+        return update;
+    }
+    let millis = i64::try_from(LAST.as_millis()).unwrap_or(i64::MAX);
+    let ends = |entry: &str| {
+        let is_last = doc! { "$lte": [{ "$ifNull": [{ "$subtract": [format!("{entry}.expiresAt"), NOW] }, millis + 1] }, millis] };
+        doc! { "$and": [{ "$eq": [format!("{entry}._id"), grant] }, is_last] }
+    };
+    let is_late = match mode {
+        Mode::Exclusive => ends("$exclusive"),
+        Mode::Shared => doc! { "$anyElementTrue": [{ "$map": { "input": locks(), "as": "l", "in": ends("$$l") } }] },
+    };
+    for stage in &mut update {
+        let Ok(fields) = stage.get_document_mut("$set") else { continue };
+        for (name, value) in fields.iter_mut() {
+            let kept = Bson::String(format!("${name}"));
+            *value = doc! { "$cond": [is_late.clone(), kept, value.clone()] }.into();
+        }
+    }
+    update
+}
+
+impl Mongodb {
+    /// Whether a renewal was refused, since too little was left. Then the holder is as good as gone.
+    pub(super) fn is_too_late(&self, found: &mut DatedDocument, grant: &GrantId) -> bool {
+        let is_late = |holder: &Holder| match holder.until {
+            End::At(until) => until.since(found.now) <= LAST,
+            End::Never => false,
+        };
+        let standing = found.record.standing(grant).map(|(_, holder)| is_late(holder));
+        if !self.fleet.is_mixed() || standing != Some(true) {
+            return false;
+        }
+        found.record.exclusive.take_if(|holder| holder.grant == *grant);
+        found.record.shared.retain(|holder| holder.grant != *grant);
+        true
+    }
+
+    /// Says once that mongo-lock uses the collection, where nobody said so.
+    pub(super) fn watch_fleet(&self, found: &DatedDocument) {
+        let last = |holder: &Holder| holder.renewed.unwrap_or(holder.created);
+        let is_theirs = |holder: &Holder| holder.is_foreign() && found.now.since(last(holder)) < RECENT;
+        let is_there = found.record.holders().any(|(_, holder)| is_theirs(holder));
+        if self.fleet.is_mixed() || !is_there || self.beside.said.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        log::warn!(
+            target: "leasehold::mongodb", key:? = found.record.key, store:? = self.info.label;
+            "{LIBRARY} wrote its document within the last hour: while its clients use the collection, ours must have the \
+             option fleet=mixed, or its purger frees live locks and expired ones block it"
+        );
+    }
+
+    /// Frees what is over, if that was not done lately. Nobody waits for it.
+    pub(super) fn free_now_and_then(&self, by: &Deadline) {
+        let mut freed = self.beside.freed.lock();
+        if !self.fleet.is_mixed() || freed.is_some_and(|freed| freed.elapsed() < EVERY) {
+            return;
+        }
+        *freed = Some(Instant::now());
+        drop(freed);
+        let store = self.info.label.clone();
+        let begun = self.driver.run(by, move |owned| async move {
+            tokio::task::spawn_local(async move {
+                let freeing = owned.locks.update_many(over(), freeing());
+                if let Ok(Err(error)) = tokio::time::timeout(EVERY, freeing.into_future()).await {
+                    log::debug!(target: "leasehold::mongodb", store:? = store; "nothing was freed: {error}");
+                }
+            });
+        });
+        if let Err(stopped) = begun {
+            log::debug!(target: "leasehold::mongodb", "nothing was freed: {stopped:?}");
+        }
+    }
+}
+
+/// Documents with a lock that is over. The first part goes by the indexes, and a little beyond.
+fn over() -> Document {
+    let soon = DateTime::from_millis(DateTime::now().timestamp_millis().saturating_add(60_000));
+    let is_live = doc! { "$filter": { "input": locks(), "as": "l", "cond": runs("$$l.expiresAt") } };
+    let exclusive =
+        doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, { "$not": [runs("$exclusive.expiresAt")] }] };
+    let shared = doc! { "$ne": [{ "$size": is_live }, { "$size": locks() }] };
+    doc! {
+        "$or": [{ "exclusive.expiresAt": { "$lte": soon } }, { "shared.locks.expiresAt": { "$lte": soon } }],
+        "kind": { "$ne": "lease" },
+        "exclusive": { "$type": "object" },
+        "shared.locks": { "$type": "array" },
+        "$expr": { "$or": [exclusive, shared] },
+    }
+}
+
+/// They are gone; the count is right.
+fn freeing() -> Vec<Document> {
+    let is_live = doc! { "$filter": { "input": locks(), "as": "l", "cond": runs("$$l.expiresAt") } };
+    let is_over =
+        doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, { "$not": [runs("$exclusive.expiresAt")] }] };
+    let exclusive = doc! { "$cond": [is_over, { "$literal": nobody() }, "$exclusive"] };
+    let left = doc! { "count": { "$toLong": { "$size": "$$left" } }, "locks": "$$left" };
+    let shared = doc! { "$let": { "vars": { "left": is_live }, "in": left } };
+    vec![doc! { "$set": { "exclusive": exclusive, "shared": shared } }]
+}

@@ -1,0 +1,213 @@
+//! A table that nodes of spindle use as well (`fleet=mixed`).
+//!
+//! They take a lock over when its heartbeat is older than their own duration and a second, in two transactions: the
+//! first inserts a row whose name is that of the lock and a hash of its old token, the second writes the lock's row, on
+//! no condition. So who takes it over here inserts that row in its one transaction, and sees in it a node that is
+//! between its two.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use google_cloud_spanner::key::KeySet;
+use google_cloud_spanner::mutation::Mutation;
+use google_cloud_spanner::result::ResultSet;
+use google_cloud_spanner::statement::Statement;
+use google_cloud_spanner::value::Timestamp;
+use jiff::Timestamp as Time;
+
+use super::Target;
+use super::read::Read;
+use super::row::{COMMIT_TIMESTAMP, Row, time};
+use super::transact::Write;
+use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
+use crate::store::fleet::{Fleet, Limits};
+use crate::sys::log;
+
+/// By its name in errors and docs.
+pub(super) const LIBRARY: &str = "spindle";
+/// A row of its that is older is of no interest to those who did not expect it.
+const RECENT: Duration = Duration::from_secs(3600);
+/// At most this many rows of earlier takeovers are looked at, and deleted where nobody needs them any more.
+const FEW: usize = 20;
+/// What its client makes of a null.
+const NO_TOKEN: &str = "0001-01-01T00:00:00Z";
+
+pub(super) fn limits(duration: Duration) -> Limits {
+    Limits {
+        library: LIBRARY,
+        no_shared: None,
+        no_endless: Some("its nodes take over what has no heartbeat for their own duration; renew instead"),
+        no_names: Some("its nodes take over what has no heartbeat; keep leases of names in another table"),
+        one_lease: Some((
+            duration,
+            "its nodes take over after a duration of their own, whatever a row says; the lease of all locks is the option \
+             spindle_duration, at most the least of the nodes' durations",
+        )),
+        not_in_key: Some(('\'', "its nodes paste names into their SQL")),
+    }
+}
+
+/// Whether it was said that theirs are there.
+#[derive(Debug, Default)]
+pub(super) struct Watch(AtomicBool);
+
+/// What stands in the way of a takeover.
+pub(super) enum Contended {
+    /// Nothing. What is written with it: the row that keeps nodes out, and the end of those that nobody needs.
+    No(Vec<Mutation>),
+    /// A node is about to write the lock's row, since this time, as far as was seen.
+    Since(Option<StoreTime>),
+}
+
+impl Target {
+    /// Says once that spindle uses the table, where nobody said so.
+    pub fn watch_fleet(&self, read: &Read) {
+        let theirs = read.record.exclusive.as_ref().filter(|holder| holder.grant.as_str().is_empty());
+        let is_recent = |holder: &Holder| read.now.since(holder.renewed.unwrap_or(holder.created)) < RECENT;
+        if self.fleet.is_mixed() || !theirs.is_some_and(is_recent) || self.watch.0.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        log::warn!(
+            target: "leasehold::spanner", key:? = read.record.key, table:? = self.table;
+            "{LIBRARY} wrote its row within the last hour: while its nodes use the table, ours must have the option \
+             fleet=mixed, or nodes with a duration below our leases take over live locks"
+        );
+    }
+
+    /// The row that nodes insert before they take over what was read, if that is what `write` does.
+    pub fn contended(&self, key: &str, read: &Read, write: &Write) -> Option<String> {
+        let (Fleet::Mixed, Some(old), Write::Put(new)) = (self.fleet, &read.row, write) else { return None };
+        let takes =
+            new.grant_id.is_some() && new.grant_id != old.grant_id && read.record.live(read.now).next().is_none();
+        takes.then(|| contention(key, old))
+    }
+
+    /// That row and those of earlier takeovers. Other locks may have names that begin in the same way.
+    pub fn query_contention(&self, key: &str, name: &str) -> Statement {
+        let sql = format!(
+            "SELECT t.name, t.heartbeat FROM `{}` AS t WHERE STARTS_WITH(t.name, @prefix) AND t.writer IS NULL \
+             AND t.format IS NULL AND REGEXP_CONTAINS(SUBSTR(t.name, LENGTH(@prefix) + 1), '^[0-9]{{1,20}}$') \
+             ORDER BY IF(t.name = @name, 0, 1) LIMIT {FEW}",
+            self.table
+        );
+        Statement::builder(sql).add_param("prefix", format!("{key}_")).add_param("name", name).build()
+    }
+
+    /// What the rows of that query mean for a takeover now.
+    pub async fn judge(
+        &self,
+        name: &str,
+        now: StoreTime,
+        mut rows: ResultSet,
+    ) -> google_cloud_spanner::Result<Contended> {
+        let long_ago = now.minus(2 * self.duration());
+        let (mut writes, mut is_there) = (Vec::new(), false);
+        while let Some(row) = rows.next().await {
+            let row = row?;
+            let (found, since): (String, Option<Timestamp>) = (row.get(0)?, row.get(1)?);
+            let since = since.as_ref().map(time);
+            if found != name {
+                // Not earlier: a slow node would insert it again, and then write the lock's row.
+                if since.is_some_and(|since| since < long_ago) {
+                    writes.push(Mutation::delete(&self.table, KeySet::from(google_cloud_spanner::key![found])));
+                }
+            } else if since.is_some_and(|since| since < long_ago) {
+                // A node that died between its two transactions; its own kind would wait for ever.
+                is_there = true;
+            } else {
+                return Ok(Contended::Since(since));
+            }
+        }
+        if !is_there {
+            writes.push(
+                Mutation::new_insert_builder(&self.table)
+                    .set("name")
+                    .to(name)
+                    .set("heartbeat")
+                    .to(COMMIT_TIMESTAMP)
+                    .build(),
+            );
+        }
+        Ok(Contended::No(writes))
+    }
+
+    /// Notes when a node was first seen between its two transactions: its own row has no time.
+    pub fn sighting(&self, name: &str) -> Mutation {
+        Mutation::new_update_builder(&self.table).set("name").to(name).set("heartbeat").to(COMMIT_TIMESTAMP).build()
+    }
+
+    /// Such a node, as a holder: the rule refuses the lock.
+    pub fn taking_over(&self, now: StoreTime) -> Holder {
+        Holder {
+            grant: GrantId::from_text(""),
+            lock_id: String::new(),
+            labels: Labels { owner: format!("a node of {LIBRARY} that takes it over"), host: None, comment: None },
+            token: 0,
+            created: now,
+            renewed: None,
+            until: End::At(now.plus(self.duration())),
+        }
+    }
+
+    fn duration(&self) -> Duration {
+        self.foreign_lease.saturating_sub(Duration::from_secs(1))
+    }
+}
+
+/// The name of the row on which a takeover contends.
+fn contention(key: &str, old: &Row) -> String {
+    let text = old.token.map_or_else(|| NO_TOKEN.to_owned(), |at| rfc3339(at.time()));
+    format!("{key}_{}", xxhash64(text.as_bytes()))
+}
+
+/// As Go writes it: in UTC, the fraction without zeros at its end.
+fn rfc3339(at: StoreTime) -> String {
+    // No `StoreTime` is beyond what jiff knows.
+    Time::from_nanosecond(i128::from(at.as_nanos())).map_or_else(|_| NO_TOKEN.to_owned(), |at| at.to_string())
+}
+
+/// The hash of a text below 32 bytes, as every such time is, with the seed 0.
+fn xxhash64(text: &[u8]) -> u64 {
+    const P: [u64; 5] = [
+        0x9e37_79b1_85eb_ca87,
+        0xc2b2_ae3d_27d4_eb4f,
+        0x1656_67b1_9e37_79f9,
+        0x85eb_ca77_c2b2_ae63,
+        0x27d4_eb2f_1656_67c5,
+    ];
+    let lane = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
+    let mut hash = P[4].wrapping_add(text.len() as u64);
+    let (eights, rest) = text.split_at(text.len() / 8 * 8);
+    for eight in eights.chunks_exact(8) {
+        hash ^= lane(eight).wrapping_mul(P[1]).rotate_left(31).wrapping_mul(P[0]);
+        hash = hash.rotate_left(27).wrapping_mul(P[0]).wrapping_add(P[3]);
+    }
+    let (four, bytes) = rest.split_at(rest.len() / 4 * 4);
+    if !four.is_empty() {
+        hash = (hash ^ lane(four).wrapping_mul(P[0])).rotate_left(23).wrapping_mul(P[1]).wrapping_add(P[2]);
+    }
+    for byte in bytes {
+        hash = (hash ^ u64::from(*byte).wrapping_mul(P[4])).rotate_left(11).wrapping_mul(P[0]);
+    }
+    hash = (hash ^ hash >> 33).wrapping_mul(P[1]);
+    hash = (hash ^ hash >> 29).wrapping_mul(P[2]);
+    hash ^ hash >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::spanner::row::At;
+
+    #[test]
+    fn the_row_of_a_takeover_has_the_recorded_name() {
+        let at = |text: &str| {
+            let nanos = text.parse::<Time>().unwrap().as_nanosecond();
+            Some(At::Time(StoreTime::from_nanos(i64::try_from(nanos).unwrap())))
+        };
+        let name = |token| contention("golden", &Row { token, ..Row::default() });
+        assert_eq!(name(at("2026-11-21T01:47:37.960599Z")), "golden_10665596657793393990");
+        assert_eq!(name(at("2026-11-21T01:47:42.506173Z")), "golden_17944513966344031329");
+        assert_eq!(xxhash64(b""), 0xef46_db37_51d8_e999);
+    }
+}

@@ -1,0 +1,343 @@
+//! A table that processes of dynamodb-lock-go use, too: what becomes of a lock of theirs that ours want, and of one of
+//! ours that they want. The guide's page on moving from there names each outcome, good or bad.
+
+use std::sync::atomic::Ordering;
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fleet::Fleet;
+use leasehold::{ErrorKind, LockClient, LockGuard, LossReason, SameOwner};
+
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, options};
+use crate::support::go::Unavailable;
+use crate::support::go::dynamodb::Go;
+
+const S: Duration = Duration::from_secs(1);
+/// After the end of a lease both wait for 5 s; ours know the service's time to a second.
+const SURELY_RESPECTED: Duration = Duration::from_secs(63);
+const SURELY_OVER: Duration = Duration::from_secs(67);
+/// Their owner, and ours where it is the same.
+const OWNER: &str = "worker-1";
+
+/// A table with a client of each library, for whom time passes alike.
+pub(super) struct World {
+    pub table: Table,
+    pub clock: Arc<Clock>,
+    pub raw: Raw,
+    pub go: Go,
+    pub ours: LockClient,
+}
+
+impl World {
+    pub fn new() -> World {
+        let (table, clock) = (Table::fresh(), Clock::system());
+        let ours = of(&table, &clock, Fleet::Mixed);
+        World { raw: Raw::new(&table), go: Go::new(&table, &clock), table, clock, ours }
+    }
+
+    pub fn pass(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    fn guard(&self, key: &str, same_owner: SameOwner) -> Option<LockGuard> {
+        self.ours.request(key).owner(OWNER).same_owner(same_owner).try_lock().unwrap()
+    }
+}
+
+pub(super) fn of(table: &Table, clock: &Arc<Clock>, fleet: Fleet) -> LockClient {
+    let store = open(options(&table.0, clock).of(fleet), clock);
+    builder_over(Arc::new(store), clock.clone()).lease(LEASE).connect().unwrap()
+}
+
+/// It hears of it at its next heartbeat.
+#[track_caller]
+pub(super) fn assert_lost(guard: &LockGuard, is_right: fn(&LossReason) -> bool) {
+    assert_eq!(guard.ensure_held_for(LEASE).unwrap_err().kind(), ErrorKind::Lost);
+    let loss = guard.loss().wait().unwrap();
+    assert!(is_right(&loss.reason) && !guard.is_held(), "{loss:?}");
+}
+
+fn is_taken(reason: &LossReason) -> bool {
+    matches!(reason, LossReason::TakenOver { .. })
+}
+
+fn is_gone(reason: &LossReason) -> bool {
+    matches!(reason, LossReason::Gone)
+}
+
+#[test]
+fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
+    needs_server!();
+    let world = World::new();
+    world.go.acquire("theirs", OWNER, LEASE).unwrap();
+    assert!(world.ours.try_lock("theirs").unwrap().is_none());
+    let status = world.ours.get("theirs").unwrap().unwrap();
+    assert_eq!(status.holders()[0].owner(), OWNER);
+    assert!(status.holders()[0].remaining() > Some(LEASE - 5 * S));
+
+    let held = world.ours.request("ours").owner("billing").try_lock().unwrap().unwrap();
+    assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
+    let seen = world.go.current("ours").unwrap();
+    let (label, digits) = seen.owner.split_once('#').unwrap();
+    assert_eq!((label, digits.len()), ("billing", 8));
+    let left = seen.leased_until - world.go.now();
+    assert!(left.get_seconds() + left.get_minutes() * 60 >= 55, "{left}");
+    // The suffix is the store's, and nobody of ours sees it.
+    assert_eq!(world.ours.get("ours").unwrap().unwrap().holders()[0].owner(), "billing");
+    assert_eq!(held.info().owner(), "billing");
+}
+
+#[test]
+fn who_crashed_is_taken_over_after_the_end_and_the_grace() {
+    needs_server!();
+    let world = World::new();
+    world.go.acquire("theirs", OWNER, LEASE).unwrap();
+    let crashed = world.ours.request("ours").acquire().unwrap();
+    world.pass(SURELY_RESPECTED);
+    assert!(world.ours.try_lock("theirs").unwrap().is_none());
+    assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
+    world.pass(SURELY_OVER - SURELY_RESPECTED);
+    let guard = world.ours.try_lock("theirs").unwrap().unwrap();
+    assert_eq!(world.go.acquire("theirs", OWNER, LEASE), Err(Unavailable));
+    world.go.acquire("ours", OWNER, LEASE).unwrap();
+    assert!(world.ours.try_lock("ours").unwrap().is_none());
+    // Their put dropped the token, and the next one rises all the same.
+    world.pass(SURELY_OVER);
+    assert!(world.ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
+    drop(guard);
+}
+
+#[test]
+fn a_released_lock_is_free_at_once() {
+    needs_server!();
+    let world = World::new();
+    let theirs = world.go.acquire("k", OWNER, LEASE).unwrap();
+    world.go.release(&theirs).unwrap();
+    let guard = world.ours.try_lock("k").unwrap().unwrap();
+    let token = guard.fencing_token();
+    guard.release().unwrap();
+    let seen = world.go.current("k").unwrap();
+    assert_eq!((seen.owner.as_str(), seen.leased_until.as_second()), ("", 0));
+    let theirs = world.go.acquire("k", OWNER, LEASE).unwrap();
+    world.go.release(&theirs).unwrap();
+    // Their release deleted the row with its token.
+    assert!(world.raw.get("k").is_empty());
+    std::thread::sleep(Duration::from_millis(1_100));
+    assert!(world.ours.try_lock("k").unwrap().unwrap().fencing_token() > token);
+}
+
+#[test]
+fn heartbeats_keep_a_lock() {
+    needs_server!();
+    let world = World::new();
+    let theirs = world.go.acquire("theirs", OWNER, LEASE).unwrap();
+    let mine = world.ours.request("ours").acquire().unwrap();
+    for _ in 0..2 {
+        world.pass(50 * S);
+        world.go.heartbeat(&theirs, LEASE).unwrap();
+        world.ours.heartbeat(&mine, LEASE).unwrap();
+        world.pass(15 * S);
+        assert!(world.ours.try_lock("theirs").unwrap().is_none());
+        assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
+    }
+}
+
+#[test]
+fn a_late_heartbeat_after_a_takeover_changes_nothing() {
+    needs_server!();
+    let world = World::new();
+    let theirs = world.go.acquire("theirs", OWNER, LEASE).unwrap();
+    let mine = world.ours.request("ours").owner("billing").acquire().unwrap();
+    world.pass(SURELY_OVER);
+    let guard = world.guard("theirs", SameOwner::Respect).unwrap();
+    // Also with the same owner's text: its own row ends in our grant id.
+    assert_eq!(world.go.heartbeat(&theirs, LEASE), Err(Unavailable));
+    assert_eq!(world.go.release(&theirs), Err(Unavailable));
+    guard.ensure_held_for(LEASE / 2).unwrap();
+    let before = world.go.acquire("ours", "billing", LEASE).unwrap();
+    assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(world.ours.release(&mine).unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(world.go.current("ours").unwrap(), before);
+}
+
+#[test]
+fn the_same_owner_gets_nobodys_lock() {
+    needs_server!();
+    let world = World::new();
+    world.go.acquire("theirs", OWNER, LEASE).unwrap();
+    assert!(world.guard("theirs", SameOwner::Respect).is_none());
+    let guard = world.guard("ours", SameOwner::Respect).unwrap();
+    let as_if = crate::support::go::dynamodb::GoLock {
+        key: "ours".to_owned(),
+        owner: OWNER.to_owned(),
+        leased_until: world.go.now(),
+    };
+    assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
+    assert_eq!(world.go.heartbeat(&as_if, LEASE), Err(Unavailable));
+    assert_eq!(world.go.release(&as_if), Err(Unavailable));
+    guard.ensure_held_for(LEASE / 2).unwrap();
+    // It renews what it has as it stands, and releases it.
+    assert!(world.go.current("ours").unwrap().owner.starts_with("worker-1#"));
+    guard.release().unwrap();
+}
+
+/// The price of replacing by the owner: the bare label, by which theirs do the same with us.
+#[test]
+fn who_replaces_the_same_owner_is_replaced_by_it() {
+    needs_server!();
+    let world = World::new();
+    let theirs = world.go.acquire("k", OWNER, LEASE).unwrap();
+    let guard = world.guard("k", SameOwner::Replace).unwrap();
+    assert_eq!(world.go.current("k").unwrap().owner, OWNER);
+    guard.ensure_held_for(LEASE / 2).unwrap();
+    // By its lock id, which writes the whole row.
+    world.ours.renew(guard.lock_id(), 2 * LEASE).unwrap();
+    assert_eq!(world.go.current("k").unwrap().owner, OWNER);
+    world.go.heartbeat(&theirs, LEASE).unwrap();
+    assert_lost(&guard, is_taken);
+    let guard = world.guard("k", SameOwner::Replace).unwrap();
+    world.go.release(&theirs).unwrap();
+    assert_lost(&guard, is_gone);
+    // One of ours replaces one of ours, whichever text the row has.
+    let held = world.guard("k", SameOwner::Respect).unwrap();
+    let next = world.guard("k", SameOwner::Replace).unwrap();
+    assert!(next.fencing_token() > held.fencing_token());
+    assert_lost(&held, is_taken);
+}
+
+#[test]
+fn a_clock_that_is_off_by_four_seconds_is_within_the_grace() {
+    needs_server!();
+    let world = World::new();
+    let near = |ms: i64| {
+        world.go.is_ahead_by(ms);
+        let (theirs, ours) = (format!("theirs {ms}"), format!("ours {ms}"));
+        world.go.acquire(&theirs, OWNER, LEASE).unwrap();
+        let mine = world.ours.request(&ours).acquire().unwrap();
+        world.pass(LEASE - S);
+        assert!(world.ours.try_lock(&theirs).unwrap().is_none(), "{ms}");
+        assert_eq!(world.go.acquire(&ours, OWNER, LEASE), Err(Unavailable), "{ms}");
+        world.ours.heartbeat(&mine, LEASE).unwrap();
+        world.pass(LEASE + 12 * S);
+        assert!(world.ours.try_lock(&theirs).unwrap().is_some(), "{ms}");
+        world.go.acquire(&ours, OWNER, LEASE).unwrap();
+    };
+    near(4_000);
+    near(-4_000);
+}
+
+/// Bad, and theirs as much as ours: their hosts' clocks decide.
+#[test]
+fn a_clock_that_is_off_by_more_than_the_grace_lets_two_hold_one_lock() {
+    needs_server!();
+    let world = World::new();
+    world.go.is_ahead_by(8_000);
+    let guard = world.ours.lock("ours").unwrap();
+    world.go.acquire("ahead", OWNER, LEASE).unwrap();
+    guard.ensure_held_for(LEASE / 2).unwrap();
+    let mine = world.ours.request("k").acquire().unwrap();
+    world.pass(LEASE - 2 * S);
+    world.go.acquire("k", OWNER, LEASE).expect("they decide by a clock that is 8 s ahead");
+    assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost, "it learns of it");
+    world.go.is_ahead_by(-8_000);
+    world.go.acquire("behind", OWNER, LEASE).unwrap();
+    world.pass(LEASE - S);
+    assert!(world.ours.try_lock("behind").unwrap().is_some(), "its end seemed earlier than it was");
+}
+
+#[test]
+fn a_purge_frees_what_is_over_for_both() {
+    needs_server!();
+    let world = World::new();
+    world.go.acquire("over", OWNER, LEASE).unwrap();
+    world.pass(SURELY_OVER);
+    let live = world.go.acquire("live", OWNER, LEASE).unwrap();
+    let freed = world.ours.purge(Duration::ZERO).unwrap().freed;
+    assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["over"]);
+    assert_eq!(world.go.current("live").unwrap(), live);
+    world.go.acquire("over", OWNER, LEASE).unwrap();
+}
+
+/// The service deletes by numbers alone, so none of theirs.
+#[test]
+fn the_tables_time_to_live_deletes_what_nobody_holds() {
+    needs_server!();
+    let world = World::new();
+    let sweep = || {
+        let now = u64::try_from(world.go.now().as_second()).unwrap();
+        let is_over = |ttl: &sdk::types::AttributeValue| ttl.as_n().is_ok_and(|ttl| ttl.parse::<u64>().unwrap() < now);
+        let over = world.raw.all().into_iter().filter(|item| item.get("ttl").is_some_and(is_over));
+        over.map(|item| item["key"].as_s().unwrap().clone()).inspect(|key| world.raw.delete(key)).collect::<Vec<_>>()
+    };
+    let day = 24 * 3600 * S;
+    world.go.acquire("theirs", OWNER, LEASE).unwrap();
+    let crashed = world.ours.request("crashed").acquire().unwrap();
+    let mine = world.ours.request("held").acquire().unwrap();
+    world.ours.lock("released").unwrap().release().unwrap();
+    world.pass(day);
+    world.ours.heartbeat(&mine, LEASE).unwrap();
+    world.pass(day + LEASE - S);
+    assert_eq!(sweep(), [""; 0]);
+    world.pass(3 * S);
+    assert_eq!(sweep(), ["crashed"]);
+    assert!(world.ours.lock("crashed").unwrap().fencing_token() > crashed.fencing_token());
+    assert_eq!(world.ours.heartbeat(&crashed, LEASE).unwrap_err().kind(), ErrorKind::Lost);
+    world.ours.heartbeat(&mine, LEASE).unwrap();
+}
+
+/// Theirs: a release goes by the condition of an acquire.
+#[test]
+fn their_release_deletes_an_expired_row_whoever_wrote_it() {
+    needs_server!();
+    let world = World::new();
+    let theirs = world.go.acquire("theirs", OWNER, LEASE).unwrap();
+    let mine = world.ours.request("ours").acquire().unwrap();
+    let stray = crate::support::go::dynamodb::GoLock { key: "ours".to_owned(), ..theirs };
+    assert_eq!(world.go.release(&stray), Err(Unavailable));
+    world.pass(SURELY_OVER);
+    world.go.release(&stray).unwrap();
+    let lost = world.ours.heartbeat(&mine, LEASE).unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::Lost, "{lost}");
+    assert!(world.raw.get("ours").is_empty(), "and it does not bring the row back");
+}
+
+/// Four of each, who ask at once for the same few locks; the oracle is outside of the table.
+#[test]
+fn no_two_of_a_fleet_hold_one_lock() {
+    needs_server!();
+    let world = World::new();
+    let held = [false; 3].map(std::sync::atomic::AtomicBool::new);
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    let holds = |key: usize| {
+        assert!(!held[key].swap(true, Ordering::SeqCst), "two hold {key}");
+        std::thread::yield_now();
+        assert!(held[key].swap(false, Ordering::SeqCst));
+        done.fetch_add(1, Ordering::SeqCst);
+    };
+    let goes_on = || done.load(Ordering::SeqCst) < 200;
+    std::thread::scope(|scope| {
+        let (world, holds, goes_on) = (&world, &holds, &goes_on);
+        for n in 0..4_usize {
+            scope.spawn(move || {
+                let (go, owner) = (Go::new(&world.table, &world.clock), format!("worker-{n}"));
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    if let Ok(lock) = go.acquire(&key.to_string(), &owner, LEASE) {
+                        holds(key);
+                        go.release(&lock).unwrap();
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let ours = of(&world.table, &world.clock, Fleet::Mixed);
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    // The owner of one of theirs.
+                    let request = ours.request(&key.to_string()).owner(format!("worker-{n}"));
+                    if let Some(guard) = request.try_lock().unwrap() {
+                        holds(key);
+                        guard.release().unwrap();
+                    }
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,250 @@
+//! A table that processes of dynamodb-lock-go use, too: the rows of both, what is refused, and what is told.
+
+use leasehold::internals::store::fleet::Fleet;
+use leasehold::{ErrorKind, LockClient};
+
+use crate::dynamodb::mixed::{World, of};
+use crate::dynamodb::sdk::types::AttributeValue;
+use crate::dynamodb::*;
+use crate::support::dynamodb::{Table, config};
+use crate::support::go::Unavailable;
+use crate::support::go::dynamodb::Go;
+use crate::support::{logs, stores::unique};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The rebuilt client, whose clock shows what the real one's did, writes the recorded rows to the letter.
+#[test]
+fn the_rebuilt_client_writes_what_was_recorded() {
+    needs_server!();
+    let world = World::new();
+    let (go, lease) = (&world.go, Duration::from_secs(20));
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/dynamodb-lock-go.json")).unwrap();
+    let mut steps = golden["steps"].as_array().unwrap().iter();
+    let mut next = || {
+        let items = steps.next().unwrap()["items"].as_array().unwrap();
+        let mut rows = world.raw.all();
+        rows.retain(|row| row["key"].as_s().unwrap() != "\u{1}time");
+        rows.sort_by_key(|row| row["key"].as_s().unwrap() == "ours");
+        let json = |row: std::collections::HashMap<String, AttributeValue>| {
+            let attributes =
+                row.into_iter().map(|(name, value)| (name, serde_json::json!({ "S": value.as_s().unwrap() })));
+            serde_json::Value::Object(attributes.collect())
+        };
+        let rows: Vec<serde_json::Value> = rows.into_iter().map(json).collect();
+        assert_eq!(rows, *items);
+    };
+    let day = "2026-11-21T01:47:";
+    let shows = |seconds: &[&str]| {
+        let times: Vec<String> = seconds.iter().map(|s| format!("{day}{s}Z")).collect();
+        go.shows(&times.iter().map(String::as_str).collect::<Vec<_>>());
+    };
+    shows(&["35.61499108", "35.61499172", "35.7"]);
+    let lock = go.acquire("nightly", "worker-1", lease).unwrap();
+    next();
+    shows(&["36.107472393", "36.107475223"]);
+    let lock = go.heartbeat(&lock, lease).unwrap();
+    next();
+    go.release(&lock).unwrap();
+    next();
+    let whole = "2030-01-02T03:04:05Z";
+    shows(&["36.973253484", "36.98"]);
+    go.acquire_until("whole", "worker-2", whole.parse().unwrap(), whole.to_owned()).unwrap();
+    next();
+    world.ours.lock("ours").unwrap().release().unwrap();
+    shows(&["37.390677511", "37.390677881", "37.4"]);
+    go.acquire("ours", "x", lease).unwrap();
+    next();
+}
+
+#[test]
+fn a_row_of_ours_has_an_owner_of_its_own_and_a_time_to_live() {
+    needs_server!();
+    let world = World::new();
+    let names = |key: &str| {
+        let mut names: Vec<String> = world.raw.get(key).into_keys().collect();
+        names.sort();
+        names.join(" ")
+    };
+    let seconds = |name: &str| -> i64 {
+        match &world.raw.get("k")[name] {
+            AttributeValue::N(number) => number.parse().unwrap(),
+            AttributeValue::S(text) => text.parse::<jiff::Timestamp>().unwrap().as_second(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let check = || {
+        let row = world.raw.get("k");
+        let digits = &row["grantId"].as_s().unwrap()[..8];
+        assert_eq!(row["owner"].as_s().unwrap(), &format!("billing#{digits}"));
+        assert_eq!(seconds("ttl") - seconds("leasedUntil"), 2 * 24 * 3600);
+    };
+    let guard = world.ours.request("k").owner("billing").lock().unwrap();
+    check();
+    assert_eq!(names("k"), "createdAt fence format grantId host key kind leasedUntil lockId owner ttl version");
+    let before = seconds("ttl");
+    world.pass(Duration::from_secs(30));
+    guard.ensure_held_for(LEASE / 2).unwrap();
+    check();
+    assert!(seconds("ttl") >= before + 28);
+    // By its lock id, which writes the whole row; and handed over.
+    world.ours.renew(guard.lock_id(), 2 * LEASE).unwrap();
+    check();
+    let adopted = world.ours.request("k").owner("billing").adopt(guard.into_lock()).unwrap();
+    check();
+    adopted.release().unwrap();
+    assert_eq!(names("k"), "createdAt fence format givenUp key kind leasedUntil version");
+    // Over one of theirs, in another zone, which is parsed.
+    let until = world.go.now();
+    let text = until.display_with_offset(jiff::tz::offset(-8)).to_string();
+    world.go.acquire_until("k", "x", until, text).unwrap();
+    assert!(world.ours.try_lock("k").unwrap().is_none());
+    world.pass(Duration::from_secs(7));
+    let _guard = world.ours.request("k").owner("billing").lock().unwrap();
+    check();
+}
+
+/// Whole seconds and short fractions sort after longer texts of the same second: they seem up to a second later.
+#[test]
+fn ends_of_any_form_are_respected_for_the_grace() {
+    needs_server!();
+    let world = World::new();
+    let second = jiff::Timestamp::from_second(world.go.now().as_second()).unwrap();
+    let forms: [(&str, i64, i8); 5] = [
+        ("whole", 0, 0),
+        ("short", 500_000_000, 0),
+        ("nine", 123_456_789, 0),
+        ("west", 250_000_000, -8),
+        ("east", 0, 14),
+    ];
+    for (key, nanos, zone) in forms {
+        let until = second + jiff::SignedDuration::new(60, i32::try_from(nanos).unwrap());
+        let text =
+            if zone == 0 { until.to_string() } else { until.display_with_offset(jiff::tz::offset(zone)).to_string() };
+        world.go.acquire_until(key, "x", until, text).unwrap();
+    }
+    for (passed, is_free) in [(59, false), (4, false), (5, true)] {
+        world.pass(Duration::from_secs(passed));
+        for (key, ..) in forms {
+            assert_eq!(world.ours.try_lock(key).unwrap().is_some(), is_free, "{key} after {passed} s more");
+        }
+    }
+}
+
+#[test]
+fn what_they_would_not_respect_is_refused_with_the_reason() {
+    needs_server!();
+    let world = World::new();
+    let ours = &world.ours;
+    let minute = Duration::from_secs(60);
+    let refused = [
+        (ours.lock_shared("k").map(drop), "one owner"),
+        (ours.request("k").lease_forever().lock().map(drop), "time to live"),
+        (ours.leases("names").claim("a", "b", minute).map(drop), "another table"),
+    ];
+    for (outcome, why) in refused {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("fleet=mixed") && text.contains("dynamodb-lock-go") && text.contains(why), "{text}");
+    }
+    assert!(world.raw.get("k").is_empty());
+}
+
+#[test]
+fn the_word_in_the_url_is_checked() {
+    let refused = [
+        ("fleet=both", "must be own"),
+        ("fleet=", "must be own"),
+        ("fleet=mixed&grace=1s", "at least 5s"),
+        ("flet=mixed", "did you mean \"fleet\""),
+    ];
+    for (option, right) in refused {
+        let error = LockClient::connect(&format!("dynamodb://locks?region=us-east-1&{option}")).unwrap_err();
+        let text = error.to_string();
+        assert!(error.kind() == ErrorKind::Config && text.contains(right), "{option}: {text}");
+    }
+}
+
+/// The row of the grace, which all clients of a table have in common, keeps those of the other kind out.
+#[test]
+fn clients_without_the_option_are_refused_by_the_tables_own_record() {
+    needs_server!();
+    let world = World::new();
+    let before = of(&world.table, &world.clock, Fleet::Own);
+    let held = world.ours.lock("k").unwrap();
+    let connect = |grace: u64| {
+        let table = leasehold::dynamodb::Table::new(&world.table.0).grace(Duration::from_secs(grace));
+        leasehold::dynamodb::builder(config(), table).connect()
+    };
+    let error = connect(1).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("grace=5000ms"), "{error}");
+    // One that was connected before hears of it within ten minutes, and waits for as long as the others from then on.
+    world.pass(Duration::from_secs(11 * 60));
+    world.go.acquire("theirs", "worker-1", LEASE).unwrap();
+    world.pass(Duration::from_secs(63));
+    assert!(before.try_lock("theirs").unwrap().is_none());
+    drop(held);
+    // With the same grace they exclude each other, and are respected by the other library.
+    let held = before.try_lock("k").unwrap().unwrap();
+    assert!(world.ours.try_lock("k").unwrap().is_none() && world.go.acquire("k", "w", LEASE) == Err(Unavailable));
+    held.release().unwrap();
+    let shared = before.try_lock_shared("k").unwrap().unwrap();
+    assert!(world.ours.try_lock("k").unwrap().is_none() && world.go.acquire("k", "w", LEASE) == Err(Unavailable));
+    shared.release().unwrap();
+    let held = world.ours.try_lock("k").unwrap().unwrap();
+    assert!(before.try_lock("k").unwrap().is_none() && before.try_lock_shared("k").unwrap().is_none());
+    drop(held);
+}
+
+#[test]
+fn who_did_not_expect_them_is_warned_once() {
+    needs_server!();
+    logs::keep();
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let go = Go::new(&table, &clock);
+    let key = unique;
+    let (first, second, third, old) = (key(), key(), key(), key());
+    for key in [&first, &second, &third] {
+        go.acquire(key, "worker-1", LEASE).unwrap();
+    }
+    go.is_ahead_by(-2 * 3_600_000);
+    go.acquire(&old, "worker-1", 3 * HOUR).unwrap();
+    go.is_ahead_by(0);
+    let ours = of(&table, &clock, Fleet::Own);
+    assert!(ours.try_lock(&old).unwrap().is_none());
+    assert_eq!(logs::kept(&old), [""; 0], "it was written two hours ago");
+    assert!(ours.try_lock(&first).unwrap().is_none() && ours.try_lock(&second).unwrap().is_none());
+    let warned = logs::kept(&first);
+    assert!(warned.len() == 1 && warned[0].contains("fleet=mixed"), "{warned:?}");
+    assert_eq!(logs::kept(&second), [""; 0], "once is enough");
+    // By a look, and by a takeover that saw nothing before.
+    assert!(of(&table, &clock, Fleet::Own).get(&second).unwrap().is_some());
+    assert_eq!(logs::kept(&second).len(), 1);
+    clock.advance(LEASE + Duration::from_secs(3));
+    let ours = of(&table, &clock, Fleet::Own);
+    drop(ours.lock(&third).unwrap());
+    assert_eq!(logs::kept(&third).len(), 1);
+    let mixed = of(&table, &clock, Fleet::Mixed);
+    let last = key();
+    go.acquire(&last, "worker-1", LEASE).unwrap();
+    assert!(mixed.try_lock(&last).unwrap().is_none());
+    assert_eq!(logs::kept(&last), [""; 0], "who expects them is not told");
+}
+
+#[test]
+fn a_diagnosis_says_which_libraries_write_to_the_table() {
+    needs_server!();
+    let world = World::new();
+    let written = || -> Vec<(&str, usize)> {
+        let found = world.ours.diagnose().unwrap().writers.unwrap();
+        assert!(found.iter().all(|writer| writer.last.elapsed().is_ok_and(|ago| ago < HOUR)));
+        found.iter().map(|writer| (writer.library, writer.holders)).collect()
+    };
+    assert_eq!(written(), []);
+    world.go.acquire("a", "worker-1", LEASE).unwrap();
+    world.go.acquire("b", "worker-1", LEASE).unwrap();
+    assert_eq!(written(), [("dynamodb-lock-go", 2)]);
+    let _guard = world.ours.lock("c").unwrap();
+    assert_eq!(written(), [("leasehold", 1), ("dynamodb-lock-go", 2)]);
+}

@@ -1,0 +1,377 @@
+//! A collection that clients of mongo-lock use, too: what becomes of a lock of theirs that ours want, and of one of ours
+//! that they want. The guide's page on moving from there names each outcome, good or bad.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fleet::Fleet;
+use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::mongodb::driver::bson::{Bson, Document};
+use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
+
+use crate::mongodb::*;
+use crate::support::go::Unavailable;
+use crate::support::go::mongodb::Go;
+use crate::support::logs;
+use crate::support::mongodb::Rows;
+use crate::support::stores::{soon, unique};
+use crate::support::wait::wait_until;
+
+const S: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(60);
+const TTL: i64 = 60;
+const OWNER: &str = "worker-1";
+
+struct World {
+    rows: Rows,
+    go: Go,
+    ours: LockClient,
+}
+
+impl World {
+    fn new() -> World {
+        let rows = Rows::fresh();
+        let ours = client(&rows, Fleet::Mixed);
+        World { go: Go::new(&rows), rows, ours }
+    }
+
+    /// Everything in the collection is so much older: the server's clock is its own.
+    fn pass(&self, by: Duration) {
+        self.rows.age(by);
+    }
+}
+
+fn client(rows: &Rows, fleet: Fleet) -> LockClient {
+    let store = Mongodb::open(MongodbOptions { fleet, ..rows.options() }, &soon()).unwrap();
+    builder_over(Arc::new(store), Clock::system()).lease(LEASE).connect().unwrap()
+}
+
+#[track_caller]
+fn assert_lost(guard: &LockGuard) -> LossReason {
+    assert_eq!(guard.ensure_held_for(LEASE).unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!guard.is_held());
+    guard.loss().wait().unwrap().reason
+}
+
+/// Ids and times differ; everything else is the same.
+fn form(document: &Document) -> serde_json::Value {
+    fn plain(value: serde_json::Value) -> serde_json::Value {
+        match value {
+            serde_json::Value::Object(map) => {
+                for sign in ["$oid", "$date"] {
+                    if map.contains_key(sign) {
+                        return sign.into();
+                    }
+                }
+                serde_json::Value::Object(map.into_iter().map(|(name, value)| (name, plain(value))).collect())
+            }
+            serde_json::Value::Array(all) => all.into_iter().map(plain).collect(),
+            other => other,
+        }
+    }
+    plain(Bson::Document(document.clone()).into_canonical_extjson())
+}
+
+#[test]
+fn the_rebuilt_client_writes_what_was_recorded() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let go = Go::new(&rows);
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/mongo-lock.json")).unwrap();
+    let mut steps = golden["steps"].as_array().unwrap().iter();
+    let mut next = || {
+        let step = steps.next().unwrap();
+        let right = step["documents"].as_array().unwrap().iter();
+        let right: Vec<serde_json::Value> = right
+            .map(|json| match Bson::try_from(json.clone()).unwrap() {
+                Bson::Document(document) => form(&document),
+                other => panic!("{other}"),
+            })
+            .collect();
+        let found = rows.raw().find(Document::new()).run().unwrap().map(|row| form(&row.unwrap()));
+        assert_eq!(found.collect::<Vec<_>>(), right, "{}", step["when"]);
+    };
+    go.xlock("nightly", "lock-1", OWNER, 30).unwrap();
+    next();
+    go.slock("report", "lock-2", OWNER, 30, -1).unwrap();
+    go.slock("report", "lock-3", "worker-2", 0, -1).unwrap();
+    next();
+    go.renew("lock-1", 60).unwrap();
+    next();
+    assert_eq!((go.unlock("lock-2").len(), go.unlock("lock-1").len()), (1, 1));
+    next();
+}
+
+#[test]
+fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
+    needs_server!();
+    let world = World::new();
+    world.go.xlock("x", "theirs", OWNER, TTL).unwrap();
+    world.go.slock("s", "theirs", OWNER, TTL, 2).unwrap();
+    assert!(world.ours.try_lock("x").unwrap().is_none() && world.ours.try_lock_shared("x").unwrap().is_none());
+    assert!(world.ours.try_lock("s").unwrap().is_none());
+    assert_eq!(world.ours.get("x").unwrap().unwrap().holders()[0].owner(), OWNER);
+    let both = world.ours.lock_shared("s").unwrap();
+    assert_eq!(world.go.slock("s", "more", OWNER, TTL, 2), Err(Unavailable));
+    world.go.slock("s", "more", OWNER, TTL, 3).unwrap();
+    drop(both);
+
+    let _guard = world.ours.request("ours").owner("billing").lock_id("job").lock().unwrap();
+    let _endless = world.ours.request("endless").lock_id("for ever").lease_forever().lock().unwrap();
+    for resource in ["ours", "endless"] {
+        assert_eq!(world.go.xlock(resource, "theirs", "billing", TTL), Err(Unavailable));
+        assert_eq!(world.go.slock(resource, "theirs", "billing", TTL, -1), Err(Unavailable));
+    }
+    let seen = world.go.status(Some("job"), false);
+    assert_eq!((seen[0].owner.as_str(), seen[0].is_shared, seen[0].ttl > 55), ("billing", false, true), "{seen:?}");
+    assert_eq!(world.go.status(Some("for ever"), false)[0].ttl, -1);
+}
+
+#[test]
+fn who_crashed_is_taken_over_at_the_end() {
+    needs_server!();
+    let world = World::new();
+    world.go.xlock("theirs", "a", OWNER, TTL).unwrap();
+    let crashed = world.ours.request("ours").acquire().unwrap();
+    world.pass(LEASE - 5 * S);
+    assert!(world.ours.try_lock("theirs").unwrap().is_none());
+    assert_eq!(world.go.xlock("ours", "b", OWNER, TTL), Err(Unavailable));
+    world.pass(6 * S);
+    let _guard = world.ours.try_lock("theirs").unwrap().unwrap();
+    world.go.xlock("ours", "b", OWNER, TTL).unwrap();
+    // A late heartbeat is refused on either side, and so is a release.
+    assert_eq!(world.go.renew("a", TTL), Err(Unavailable));
+    assert_eq!(world.go.unlock("a"), []);
+    assert_eq!(world.ours.heartbeat(&crashed, LEASE).unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(world.ours.release(&crashed).unwrap_err().kind(), ErrorKind::Held);
+    world.pass(LEASE + S);
+    assert!(world.ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
+}
+
+#[test]
+fn a_released_lock_is_free_at_once_and_its_token_stays() {
+    needs_server!();
+    let world = World::new();
+    let mut highest = 0;
+    for _ in 0..2 {
+        world.go.xlock("k", "a", OWNER, TTL).unwrap();
+        assert_eq!(world.go.unlock("a").len(), 1);
+        let guard = world.ours.try_lock("k").unwrap().unwrap();
+        assert!(guard.fencing_token() > highest);
+        highest = guard.fencing_token();
+        guard.release().unwrap();
+        world.go.slock("k", "a", OWNER, TTL, 1).unwrap();
+        world.go.unlock("a");
+        drop(world.ours.try_lock_shared("k").unwrap().unwrap());
+    }
+}
+
+#[test]
+fn heartbeats_keep_a_lock() {
+    needs_server!();
+    let world = World::new();
+    world.go.xlock("theirs", "a", OWNER, TTL).unwrap();
+    let mine = world.ours.request("ours").acquire().unwrap();
+    let shared = world.ours.request("shared").shared().acquire().unwrap();
+    for _ in 0..2 {
+        world.pass(40 * S);
+        world.go.renew("a", TTL).unwrap();
+        world.ours.heartbeat(&mine, LEASE).unwrap();
+        world.ours.heartbeat(&shared, LEASE).unwrap();
+        assert!(world.ours.try_lock("theirs").unwrap().is_none());
+        for resource in ["ours", "shared"] {
+            assert_eq!(world.go.xlock(resource, "b", OWNER, TTL), Err(Unavailable));
+        }
+    }
+}
+
+/// Their purger reads what is over, and frees it later by its id: what was renewed meanwhile would be freed, too.
+#[test]
+fn nothing_of_the_last_second_is_renewed() {
+    needs_server!();
+    let world = World::new();
+    for (key, is_shared) in [("x", false), ("s", true)] {
+        let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
+        let mine = ask().lock_id("job").acquire().unwrap();
+        world.pass(LEASE - Duration::from_millis(800));
+        let late = world.ours.heartbeat(&mine, LEASE).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
+        world.pass(S);
+        let expired = world.go.expired();
+        assert_eq!(expired.len(), 1);
+        assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(world.go.free_all(&expired).len(), 1);
+        assert!(world.ours.try_lock(key).unwrap().is_some());
+    }
+}
+
+/// Theirs: it frees every lock of an id of which one is over.
+#[test]
+fn their_purger_frees_what_shares_a_lock_id() {
+    needs_server!();
+    let world = World::new();
+    world.ours.request("over").lock_id("job").acquire().unwrap();
+    world.pass(LEASE + S);
+    let guard = world.ours.request("live").lock_id("job").lock().unwrap();
+    let other = world.ours.request("other").lock().unwrap();
+    world.go.free_all(&world.go.expired());
+    assert!(matches!(assert_lost(&guard), LossReason::ReleasedByOther));
+    other.ensure_held_for(LEASE / 2).unwrap();
+}
+
+/// An expired entry blocks them until somebody frees it.
+#[test]
+fn what_is_over_is_freed_now_and_then() {
+    needs_server!();
+    let world = World::new();
+    world.go.xlock("x", "a", OWNER, TTL).unwrap();
+    world.go.slock("s", "b", OWNER, TTL, -1).unwrap();
+    world.go.slock("s", "c", OWNER, 0, -1).unwrap();
+    world.pass(LEASE + S);
+    assert_eq!(world.go.slock("x", "d", OWNER, TTL, -1), Err(Unavailable), "expired or not, it is acquired");
+    let other = client(&world.rows, Fleet::Mixed);
+    drop(other.lock("anything").unwrap());
+    wait_until("what is over is freed", || world.go.slock("x", "d", OWNER, TTL, -1).is_ok());
+    let left = |id: &str| world.go.status(Some(id), false).len();
+    wait_until("of shared ones, too", || (left("b"), left("c")) == (0, 1));
+}
+
+/// Bad, and theirs: their hosts' clocks decide, without a grace.
+#[test]
+fn a_clock_that_is_off_by_four_seconds_lets_two_hold_one_lock() {
+    needs_server!();
+    let world = World::new();
+    world.go.is_ahead_by(4_000);
+    let mine = world.ours.request("ours").acquire().unwrap();
+    world.pass(LEASE - 2 * S);
+    world.go.xlock("ours", "a", OWNER, TTL).expect("they decide by a clock that is 4 s ahead");
+    assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost, "it learns of it");
+    world.go.is_ahead_by(-4_000);
+    world.go.xlock("theirs", "b", OWNER, TTL).unwrap();
+    world.pass(LEASE - 2 * S);
+    assert!(world.ours.try_lock("theirs").unwrap().is_some(), "its end seemed earlier than it was");
+}
+
+#[test]
+fn a_purge_of_ours_frees_only_what_is_over() {
+    needs_server!();
+    let world = World::new();
+    world.go.xlock("over", "job", OWNER, TTL).unwrap();
+    world.pass(LEASE + S);
+    world.go.xlock("live", "job", OWNER, TTL).unwrap();
+    let freed = client(&world.rows, Fleet::Own).purge(Duration::ZERO).unwrap().freed;
+    assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["over"]);
+    world.go.slock("over", "b", OWNER, TTL, -1).unwrap();
+}
+
+#[test]
+fn what_is_refused_says_why() {
+    needs_server!();
+    let world = World::new();
+    let error = world.ours.leases("names").claim("a", "b", LEASE).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        error.kind() == ErrorKind::InvalidInput && text.contains("fleet=mixed") && text.contains("another collection"),
+        "{text}"
+    );
+    assert_eq!(world.ours.request("k").lease(2 * S).try_lock().unwrap_err().kind(), ErrorKind::InvalidInput);
+    let url = |option: &str| format!("{}&{option}", world.rows.url());
+    for (option, right) in [
+        ("fleet=both", "must be own"),
+        ("flet=mixed", "did you mean \"fleet\""),
+        ("fleet=mixed&fleet=own", "given twice"),
+    ] {
+        let error = LockClient::connect(&url(option)).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(right), "{option}: {error}");
+    }
+    let of_url = LockClient::connect(&url("fleet=mixed")).unwrap();
+    let collection = leasehold::mongodb::Collection::new(&world.rows.0).mixed_fleet();
+    let settings = crate::support::mongodb::settings(&crate::support::servers::mongod().unwrap());
+    let built =
+        leasehold::mongodb::builder_with(settings, crate::support::mongodb::DATABASE, collection).connect().unwrap();
+    for client in [of_url, built] {
+        assert!(client.leases("names").claim("a", "b", LEASE).is_err());
+        assert!(client.lock("k").unwrap().is_held());
+    }
+}
+
+#[test]
+fn clients_of_both_kinds_of_ours_exclude_each_other() {
+    needs_server!();
+    let world = World::new();
+    let own = client(&world.rows, Fleet::Own);
+    for (holds, asks) in [(&own, &world.ours), (&world.ours, &own)] {
+        let guard = holds.lock("k").unwrap();
+        assert!(asks.try_lock("k").unwrap().is_none() && asks.try_lock_shared("k").unwrap().is_none());
+        let token = guard.fencing_token();
+        guard.release().unwrap();
+        let shared = holds.lock_shared("k").unwrap();
+        assert!(shared.fencing_token() > token && asks.try_lock("k").unwrap().is_none());
+        assert!(asks.try_lock_shared("k").unwrap().is_some());
+    }
+}
+
+#[test]
+fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
+    needs_server!();
+    logs::keep();
+    let world = World::new();
+    let (first, second) = (unique(), unique());
+    world.go.xlock(&first, "a", OWNER, 7_200).unwrap();
+    world.pass(Duration::from_secs(3_700));
+    let own = client(&world.rows, Fleet::Own);
+    assert!(own.try_lock(&first).unwrap().is_none());
+    assert_eq!(logs::kept(&first), [""; 0], "it was written an hour ago");
+    world.go.slock(&second, "b", OWNER, TTL, -1).unwrap();
+    assert!(own.try_lock(&second).unwrap().is_none() && own.get(&second).unwrap().is_some());
+    let warned = logs::kept(&second);
+    assert!(warned.len() == 1 && warned[0].contains("fleet=mixed"), "{warned:?}");
+    let _guard = world.ours.lock("ours").unwrap();
+    assert!(world.ours.try_lock(&second).unwrap().is_none());
+    assert_eq!(logs::kept(&second).len(), 1, "who expects them is not told");
+    let found = world.ours.diagnose().unwrap().writers.unwrap();
+    let found: Vec<(&str, usize)> = found.iter().map(|writer| (writer.library, writer.holders)).collect();
+    assert_eq!(found, [("leasehold", 1), ("mongo-lock", 2)]);
+}
+
+/// Four of each, who ask at once for the same few locks; the oracle is outside of the collection.
+#[test]
+fn no_two_of_a_fleet_hold_one_lock() {
+    needs_server!();
+    let world = World::new();
+    let held = [false; 3].map(AtomicBool::new);
+    let done = AtomicUsize::new(0);
+    let holds = |key: usize| {
+        assert!(!held[key].swap(true, Ordering::SeqCst), "two hold {key}");
+        std::thread::yield_now();
+        assert!(held[key].swap(false, Ordering::SeqCst));
+        done.fetch_add(1, Ordering::SeqCst);
+    };
+    let goes_on = || done.load(Ordering::SeqCst) < 200;
+    std::thread::scope(|scope| {
+        let (world, holds, goes_on) = (&world, &holds, &goes_on);
+        for n in 0..4_usize {
+            scope.spawn(move || {
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    let id = unique();
+                    if world.go.xlock(&key.to_string(), &id, OWNER, TTL).is_ok() {
+                        holds(key);
+                        assert_eq!(world.go.unlock(&id).len(), 1);
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let ours = client(&world.rows, Fleet::Mixed);
+                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
+                    if let Some(guard) = ours.try_lock(&key.to_string()).unwrap() {
+                        holds(key);
+                        guard.release().unwrap();
+                    }
+                }
+            });
+        }
+    });
+}

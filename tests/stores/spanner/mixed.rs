@@ -1,0 +1,488 @@
+//! A table that nodes of spindle use, too: what becomes of a lock of theirs that ours want, and of one of ours that they
+//! want. The guide's page on moving from there names each outcome, good or bad. Their hosts' clocks decide nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fleet::Fleet;
+use leasehold::internals::sys::clock::Clock;
+use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
+use sdk::statement::Statement;
+use sdk::value::Value;
+
+use crate::spanner::*;
+use crate::support::go::spanner::Node;
+use crate::support::logs;
+use crate::support::spanner::{Database, Raw, TABLE, sdk};
+
+/// Of the nodes, and so the lease of ours.
+const DURATION: Duration = Duration::from_secs(20);
+/// Nothing in the past is quite as long ago as a test believes.
+const S: Duration = Duration::from_secs(1);
+
+/// A table with our client, and nodes as many as are wanted.
+struct World {
+    database: Database,
+    raw: Raw,
+    ours: LockClient,
+}
+
+impl World {
+    fn new() -> World {
+        let database = Database::fresh();
+        let ours = client(&database, Fleet::Mixed);
+        World { raw: database.raw(), ours, database }
+    }
+
+    fn node(&self, name: &str, id: &str) -> Node {
+        Node::new(&self.database, name, id, DURATION)
+    }
+
+    /// One that leads.
+    fn leader(&self, name: &str, id: &str) -> Node {
+        let mut node = self.node(name, id);
+        node.tick();
+        assert!(node.has_lock(), "{id}");
+        node
+    }
+
+    /// Every time in the table is so long ago: the service's clock is its own.
+    fn pass(&self, by: Duration) {
+        let sql = format!(
+            "UPDATE {TABLE} SET heartbeat = TIMESTAMP_SUB(heartbeat, INTERVAL @by MILLISECOND) WHERE heartbeat IS NOT NULL"
+        );
+        let by = i64::try_from(by.as_millis()).unwrap();
+        self.raw.update(Statement::builder(sql).add_param("by", by).build());
+    }
+
+    fn rows(&self) -> Vec<BTreeMap<String, Value>> {
+        self.raw.query(Statement::builder(format!("SELECT * FROM {TABLE} ORDER BY name")).build())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.rows().iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+fn client(database: &Database, fleet: Fleet) -> LockClient {
+    let mut options = database.options();
+    (options.fleet, options.spindle_duration) = (fleet, DURATION);
+    let clock = Clock::system();
+    let store = Spanner::open(options, clock.clone(), &soon()).unwrap();
+    builder_over(Arc::new(store), clock).connect().unwrap()
+}
+
+#[track_caller]
+fn assert_lost(guard: &LockGuard, is_right: fn(&LossReason) -> bool) {
+    assert_eq!(guard.ensure_held_for(DURATION).unwrap_err().kind(), ErrorKind::Lost);
+    let loss = guard.loss().wait().unwrap();
+    assert!(is_right(&loss.reason) && !guard.is_held(), "{loss:?}");
+}
+
+/// A row of spindle's golden file: its four columns, times by their order alone.
+fn form(row: &serde_json::Value) -> String {
+    let name = row["name"].as_str().unwrap();
+    let contended = name.split_once('_').map_or("the lock", |_| "the lock and a number");
+    let (heartbeat, token) = (&row["heartbeat"], &row["token"]);
+    let at = |text: &str| text.parse::<jiff::Timestamp>().unwrap();
+    let order = match (heartbeat.as_str(), token.as_str()) {
+        (None, None) => "null",
+        (Some(heartbeat), Some(token)) if heartbeat == token => "the same",
+        (Some(heartbeat), Some(token)) if at(heartbeat) > at(token) => "later",
+        _ => "other",
+    };
+    format!("{contended}, {order}, {}", row["writer"])
+}
+
+#[test]
+fn the_rebuilt_nodes_write_what_was_recorded() {
+    needs_server!();
+    let world = World::new();
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/spindle.json")).unwrap();
+    let mut steps = golden["steps"].as_array().unwrap().iter();
+    let mut next = |hash: Option<u64>| {
+        let step = steps.next().unwrap();
+        let right: Vec<String> = step["rows"].as_array().unwrap().iter().map(form).collect();
+        let json = |row: &BTreeMap<String, Value>| {
+            let columns = ["name", "heartbeat", "token", "writer"];
+            let theirs = columns
+                .map(|column| (column.to_owned(), row[column].as_str().map_or(serde_json::Value::Null, Into::into)));
+            assert!(row.iter().all(|(name, value)| columns.contains(&name.as_str()) || value.as_str().is_none()));
+            serde_json::Value::Object(theirs.into_iter().collect())
+        };
+        let rows: Vec<String> = world.rows().iter().map(json).map(|row| form(&row)).collect();
+        assert_eq!(rows, right, "{}", step["when"]);
+        assert_eq!(hash.is_some(), !step["has_lock2"].is_null());
+    };
+    let mut a = world.leader("golden", "node-a");
+    let old = a.hash();
+    next(Some(old));
+    a.tick();
+    assert!(a.leads());
+    next(None);
+    let mut b = world.node("golden", "node-b");
+    b.tick();
+    assert!(!b.has_lock(), "node-a leads");
+    world.pass(DURATION + 2 * S);
+    b.tick();
+    assert!(b.has_lock() && !a.has_lock());
+    assert_eq!(world.names()[1], format!("golden_{old}"));
+    next(Some(b.hash()));
+    b.tick();
+    next(None);
+}
+
+#[test]
+fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
+    needs_server!();
+    let world = World::new();
+    let mut node = world.leader("theirs", "node-a");
+    assert!(world.ours.try_lock("theirs").unwrap().is_none());
+    assert_eq!(world.ours.get("theirs").unwrap().unwrap().holders()[0].owner(), "node-a");
+    assert_eq!(world.ours.election("theirs").build().unwrap().leader().unwrap().unwrap().id(), "node-a");
+    node.tick();
+    assert!(node.leads());
+
+    let guard = world.ours.lock("ours").unwrap();
+    let mut node = world.node("ours", "node-b");
+    node.tick();
+    assert!(!node.has_lock());
+    // They know a leader by what it writes, which is our grant id.
+    assert_eq!(node.leader().unwrap().len(), 36);
+    guard.ensure_held_for(DURATION / 2).unwrap();
+}
+
+#[test]
+fn who_crashed_is_taken_over_after_the_duration_and_a_second() {
+    needs_server!();
+    let world = World::new();
+    let mut theirs = world.leader("theirs", "node-a");
+    let crashed = world.ours.request("ours").acquire().unwrap();
+    let mut node = world.node("ours", "node-b");
+    world.pass(DURATION - S);
+    assert!(world.ours.try_lock("theirs").unwrap().is_none());
+    node.tick();
+    assert!(!node.has_lock());
+    world.pass(3 * S);
+    let before = theirs.hash();
+    let guard = world.ours.try_lock("theirs").unwrap().unwrap();
+    assert!(world.names().contains(&format!("theirs_{before}")), "what keeps other nodes out: {:?}", world.names());
+    theirs.tick();
+    assert!(!theirs.has_lock() && !theirs.leads(), "a leader that comes back finds another's token");
+    guard.ensure_held_for(DURATION / 2).unwrap();
+    node.tick();
+    assert!(node.has_lock());
+    assert!(world.ours.try_lock("ours").unwrap().is_none());
+    assert_eq!(world.ours.heartbeat(&crashed, DURATION).unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(world.ours.release(&crashed).unwrap_err().kind(), ErrorKind::Held);
+    world.pass(DURATION + 2 * S);
+    assert!(world.ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
+}
+
+#[test]
+fn a_released_lock_is_free_to_both_at_once() {
+    needs_server!();
+    let world = World::new();
+    let guard = world.ours.lock("k").unwrap();
+    let token = guard.fencing_token();
+    guard.release().unwrap();
+    assert!(world.ours.try_lock("k").unwrap().unwrap().fencing_token() > token);
+    let mut node = world.node("k", "node-a");
+    node.tick();
+    assert!(node.has_lock(), "a release leaves no heartbeat");
+    assert!(world.ours.try_lock("k").unwrap().is_none());
+}
+
+#[test]
+fn heartbeats_keep_a_lock() {
+    needs_server!();
+    let world = World::new();
+    let mut theirs = world.leader("theirs", "node-a");
+    let mine = world.ours.request("ours").acquire().unwrap();
+    let mut node = world.node("ours", "node-b");
+    for _ in 0..3 {
+        world.pass(DURATION - S);
+        theirs.tick();
+        world.ours.heartbeat(&mine, DURATION).unwrap();
+        node.tick();
+        assert!(theirs.leads() && !node.has_lock());
+        assert!(world.ours.try_lock("theirs").unwrap().is_none());
+    }
+}
+
+/// Between its look at the token and its heartbeat, which asks for nothing, a node may be stopped.
+#[test]
+fn a_late_heartbeat_of_theirs_takes_nothing_but_time() {
+    needs_server!();
+    let world = World::new();
+    let theirs = world.leader("k", "node-a");
+    world.pass(DURATION + 2 * S);
+    let guard = world.ours.try_lock("k").unwrap().unwrap();
+    theirs.heartbeat();
+    guard.ensure_held_for(DURATION / 2).unwrap();
+    assert!(!theirs.has_lock());
+    guard.release().unwrap();
+    // Bad: what was released is held by nobody for a duration and a second.
+    theirs.heartbeat();
+    assert!(world.ours.try_lock("k").unwrap().is_none());
+    world.pass(DURATION + 2 * S);
+    assert!(world.ours.try_lock("k").unwrap().is_some());
+    // A late heartbeat of ours changes nothing.
+    let mine = world.ours.request("ours").acquire().unwrap();
+    world.pass(DURATION + 2 * S);
+    let mut node = world.node("ours", "node-b");
+    node.tick();
+    assert_eq!(world.ours.heartbeat(&mine, DURATION).unwrap_err().kind(), ErrorKind::Lost);
+    assert!(node.has_lock());
+}
+
+/// Its second transaction asks for nothing, so nobody may come between the two.
+#[test]
+fn a_node_between_its_two_transactions_is_not_overtaken() {
+    needs_server!();
+    let world = World::new();
+    world.ours.request("k").acquire().unwrap();
+    world.pass(DURATION + 2 * S);
+    let mut node = world.node("k", "node-a");
+    let half = node.begin().expect("a takeover");
+    assert!(world.ours.try_lock("k").unwrap().is_none() && world.ours.try_lock("k").unwrap().is_none());
+    node.finish(half);
+    assert!(node.has_lock());
+    assert!(world.ours.try_lock("k").unwrap().is_none());
+    // And it comes not between our look and our write.
+    world.pass(DURATION + 2 * S);
+    let _guard = world.ours.try_lock("k").unwrap().unwrap();
+    let mut slow = world.node("k", "node-b");
+    slow.tick();
+    assert!(!slow.has_lock());
+}
+
+/// Their own kind waits for ever then.
+#[test]
+fn a_node_that_died_between_its_two_transactions_is_overtaken_after_two_leases() {
+    needs_server!();
+    let world = World::new();
+    world.ours.request("k").acquire().unwrap();
+    world.pass(DURATION + 2 * S);
+    world.node("k", "node-a").begin().expect("a takeover");
+    let mut other = world.node("k", "node-b");
+    other.tick();
+    assert!(!other.has_lock());
+    // It is first seen now.
+    assert!(world.ours.try_lock("k").unwrap().is_none());
+    world.pass(2 * DURATION - S);
+    assert!(world.ours.try_lock("k").unwrap().is_none());
+    world.pass(2 * S);
+    let guard = world.ours.try_lock("k").unwrap().expect("nobody is there");
+    guard.release().unwrap();
+}
+
+#[test]
+fn the_rows_of_takeovers_do_not_pile_up() {
+    needs_server!();
+    let world = World::new();
+    let mut most = 0;
+    let other = world.ours.request("k_1").acquire().unwrap();
+    for _ in 0..4 {
+        drop(world.ours.request("k").acquire().unwrap());
+        most = most.max(world.names().len());
+        world.pass(2 * DURATION + S);
+        world.ours.heartbeat(&other, DURATION).unwrap();
+    }
+    assert!(most <= 4, "{:?}", world.names());
+    world.ours.heartbeat(&other, DURATION).expect("a lock whose name looks alike stays");
+}
+
+/// Theirs: it is in their README.
+#[test]
+fn their_leader_deletes_what_begins_with_its_name() {
+    needs_server!();
+    let world = World::new();
+    let guard = world.ours.lock("job_2").unwrap();
+    let theirs = world.leader("job", "node-a");
+    theirs.heartbeat();
+    assert_lost(&guard, |reason| matches!(reason, LossReason::Gone));
+}
+
+#[test]
+fn a_purge_frees_what_is_over_and_no_takeover() {
+    needs_server!();
+    let world = World::new();
+    world.leader("over", "node-a");
+    world.pass(DURATION + 2 * S);
+    world.leader("live", "node-b");
+    world.ours.request("k").acquire().unwrap();
+    let freed = world.ours.purge(Duration::ZERO).unwrap().freed;
+    assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["over"]);
+    let mut node = world.node("over", "node-c");
+    node.tick();
+    assert!(node.has_lock());
+}
+
+#[test]
+fn what_nodes_would_not_respect_is_refused_with_the_reason() {
+    needs_server!();
+    let world = World::new();
+    let ours = &world.ours;
+    let mine = ours.request("mine").acquire().unwrap();
+    let refused = [
+        (ours.request("k").lease(DURATION - S).lock().map(drop), "spindle_duration"),
+        (ours.request("k").lease(DURATION + S).lock().map(drop), "spindle_duration"),
+        (ours.heartbeat(&mine, DURATION + S).map(drop), "spindle_duration"),
+        (ours.renew(mine.lock_id(), DURATION + S).map(drop), "spindle_duration"),
+        (ours.request("k").lease_forever().lock().map(drop), "no heartbeat"),
+        (ours.leases("names").claim("a", "b", DURATION).map(drop), "another table"),
+        (ours.lock("it's").map(drop), "paste"),
+        (ours.try_lock_any(["a", "it's"]).map(drop), "paste"),
+    ];
+    for (outcome, why) in refused {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("fleet=mixed") && text.contains("spindle beside") && text.contains(why), "{text}");
+    }
+    let guard = ours.request("k").lease(DURATION).lock().unwrap();
+    assert!(guard.remaining() > DURATION / 2);
+    let url = |options: &str| format!("spanner:projects/p1/instances/i1/databases/d1?table=locks&{options}");
+    for (options, right) in [
+        ("fleet=mixed", "spindle_duration"),
+        ("fleet=some&spindle_duration=10s", "must be own"),
+        ("fleet=mixed&spindle_duration=10ms", "at least 1s"),
+    ] {
+        let error = LockClient::connect(&url(options)).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(right), "{options}: {error}");
+    }
+    let table = leasehold::spanner::Table::new(TABLE);
+    let settings = || crate::support::spanner::settings(&world.database.host);
+    let build = |table| leasehold::spanner::builder(settings(), &world.database.path, table).connect();
+    let error = build(table.clone().mixed_fleet()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("spindle_duration=.."), "{error}");
+    let built = build(table.spindle_duration(DURATION).mixed_fleet()).unwrap();
+    assert!(built.lock("built").unwrap().remaining() <= DURATION);
+    assert!(built.request("built").lease(2 * DURATION).try_lock().is_err());
+    let late = LockClient::builder(url("fleet=mixed&spindle_duration=12s")).heartbeat(Duration::from_millis(4_001));
+    let error = late.connect().unwrap_err();
+    assert!(error.to_string().contains("a third of the lease"), "{error}");
+}
+
+#[test]
+fn clients_of_both_kinds_of_ours_exclude_each_other() {
+    needs_server!();
+    let world = World::new();
+    let own = client(&world.database, Fleet::Own);
+    for (holds, asks) in [(&own, &world.ours), (&world.ours, &own)] {
+        let guard = holds.lock("k").unwrap();
+        assert!(asks.try_lock("k").unwrap().is_none() && asks.try_lock_shared("k").unwrap().is_none());
+        let token = guard.fencing_token();
+        guard.release().unwrap();
+        let shared = holds.lock_shared("k").unwrap();
+        assert!(shared.fencing_token() > token && asks.try_lock("k").unwrap().is_none());
+        assert!(asks.try_lock_shared("k").unwrap().is_some());
+    }
+    // Either takes the other over, and is not taken over before.
+    for (holds, asks) in [(&own, &world.ours), (&world.ours, &own)] {
+        holds.request("t").acquire().unwrap();
+        world.pass(DURATION - S);
+        assert!(asks.try_lock("t").unwrap().is_none());
+        world.pass(2 * S);
+        asks.try_lock("t").unwrap().unwrap().release().unwrap();
+    }
+}
+
+#[test]
+fn who_did_not_expect_nodes_is_warned_once_and_a_diagnosis_names_them() {
+    needs_server!();
+    logs::keep();
+    let world = World::new();
+    let (first, second) = (crate::support::stores::unique(), crate::support::stores::unique());
+    world.leader(&first, "node-a");
+    let long_ago = "TIMESTAMP_SUB(heartbeat, INTERVAL 3700 SECOND)";
+    let age = format!("UPDATE {TABLE} SET heartbeat = {long_ago}, token = {long_ago} WHERE true");
+    world.raw.update(Statement::builder(age).build());
+    let own = client(&world.database, Fleet::Own);
+    assert!(own.get(&first).unwrap().is_some());
+    assert_eq!(logs::kept(&first), [""; 0], "it was written an hour ago");
+    world.leader(&second, "node-b");
+    assert!(own.try_lock(&second).unwrap().is_none() && own.try_lock(&second).unwrap().is_none());
+    let warned = logs::kept(&second);
+    assert!(warned.len() == 1 && warned[0].contains("fleet=mixed"), "{warned:?}");
+    let _guard = world.ours.lock("ours").unwrap();
+    assert_eq!(logs::kept(&second).len(), 1, "who expects them is not told");
+    let found = world.ours.diagnose().unwrap().writers.unwrap();
+    let found: Vec<(&str, usize)> = found.iter().map(|writer| (writer.library, writer.holders)).collect();
+    assert_eq!(found, [("leasehold", 1), ("spindle", 2)]);
+}
+
+/// Two of each, who find the same lock expired at once.
+#[test]
+fn of_a_fleet_one_takes_over() {
+    needs_server!();
+    let world = World::new();
+    world.ours.request("k").acquire().unwrap();
+    let others = [client(&world.database, Fleet::Mixed), client(&world.database, Fleet::Mixed)];
+    const ROUNDS: usize = 16;
+    let mut right = 0;
+    for round in 0..ROUNDS {
+        world.pass(DURATION + 2 * S);
+        let mut nodes = ["node-a", "node-b"].map(|id| world.node("k", id));
+        let start = std::sync::Barrier::new(4);
+        let granted: Vec<leasehold::Lock> = std::thread::scope(|scope| {
+            for node in &mut nodes {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    node.tick();
+                });
+            }
+            let asks = others.each_ref().map(|ours| {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    match ours.request("k").acquire() {
+                        Ok(lock) => Some(lock),
+                        Err(error) if error.kind() == ErrorKind::Held => None,
+                        Err(error) => panic!("{error:?}"),
+                    }
+                })
+            });
+            asks.into_iter().filter_map(|ask| ask.join().unwrap()).collect()
+        });
+        let leaders = nodes.iter().filter(|node| node.has_lock()).count();
+        let kept = granted.iter().filter(|lock| world.ours.heartbeat(lock, DURATION).is_ok()).count();
+        assert_eq!(leaders + kept, 1, "round {round}: {granted:?}");
+        // Theirs, and shown below without ours: who is written over by a node that misread hears of it.
+        if !nodes.iter().any(Node::misread) {
+            assert_eq!(kept, granted.len(), "round {round}: {granted:?}");
+            right += 1;
+        }
+    }
+    println!("{right} of {ROUNDS} rounds without their misreading");
+}
+
+/// Bad, and theirs: a node looks at the age first and at the token later.
+#[test]
+fn a_node_that_is_overtaken_between_its_two_looks_takes_a_live_lock() {
+    needs_server!();
+    let world = World::new();
+    let after = |take: &mut dyn FnMut()| {
+        world.pass(DURATION + 2 * S);
+        let mut slow = world.node("k", "slow");
+        assert!(slow.finds_it_free());
+        take();
+        let half = slow.contend().expect("it contends for the new token");
+        slow.finish(half);
+        assert!(slow.has_lock() && slow.misread());
+    };
+    world.leader("k", "node-a");
+    // Without any of ours.
+    let mut other = world.node("k", "node-b");
+    after(&mut || {
+        other.tick();
+        assert!(other.has_lock());
+    });
+    assert!(!other.has_lock());
+    let mut guard = None;
+    after(&mut || guard = world.ours.try_lock("k").unwrap());
+    assert_lost(&guard.expect("it was free"), |reason| matches!(reason, LossReason::TakenOver { .. }));
+}

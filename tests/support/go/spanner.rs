@@ -1,0 +1,200 @@
+//! spindle: what one node asks at each of its ticks. It has no clock of its own; the service's decides.
+
+use std::time::Duration;
+
+use leasehold::spanner::google_cloud_spanner as sdk;
+use sdk::statement::Statement;
+
+use crate::support::spanner::{Database, Raw, TABLE};
+
+/// A node that wants to lead.
+pub struct Node {
+    raw: Raw,
+    name: String,
+    id: String,
+    duration_ms: i64,
+    /// The token that it was last given, as text.
+    token: Option<String>,
+    /// It has not seen that the row is there.
+    is_new: bool,
+    leads: bool,
+    misread: bool,
+    looked_at: Option<String>,
+}
+
+/// A takeover of which the first transaction is done: the token that the second one writes.
+pub struct HalfDone(String);
+
+impl Node {
+    pub fn new(database: &Database, name: &str, id: &str, duration: Duration) -> Node {
+        let duration_ms = i64::try_from(duration.as_millis()).unwrap();
+        let (name, id) = (name.to_owned(), id.to_owned());
+        Node {
+            raw: database.raw(),
+            name,
+            id,
+            duration_ms,
+            token: None,
+            is_new: true,
+            leads: false,
+            misread: false,
+            looked_at: None,
+        }
+    }
+
+    /// One tick, as a whole.
+    pub fn tick(&mut self) {
+        if let Some(half) = self.begin() {
+            self.finish(half);
+        }
+    }
+
+    /// A tick up to the first transaction of a takeover.
+    pub fn begin(&mut self) -> Option<HalfDone> {
+        if self.finds_it_free() { self.contend() } else { None }
+    }
+
+    /// Its first look, and its heartbeat where it leads.
+    pub fn finds_it_free(&mut self) -> bool {
+        let (token, age) = self.look();
+        self.leads = self.token.is_some() && token == self.token;
+        if self.leads {
+            self.heartbeat();
+            return false;
+        }
+        self.looked_at = token;
+        // An age of zero or less is none.
+        self.misread = age.is_some_and(|age| age <= 0);
+        age.is_none_or(|age| age <= 0 || age > self.duration_ms + 1_000)
+    }
+
+    /// What follows, whatever happened since: it reads the token again, and no age.
+    pub fn contend(&mut self) -> Option<HalfDone> {
+        if self.is_new {
+            let (table, name, id) = (TABLE, &self.name, &self.id);
+            let now = "PENDING_COMMIT_TIMESTAMP()";
+            let sql =
+                format!("INSERT {table} (name, heartbeat, token, writer) VALUES ('{name}', {now}, {now}, '{id}')");
+            if let Some(committed) = self.run(&[Statement::builder(sql).build()]) {
+                self.token = Some(committed);
+                return None;
+            }
+            self.is_new = false;
+        }
+        let token = self.look().0;
+        self.misread |= token != self.looked_at;
+        let token = token.unwrap_or_else(|| "0001-01-01T00:00:00Z".to_owned());
+        let contended = format!("{}_{}", self.name, xxhash64(token.as_bytes()));
+        let insert = format!("INSERT {TABLE} (name) VALUES ('{contended}')");
+        self.run(&[Statement::builder(insert).build()]).map(HalfDone)
+    }
+
+    /// The second transaction, on no condition.
+    pub fn finish(&mut self, half: HalfDone) {
+        let sql = format!(
+            "UPDATE {TABLE} SET heartbeat = PENDING_COMMIT_TIMESTAMP(), token = TIMESTAMP '{}', writer = @writer \
+             WHERE name = @name",
+            half.0
+        );
+        let update = Statement::builder(sql).add_param("name", &self.name).add_param("writer", &self.id).build();
+        self.run(&[update]).unwrap();
+        self.token = Some(half.0);
+    }
+
+    /// On no condition either; with it goes every row whose name begins with the lock's and `_`.
+    pub fn heartbeat(&self) {
+        let update = format!("UPDATE {TABLE} SET heartbeat = PENDING_COMMIT_TIMESTAMP() WHERE name = @name");
+        let update = Statement::builder(update).add_param("name", &self.name).build();
+        let delete = format!("DELETE FROM {TABLE} WHERE STARTS_WITH(name, '{}_')", self.name);
+        self.run(&[update, Statement::builder(delete).build()]).unwrap();
+    }
+
+    /// Whether it leads, by the row's token.
+    pub fn has_lock(&self) -> bool {
+        self.token.is_some() && self.look().0 == self.token
+    }
+
+    /// Whether its last tick found it leading.
+    pub fn leads(&self) -> bool {
+        self.leads
+    }
+
+    /// Whether its last tick took a live lock for a free one: a heartbeat of this very millisecond for none, or one that
+    /// somebody took over between its two looks.
+    pub fn misread(&self) -> bool {
+        self.misread
+    }
+
+    /// The token's hash, by which its users know it.
+    pub fn hash(&self) -> u64 {
+        xxhash64(self.token.as_deref().unwrap_or_default().as_bytes())
+    }
+
+    /// Who leads, as it tells its users.
+    pub fn leader(&self) -> Option<String> {
+        let sql = format!("SELECT token, writer FROM {TABLE} WHERE name = @name");
+        let rows = self.raw.query(Statement::builder(sql).add_param("name", &self.name).build());
+        rows.first()?["writer"].as_str().map(str::to_owned)
+    }
+
+    /// The row's token, and the age of its heartbeat in milliseconds.
+    fn look(&self) -> (Option<String>, Option<i64>) {
+        let sql = format!(
+            "SELECT TIMESTAMP_DIFF(CURRENT_TIMESTAMP(), heartbeat, MILLISECOND) AS diff, token FROM {TABLE} WHERE name = @name"
+        );
+        let rows = self.raw.query(Statement::builder(sql).add_param("name", &self.name).build());
+        let Some(row) = rows.first() else { return (None, None) };
+        let token = row["token"].as_str().map(|token| token.parse::<jiff::Timestamp>().unwrap().to_string());
+        (token, row["diff"].as_str().map(|diff| diff.parse().unwrap()))
+    }
+
+    /// In one transaction: when it was committed, as text; `None` where a row was there already.
+    fn run(&self, statements: &[Statement]) -> Option<String> {
+        let runner = self.raw.client.read_write_transaction().build();
+        let ran = self.raw.wait(runner.run(async |tx| {
+            for statement in statements {
+                tx.execute_update(statement.clone()).await?;
+            }
+            Ok(())
+        }));
+        match ran {
+            Ok(result) => {
+                let at = result.commit_timestamp().expect("a commit has a time");
+                let at = jiff::Timestamp::new(at.seconds(), at.nanos()).unwrap();
+                Some(at.to_string())
+            }
+            Err(error) if error.status().is_some_and(|status| format!("{:?}", status.code) == "AlreadyExists") => None,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+/// Of a text below 32 bytes, with the seed 0, from its definition.
+fn xxhash64(text: &[u8]) -> u64 {
+    const P: [u64; 5] = [
+        11_400_714_785_074_694_791,
+        14_029_467_366_897_019_727,
+        1_609_587_929_392_839_161,
+        9_650_029_242_287_828_579,
+        2_870_177_450_012_600_261,
+    ];
+    let mut hash = P[4].wrapping_add(text.len() as u64);
+    let mut rest = text;
+    while rest.len() >= 8 {
+        let lane = u64::from_le_bytes(rest[..8].try_into().unwrap());
+        hash ^= lane.wrapping_mul(P[1]).rotate_left(31).wrapping_mul(P[0]);
+        hash = hash.rotate_left(27).wrapping_mul(P[0]).wrapping_add(P[3]);
+        rest = &rest[8..];
+    }
+    if rest.len() >= 4 {
+        let lane = u64::from(u32::from_le_bytes(rest[..4].try_into().unwrap()));
+        hash = (hash ^ lane.wrapping_mul(P[0])).rotate_left(23).wrapping_mul(P[1]).wrapping_add(P[2]);
+        rest = &rest[4..];
+    }
+    for byte in rest {
+        hash = (hash ^ u64::from(*byte).wrapping_mul(P[4])).rotate_left(11).wrapping_mul(P[0]);
+    }
+    hash = (hash ^ hash >> 33).wrapping_mul(P[1]);
+    hash = (hash ^ hash >> 29).wrapping_mul(P[2]);
+    hash ^ hash >> 32
+}
