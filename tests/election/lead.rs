@@ -417,7 +417,7 @@ fn who_resigned_lets_others_go_first_and_who_lost_the_lock_does_not() {
         store.outlast(MINUTE);
         begins.recv_timeout(LONG).expect("it stands at once after a loss");
         let rival = store.client();
-        wait_until(|| rival.try_lock("job").unwrap().is_some());
+        wait_until("a rival gets it", || rival.try_lock("job").unwrap().is_some());
         for _ in 0..20 {
             rival.try_lock("job").unwrap().expect("it lets others go first").release().unwrap();
         }
@@ -436,7 +436,7 @@ fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
         begins.recv_timeout(LONG).unwrap();
         assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
         // A busy machine may take its thread a moment longer.
-        wait_until(|| !a.is_standing());
+        wait_until("it stands no more", || !a.is_standing());
         // Its lock is free, but the closure still works with what the lock protects.
         store.outlast(MINUTE);
         let error = a.campaign_for(ms(100)).unwrap_err();
@@ -449,7 +449,7 @@ fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
         assert_eq!(a.terms(), 1);
         drop(release);
         assert!(!ends.recv_timeout(LONG).unwrap());
-        wait_until(|| a.is_leader());
+        wait_until("it leads", || a.is_leader());
     });
 }
 

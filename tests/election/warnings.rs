@@ -33,7 +33,7 @@ fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
                 leadership.loss().wait();
             })
             .unwrap();
-            wait_until(|| a.is_leader());
+            wait_until("it leads", || a.is_leader());
             faults.always(Call::Release, Fault::FailBefore);
             stops.send(by == "closure").unwrap();
             match by {
@@ -41,10 +41,10 @@ fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
                     a.stop().unwrap_err();
                     assert!(!warned("could not resign", &name), "its caller was told");
                 }
-                "closure" => wait_until(|| warned("could not resign", &name)),
+                "closure" => wait_until("it is warned of", || warned("could not resign", &name)),
                 _ => {
                     let _ = client.close();
-                    wait_until(|| warned("could not resign", &name));
+                    wait_until("it is warned of", || warned("could not resign", &name));
                 }
             }
         }
@@ -60,7 +60,7 @@ fn a_stop_while_it_waits_is_no_trouble() {
             let client = store.client();
             let a = client.election(&name).build().unwrap();
             a.run().unwrap();
-            wait_until(|| a.iterations() > 0);
+            wait_until("it asks", || a.iterations() > 0);
             if by_close { client.close() } else { a.stop() }.unwrap();
             a.wait();
             assert!(!warned("could not stand", &name));

@@ -17,7 +17,7 @@ pub struct Shared {
     /// What an answer may say too much of a lease's rest: it was on its way for a while.
     pub early: Duration,
     /// A client in this process.
-    pub client: Box<dyn Fn() -> LockClient>,
+    pub client: Box<dyn Fn() -> LockClient + Send + Sync>,
     /// What the environment has to say for it.
     pub env: Option<(&'static str, String)>,
     /// What goes with the test.
