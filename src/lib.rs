@@ -201,6 +201,7 @@ pub mod guide {
     //! | [`c`] | The library from C, C++ and Python |
     //! | [`testing`] | How it is tested, and what is not shown |
     //! | [`compatibility`] | What a new version may change |
+    //! | [`moving_other`] | Coming from other DynamoDB clients, Redis, ShedLock, advisory locks |
     //! | `moving_dynamodb_lock_go`, `moving_mongo_lock`, `moving_spindle` | Coming from a Go library whose table leasehold shares |
 
     #[doc = include_str!("api/guide/tour.md")]
@@ -232,6 +233,9 @@ pub mod guide {
 
     #[doc = include_str!("api/guide/compatibility.md")]
     pub mod compatibility {}
+
+    #[doc = include_str!("api/guide/moving_other.md")]
+    pub mod moving_other {}
 
     #[cfg(feature = "dynamodb")]
     #[doc = include_str!("api/guide/moving_dynamodb_lock_go.md")]

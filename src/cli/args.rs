@@ -105,19 +105,22 @@ pub struct Run {
     #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
     pub on_loss: OnLoss,
     /// Hold it together with other shared holders
-    #[arg(long)]
+    #[arg(short = 's', long)]
     pub shared: bool,
+    /// Hold it alone, which is the default
+    #[arg(short = 'x', long, conflicts_with = "shared")]
+    pub exclusive: bool,
     /// How many shared holders there may be at most
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_holders: Option<u32>,
-    /// How long to wait at most [default: without limit]
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
+    /// How long to wait at most; a number alone is seconds [default: without limit]
+    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub wait: Option<Duration>,
     /// Do not wait: end at once if others hold the lock
-    #[arg(long = "try", conflicts_with = "wait")]
+    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
     pub once: bool,
     /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said
-    #[arg(long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
+    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
     pub conflict_exit_code: u8,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
