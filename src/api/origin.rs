@@ -5,10 +5,9 @@
 use crate::engine::family::Family;
 use crate::model::error::{Error, Result};
 use crate::model::lock::Lock;
-#[cfg(feature = "sqlite")]
-use crate::store::sqlite;
 use crate::store::{Consistency, Which};
 use crate::sys::deadline::Deadline;
+use crate::sys::file::is_same_file;
 
 /// Refuses a lock that another store has granted: what that one knows of it is not here.
 pub(crate) fn check_origin(family: &Family, lock: &Lock) -> Result<()> {
@@ -38,9 +37,8 @@ fn is_another(origin: &str, here: &str) -> bool {
         // The names of tables have no case on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
         // A file has as many paths as links lead to it.
-        #[cfg(feature = "sqlite")]
         (Some(("sqlite", origin)), Some(("sqlite", here))) => {
-            origin != here && !sqlite::is_same_file(origin.as_ref(), here.as_ref())
+            origin != here && !is_same_file(origin.as_ref(), here.as_ref())
         }
         _ => origin != here,
     }

@@ -221,6 +221,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_freed_is_dropped_and_its_place_used_again() {
+        let table = Table::new(0, None);
+        for _ in 0..100 {
+            let handle = table.insert(Cancel(CancelToken::new())).unwrap_or(0);
+            let object = table.find(handle, Then::Keep).map(|found| Arc::downgrade(&found));
+            assert_eq!(code(table.find(handle, Then::Remove)), Code::Ok);
+            assert!(object.is_ok_and(|object| object.upgrade().is_none()), "it is kept");
+        }
+        assert_eq!(table.slots.lock().all.len(), 1);
+    }
+
+    #[test]
     fn a_childs_table_begins_where_the_parents_ended() {
         let child = Table::new(3, None);
         let own = child.insert(Cancel(CancelToken::new())).unwrap_or(0);

@@ -1,19 +1,31 @@
-//! What C is told when the store fails, which no program in C can bring about.
+//! What no program in C can bring about: a store that fails, and callbacks that take long just then.
 
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::callback::Callback;
 use super::client::{Client, leasehold_client_close, leasehold_client_free};
 use super::client_lock::leasehold_client_try_lock;
 use super::code::Code;
+use super::election::{
+    leasehold_election_free, leasehold_election_new, leasehold_election_run, leasehold_election_set_on_lost,
+    leasehold_election_set_on_won,
+};
 use super::error::{leasehold_error_held_by_this_client, leasehold_error_is_retryable};
 use super::failure;
 use super::guard::{
-    GuardHandle, leasehold_guard_ensure_held, leasehold_guard_free, leasehold_guard_is_held, leasehold_guard_release,
+    Guard, GuardHandle, leasehold_guard_ensure_held, leasehold_guard_free, leasehold_guard_into_lock,
+    leasehold_guard_is_held, leasehold_guard_release,
 };
 use super::handle;
 use super::list::leasehold_client_create_schema;
+use super::loss::{LossFn, LossInfo, Watch};
 use crate::ClientBuilder;
+use crate::model::loss::{Loss, LossReason};
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
 use crate::sys::clock::Clock;
@@ -86,6 +98,11 @@ fn what_an_operator_released_stays_lost() {
         assert_eq!(leasehold_guard_release(guard), Code::Lost);
         assert_eq!(leasehold_guard_ensure_held(guard), Code::Lost);
     }
+    // Nothing to hand over, and no handle is kept for it.
+    let mut lock = 0;
+    // SAFETY: a place that can be written to.
+    assert_eq!(unsafe { leasehold_guard_into_lock(guard, &mut lock) }, Code::Lost);
+    assert_eq!(lock, 0);
     assert_eq!((leasehold_guard_free(guard), leasehold_client_free(client)), (Code::Ok, Code::Ok));
 }
 
@@ -97,4 +114,77 @@ fn a_close_whose_release_fails_says_so() {
     assert_eq!(leasehold_client_close(client), Code::Store);
     assert!(!is_held(guard));
     assert_eq!((leasehold_guard_free(guard), leasehold_client_free(client)), (Code::Ok, Code::Ok));
+}
+
+struct Talk {
+    entered: Sender<()>,
+    leave: Receiver<()>,
+}
+
+unsafe extern "C" fn talks(_: *const LossInfo, user: *mut c_void) {
+    // SAFETY: the test leaks it.
+    let talk = unsafe { &*user.cast::<Talk>() };
+    let _ = talk.entered.send(());
+    let _ = talk.leave.recv();
+}
+
+#[test]
+fn freeing_a_guard_waits_for_its_callback() {
+    let (client, _) = client();
+    let Ok(held) = handle::get::<Client>(client).map(|client| client.api.lock("k")) else { panic!("no client") };
+    let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
+    let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
+    let watch = Watch::new(Some(Callback { function: talks as LossFn, user: (&raw const *talk).cast_mut().cast() }));
+    let guard = held.ok().and_then(|held| handle::insert(Guard::new(held, watch.clone())).ok()).expect("a guard");
+    let loss = Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: Duration::ZERO };
+    std::thread::spawn(move || watch.lost(&loss));
+    assert_eq!(enters.recv(), Ok(()));
+    let (freed, frees) = bounded(1);
+    std::thread::spawn(move || freed.send(leasehold_guard_free(guard)));
+    assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
+    drop(leaves);
+    assert_eq!(frees.recv(), Ok(Code::Ok));
+    assert_eq!(leasehold_client_free(client), Code::Ok);
+}
+
+unsafe extern "C" fn wins(_: u64, user: *mut c_void) {
+    // SAFETY: as above.
+    unsafe { talks(std::ptr::null(), user) };
+}
+
+static LOST: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn loses(_: u64, _: *const c_char, _: usize, _: *mut c_void) {
+    LOST.store(true, Ordering::SeqCst);
+}
+
+/// The callback takes longer than the drop timeout, and the next one is to be called by then.
+#[test]
+fn no_callback_of_an_election_begins_once_it_is_freed() {
+    let ((client, _), mut election) = (client(), 0);
+    let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
+    let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
+    let user = (&raw const *talk).cast_mut().cast();
+    // SAFETY: a text, a place that can be written to, and functions that any thread may call.
+    let set = unsafe {
+        [
+            leasehold_election_new(client, "job".as_ptr().cast(), 3, &mut election),
+            leasehold_election_set_on_won(election, Some(wins), user),
+            leasehold_election_set_on_lost(election, Some(loses), user),
+        ]
+    };
+    assert_eq!((set, leasehold_election_run(election)), ([Code::Ok; 3], Code::Ok));
+    assert_eq!(enters.recv(), Ok(()));
+    let (freed, frees) = bounded(1);
+    std::thread::spawn(move || freed.send(leasehold_election_free(election)));
+    assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
+    drop(leaves);
+    assert_eq!(frees.recv(), Ok(Code::Ok));
+    // Its thread would call it at once.
+    let late = std::time::Instant::now() + Duration::from_millis(300);
+    while std::time::Instant::now() < late {
+        assert!(!LOST.load(Ordering::SeqCst), "it was called after that");
+        std::thread::yield_now();
+    }
+    assert_eq!(leasehold_client_free(client), Code::Ok);
 }

@@ -354,8 +354,6 @@ pub enum Lease {
     /// The exit code is 0 also where nobody holds it, and 75 while its time is not over or somebody pins it.
     Expire(LeaseName),
     /// Ends the lease of a holder before its time.
-    ///
-    /// The exit code is 0 also where nobody holds it, and 75 when another does.
     Revoke(Revoke),
     /// Shows the leases of a namespace.
     List(LeaseList),

@@ -22,10 +22,19 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
             let leases = client.leases(&args.lease.namespace);
             one(global, "extended", &leases.extend(&args.lease.name, &args.holder, args.duration)?)
         }
-        Lease::Expire(args) => gone(global, "expired", &args.name, client.leases(&args.namespace).expire(&args.name)),
+        Lease::Expire(args) => {
+            match client.leases(&args.namespace).expire(&args.name) {
+                Ok(()) => gone(global, "expired", &args.name),
+                // What is wanted is that nobody holds it, so it does not matter who has ended it.
+                Err(error) if error.kind() == ErrorKind::InvalidLease && error.lease().is_none() => {
+                    nothing(global, &args.name)
+                }
+                Err(error) => Err(error.into()),
+            }
+        }
         Lease::Revoke(args) => {
-            let ended = client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder);
-            gone(global, "revoked", &args.lease.name, ended)
+            client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder)?;
+            gone(global, "revoked", &args.lease.name)
         }
         Lease::List(args) => list(global, &client.leases(&args.namespace).list()?),
     }
@@ -44,17 +53,18 @@ fn one(global: &Global, what: &str, status: &LeaseStatus) -> Outcome {
     Ok(0)
 }
 
-/// What is wanted is that nobody holds it any more, so it does not matter who has ended it: a repeat is no failure.
-fn gone(global: &Global, what: &str, name: &str, ended: leasehold::Result<()>) -> Outcome {
-    let was_held = match ended {
-        Ok(()) => true,
-        Err(error) if error.kind() == ErrorKind::InvalidLease && error.lease().is_none() => false,
-        Err(error) => return Err(error.into()),
-    };
-    match (global.json, was_held) {
-        (true, _) => print_json(&json!({ "name": name, "ended": was_held.then_some(what) }))?,
-        (false, true) => print(&format!("{what}: {name:?}\n"))?,
-        (false, false) => print(&format!("{name:?} is free\n"))?,
+fn gone(global: &Global, what: &str, name: &str) -> Outcome {
+    match global.json {
+        true => print_json(&json!({ "name": name, "ended": what }))?,
+        false => print(&format!("{what}: {name:?}\n"))?,
+    }
+    Ok(0)
+}
+
+fn nothing(global: &Global, name: &str) -> Outcome {
+    match global.json {
+        true => print_json(&json!({ "name": name, "ended": null }))?,
+        false => print(&format!("{name:?} is free\n"))?,
     }
     Ok(0)
 }

@@ -7,6 +7,7 @@ pub mod deadline;
 #[cfg(feature = "_async")]
 pub mod driver;
 pub(crate) mod drop_bound;
+pub(crate) mod file;
 pub(crate) mod log;
 pub(crate) mod observing;
 pub(crate) mod process;

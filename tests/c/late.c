@@ -69,8 +69,32 @@ int main(int argc, char **argv) {
   OK(leasehold_guard_free(guard));
   OK(leasehold_request_free(request));
 
-  /* The client is closed while a loop polls for the end of the guard. */
+  /* What is handed over is nothing to poll for any more. */
   char byte;
+  leasehold_lock lock = 0;
+  OK(leasehold_client_lock(to_close, TEXT("handed over"), &guard));
+  OK(leasehold_guard_loss_descriptor(guard, &descriptor));
+  OK(leasehold_guard_into_lock(guard, &lock));
+  for (int i = 0; i < 2; i++) {
+    struct pollfd ended = {descriptor, POLLIN, 0};
+    CHECK(poll(&ended, 1, 10000) == 1);
+    CHECK(read(descriptor, &byte, 1) == 0 && close(descriptor) == 0);
+    OK(leasehold_guard_loss_descriptor(guard, &descriptor)); /* too late, but it says so */
+  }
+  CHECK(close(descriptor) == 0);
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_client_release(to_close, lock));
+  OK(leasehold_lock_free(lock));
+
+  /* Nor is what is freed. */
+  OK(leasehold_client_lock(to_close, TEXT("freed"), &guard));
+  OK(leasehold_guard_loss_descriptor(guard, &descriptor));
+  OK(leasehold_guard_free(guard));
+  struct pollfd freed = {descriptor, POLLIN, 0};
+  CHECK(poll(&freed, 1, 10000) == 1);
+  CHECK(read(descriptor, &byte, 1) == 0 && close(descriptor) == 0);
+
+  /* The client is closed while a loop polls for the end of the guard. */
   OK(leasehold_client_lock(to_close, TEXT("closed"), &guard));
   OK(leasehold_guard_loss_descriptor(guard, &descriptor));
   OK(leasehold_client_close(to_close));
@@ -81,7 +105,6 @@ int main(int argc, char **argv) {
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
   OK(leasehold_guard_release(guard)); /* closing has done it */
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_release(guard));
-  leasehold_lock lock = 0;
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));
   OK(leasehold_guard_free(guard));
   OK(leasehold_client_free(to_close));

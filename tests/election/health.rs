@@ -109,7 +109,7 @@ fn a_leadership_from_campaign_is_resigned_when_the_health_check_hangs() {
         let (asked, (cure, cured)) = (state.clone(), bounded::<()>(0));
         let (a, tells) = node(&store.client(), "a");
         let check = move || asked.load(Ordering::SeqCst) == WELL || cured.recv().is_ok();
-        let a = a.lease(3 * SECOND).health_check(check).build().unwrap();
+        let a = a.lease(6 * SECOND).health_check(check).build().unwrap();
         let leadership = a.campaign().unwrap();
         state.store(HANGS, Ordering::SeqCst);
         assert!(leadership.loss().wait_timeout(LONG).is_none() && !leadership.is_leader());

@@ -91,17 +91,6 @@ pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
     Ok(path.exists().then_some(FileId(0, 0)))
 }
 
-/// Whether both paths lead to one file that is there.
-#[cfg(unix)]
-pub fn is_same_file(one: &Path, other: &Path) -> bool {
-    matches!((identity(one), identity(other)), (Ok(Some(one)), Ok(Some(other))) if one == other)
-}
-
-#[cfg(not(unix))]
-pub fn is_same_file(one: &Path, other: &Path) -> bool {
-    matches!((fs::canonicalize(one), fs::canonicalize(other)), (Ok(one), Ok(other)) if one == other)
-}
-
 pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }

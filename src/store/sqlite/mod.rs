@@ -51,7 +51,6 @@ mod wakeup;
 use boot::Here;
 use conn::{Conn, Writer};
 use error::SqliteError;
-pub use file::is_same_file;
 use file::{FileId, Log};
 pub use open::SqliteOptions;
 use transact::Claiming;
