@@ -89,7 +89,8 @@ impl<'a> LockAllRequest<'a> {
                 Some(until) => request.wait_until(until).lock().map(Some),
                 None => request.lock().map(Some),
             };
-            let held = self.each_in_turn(lock)?.expect("a wait ends with the lock or with an error");
+            // A wait ends with the lock or with an error.
+            let Some(held) = self.each_in_turn(lock)? else { continue };
             match held.ensure_held() {
                 Ok(()) => return Ok(held),
                 Err(error) if self.until.is_some_and(|until| until <= Instant::now()) => return Err(error),

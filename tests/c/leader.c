@@ -94,7 +94,7 @@ int main(int argc, char **argv) {
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_election_set_once(first));
   says("used already");
   EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(first));
-  says("stands already");
+  says("already campaigns");
   token = wait_for(&node, &node.won, 0);
   OK(leasehold_election_is_leader(first, &leader));
   OK(leasehold_election_token(first, &seen));
