@@ -24,6 +24,21 @@ fn the_code_of_the_command_is_ours() {
 }
 
 #[test]
+fn the_letters_of_flock_mean_the_same() {
+    let store = Store::new();
+    let held = store.client().lock("held").unwrap();
+    let code = |args: &[&str]| run(&mut store.leasehold(&[&["run"], args, &["--", "true"]].concat())).code;
+    assert_eq!(code(&["-n", "-E", "7", "held"]), Some(7));
+    assert_eq!(code(&["--nonblock", "held"]), Some(75));
+    assert_eq!(code(&["-w", "1", "-E", "9", "held"]), Some(9), "a number alone is seconds");
+    drop(held);
+    assert_eq!(code(&["-x", "held"]), Some(0));
+    let _reader = store.client().lock_shared("read").unwrap();
+    assert_eq!((code(&["-n", "-s", "read"]), code(&["-n", "-x", "read"])), (Some(0), Some(75)));
+    assert_eq!(code(&["-s", "-x", "read"]), Some(64));
+}
+
+#[test]
 fn a_command_that_cannot_run_ends_as_in_a_shell() {
     let store = Store::new();
     let ran = run(&mut store.leasehold(&["run", "k", "--", "no-such-command"]));
