@@ -22,7 +22,7 @@
 //!    [`is_held`](LockGuard::is_held) is false before a rival can be granted it. Excepted are takeovers on order
 //!    ([`SameOwner::Replace`], [`adopt`](LockClient::adopt), [`unlock`](LockClient::unlock)): there the old holder
 //!    learns at its next heartbeat, and until then only the token protects.
-//! 4. No call outlives its deadline, no drop its bound, and nothing panics across the API.
+//! 4. No call outlives its deadline, no drop `drop_timeout`, and nothing panics across the API.
 //! 5. An error says what was going on, with which key, on which store, and never shows a secret.
 //!
 //! What a lease can't promise by itself: that a holder which is stopped between its last look at
@@ -42,9 +42,9 @@
 //! | feature | what |
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
-//! | `dynamodb` | DynamoDB; brings the AWS SDK, which lives on one thread of ours |
-//! | `mongodb` | MongoDB; brings its driver, which lives on one thread of ours |
-//! | `spanner` | Cloud Spanner; brings Google's client, which lives on one thread of ours |
+//! | `dynamodb` | DynamoDB; brings the AWS SDK, which runs on one background thread |
+//! | `mongodb` | MongoDB; brings its driver, which runs on one background thread |
+//! | `spanner` | Cloud Spanner; brings Google's client, a preview, which runs on one background thread |
 //! | `cli` | the command `leasehold`; of no use to the library |
 //! | `metrics` | the module `metrics`: counters, gauges and histograms for the crate of that name |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |

@@ -30,7 +30,7 @@
 //! | `leasehold_request_errors_total` | counter | `operation`, `kind` | those that failed ([`ErrorKind::name`](crate::ErrorKind::name)) |
 //! | `leasehold_unanswered_total` | counter | `operation` | writes that may or may not have happened |
 //!
-//! The names end as Prometheus wants them. Five alerts over them:
+//! The names end as Prometheus wants them. Five alerts over them, for observers with a label `store` as above:
 #![doc = concat!("```yaml\n", include_str!("guide/alerts.yml"), "```")]
 
 use std::fmt;

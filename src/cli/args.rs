@@ -104,7 +104,7 @@ pub struct Run {
     /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
     #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
     pub on_loss: OnLoss,
-    /// Hold it together with other shared holders
+    /// Take a shared lock, which several holders can have at once
     #[arg(short = 's', long)]
     pub shared: bool,
     /// Hold it alone, which is the default
@@ -129,7 +129,7 @@ pub struct Run {
 
 /// Runs a command while this node leads an election.
 ///
-/// Waits until it leads, runs the command as `run` does, and ends it when the leadership is lost: then it stands again.
+/// Waits until it leads, runs the command as `run` does, and ends it when the leadership is lost: then it campaigns again.
 /// When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
 /// name of the election is the key of the leader's lock.
 #[derive(clap::Args, Debug)]
@@ -179,13 +179,13 @@ impl Name {
 /// What `run` and `elect` ask for alike.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Ask {
-    /// How long the lock stays held after leasehold was cut off from the store; it is renewed while the command runs
+    /// How long the lock survives if leasehold dies or loses the store; it is renewed while the command runs
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
     pub lease: Duration,
     /// Who holds the lock, as others are shown it [default: host:pid]
     #[arg(long, value_name = "TEXT")]
     pub owner: Option<String>,
-    /// A note for whoever looks at the lock
+    /// A note that others see in `status`
     #[arg(long, value_name = "TEXT")]
     pub comment: Option<String>,
     /// The time between TERM and KILL [default: 5s, at most a sixth of the lease]

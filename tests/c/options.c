@@ -103,12 +103,12 @@ static void of_requests(void) {
 
   /* It waits for itself, for as long as it is allowed to. */
   OK(leasehold_request_new(client, TEXT("of a request"), &other));
-  OK(leasehold_request_set_wait(other, 1));
+  OK(leasehold_request_set_wait(other, 300));
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_request_lock(other, &none));
   CHECK(leasehold_error_held_by_this_client());
   OK(leasehold_request_free(other));
   OK(leasehold_request_new(client, TEXT("of a request"), &other));
-  OK(leasehold_request_set_deadline_in(other, 1));
+  OK(leasehold_request_set_deadline_in(other, 300));
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_request_lock(other, &none));
   OK(leasehold_request_set_owner(other, TEXT("bob")));
   OK(leasehold_request_set_replace_same_owner(other));
