@@ -25,11 +25,11 @@ STYLE = """
   .line { stroke: #57606a; stroke-width: 1.5; fill: none }
   .thin { stroke: #8c959f; stroke-width: 1; stroke-dasharray: 4 4 }
   .a { fill: #218bff } .a-soft { fill: #218bff; opacity: .25 }
-  .b { fill: #2da44e } .bad { fill: #cf222e } .bad-line { stroke: #cf222e; stroke-width: 2; fill: none }
-  .grey { fill: #8c959f; opacity: .35 } .panel { fill: #f6f8fa; stroke: #d0d7de } .prompt { fill: #1a7f37 }
+  .head { fill: #57606a } .b { fill: #2da44e } .bad { fill: #cf222e } .bad-line { stroke: #cf222e; stroke-width: 2; fill: none }
+  .grey { fill: #8c959f; opacity: .35 } .waits { fill: none; stroke: #8c959f; stroke-dasharray: 3 3 } .panel { fill: #f6f8fa; stroke: #d0d7de } .prompt { fill: #1a7f37 }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3 } .small { fill: #9da7b3 } .line { stroke: #9da7b3 } .thin { stroke: #6e7681 }
-    .a, .a-soft { fill: #58a6ff } .b { fill: #3fb950 } .bad { fill: #ff7b72 } .bad-line { stroke: #ff7b72 }
+    .head { fill: #9da7b3 } .a, .a-soft { fill: #58a6ff } .b { fill: #3fb950 } .bad { fill: #ff7b72 } .bad-line { stroke: #ff7b72 }
     .panel { fill: #161b22; stroke: #30363d } .prompt { fill: #3fb950 }
   }
 """
@@ -45,14 +45,16 @@ class Drawing:
     def bar(self, x, y, width, kind, height=22):
         self.parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" class="{kind}"/>')
 
-    def line(self, x1, y1, x2, y2, kind="line", arrow=False):
-        end = ' marker-end="url(#arrow)"' if arrow else ""
+    def line(self, x1, y1, x2, y2, kind="line", arrow=None):
+        end = f' marker-end="url(#{arrow})"' if arrow else ""
         self.parts.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="{kind}"{end}/>')
 
     def save(self, name):
         width, height = self.size
-        arrow = ('<marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-                 'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" class="a-head" fill="#8c959f"/></marker>')
+        arrow = "".join(
+            f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+            f'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" class="{kind}"/></marker>'
+            for name, kind in (("arrow", "head"), ("bad-arrow", "bad")))
         head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
                 f'height="{height}" role="img"><title>{html.escape(self.title)}</title><style>{STYLE}</style>'
                 f'<defs>{arrow}</defs>')
@@ -80,11 +82,11 @@ def lease():
     d.line(at(31.3), 42, at(31.3), 116, "thin")
     d.line(at(33.3), 20, at(33.3), 190, "thin")
     d.text(at(33.3) + 6, 34, "the lease is over", "small")
-    d.bar(at(4), 136, at(33.3) - at(4), "grey")
+    d.bar(at(4), 136, at(33.3) - at(4), "waits")
     d.text(at(4) + 8, 152, "waits, told by the store or by polls", "small")
     d.bar(at(33.3), 136, at(48) - at(33.3), "b")
-    d.text(at(33.3) + 8, 180, "granted, with a higher token", "small")
-    d.line(at(0), 205, at(48), 205, arrow=True)
+    d.text(at(36), 180, "granted, with a higher token (DynamoDB: a grace of 1 s later)", "small", "middle")
+    d.line(at(0), 205, at(48), 205, arrow="arrow")
     for t in range(0, 45, 10):
         d.line(at(t), 201, at(t), 209)
         d.text(at(t), 226, f"{t} s", "small", "middle")
@@ -93,23 +95,24 @@ def lease():
 
 def fencing():
     d = Drawing(860, 270, "Fencing: the late write of a holder that was stopped carries a lower token and is refused")
-    for y, name in ((60, "holder A"), (140, "holder B"), (220, "the data")):
+    for y, name, gaps in ((60, "holder A", (120, 670)), (140, "holder B", (450, 700)), (220, "the data", (845, 845))):
         d.text(10, y + 5, name)
-        d.line(110, y, 845, y, "thin")
+        d.line(110, y, gaps[0], y, "thin")
+        d.line(gaps[1], y, 845, y, "thin")
     d.bar(120, 49, 130, "a")
     d.text(128, 40, "granted, token 41", "small")
     d.bar(250, 49, 300, "grey")
     d.text(258, 65, "stopped: a debugger, a disk that hangs ..", "small")
-    d.line(430, 25, 430, 245, "thin")
+    d.line(430, 25, 430, 225, "thin")
     d.text(424, 102, "A's lease is over", "small", "end")
     d.bar(450, 129, 250, "b")
     d.text(458, 120, "granted, token 42", "small")
-    d.line(500, 151, 500, 212, arrow=True)
+    d.line(500, 151, 500, 212, arrow="arrow")
     d.text(508, 190, "write, 42", "small")
     d.text(494, 246, "accepted: 42 is the highest", "small", "middle")
     d.bar(550, 49, 120, "a-soft")
     d.text(556, 40, "goes on, and does not know yet", "small")
-    d.line(640, 71, 640, 212, "bad-line", arrow=True)
+    d.line(640, 71, 640, 212, "bad-line", arrow="bad-arrow")
     d.text(648, 190, "late write, 41", "small")
     d.line(633, 213, 647, 227, "bad-line")
     d.line(633, 227, 647, 213, "bad-line")

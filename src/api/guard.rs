@@ -188,6 +188,13 @@ impl LockGuard {
         self.hold.leave(bound);
     }
 
+    /// Ends at once, without waiting for anything: the lock is given up in the background, and a later drop does nothing.
+    pub(crate) fn abandon(&self) {
+        if self.is_own_process() {
+            self.hold.abandon();
+        }
+    }
+
     /// Stops the heartbeat and returns the lock as data, without releasing it. Another client or process continues to
     /// hold it by calling [`adopt`](crate::LockClient::adopt) before the lease ends.
     pub fn into_lock(mut self) -> Lock {

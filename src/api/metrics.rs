@@ -10,8 +10,8 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! Nothing is counted unless the program has installed a recorder of that crate, and then each event costs what the
-//! recorder does. All series have the labels that you give, and no key unless you say how: keys that are made from ids
+//! Install a recorder of that crate before the first lock, and one that keeps idle gauges: without the beginning of a hold
+//! its end would make a gauge fall below zero. Each event costs what the recorder does. All series have the labels that you give, and no key unless you say how: keys that are made from ids
 //! would make series without end.
 //!
 //! | series | kind | further labels | |

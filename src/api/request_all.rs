@@ -8,10 +8,9 @@ use crate::api::guard::LockGuard;
 use crate::api::request::LockRequest;
 use crate::api::request_any::check_keys;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::loss::Loss;
-use crate::sys::deadline::far_from;
+use crate::model::loss::{Loss, LossReason};
+use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::drop_bound::DropBound;
-use crate::sys::thread::Thread;
 
 type Each<'a> = Box<dyn Fn(LockRequest) -> LockRequest + Send + Sync + 'a>;
 
@@ -52,7 +51,7 @@ impl<'a> LockAllRequest<'a> {
 
     /// Sets what each of the locks is asked for with: owner, comment, lease, [`shared`](LockRequest::shared),
     /// [`cancel`](LockRequest::cancel), [`on_loss`](LockRequest::on_loss) and so on. May be called more than once for each
-    /// key. The lock id and the wait of the request are replaced by those of this one. Defaults to nothing.
+    /// key. The wait and the lock id belong to all of them: set those here, and not in the closure. Defaults to nothing.
     pub fn each(mut self, each: impl Fn(LockRequest) -> LockRequest + Send + Sync + 'a) -> Self {
         self.each = Some(Box::new(each));
         self
@@ -79,49 +78,60 @@ impl<'a> LockAllRequest<'a> {
     /// Waits for all of the locks and holds them.
     ///
     /// # Errors
-    /// As [`LockRequest::lock`], for the first lock that was not obtained; `Lost` when one was lost while another was
-    /// waited for, and no time was left to begin again; `InvalidInput` for no key, or a key that is given twice. What was
-    /// taken is released then, and where the time is over that is done behind the call.
+    /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over before all
+    /// were asked for; `Lost` when one was lost while others were waited for, and no time was left to begin again, or by
+    /// [`max_hold`](LockRequest::max_hold); `InvalidInput` for no key, or a key that is given twice. What was taken is then
+    /// released in the background.
     pub fn lock(mut self) -> Result<LockAllGuard> {
         self.check()?;
+        let pausing = Deadline::after(Duration::MAX).or_cancel(self.client.family.closing());
         loop {
-            let lock = |request: LockRequest| match self.until {
+            let held = self.each_in_turn(|request| match self.until {
                 Some(until) => request.wait_until(until).lock().map(Some),
                 None => request.lock().map(Some),
-            };
+            })?;
             // A wait ends with the lock or with an error.
-            let Some(held) = self.each_in_turn(lock)? else { continue };
-            match held.ensure_held() {
-                Ok(()) => return Ok(held),
-                Err(error) if self.until.is_some_and(|until| until <= Instant::now()) => return Err(error),
-                Err(_) => self.give_up(held),
+            let Some(held) = held else { continue };
+            let Err(error) = held.ensure_held() else { return Ok(held) };
+            let by_max_hold = held.lost().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
+            held.abandon();
+            if by_max_hold || self.is_over() {
+                return Err(error);
             }
+            // The store was away for longer than the lease bridges: it is not asked again at once.
+            pausing.wait_for(*self.client.family.options.poll.start());
         }
     }
 
-    /// Tries once for each; `None` when others hold one of them, and then none is held.
+    /// Tries once for each; `None` when others hold one of them. What was taken before is released first, which takes at
+    /// most the client's `drop_timeout`.
     ///
     /// # Errors
     /// As [`LockRequest::try_lock`], for the first lock that was not obtained; `Lost` when one was lost before all were
     /// obtained; `InvalidInput` as for [`lock`](Self::lock), and when a wait is set.
     pub fn try_lock(mut self) -> Result<Option<LockAllGuard>> {
-        if self.until.is_some() {
-            let message = "a wait is set, but try_lock asks once; only lock waits for as long as that says";
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        }
+        self.check_no_wait("try_lock asks once")?;
         self.check()?;
-        let held = self.each_in_turn(LockRequest::try_lock)?;
-        held.map(|held| held.ensure_held().map(|()| held)).transpose()
+        let Some(held) = self.each_in_turn(LockRequest::try_lock)? else { return Ok(None) };
+        held.ensure_held().map(|()| Some(held))
     }
 
-    /// Waits for all of them for at most `timeout`; `None` when others held one of them then.
+    /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time.
     ///
     /// # Errors
     /// As [`try_lock`](Self::try_lock).
     pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockAllGuard>> {
+        self.check_no_wait("try_lock_for has one of its own")?;
         match self.wait(timeout).lock() {
             Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
             held => held.map(Some),
+        }
+    }
+
+    fn check_no_wait(&self, why: &str) -> Result<()> {
+        match self.until {
+            None => Ok(()),
+            Some(_) => Err(Error::new(ErrorKind::InvalidInput, format!("a wait is set, but {why}"))),
         }
     }
 
@@ -130,7 +140,14 @@ impl<'a> LockAllRequest<'a> {
         check_keys(&self.client.family, &self.keys)?;
         self.keys.sort_unstable();
         self.lock_id.get_or_insert_with(|| uuid::Uuid::new_v4().to_string());
-        self.keys.iter().try_for_each(|key| self.request(key).check())
+        self.keys.iter().try_for_each(|key| {
+            let request = self.request(key);
+            if request.spec.wait.is_some() {
+                let message = "a wait is set for each lock, but is that of all of them: set it on the request_all";
+                return Err(Error::new(ErrorKind::InvalidInput, message).with_key(key));
+            }
+            request.check()
+        })
     }
 
     fn request(&self, key: &str) -> LockRequest {
@@ -142,27 +159,39 @@ impl<'a> LockAllRequest<'a> {
         request.lock_id(self.lock_id.as_deref().unwrap_or_default())
     }
 
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
     /// Takes one after the other; gives up what it has when one is not had.
     fn each_in_turn(&self, lock: impl Fn(LockRequest) -> Result<Option<LockGuard>>) -> Result<Option<LockAllGuard>> {
         let mut held = LockAllGuard { guards: Vec::with_capacity(self.keys.len()), drop_bound: DropBound::default() };
+        let tries_once = self.is_over();
         for key in &self.keys {
-            match lock(self.request(key)) {
+            let locked = if tries_once || !self.is_over() {
+                lock(self.request(key))
+            } else {
+                let message = "the time was over before it was asked for, as one of several";
+                Err(self.client.error(ErrorKind::TimedOut, key, message))
+            };
+            match locked {
                 Ok(Some(guard)) => held.guards.push(guard),
-                refused => {
-                    self.give_up(held);
-                    return refused.map(|_| None);
+                // Whoever tries again at once must not meet what is still held by this try.
+                Ok(None) => {
+                    let _ = held.release_all();
+                    return Ok(None);
+                }
+                Err(error) if tries_once && error.kind() == ErrorKind::TimedOut => {
+                    let _ = held.release_all();
+                    return Err(error);
+                }
+                Err(error) => {
+                    held.abandon();
+                    return Err(error);
                 }
             }
         }
         Ok(Some(held))
-    }
-
-    /// Releases what was taken, on another thread: a store that is slow then must not keep the call past its end.
-    fn give_up(&self, held: LockAllGuard) {
-        // Without a thread it is dropped here.
-        if let Ok(thread) = Thread::spawn("leasehold-release", move || drop(held)) {
-            thread.join_by(self.until.unwrap_or_else(|| far_from(Instant::now(), Duration::MAX)));
-        }
     }
 }
 
@@ -220,15 +249,28 @@ impl LockAllGuard {
     ///
     /// # Errors
     /// That of the first release that failed; `Lost` when that lock was no longer held. All others are released all the
-    /// same, and what could not be is tried once more, or ends with its lease.
+    /// same; what could not be is given up in the background.
     pub fn release(mut self) -> Result<()> {
+        self.release_all()
+    }
+
+    /// Within one bound; what is not released by then is given up in the background.
+    fn release_all(&mut self) -> Result<()> {
         self.begin_drop();
         let mut outcome = Ok(());
         for guard in &self.guards {
             let released = guard.release_within(guard.drop_by().remaining());
+            if released.is_err() {
+                guard.abandon();
+            }
             outcome = outcome.and(released);
         }
         outcome
+    }
+
+    /// Ends at once; what is held is given up in the background. No call outlives its end by what it gives up.
+    fn abandon(&self) {
+        self.guards.iter().for_each(LockGuard::abandon);
     }
 
     /// What follows on this thread has one bound.

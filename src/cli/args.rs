@@ -113,8 +113,8 @@ pub struct Run {
     /// How many shared holders there may be at most
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_holders: Option<u32>,
-    /// How long to wait at most; a number alone is seconds [default: without limit]
-    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
+    /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
+    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
     pub wait: Option<Duration>,
     /// Do not wait: end at once if others hold the lock
     #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]

@@ -67,6 +67,9 @@ fn as_text(diagnosis: &Diagnosis) -> String {
         let seconds = millis.unsigned_abs() as f64 / 1000.0;
         lines.push(("", format!("it is {seconds:.1} s {side} this host's wall clock, which decides nothing")));
     }
+    if let Err(error) = &diagnosis.writers {
+        lines.push(("written by", format!("NOT KNOWN: {}", chain(error))));
+    }
     for (i, writer) in diagnosis.writers.iter().flatten().enumerate() {
         let ago = writer.last.elapsed().unwrap_or_default().as_secs();
         let found = format!("{}: {} holders, the last written {ago} s ago", writer.library, writer.holders);
@@ -109,7 +112,8 @@ fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
         "clock": diagnosis.clock,
         "grace_ms": u64::try_from(diagnosis.grace.as_millis()).unwrap_or(u64::MAX),
         "clock_difference_ms": diagnosis.clock_difference_ms,
-        "writers": writers.collect::<Vec<_>>(),
+        "writers": diagnosis.writers.is_ok().then(|| writers.collect::<Vec<_>>()),
+        "writers_error": diagnosis.writers.as_ref().err().map(said),
         "rights": rights.collect::<Vec<_>>(),
     })
 }

@@ -22,6 +22,10 @@ fn parse(text: &str) -> Option<Duration> {
     if text.bytes().all(|digit| digit.is_ascii_digit()) {
         return text.parse().ok().map(Duration::from_secs);
     }
+    // As flock and sleep take them.
+    if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        return Duration::try_from_secs_f64(text.parse().ok()?).ok();
+    }
     let span: Span = text.parse().ok()?;
     Duration::try_from(span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?).ok()
 }
@@ -124,12 +128,15 @@ mod tests {
     #[test]
     fn durations_are_read() {
         let hours = [("1h30m", 5400), ("1h 30m", 5400), ("1d", 86_400), ("2d 12h", 216_000), ("1w", 604_800)];
-        for (text, secs) in [("30s", 30), ("30", 30), ("5m", 300), ("PT30S", 30)].into_iter().chain(hours) {
+        for (text, secs) in [("30s", 30), ("30", 30), ("5m", 300), ("PT30S", 30), ("30.0", 30)].into_iter().chain(hours)
+        {
             assert_eq!(duration(text), Ok(Duration::from_secs(secs)), "{text}");
         }
         for text in ["", "-30s", "-30", "0", "0s", "1x", "s", "1mo", "1y", "99999999999999999999"] {
             assert!(duration(text).unwrap_err().contains("like 500ms"), "{text}");
         }
+        assert_eq!(duration("0.5"), Ok(Duration::from_millis(500)));
+        assert!(duration("1.2.3").is_err() && duration(".").is_err());
         assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
         assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));
         assert!(duration_or_zero("-1s").is_err());

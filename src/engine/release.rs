@@ -143,6 +143,19 @@ impl Hold {
         self.stop_holding(bound, |key, held_for| Event::Left { key, held_for });
     }
 
+    /// Ends the hold without waiting for anything: its heartbeat is told to stop, and its grant is given up in the
+    /// background, as that of an acquire without an answer.
+    pub fn abandon(&self) {
+        let before = self.begin_release();
+        self.beats.stop.cancel();
+        if matches!(before, Phase::Held | Phase::Releasing | Phase::Lost(LostBy::Clock))
+            && let Some(spare) = self.requests.spare.try_lock()
+        {
+            self.setup.undo.push(spare.without_native());
+        }
+        self.let_go();
+    }
+
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
         self.begin_release();
         self.stop_heartbeat(bound);

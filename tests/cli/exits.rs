@@ -31,6 +31,8 @@ fn the_letters_of_flock_mean_the_same() {
     assert_eq!(code(&["-n", "-E", "7", "held"]), Some(7));
     assert_eq!(code(&["--nonblock", "held"]), Some(75));
     assert_eq!(code(&["-w", "1", "-E", "9", "held"]), Some(9), "a number alone is seconds");
+    assert_eq!(code(&["-w", "0", "held"]), Some(75));
+    assert_eq!(code(&["-w", "0.2", "held"]), Some(75));
     drop(held);
     assert_eq!(code(&["-x", "held"]), Some(0));
     let _reader = store.client().lock_shared("read").unwrap();

@@ -63,7 +63,7 @@ fn a_stop_while_it_waits_is_no_trouble() {
             wait_until("it asks", || a.iterations() > 0);
             if by_close { client.close() } else { a.stop() }.unwrap();
             a.wait();
-            assert!(!warned("could not stand", &name));
+            assert!(!warned("could not campaign", &name));
         }
     });
 }

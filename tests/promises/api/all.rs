@@ -13,6 +13,8 @@ use crate::support::lateness;
 use crate::support::wait::wait_until;
 
 const SHORT: Duration = Duration::from_millis(150);
+/// A lease that no test waits for: what is free before its end was released.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// The keys that were lost.
 #[derive(Default)]
@@ -42,12 +44,22 @@ fn all_are_held_or_none_is() {
         assert!(client.try_lock_all(["c", "b", "a"]).unwrap().is_none());
         // What was taken before the refusal is free again, and what comes after it was not asked for.
         assert!(rival.try_lock("a").unwrap().is_some() && client.get("a").unwrap().unwrap().is_free());
-        let error = client.request_all(["a", "b"]).wait(SHORT).lock().unwrap_err();
+        let error = client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(SHORT).lock().unwrap_err();
         assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
         assert_eq!(error.holders()[0].owner(), "rival");
         wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
-        assert!(client.request_all(["a", "b"]).try_lock_for(SHORT).unwrap().is_none());
+        // A try may be made again at once: nothing of the one before is in its way.
+        for _ in 0..10 {
+            let error = client.request_all(["a", "b"]).lock_id("mine").wait(Duration::ZERO).lock().unwrap_err();
+            assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
+        }
+        assert!(client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).try_lock_for(SHORT).unwrap().is_none());
         wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
+        // A client that goes takes along what it was giving up.
+        let leaving = store.builder().connect().unwrap();
+        leaving.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(SHORT).lock().unwrap_err();
+        drop(leaving);
+        assert!(client.get("a").unwrap().unwrap().is_free());
     });
 }
 
@@ -122,6 +134,8 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
             client.request_all(["a", "b"]).lock_id("").lock().unwrap_err(),
             client.request_all(["a", "b"]).each(|one| one.lease(Duration::ZERO)).lock().unwrap_err(),
             client.request_all(["a", "b"]).wait(SHORT).try_lock().unwrap_err(),
+            client.request_all(["a", "b"]).wait(SHORT).try_lock_for(SHORT).unwrap_err(),
+            client.request_all(["a", "b"]).each(|one| one.wait(SHORT)).lock().unwrap_err(),
         ];
         for error in refused {
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
@@ -153,7 +167,7 @@ fn the_drop_of_all_has_one_bound() {
     });
 }
 
-/// A store that hangs while the first ones are given up does not keep the call past its end.
+/// A store that hangs while the first ones are given up does not keep the call past its end, nor past its cancellation.
 #[test]
 fn no_call_outlives_its_end_by_what_it_gives_up() {
     on_every_store(|store| {
@@ -161,15 +175,62 @@ fn no_call_outlives_its_end_by_what_it_gives_up() {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
         let client = builder_over(faulty, store.clock.clone()).drop_timeout(LONG).connect().unwrap();
-        let _c = store.rival().lock("c").unwrap();
-        faults.always(Call::Release, Fault::HangBefore);
-        let began = Instant::now();
-        let error = client.request_all(["a", "b", "c"]).wait(SHORT).lock().unwrap_err();
-        let took = began.elapsed();
-        faults.heal();
+        let rival = store.rival();
+        let _c = rival.lock("c").unwrap();
+        let each = |cancel: &CancelToken| {
+            client.request_all(["a", "b", "c"]).each({
+                let cancel = cancel.clone();
+                move |one| one.lease(HOUR).cancel(&cancel)
+            })
+        };
+        let is_free = |key| client.get(key).unwrap().is_none_or(|status| status.is_free());
+        for ends_by_cancel in [false, true] {
+            faults.always(Call::Release, Fault::HangBefore);
+            let cancel = CancelToken::new();
+            thread::scope(|scope| {
+                let request = if ends_by_cancel { each(&cancel) } else { each(&cancel).wait(LONG / 10) };
+                let waits = scope.spawn(|| (request.lock().unwrap_err(), Instant::now()));
+                wait_until("it waits for c", || !is_free("b"));
+                let asked = Instant::now();
+                if ends_by_cancel {
+                    cancel.cancel();
+                }
+                let (error, ended) = waits.join().unwrap();
+                let kind = if ends_by_cancel { ErrorKind::Cancelled } else { ErrorKind::TimedOut };
+                assert_eq!(error.kind(), kind, "{error}");
+                let took = ended.saturating_duration_since(asked);
+                assert!(took <= LONG / 10 + lateness::slack(asked), "{took:?}");
+            });
+            faults.heal();
+            wait_until("they are given up behind it", || is_free("a") && is_free("b"));
+        }
+    });
+}
+
+/// Each key has an answer in time, and all of them together have not.
+#[test]
+fn the_end_of_the_wait_is_that_of_all() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        faults.always(Call::Acquire, Fault::ApplyThenDelay(SHORT));
+        let keys: Vec<String> = (0..20).map(|n| format!("key-{n}")).collect();
+        let error = client.request_all(&keys).wait(3 * SHORT).lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-        // Two acquires come before the one that is refused, however slow the store is.
-        assert!(took <= LONG / 4 + lateness::slack(began), "{took:?}");
-        wait_until("they are released behind it", || client.get("a").unwrap().unwrap().is_free());
+        assert!(faults.count(Call::Acquire) <= 5, "{} keys were asked for", faults.count(Call::Acquire));
+    });
+}
+
+#[test]
+fn a_max_hold_that_ends_before_all_are_had_ends_the_call() {
+    on_every_store(|store| {
+        let client = store.client();
+        let _b = store.rival().lock("b").unwrap();
+        let request = client.request_all(["a", "b"]).each(|one| one.max_hold(Duration::from_millis(1)));
+        let keys: Vec<String> = (0..20).map(|n| format!("key-{n}")).collect();
+        let many = client.request_all(&keys).each(|one| one.max_hold(Duration::from_millis(1)));
+        assert_eq!(many.lock().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(request.wait(SHORT).lock().unwrap_err().kind(), ErrorKind::TimedOut);
     });
 }

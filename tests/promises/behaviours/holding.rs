@@ -181,7 +181,7 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
     assert!(loss.held_for >= Duration::from_millis(200), "{:?}", loss.held_for);
     let renewals = bench.faults.count(Call::Renew);
     // A renewal that was under way may still come.
-    wait_until("TODO", || {
+    wait_until("a rival gets it", || {
         bench.outlast(LONG);
         bench.rival().try_lock("k").unwrap().is_some()
     });

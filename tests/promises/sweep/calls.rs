@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use leasehold::internals::store::fault::Call;
-use leasehold::{CancelToken, Election, ElectionBuilder, Filter, Leadership, Lock, LockGuard, LockStatus, Result};
+use leasehold::{
+    CancelToken, Election, ElectionBuilder, Filter, Leadership, Lock, LockAllGuard, LockGuard, LockStatus, Result,
+};
 
 use super::{Act, Answer, KEYS, LEASE, Leaves, Room};
 use crate::support::harness::{PATIENCE, millis};
@@ -30,6 +32,14 @@ fn held(guard: LockGuard) -> Answer {
 
 fn some(guard: Option<LockGuard>) -> Answer {
     guard.map_or_else(|| text("nothing"), held)
+}
+
+fn all_held(guard: LockAllGuard) -> Answer {
+    Answer { text: format!("{} held {}", guard.guards().len(), guard.is_held()), kept: Box::new(guard) }
+}
+
+fn all_or_none(guard: Option<LockAllGuard>) -> Answer {
+    guard.map_or_else(|| text("nothing"), all_held)
 }
 
 /// Whichever key it is.
@@ -74,6 +84,10 @@ macro_rules! with {
 
 fn guard(room: &Room) -> LockGuard {
     room.client.lock("k").expect("it is free")
+}
+
+fn guards_of_two(room: &Room) -> LockAllGuard {
+    room.client.lock_all(["k", "k2"]).expect("they are free")
 }
 
 fn lock(room: &Room) -> Lock {
@@ -287,6 +301,19 @@ fn requests() -> Vec<Swept> {
         plain!("leasehold::LockAnyRequest::acquire", AsBefore, |room| {
             room.client.request_any(["k"]).acquire().map(|lock| data(&lock))
         }),
+        plain!("leasehold::LockClient::lock_all", AsBefore, |room| room.client.lock_all(["k2", "k"]).map(all_held)),
+        plain!("leasehold::LockClient::try_lock_all", AsBefore, |room| {
+            room.client.try_lock_all(["k2", "k"]).map(all_or_none)
+        }),
+        plain!("leasehold::LockAllRequest::lock", AsBefore, |room| {
+            room.client.request_all(["k2", "k"]).wait(PATIENCE).lock().map(all_held)
+        }),
+        plain!("leasehold::LockAllRequest::try_lock", AsBefore, |room| {
+            room.client.request_all(["k2", "k"]).try_lock().map(all_or_none)
+        }),
+        plain!("leasehold::LockAllRequest::try_lock_for", AsBefore, |room| {
+            room.client.request_all(["k2", "k"]).try_lock_for(PATIENCE).map(all_or_none)
+        }),
     ]
 }
 
@@ -295,6 +322,9 @@ fn guards() -> Vec<Swept> {
         with!("leasehold::LockGuard::release", Either, guard, |_: &Room, guard: LockGuard| Ok(guard
             .release()
             .map(|()| text(""))?)),
+        with!("leasehold::LockAllGuard::release", Either, guards_of_two, |_: &Room, guard: LockAllGuard| {
+            guard.release().map(|()| text(""))
+        }),
         with!("leasehold::LockGuard, dropped", AnotherTime, guard, |_: &Room, guard| {
             drop(guard);
             Ok(text(""))

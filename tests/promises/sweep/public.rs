@@ -11,7 +11,10 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
         "CancelOnDrop CancelToken Diagnosis Error ErrorKind Event Filter KeyStatus Leader LeaseStatus Lock LockStatus",
         &["*"],
     ),
-    ("Loss LossReason LossWatch Operation PurgePages Purged ReleaseError Right WaitEnd Waiting WithLockError", &["*"]),
+    (
+        "Loss LossReason LossWatch Operation PurgePages Purged ReleaseError Right WaitEnd Waiting WithLockError Writer",
+        &["*"],
+    ),
     // The user's own, which are called.
     ("Observer", &["*"]),
     // A store for users' tests, made of the fault switch itself.
@@ -34,7 +37,8 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
         ],
     ),
     // They make what asks.
-    ("LockClient", &["election", "fence", "leases", "request", "request_any"]),
+    ("LockClient", &["election", "fence", "leases", "request", "request_all", "request_any"]),
+    ("LockAllRequest", &["each", "lock_id", "wait", "wait_until"]),
     ("Leases", &["fence", "namespace"]),
     ("ElectionBuilder", &["*"]),
     (
@@ -48,6 +52,7 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
     ("LockClient", &["held"]),
     ("LockGuard", &["ensure_held", "fencing_token", "info", "into_lock", "is_held", "key", "lock_id", "loss", "mode"]),
     ("LockGuard", &["remaining", "shared_info", "sleep"]),
+    ("LockAllGuard", &["ensure_held", "guards", "is_held", "lock_id", "lost", "remaining"]),
     ("LeaseKeeper", &["*"]),
     ("Leadership", &["fencing_token", "guard", "is_leader", "loss", "name", "remaining"]),
     ("Election", &["fencing_token", "id", "is_leader", "is_standing", "iterations", "lease", "name", "terms", "wait"]),
