@@ -236,6 +236,11 @@ impl LockGuard {
         }
     }
 
+    /// A release for which no time is left.
+    pub(crate) fn too_late(&self) -> Error {
+        self.error(ErrorKind::Store, "no time is left to release it: it is given up in the background").retryable()
+    }
+
     fn error(&self, kind: ErrorKind, message: &str) -> Error {
         Error::new(kind, message).with_key(self.key()).with_store(&self.hold.backend().info().label)
     }

@@ -259,7 +259,11 @@ impl LockAllGuard {
         self.begin_drop();
         let mut outcome = Ok(());
         for guard in &self.guards {
-            let released = guard.release_within(guard.drop_by().remaining());
+            let left = guard.drop_by().remaining();
+            let released = match left {
+                Duration::ZERO => Err(guard.too_late()),
+                left => guard.release_within(left),
+            };
             if released.is_err() {
                 guard.abandon();
             }
@@ -283,7 +287,8 @@ impl LockAllGuard {
 
 impl Drop for LockAllGuard {
     fn drop(&mut self) {
-        self.begin_drop();
+        // In a forked child there is nothing to release, and no guard does.
+        let _ = self.release_all();
     }
 }
 

@@ -13,6 +13,8 @@ use crate::support::lateness;
 use crate::support::wait::wait_until;
 
 const SHORT: Duration = Duration::from_millis(150);
+/// What a slow server answers in.
+const WAIT: Duration = Duration::from_secs(2);
 /// A lease that no test waits for: what is free before its end was released.
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -44,7 +46,7 @@ fn all_are_held_or_none_is() {
         assert!(client.try_lock_all(["c", "b", "a"]).unwrap().is_none());
         // What was taken before the refusal is free again, and what comes after it was not asked for.
         assert!(rival.try_lock("a").unwrap().is_some() && client.get("a").unwrap().unwrap().is_free());
-        let error = client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(SHORT).lock().unwrap_err();
+        let error = client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(WAIT).lock().unwrap_err();
         assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
         assert_eq!(error.holders()[0].owner(), "rival");
         wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
@@ -53,11 +55,11 @@ fn all_are_held_or_none_is() {
             let error = client.request_all(["a", "b"]).lock_id("mine").wait(Duration::ZERO).lock().unwrap_err();
             assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
         }
-        assert!(client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).try_lock_for(SHORT).unwrap().is_none());
+        assert!(client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).try_lock_for(WAIT).unwrap().is_none());
         wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
         // A client that goes takes along what it was giving up.
         let leaving = store.builder().connect().unwrap();
-        leaving.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(SHORT).lock().unwrap_err();
+        leaving.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(WAIT).lock().unwrap_err();
         drop(leaving);
         assert!(client.get("a").unwrap().unwrap().is_free());
     });
@@ -76,7 +78,7 @@ fn crossed_orders_do_not_wait_for_each_other() {
                 scope.spawn(move || {
                     for _ in 0..5 {
                         let guard = client.request_all(keys).wait(LONG).lock().expect("the others release it");
-                        let _alone = inside.try_lock().expect("nobody else holds one of them");
+                        drop(inside.try_lock().expect("nobody else holds one of them"));
                         drop(guard);
                     }
                 });
@@ -188,7 +190,7 @@ fn no_call_outlives_its_end_by_what_it_gives_up() {
             faults.always(Call::Release, Fault::HangBefore);
             let cancel = CancelToken::new();
             thread::scope(|scope| {
-                let request = if ends_by_cancel { each(&cancel) } else { each(&cancel).wait(LONG / 10) };
+                let request = if ends_by_cancel { each(&cancel) } else { each(&cancel).wait(WAIT) };
                 let waits = scope.spawn(|| (request.lock().unwrap_err(), Instant::now()));
                 wait_until("it waits for c", || !is_free("b"));
                 let asked = Instant::now();
@@ -197,9 +199,10 @@ fn no_call_outlives_its_end_by_what_it_gives_up() {
                 }
                 let (error, ended) = waits.join().unwrap();
                 let kind = if ends_by_cancel { ErrorKind::Cancelled } else { ErrorKind::TimedOut };
-                assert_eq!(error.kind(), kind, "{error}");
+                let in_trouble = !ends_by_cancel && error.kind() == ErrorKind::Store;
+                assert!(error.kind() == kind || in_trouble, "{error}");
                 let took = ended.saturating_duration_since(asked);
-                assert!(took <= LONG / 10 + lateness::slack(asked), "{took:?}");
+                assert!(took <= WAIT + lateness::slack(asked), "{took:?}");
             });
             faults.heal();
             wait_until("they are given up behind it", || is_free("a") && is_free("b"));
@@ -225,12 +228,12 @@ fn the_end_of_the_wait_is_that_of_all() {
 #[test]
 fn a_max_hold_that_ends_before_all_are_had_ends_the_call() {
     on_every_store(|store| {
-        let client = store.client();
-        let _b = store.rival().lock("b").unwrap();
-        let request = client.request_all(["a", "b"]).each(|one| one.max_hold(Duration::from_millis(1)));
-        let keys: Vec<String> = (0..20).map(|n| format!("key-{n}")).collect();
-        let many = client.request_all(&keys).each(|one| one.max_hold(Duration::from_millis(1)));
-        assert_eq!(many.lock().unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(request.wait(SHORT).lock().unwrap_err().kind(), ErrorKind::TimedOut);
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        faults.always(Call::Acquire, Fault::Delay(SHORT));
+        let request = client.request_all(["a", "b"]).each(|one| one.max_hold(SHORT / 10));
+        assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(faults.count(Call::Acquire), 2, "it begins again and again");
     });
 }
