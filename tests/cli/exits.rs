@@ -173,7 +173,7 @@ fn wrong_usage_is_64() {
             "a duration above zero is wanted, like 500ms, 30s, 5m, 1h30m or 1d",
         ),
         (&["run", "k", "--lease=-1s", "--", "true"], "a duration above zero"),
-        (&["run", "k", "--wait", "-5s", "--", "true"], "'-5s' for '--wait <DURATION>': a duration above zero"),
+        (&["run", "k", "--wait", "-5s", "--", "true"], "'-5s' for '--wait <DURATION>': a duration is wanted, like 0s"),
         (&["run", "k", "--kill-after", "-5s", "--", "true"], "'--kill-after <DURATION>': a duration is wanted"),
         (&["elect", "k", "--max-hold", "-5s", "--", "true"], "'--max-hold <DURATION>': a duration above zero"),
         (&["status", "--older-than", "-5s"], "'--older-than <DURATION>': a duration above zero"),
