@@ -137,3 +137,11 @@ impl Bench {
 pub fn loss_of(guard: &LockGuard) -> Loss {
     guard.loss().wait_timeout(LONG).expect("the lock is not lost")
 }
+
+/// Waits until a key is free long before the default lease could have ended by itself.
+#[track_caller]
+pub fn is_released(free: impl FnMut() -> bool) {
+    let began = Instant::now();
+    wait_until("it is released", free);
+    assert!(began.elapsed() < LONG * 3 / 4, "a lease that ends by itself would look the same");
+}

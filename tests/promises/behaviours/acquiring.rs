@@ -6,7 +6,7 @@ use leasehold::internals::store::Acquired;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, SameOwner};
 
-use crate::behaviours::{Bench, LONG, Store, wait_until};
+use crate::behaviours::{Bench, LONG, Store, is_released, wait_until};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -40,7 +40,7 @@ pub fn b03_an_acquire_that_is_given_up_leaves_nothing(store: &Store) {
     let error = client.try_lock_for("k", bench.wait()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Ambiguous);
     let rival = bench.rival();
-    wait_until("it is free", || rival.get("k").unwrap().is_none_or(|status| status.is_free()));
+    is_released(|| rival.get("k").unwrap().is_none_or(|status| status.is_free()));
     assert!(rival.try_lock("k").unwrap().is_some());
 }
 
@@ -376,7 +376,7 @@ pub fn an_adopt_that_is_given_up_unanswered_is_not_called_lost(store: &Store) {
         let again = client.adopt(lock);
         assert_eq!(again.as_ref().err().map(|error| error.kind()), happened.then_some(ErrorKind::Lost), "{fault:?}");
         drop(again);
-        wait_until("it is free", || client.get("k").unwrap().unwrap().is_free());
+        is_released(|| client.get("k").unwrap().unwrap().is_free());
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{Error, ErrorKind, LossReason};
 
-use crate::behaviours::{Bench, LONG, Store, loss_of, wait_until};
+use crate::behaviours::{Bench, LONG, Store, is_released, loss_of, wait_until};
 
 pub fn b04_a_heartbeat_in_flight_does_not_revive_a_released_lock(store: &Store) {
     let bench = Bench::on(store);
@@ -58,7 +58,7 @@ pub fn b19_a_failed_release_that_is_passed_on_is_tried_again_in_the_background(s
     bench.faults.heal();
     let error = Error::from(failed);
     assert_eq!(error.kind(), ErrorKind::Store);
-    wait_until("it is free", || client.get("k").unwrap().unwrap().is_free());
+    is_released(|| client.get("k").unwrap().unwrap().is_free());
 }
 
 pub fn b19_a_release_whose_answer_is_lost_is_repeated(store: &Store) {
