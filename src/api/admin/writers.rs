@@ -51,7 +51,8 @@ impl LockClient {
 }
 
 fn count(writers: &mut Vec<Writer>, library: &'static str, status: &LockStatus) {
-    let last = status.renewed().unwrap_or(status.created());
+    // A store's time is known to the second at best, and may seem to come.
+    let last = status.renewed().unwrap_or(status.created()).min(SystemTime::now());
     match writers.iter_mut().find(|writer| writer.library == library) {
         Some(writer) => (writer.holders, writer.last) = (writer.holders + 1, writer.last.max(last)),
         None => writers.push(Writer { library, holders: 1, last }),
