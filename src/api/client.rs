@@ -291,7 +291,8 @@ impl LockClient {
         self.request(&lock.key).adopt(lock)
     }
 
-    /// Renews a lock that is held as data, expired or not, unless somebody was granted it since.
+    /// Renews a lock that is held as data, expired or not, unless somebody was granted it since. With `fleet=mixed` on
+    /// MongoDB and Cloud Spanner one that is over is lost: the Go library may be about to take it.
     /// An endless lock gets an end by it; the end of any other never moves backwards.
     ///
     /// # Errors

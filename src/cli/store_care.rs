@@ -75,6 +75,11 @@ fn as_text(diagnosis: &Diagnosis) -> String {
         let found = format!("{}: {} holders, the last written {ago} s ago", writer.library, writer.holders);
         lines.push((if i == 0 { "written by" } else { "" }, found));
     }
+    if let Some(rows) = diagnosis.writers_cut_at {
+        let is_first = diagnosis.writers.iter().flatten().next().is_none();
+        let found = format!("by the first {rows} rows only: others may have written the rest");
+        lines.push((if is_first { "written by" } else { "" }, found));
+    }
     for right in &diagnosis.rights {
         lines.push(match &right.outcome {
             Ok(()) => (right.what, "allowed".to_owned()),
@@ -113,6 +118,7 @@ fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
         "grace_ms": u64::try_from(diagnosis.grace.as_millis()).unwrap_or(u64::MAX),
         "clock_difference_ms": diagnosis.clock_difference_ms,
         "writers": diagnosis.writers.is_ok().then(|| writers.collect::<Vec<_>>()),
+        "writers_cut_at": diagnosis.writers_cut_at,
         "writers_error": diagnosis.writers.as_ref().err().map(said),
         "rights": rights.collect::<Vec<_>>(),
     })

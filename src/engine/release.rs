@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::handover::PassedOn;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
 use super::undo::ends_hold;
-use crate::lease::{Mode, backoff};
+use crate::lease::{Holder, Mode, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
@@ -310,6 +310,11 @@ impl Hold {
     pub(super) fn reason(&self, seen: &Seen) -> LossReason {
         if !seen.record.exists() {
             return LossReason::Gone;
+        }
+        // Where others may be about to take what is over, it is renewed by nobody.
+        let own = |h: &Holder| h.token == self.grant.lock.token && h.lock_id == self.grant.lock.lock_id;
+        if seen.record.holders().any(|(_, h)| own(h)) {
+            return LossReason::Expired { last_error: None };
         }
         let rival = seen.live().find(|(mode, _)| *mode == Mode::Exclusive || self.grant.lock.mode == Mode::Exclusive);
         let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));

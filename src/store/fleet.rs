@@ -53,8 +53,8 @@ pub struct Limits {
     pub no_names: Option<&'static str>,
     /// The only lease there is, and why.
     pub one_lease: Option<(Duration, &'static str)>,
-    /// A character that no key may have, and why.
-    pub not_in_key: Option<(char, &'static str)>,
+    /// The characters that no key may have, and why.
+    pub not_in_key: Option<(&'static [char], &'static str)>,
 }
 
 impl Limits {
@@ -75,7 +75,10 @@ impl Limits {
 
     pub(crate) fn check_key(&self, key: &str) -> Result<()> {
         match self.not_in_key.filter(|(not, _)| key.contains(*not)) {
-            Some((not, why)) => self.refuse(&format!("a key with {not:?}"), why),
+            Some((not, why)) => {
+                let not: Vec<String> = not.iter().map(char::to_string).collect();
+                self.refuse(&format!("a key with {}", not.join(" or ")), why)
+            }
             None => Ok(()),
         }
     }

@@ -268,6 +268,35 @@ fn the_doctor_says_what_is_wrong() {
     assert!(ran.stdout == "usable              NO\n" && ran.stderr.contains("/no/such/folder"), "{ran:?}");
 }
 
+/// A table that others use, too, may be larger than a diagnosis looks at.
+#[test]
+#[cfg(feature = "spanner")]
+fn the_doctor_says_where_it_stopped_looking() {
+    let Some(shared) = crate::support::spanner("many") else { return };
+    shared.init();
+    let doctor = |args: &[&str]| {
+        let mut command = crate::support::leasehold(&["doctor"]);
+        ok(run(command.args(args).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone())))
+    };
+    let table = shared.url.split_once("table=").unwrap().1;
+    let database = shared.url.strip_prefix("spanner:").unwrap().split_once('?').unwrap().0;
+    let (_, host) = shared.env.iter().find(|(name, _)| *name == "SPANNER_EMULATOR_HOST").unwrap();
+    let post = |path: String, body: Value| -> Value {
+        let (status, answer) = crate::servers::spanner::rest(host, "POST", &path, &body.to_string()).unwrap();
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    };
+    let session = post(format!("/v1/{database}/sessions"), serde_json::json!({}));
+    let rows: Vec<[String; 2]> = (0..501).map(|i| [format!("k{i}"), "gone".to_owned()]).collect();
+    let insert = serde_json::json!({ "table": table, "columns": ["name", "writer"], "values": rows });
+    let commit =
+        serde_json::json!({ "singleUseTransaction": { "readWrite": {} }, "mutations": [{ "insert": insert }] });
+    post(format!("/v1/{}:commit", session["name"].as_str().unwrap()), commit);
+    let text = doctor(&[]);
+    assert!(text.contains("\nwritten by          by the first 500 rows only: others"), "{text}");
+    assert!(doctor(&["--json"]).contains("\"writers_cut_at\":500"));
+}
+
 #[test]
 fn leases_are_claimed_extended_and_ended() {
     let store = Store::new();

@@ -40,6 +40,8 @@ pub struct Diagnosis {
     /// Which libraries have locks there, by the first rows of the table; empty where no other library has the store's
     /// format, and an error where they can't be listed.
     pub writers: Result<Vec<Writer>>,
+    /// After how many rows the search for `writers` stopped: the store may have more, by others. `None`: it looked at all.
+    pub writers_cut_at: Option<usize>,
     /// What this client may do, each tried on a row of its own.
     pub rights: Vec<Right>,
 }
@@ -106,9 +108,10 @@ impl LockClient {
             _ => self.rights(&row, &all),
         };
         let writers = match &schema {
-            Err(error) if is_wrong(error) => Ok(Vec::new()),
+            Err(error) if is_wrong(error) => Ok((Vec::new(), None)),
             _ => self.writers(|| self.by(&all)),
         };
+        let writers_cut_at = writers.as_ref().ok().and_then(|(_, cut_at)| *cut_at);
         Ok(Diagnosis {
             store: info.label.clone(),
             clock: info.clock,
@@ -116,7 +119,8 @@ impl LockClient {
             schema,
             round_trip,
             clock_difference_ms,
-            writers,
+            writers: writers.map(|(writers, _)| writers),
+            writers_cut_at,
             rights,
         })
     }

@@ -25,11 +25,12 @@ pub struct Writer {
 }
 
 impl LockClient {
-    /// Looks at the first thousand rows or so; at none where no other library has the store's format.
-    pub(crate) fn writers(&self, by: impl Fn() -> Deadline) -> Result<Vec<Writer>> {
+    /// Looks at the first few hundred rows; at none where no other library has the store's format. Answers also with how
+    /// many those are, if there may be more.
+    pub(crate) fn writers(&self, by: impl Fn() -> Deadline) -> Result<(Vec<Writer>, Option<usize>)> {
         let backend = &self.family.backend;
-        let Some(theirs) = backend.info().beside else { return Ok(Vec::new()) };
-        let (mut writers, mut from) = (Vec::new(), None);
+        let Some(theirs) = backend.info().beside else { return Ok((Vec::new(), None)) };
+        let (mut writers, mut from, mut rows) = (Vec::new(), None, 0);
         for _ in 0..PAGES {
             let page = backend.read(&Which::Prefix(String::new()), from, Consistency::Eventual, &by())?;
             // Not what a diagnosis tries the store with, nor leases.
@@ -39,18 +40,19 @@ impl LockClient {
                     count(&mut writers, library, &LockStatus::new(seen, mode, holder));
                 }
             }
-            from = page.next;
+            (from, rows) = (page.next, rows + page.records.len());
             if from.is_none() {
                 break;
             }
         }
         writers.sort_by_key(|writer| writer.library != "leasehold");
-        Ok(writers)
+        Ok((writers, from.map(|_| rows)))
     }
 }
 
 fn count(writers: &mut Vec<Writer>, library: &'static str, status: &LockStatus) {
-    let last = status.renewed().unwrap_or(status.created());
+    // A store's time is known to the second at best, and may seem to come.
+    let last = status.renewed().unwrap_or(status.created()).min(SystemTime::now());
     match writers.iter_mut().find(|writer| writer.library == library) {
         Some(writer) => (writer.holders, writer.last) = (writer.holders + 1, writer.last.max(last)),
         None => writers.push(Writer { library, holders: 1, last }),

@@ -109,7 +109,7 @@ impl Table {
 
     /// For a table that nodes of spindle use, too: as `fleet=mixed` in the URL.
     /// [Its guide](crate::guide::moving_spindle) says what that changes and how to move. Needs
-    /// [`spindle_duration`](Table::spindle_duration), the least that any node has: it is the lease of all locks then.
+    /// [`spindle_duration`](Table::spindle_duration), the same for all nodes: it is the lease of all locks then.
     /// Defaults to a table of leasehold's own.
     pub fn mixed_fleet(mut self) -> Self {
         self.fleet = Fleet::Mixed;

@@ -17,9 +17,9 @@ use jiff::Timestamp as Time;
 
 use super::Target;
 use super::read::Read;
-use super::row::{COMMIT_TIMESTAMP, Row, time};
+use super::row::{At, COMMIT_TIMESTAMP, Row, time};
 use super::transact::Write;
-use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
+use crate::lease::{End, GrantId, Holder, Labels, LockRecord, StoreTime};
 use crate::store::fleet::{Fleet, Limits};
 use crate::sys::log;
 
@@ -27,7 +27,7 @@ use crate::sys::log;
 pub(super) const LIBRARY: &str = "spindle";
 /// A row of its that is older is of no interest to those who did not expect it.
 const RECENT: Duration = Duration::from_secs(3600);
-/// At most this many rows of earlier takeovers are looked at, and deleted where nobody needs them any more.
+/// So many rows of earlier takeovers are deleted at most by one that adds one.
 const FEW: usize = 20;
 /// What its client makes of a null.
 const NO_TOKEN: &str = "0001-01-01T00:00:00Z";
@@ -43,7 +43,7 @@ pub(super) fn limits(duration: Duration) -> Limits {
             "its nodes take over after a duration of their own, whatever a row says; the lease of all locks is the option \
              spindle_duration, at most the least of the nodes' durations",
         )),
-        not_in_key: Some(('\'', "its nodes paste names into their SQL")),
+        not_in_key: Some((&['\'', '\\'], "its nodes paste names into their SQL")),
     }
 }
 
@@ -82,15 +82,30 @@ impl Target {
         takes.then(|| contention(key, old))
     }
 
-    /// That row and those of earlier takeovers. Other locks may have names that begin in the same way.
-    pub fn query_contention(&self, key: &str, name: &str) -> Statement {
+    /// Whether `new` renews what was read only after its end, when a node may be about to take it: one that has found it
+    /// over looks at no heartbeat any more.
+    pub fn renews_too_late(&self, read: &Read, new: &LockRecord) -> bool {
+        let renewed = |new: &Holder| read.record.standing(&new.grant).is_some_and(|(_, old)| old != new);
+        self.fleet.is_mixed()
+            && read.record.live(read.now).next().is_none()
+            && new.holders().any(|(_, holder)| renewed(holder))
+    }
+
+    /// That row, and those of earlier takeovers that nobody needs any more or that have no time yet. Other locks may have
+    /// names that begin in the same way.
+    pub fn query_contention(&self, key: &str, name: &str, now: StoreTime) -> Statement {
         let sql = format!(
             "SELECT t.name, t.heartbeat FROM `{}` AS t WHERE STARTS_WITH(t.name, @prefix) AND t.writer IS NULL \
              AND t.format IS NULL AND REGEXP_CONTAINS(SUBSTR(t.name, LENGTH(@prefix) + 1), '^[0-9]{{1,20}}$') \
+             AND (t.heartbeat IS NULL OR t.heartbeat < @long_ago OR t.name = @name) \
              ORDER BY IF(t.name = @name, 0, 1) LIMIT {FEW}",
             self.table
         );
-        Statement::builder(sql).add_param("prefix", format!("{key}_")).add_param("name", name).build()
+        Statement::builder(sql)
+            .add_param("prefix", format!("{key}_"))
+            .add_param("name", name)
+            .add_param("long_ago", At::Time(self.long_ago(now)).value())
+            .build()
     }
 
     /// What the rows of that query mean for a takeover now.
@@ -100,7 +115,7 @@ impl Target {
         now: StoreTime,
         mut rows: ResultSet,
     ) -> google_cloud_spanner::Result<Contended> {
-        let long_ago = now.minus(2 * self.duration());
+        let long_ago = self.long_ago(now);
         let (mut writes, mut is_there) = (Vec::new(), false);
         while let Some(row) = rows.next().await {
             let row = row?;
@@ -108,9 +123,10 @@ impl Target {
             let since = since.as_ref().map(time);
             if found != name {
                 // Not earlier: a slow node would insert it again, and then write the lock's row.
-                if since.is_some_and(|since| since < long_ago) {
-                    writes.push(Mutation::delete(&self.table, KeySet::from(google_cloud_spanner::key![found])));
-                }
+                writes.push(match since {
+                    Some(_) => Mutation::delete(&self.table, KeySet::from(google_cloud_spanner::key![found])),
+                    None => self.sighting(&found),
+                });
             } else if since.is_some_and(|since| since < long_ago) {
                 // A node that died between its two transactions; its own kind would wait for ever.
                 is_there = true;
@@ -147,6 +163,11 @@ impl Target {
             renewed: None,
             until: End::At(now.plus(self.duration())),
         }
+    }
+
+    /// What a node began before is over.
+    fn long_ago(&self, now: StoreTime) -> StoreTime {
+        now.minus(2 * self.duration())
     }
 
     fn duration(&self) -> Duration {
@@ -197,8 +218,6 @@ fn xxhash64(text: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::spanner::row::At;
-
     #[test]
     fn the_row_of_a_takeover_has_the_recorded_name() {
         let at = |text: &str| {

@@ -59,7 +59,11 @@ impl Target {
     fn query(&self, which: &Which, from: &str) -> Statement {
         let (hints, condition, value) = match which {
             Which::Key(key) => (String::new(), "t.name = @value".to_owned(), key),
-            Which::Prefix(prefix) => (String::new(), "STARTS_WITH(t.name, @value)".to_owned(), prefix),
+            Which::Prefix(prefix) => {
+                // What is only a name comes to no page: spindle leaves many of those.
+                let condition = "STARTS_WITH(t.name, @value) AND (t.format IS NOT NULL OR t.writer IS NOT NULL)";
+                (String::new(), condition.to_owned(), prefix)
+            }
             Which::LockId(id) => (
                 // The second one is for the emulator, which can't see that no null is asked for; others ignore it.
                 format!(

@@ -327,7 +327,7 @@ impl At {
         }
     }
 
-    fn value(self) -> Value {
+    pub fn value(self) -> Value {
         match self {
             At::Commit => Value::from(COMMIT_TIMESTAMP),
             At::Time(at) => {

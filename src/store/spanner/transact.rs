@@ -203,7 +203,7 @@ where
                 Ok((answer, Some(write))) => {
                     let mut writes = vec![write.mutation(&target, &key, read.row.as_ref())];
                     if let Some(name) = target.contended(&key, &read, &write) {
-                        let rows = transaction.execute_query(target.query_contention(&key, &name)).await?;
+                        let rows = transaction.execute_query(target.query_contention(&key, &name, read.now)).await?;
                         match target.judge(&name, read.now, rows).await? {
                             Contended::No(beside) => writes.extend(beside),
                             Contended::Since(since) => {
@@ -352,9 +352,14 @@ impl Transactional for Spanner {
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
+        let target = self.target.clone();
         let done = self.transaction(key, by, move |read| {
             read.record.check_format()?;
-            let step = transition(&read.record, &read.times());
+            let mut step = transition(&read.record, &read.times());
+            if step.record.as_ref().is_some_and(|new| target.renews_too_late(read, new)) {
+                let nobody = LockRecord { exclusive: None, shared: Vec::new(), ..read.record.clone() };
+                step = transition(&nobody, &read.times());
+            }
             let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, Stamps::Commits);
             Ok((step.answer, step.record.map(|new| Write::Put(next(new)))))
         });
