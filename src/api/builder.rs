@@ -84,7 +84,8 @@ impl ClientBuilder {
 
     /// How long before the end of the lease the holder already treats the lock as lost. This covers clocks that run at
     /// different rates, and the time between a check of `is_held` and acting on it.
-    /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better.
+    /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better, and 1 s on MongoDB
+    /// with `fleet=mixed`.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self

@@ -87,7 +87,7 @@ impl ClientOptions {
             let right = format!("above zero and at most {part} the lease ({most:?})");
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
-        let margin = self.margin.unwrap_or(counted / 10);
+        let margin = self.margin.unwrap_or((counted / 10).max(self.min_margin));
         if margin < self.min_margin || margin >= counted - heartbeat {
             let least = match self.min_margin.is_zero() {
                 true => String::new(),
@@ -272,6 +272,8 @@ mod tests {
         assert!(terms(5 * SECOND, SECOND) && terms(tick, SECOND) && terms(3 * SECOND, 7 * SECOND - tick));
         assert!(!terms(5 * SECOND + tick, SECOND) && !terms(Duration::ZERO, SECOND));
         assert!(!terms(3 * SECOND, SECOND - tick) && !terms(3 * SECOND, 7 * SECOND));
+        let of = |lease: Duration| options.terms(Some(Lease::For(lease)), None, SECOND).unwrap().margin;
+        assert_eq!((of(3 * SECOND), of(20 * SECOND)), (SECOND, 2 * SECOND));
     }
 
     #[test]

@@ -124,27 +124,15 @@ impl Collection {
 
     /// For a collection that clients of mongo-lock use, too: as `fleet=mixed` in the URL.
     /// [Its guide](crate::guide::moving_mongo_lock) says what that changes and how to move. With it no lease is shorter
-    /// than 3 s, and leases of names are refused. Defaults to a collection of leasehold's own.
+    /// than 3 s and no margin than 1 s, and leases of names are refused. Defaults to a collection of leasehold's own.
     pub fn mixed_fleet(mut self) -> Self {
         self.fleet = Fleet::Mixed;
         self
     }
 }
 
-impl From<&str> for Collection {
-    fn from(name: &str) -> Self {
-        Collection::new(name)
-    }
-}
-
-impl From<String> for Collection {
-    fn from(name: String) -> Self {
-        Collection::new(name)
-    }
-}
-
-impl From<&String> for Collection {
-    fn from(name: &String) -> Self {
+impl<T: Into<String>> From<T> for Collection {
+    fn from(name: T) -> Self {
         Collection::new(name)
     }
 }

@@ -188,8 +188,12 @@ impl Moment {
     /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than the
     /// grace, and than this.
     pub fn is_old(&self, most: Duration) -> bool {
-        let is_wide = self.width > (self.grace.own + SLACK).max(most);
-        self.before.is_some() || is_wide && self.age > FRESH
+        self.before.is_some() || self.is_wider(self.grace.own, most)
+    }
+
+    /// The same of this grace, which may be a part of the own one.
+    pub fn is_wider(&self, grace: Duration, most: Duration) -> bool {
+        self.width > (grace + SLACK).max(most) && self.age > FRESH
     }
 
     /// Whether the answers since `used`, an earlier moment, say that it was wrong by more than was known.

@@ -65,20 +65,23 @@ pub(super) fn stored_owner(fleet: Fleet, holder: &Holder, row: Option<&Item>) ->
 }
 
 /// The same write with a time to live, wherever it sets the end of the row. Theirs is a text, which the service does not
-/// delete by; they read a number, too.
+/// delete by; they read a number, too. In a table of our own it is without one: an older one may be before the new end.
 pub(super) fn with_ttl(fleet: Fleet, mut expr: Expr) -> Expr {
     const END: &str = " #leasedUntil = ";
     const REMOVED: &str = ", #ttl";
-    let Some(at) = expr.update.find(END).filter(|_| fleet.is_mixed()) else { return expr };
+    let Some(at) = expr.update.find(END) else { return expr };
     let value = expr.update[at + END.len()..].split([',', ' ']).next().unwrap_or_default();
     // Not an end that is only set where there is none.
     let Some(until) = expr.text(value).map(row::parse_end) else { return expr };
     let seconds = match until {
-        Ok(End::At(at)) if at > StoreTime::from_nanos(0) => at.as_nanos().div_euclid(1_000_000_000) + TTL_S,
+        Ok(End::At(at)) if fleet.is_mixed() && at > StoreTime::from_nanos(0) => {
+            at.as_nanos().div_euclid(1_000_000_000) + TTL_S
+        }
         _ => {
-            if !expr.update.contains(REMOVED) {
-                // Every write of such an end removes something.
+            if expr.update.contains(" REMOVE ") && !expr.update.contains(REMOVED) {
                 expr.update = expr.update.replacen(" REMOVE ", " REMOVE #ttl, ", 1);
+            } else if !expr.update.contains(REMOVED) {
+                expr.update.push_str(" REMOVE #ttl");
             }
             return expr;
         }
@@ -114,8 +117,12 @@ mod tests {
     use crate::store::dynamodb::expr::text;
 
     fn adapted(update: &str, end: &str) -> (String, Option<String>) {
+        adapted_for(Fleet::Mixed, update, end)
+    }
+
+    fn adapted_for(fleet: Fleet, update: &str, end: &str) -> (String, Option<String>) {
         let expr = Expr::new("k", "#fence = :f", update).value(":end", text(end)).value(":past", text(row::PAST));
-        let expr = with_ttl(Fleet::Mixed, expr);
+        let expr = with_ttl(fleet, expr);
         let ttl = expr.values().get(":ttl").map(|ttl| ttl.as_n().cloned().unwrap_or_default());
         (expr.update, ttl)
     }
@@ -139,6 +146,8 @@ mod tests {
             let (update, ttl) = adapted(update, end);
             assert!(update.ends_with("REMOVE #ttl, #a") && ttl.is_none(), "{update}");
         }
+        let (update, ttl) = adapted("SET #leasedUntil = :end, #renewedAt = :now", row::NEVER);
+        assert_eq!((update.as_str(), ttl), ("SET #leasedUntil = :end, #renewedAt = :now REMOVE #ttl", None));
         for update in
             ["SET #leasedUntil = if_not_exists(#leasedUntil, :past)", "SET #shared.#grant.#leasedUntil = :end"]
         {
@@ -147,8 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changes_in_a_table_of_our_own() {
-        let expr = Expr::new("k", "c", "SET #leasedUntil = :end REMOVE #a, #ttl").value(":end", text(row::NEVER));
-        assert_eq!(with_ttl(Fleet::Own, expr.clone()).update, expr.update);
+    fn in_a_table_of_our_own_no_end_keeps_a_time_to_live() {
+        let end = "1970-01-02T00:00:01.999999999Z";
+        for (update, right) in [
+            ("SET #leasedUntil = :end REMOVE #a, #ttl", "SET #leasedUntil = :end REMOVE #a, #ttl"),
+            ("SET #leasedUntil = :end REMOVE #a", "SET #leasedUntil = :end REMOVE #ttl, #a"),
+            ("SET #leasedUntil = :past ADD #g :g", "SET #leasedUntil = :past ADD #g :g REMOVE #ttl"),
+            ("SET #shared.#grant.#leasedUntil = :end", "SET #shared.#grant.#leasedUntil = :end"),
+        ] {
+            assert_eq!(adapted_for(Fleet::Own, update, end), (right.to_owned(), None));
+        }
     }
 }

@@ -25,7 +25,7 @@ impl Mongodb {
         let copy = fastrand::i32(..);
         let update = Update {
             key: attempt.key.clone(),
-            pipeline: pipeline::acquire(&Grant { ask, id, old, copy }),
+            pipeline: pipeline::acquire(&Grant { ask, id, old, copy, fleet: self.fleet }),
             upsert: old.is_none(),
             after: true,
             session: self.register.of(&mut attempt.native),
@@ -35,13 +35,16 @@ impl Mongodb {
             MongodbError::Other { .. } => self.damage(&attempt.key, by).unwrap_or(error),
             error => error,
         });
-        let found = match answer? {
+        let mut found = match answer? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
         found.record.check_format()?;
         self.watch_fleet(&found);
-        self.free_now_and_then(by);
+        self.free_now_and_then(found.now, by);
+        if let Some((old, _)) = &ask.instead_of {
+            self.is_too_late(&mut found, old);
+        }
         let repeated = found.copy_of(&id) != Some(copy);
         let seen = found.seen();
         match seen.record.standing(attempt.grant()) {

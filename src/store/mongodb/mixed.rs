@@ -2,19 +2,20 @@
 //!
 //! They never look whether a lock is expired where they ask for a shared one, nor at shared ones where they ask for an
 //! exclusive one: so what is over is freed now and then. And their purger reads what is over, and frees it later by its
-//! lock id, without another look: so nothing of its last second is renewed.
+//! lock id, without another look: so nothing of its last second is renewed, nor handed over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mongodb::bson::oid::ObjectId;
-use mongodb::bson::{Bson, DateTime, Document, doc};
+use mongodb::bson::{Bson, Document, Regex, doc};
 use parking_lot::Mutex;
 
-use super::pipeline::{NOW, locks, runs};
-use super::row::nobody;
+use super::pipeline::{NOW, locks};
+use super::row::{date, nobody};
 use super::{DatedDocument, Mongodb};
-use crate::lease::{End, GrantId, Holder, Mode};
+use crate::lease::record::FORMAT_MAJOR;
+use crate::lease::{End, GrantId, Holder, Mode, StoreTime};
 use crate::store::fleet::{Fleet, Limits};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -23,6 +24,8 @@ use crate::sys::log;
 pub(super) const LIBRARY: &str = "mongo-lock";
 /// The shortest lease: a renewal must come while more than the last second is left.
 pub(super) const MIN_LEASE: Duration = Duration::from_secs(3);
+/// The smallest margin: what counts as held can still be renewed.
+pub(super) const MIN_MARGIN: Duration = LAST;
 const LAST: Duration = Duration::from_secs(1);
 /// A document of its that is older is of no interest to those who did not expect it.
 const RECENT: Duration = Duration::from_secs(3600);
@@ -52,15 +55,7 @@ pub(super) fn renewal(fleet: Fleet, mode: Mode, grant: ObjectId, mut update: Vec
     if !fleet.is_mixed() {
         return update;
     }
-    let millis = i64::try_from(LAST.as_millis()).unwrap_or(i64::MAX);
-    let ends = |entry: &str| {
-        let is_last = doc! { "$lte": [{ "$ifNull": [{ "$subtract": [format!("{entry}.expiresAt"), NOW] }, millis + 1] }, millis] };
-        doc! { "$and": [{ "$eq": [format!("{entry}._id"), grant] }, is_last] }
-    };
-    let is_late = match mode {
-        Mode::Exclusive => ends("$exclusive"),
-        Mode::Shared => doc! { "$anyElementTrue": [{ "$map": { "input": locks(), "as": "l", "in": ends("$$l") } }] },
-    };
+    let is_late = is_late(mode, grant);
     for stage in &mut update {
         let Ok(fields) = stage.get_document_mut("$set") else { continue };
         for (name, value) in fields.iter_mut() {
@@ -71,8 +66,21 @@ pub(super) fn renewal(fleet: Fleet, mode: Mode, grant: ObjectId, mut update: Vec
     update
 }
 
+/// Whether this grant has no more than its last second left.
+pub(super) fn is_late(mode: Mode, grant: ObjectId) -> Document {
+    let millis = i64::try_from(LAST.as_millis()).unwrap_or(i64::MAX);
+    let ends = |entry: &str| {
+        let is_last = doc! { "$lte": [{ "$ifNull": [{ "$subtract": [format!("{entry}.expiresAt"), NOW] }, millis + 1] }, millis] };
+        doc! { "$and": [{ "$eq": [format!("{entry}._id"), grant] }, is_last] }
+    };
+    match mode {
+        Mode::Exclusive => ends("$exclusive"),
+        Mode::Shared => doc! { "$anyElementTrue": [{ "$map": { "input": locks(), "as": "l", "in": ends("$$l") } }] },
+    }
+}
+
 impl Mongodb {
-    /// Whether a renewal was refused, since too little was left. Then the holder is as good as gone.
+    /// Whether a renewal or a transfer was refused, since too little was left. Then the holder is as good as gone.
     pub(super) fn is_too_late(&self, found: &mut DatedDocument, grant: &GrantId) -> bool {
         let is_late = |holder: &Holder| match holder.until {
             End::At(until) => until.since(found.now) <= LAST,
@@ -102,8 +110,8 @@ impl Mongodb {
         );
     }
 
-    /// Frees what is over, if that was not done lately. Nobody waits for it.
-    pub(super) fn free_now_and_then(&self, by: &Deadline) {
+    /// Frees what is over, if that was not done lately. Nobody waits for it. `now` is the server's.
+    pub(super) fn free_now_and_then(&self, now: StoreTime, by: &Deadline) {
         let mut freed = self.beside.freed.lock();
         if !self.fleet.is_mixed() || freed.is_some_and(|freed| freed.elapsed() < EVERY) {
             return;
@@ -113,7 +121,7 @@ impl Mongodb {
         let store = self.info.label.clone();
         let begun = self.driver.run(by, move |owned| async move {
             tokio::task::spawn_local(async move {
-                let freeing = owned.locks.update_many(over(), freeing());
+                let freeing = owned.locks.update_many(over(now), freeing());
                 if let Ok(Err(error)) = tokio::time::timeout(EVERY, freeing.into_future()).await {
                     log::debug!(target: "leasehold::mongodb", store:? = store; "nothing was freed: {error}");
                 }
@@ -125,29 +133,47 @@ impl Mongodb {
     }
 }
 
-/// Documents with a lock that is over. The first part goes by the indexes, and a little beyond.
-fn over() -> Document {
-    let soon = DateTime::from_millis(DateTime::now().timestamp_millis().saturating_add(60_000));
-    let is_live = doc! { "$filter": { "input": locks(), "as": "l", "cond": runs("$$l.expiresAt") } };
-    let exclusive =
-        doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, { "$not": [runs("$exclusive.expiresAt")] }] };
-    let shared = doc! { "$ne": [{ "$size": is_live }, { "$size": locks() }] };
+/// Documents with a lock that is over, by the indexes. Nothing in a damaged one makes it fail, and what is damaged, no
+/// lock's, or of a newer major format stays as it is.
+fn over(now: StoreTime) -> Document {
+    let past = doc! { "$lte": date(now) };
+    let major = Regex { pattern: format!(r"^{FORMAT_MAJOR}\."), options: String::new() };
+    let types = doc! { "$map": { "input": array(), "as": "l", "in": { "$type": "$$l.expiresAt" } } };
+    let shared = doc! { "$map": { "input": array(), "as": "l", "in": is_over("$$l.expiresAt") } };
     doc! {
-        "$or": [{ "exclusive.expiresAt": { "$lte": soon } }, { "shared.locks.expiresAt": { "$lte": soon } }],
-        "kind": { "$ne": "lease" },
+        "$or": [{ "exclusive.expiresAt": &past }, { "shared.locks.expiresAt": &past }],
+        "kind": { "$in": [null, "lock"] },
+        "format": { "$in": [null, major] },
         "exclusive": { "$type": "object" },
         "shared.locks": { "$type": "array" },
-        "$expr": { "$or": [exclusive, shared] },
+        "$expr": { "$and": [
+            { "$eq": [{ "$type": "$shared" }, "object"] },
+            { "$setIsSubset": [types, ["date", "null", "missing"]] },
+            { "$or": [is_exclusive_over(), { "$anyElementTrue": [shared] }] },
+        ] },
     }
 }
 
 /// They are gone; the count is right.
 fn freeing() -> Vec<Document> {
-    let is_live = doc! { "$filter": { "input": locks(), "as": "l", "cond": runs("$$l.expiresAt") } };
-    let is_over =
-        doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, { "$not": [runs("$exclusive.expiresAt")] }] };
-    let exclusive = doc! { "$cond": [is_over, { "$literal": nobody() }, "$exclusive"] };
+    let is_live = doc! { "$not": [is_over("$$l.expiresAt")] };
+    let live = doc! { "$filter": { "input": array(), "as": "l", "cond": is_live } };
+    let exclusive = doc! { "$cond": [is_exclusive_over(), { "$literal": nobody() }, "$exclusive"] };
     let left = doc! { "count": { "$toLong": { "$size": "$$left" } }, "locks": "$$left" };
-    let shared = doc! { "$let": { "vars": { "left": is_live }, "in": left } };
+    let shared = doc! { "$let": { "vars": { "left": live }, "in": left } };
     vec![doc! { "$set": { "exclusive": exclusive, "shared": shared } }]
+}
+
+fn is_exclusive_over() -> Document {
+    doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, is_over("$exclusive.expiresAt")] }
+}
+
+/// Whether this end has come. What is no date has not.
+fn is_over(end: &str) -> Document {
+    doc! { "$and": [{ "$eq": [{ "$type": end }, "date"] }, { "$lte": [end, NOW] }] }
+}
+
+/// The shared locks, none where that is no array.
+fn array() -> Document {
+    doc! { "$cond": [{ "$isArray": "$shared.locks" }, "$shared.locks", []] }
 }

@@ -97,6 +97,7 @@ impl Mongodb {
             grant_form: GrantForm::ObjectId,
             beside: Some(mixed::LIBRARY),
             limits: options.limits(),
+            min_margin: options.min_margin(),
             ..StoreInfo::new(options.label(), "the MongoDB server's, $$NOW", options.min_lease())
         };
         let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());

@@ -133,8 +133,9 @@ impl MongodbOptions {
     /// The store in this collection.
     pub(crate) fn opener(self) -> Result<Opener> {
         let limits = self.limits();
+        let min_margin = self.min_margin();
         let opener = Opener::new(self.min_lease(), |_, _, by| Mongodb::open(self, by));
-        Ok(Opener { default_lease: Mongodb::DEFAULT_LEASE, limits, ..opener })
+        Ok(Opener { min_margin, default_lease: Mongodb::DEFAULT_LEASE, limits, ..opener })
     }
 
     pub(super) fn limits(&self) -> Option<Limits> {
@@ -143,6 +144,10 @@ impl MongodbOptions {
 
     pub(super) fn min_lease(&self) -> Duration {
         if self.fleet.is_mixed() { mixed::MIN_LEASE } else { Mongodb::MIN_LEASE }
+    }
+
+    pub(super) fn min_margin(&self) -> Duration {
+        if self.fleet.is_mixed() { mixed::MIN_MARGIN } else { Duration::ZERO }
     }
 
     pub(super) fn label(&self) -> String {

@@ -8,8 +8,10 @@
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
+use super::mixed;
 use super::row::{self, FORMAT, nobody};
 use crate::lease::{Ask, Lease, Mode, Renewal};
+use crate::store::fleet::Fleet;
 
 pub(super) const NOW: &str = "$$NOW";
 const ROOT: &str = "$$ROOT";
@@ -29,6 +31,7 @@ pub(super) struct Grant<'a> {
     pub old: Option<(ObjectId, i64)>,
     /// A number for this copy of the request: where the document has another one, an earlier copy was granted.
     pub copy: i32,
+    pub fleet: Fleet,
 }
 
 fn text(text: &str) -> Bson {
@@ -118,6 +121,9 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     let mut conditions = vec![is_sane(), doc! { "$gte": [{ "$ifNull": ["$fence", 0] }, 0] }];
     if let Some((old, token)) = &grant.old {
         conditions.push(stands(old, *token));
+        if grant.fleet.is_mixed() {
+            conditions.push(doc! { "$not": [mixed::is_late(ask.mode, *old)] });
+        }
         runs_shared.push(doc! { "$ne": ["$$l._id", old] });
         blocks.push(doc! { "$ne": ["$exclusive._id", old] });
     }

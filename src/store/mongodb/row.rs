@@ -18,7 +18,7 @@ pub(super) fn time(at: DateTime) -> StoreTime {
 }
 
 /// To the millisecond, as the server has it; a part of one is rounded up.
-fn date(at: StoreTime) -> DateTime {
+pub(super) fn date(at: StoreTime) -> DateTime {
     DateTime::from_millis(at.as_nanos().saturating_add(999_999).div_euclid(1_000_000))
 }
 

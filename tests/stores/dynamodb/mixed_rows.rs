@@ -6,9 +6,10 @@ use leasehold::{ErrorKind, LockClient};
 use crate::dynamodb::mixed::{World, of};
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
-use crate::support::dynamodb::{Table, config};
+use crate::support::dynamodb::{Table, config, config_at, options};
 use crate::support::go::Unavailable;
 use crate::support::go::dynamodb::Go;
+use crate::support::proxy::Proxy;
 use crate::support::{logs, stores::unique};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -102,6 +103,70 @@ fn a_row_of_ours_has_an_owner_of_its_own_and_a_time_to_live() {
     world.pass(Duration::from_secs(7));
     let _guard = world.ours.request("k").owner("billing").lock().unwrap();
     check();
+}
+
+/// The service would delete a live lock by an older time to live.
+#[test]
+fn a_client_without_the_option_leaves_no_time_to_live_behind() {
+    needs_server!();
+    let world = World::new();
+    let own = of(&world.table, &world.clock, Fleet::Own);
+    let mixed = &world.ours;
+    let days = Duration::from_secs(5 * 24 * 3600);
+    let ttl = |key: &str| world.raw.get(key).remove("ttl");
+    let lock = mixed.request("renewed").acquire().unwrap();
+    assert!(ttl("renewed").is_some());
+    own.heartbeat(&lock, days).unwrap();
+    assert_eq!(ttl("renewed"), None);
+    mixed.heartbeat(&lock, days + LEASE).unwrap();
+    assert!(ttl("renewed").is_some());
+    let released = mixed.request("released").acquire().unwrap();
+    own.release(&released).unwrap();
+    assert_eq!(ttl("released"), None);
+    // A group of shared holders of theirs, renewed by one with the option: each end of the row has its own.
+    let ask = || own.request("shared").shared().lease(LEASE);
+    let (one, other) = (ask().lock_id("one").acquire().unwrap(), ask().lock_id("other").acquire().unwrap());
+    let ends_after = || {
+        let row = world.raw.get("shared");
+        let end: jiff::Timestamp = row["leasedUntil"].as_s().unwrap().parse().unwrap();
+        row["ttl"].as_n().unwrap().parse::<i64>().unwrap() - end.as_second()
+    };
+    mixed.renew("one", 2 * LEASE).unwrap();
+    assert_eq!(ends_after(), 2 * 24 * 3600);
+    mixed.heartbeat(&other, 3 * LEASE).unwrap();
+    assert_eq!(ends_after(), 2 * 24 * 3600);
+    // Not the latest end: the row keeps its own.
+    own.heartbeat(&one, 2 * LEASE).unwrap();
+    assert_eq!(ends_after(), 2 * 24 * 3600);
+    mixed.release(&other).unwrap();
+    assert_eq!(ends_after(), 2 * 24 * 3600);
+    own.heartbeat(&one, days).unwrap();
+    assert_eq!(ttl("shared"), None);
+    mixed.renew("one", days + LEASE).unwrap();
+    let third = ask().lock_id("third").lease(5 * days).acquire().unwrap();
+    assert_eq!(ttl("shared"), None);
+    mixed.heartbeat(&third, 5 * days + LEASE).unwrap();
+    own.release(&third).unwrap();
+    assert_eq!(ttl("shared"), None);
+}
+
+/// What is not known of the service's time takes no more of the grace than elsewhere: the rest is for their hosts.
+#[test]
+fn who_was_idle_asks_for_the_time_first() {
+    needs_server!();
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
+    let requests = |fleet: Fleet| {
+        let settings = Settings::Given(Box::new(config_at(&proxy.url())));
+        let options = DynamodbOptions { settings, grace: Duration::from_secs(5), ..options(&table.0, &clock) };
+        let store = open(options.of(fleet), &clock);
+        granted(&store, &mut exclusive(&unique()));
+        clock.advance(Duration::from_secs(300));
+        let before = proxy.requests().len();
+        granted(&store, &mut exclusive(&unique()));
+        proxy.requests().len() - before
+    };
+    assert_eq!((requests(Fleet::Mixed), requests(Fleet::Own)), (2, 1));
 }
 
 /// Whole seconds and short fractions sort after longer texts of the same second: they seem up to a second later.

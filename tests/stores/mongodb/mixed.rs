@@ -9,14 +9,14 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
 use leasehold::internals::sys::clock::Clock;
-use leasehold::mongodb::driver::bson::{Bson, Document};
-use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
+use leasehold::mongodb::driver::bson::{Bson, Document, doc};
+use leasehold::{ErrorKind, Lock, LockClient, LockGuard, LossReason};
 
 use crate::mongodb::*;
 use crate::support::go::Unavailable;
 use crate::support::go::mongodb::Go;
 use crate::support::logs;
-use crate::support::mongodb::Rows;
+use crate::support::mongodb::{DATABASE, Rows, server};
 use crate::support::stores::{soon, unique};
 use crate::support::wait::wait_until;
 
@@ -208,16 +208,62 @@ fn nothing_of_the_last_second_is_renewed() {
     }
 }
 
+/// It would keep its lock id, by which their purger frees what it read as over.
+#[test]
+fn nothing_of_the_last_second_is_handed_over() {
+    needs_server!();
+    let world = World::new();
+    for (key, is_shared) in [("x", false), ("s", true)] {
+        let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
+        let adopt = |lock: &Lock| world.ours.request(key).adopt(lock.clone());
+        let in_time = ask().lock_id("job").acquire().unwrap();
+        world.pass(LEASE - 5 * S);
+        let late = adopt(&in_time).unwrap().into_lock();
+        world.pass(LEASE - Duration::from_millis(800));
+        let error = adopt(&late).unwrap_err();
+        assert!(error.kind() == ErrorKind::Lost && error.holders().is_empty(), "{error}");
+        world.pass(S);
+        assert_eq!(adopt(&late).unwrap_err().kind(), ErrorKind::Lost);
+        // Without the option they have until they are taken over.
+        let own = client(&world.rows, Fleet::Own);
+        let over = own.request(key).acquire().unwrap();
+        world.pass(LEASE + S);
+        own.request(key).adopt(over).unwrap().release().unwrap();
+    }
+}
+
+/// What counts as held can be renewed.
+#[test]
+fn the_margin_is_no_less_than_the_last_second() {
+    needs_server!();
+    let world = World::new();
+    let builder = |options: MongodbOptions| {
+        let store = Mongodb::open(options, &soon()).unwrap();
+        builder_over(Arc::new(store), Clock::system()).lease(3 * S)
+    };
+    let mixed = || builder(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
+    let guard = mixed().connect().unwrap().lock("k").unwrap();
+    guard.ensure_held_for(S + S / 2).unwrap();
+    assert_eq!(guard.ensure_held_for(2 * S + S / 10).unwrap_err().kind(), ErrorKind::InvalidInput);
+    let less = S - Duration::from_millis(1);
+    let error = mixed().margin(less).connect().unwrap_err();
+    assert!(error.to_string().contains("at least 1s"), "{error}");
+    assert!(LockClient::builder(format!("{}&fleet=mixed", world.rows.url())).margin(less).connect().is_err());
+    builder(world.rows.options()).margin(less).connect().unwrap();
+}
+
 /// Theirs: it frees every lock of an id of which one is over.
 #[test]
 fn their_purger_frees_what_shares_a_lock_id() {
     needs_server!();
     let world = World::new();
-    world.ours.request("over").lock_id("job").acquire().unwrap();
+    world.go.xlock("over", "job", OWNER, TTL).unwrap();
     world.pass(LEASE + S);
+    // Before ours free it.
+    let expired = world.go.expired();
     let guard = world.ours.request("live").lock_id("job").lock().unwrap();
     let other = world.ours.request("other").lock().unwrap();
-    world.go.free_all(&world.go.expired());
+    world.go.free_all(&expired);
     assert!(matches!(assert_lost(&guard), LossReason::ReleasedByOther));
     other.ensure_held_for(LEASE / 2).unwrap();
 }
@@ -237,6 +283,57 @@ fn what_is_over_is_freed_now_and_then() {
     wait_until("what is over is freed", || world.go.slock("x", "d", OWNER, TTL, -1).is_ok());
     let left = |id: &str| world.go.status(Some(id), false).len();
     wait_until("of shared ones, too", || (left("b"), left("c")) == (0, 1));
+}
+
+/// What is damaged stops nothing and stays as it is, as does what is not ours to write; what lives is not looked at.
+#[test]
+fn freeing_leaves_alone_what_is_not_over() {
+    needs_server!();
+    let world = World::new();
+    world.go.is_ahead_by(-2 * TTL * 1_000);
+    for key in ["damaged", "kind", "newer", "odd", "older", "over"] {
+        world.go.slock(key, &format!("shared {key}"), OWNER, TTL, -1).unwrap();
+    }
+    world.go.xlock("exclusive", "x", OWNER, TTL).unwrap();
+    world.go.is_ahead_by(0);
+    let set = |key: &str, fields: Document| {
+        let changed = world.rows.raw().update_one(doc! { "resource": key }, doc! { "$set": fields }).run().unwrap();
+        assert_eq!(changed.modified_count, 1);
+    };
+    let locks = |key: &str| {
+        let row = world.rows.row(key).unwrap();
+        row.get_document("shared").unwrap().get_array("locks").unwrap().clone()
+    };
+    let with = |end: Bson| {
+        let over = locks("over").remove(0);
+        let mut entry = over.as_document().unwrap().clone();
+        entry.insert("expiresAt", end);
+        doc! { "shared": { "count": 2_i64, "locks": [over, entry] } }
+    };
+    set("damaged", with("soon".into()));
+    set("kind", doc! { "kind": 1 });
+    set("newer", doc! { "format": "2.0" });
+    set("odd", doc! { "format": 1 });
+    set("older", doc! { "format": "1.7" });
+    set("over", with(Bson::Null));
+    for n in 0..20 {
+        world.go.xlock(&format!("live {n}"), &format!("live {n}"), OWNER, TTL - n % 2).unwrap();
+    }
+    let left = ["damaged", "kind", "newer", "odd"];
+    let before = left.map(|key| world.rows.row(key).unwrap());
+    let database = server().database(DATABASE);
+    let ns = format!("{DATABASE}.{}", world.rows.0);
+    database.run_command(doc! { "profile": 2, "filter": { "ns": &ns } }).run().unwrap();
+    drop(client(&world.rows, Fleet::Mixed).lock("anything").unwrap());
+    wait_until("what is over is freed", || (locks("over").len(), locks("older").len()) == (1, 0));
+    wait_until("of exclusive ones, too", || world.go.status(Some("x"), false).is_empty());
+    let profile = database.collection::<Document>("system.profile");
+    let freeing = || profile.find_one(doc! { "ns": &ns, "op": "update", "nModified": 3 }).run().unwrap();
+    wait_until("it is profiled", || freeing().is_some());
+    database.run_command(doc! { "profile": 0, "filter": "unset" }).run().unwrap();
+    let examined = freeing().unwrap().get("docsExamined").cloned();
+    assert_eq!(examined, Some(Bson::Int32(7)), "of those that live, none");
+    assert_eq!(left.map(|key| world.rows.row(key).unwrap()), before);
 }
 
 /// Bad, and theirs: their hosts' clocks decide, without a grace.
