@@ -71,6 +71,11 @@
 //!   wait ends.
 //!
 //! ```no_run
+//! # mod tokio { // also where no feature brings it
+//! #     pub mod task {
+//! #         pub async fn spawn_blocking<T>(call: impl FnOnce() -> T) -> std::io::Result<T> { Ok(call()) }
+//! #     }
+//! # }
 //! use leasehold::{CancelToken, LockClient, LockGuard};
 //!
 //! async fn lock(client: LockClient, key: String) -> leasehold::Result<LockGuard> {
