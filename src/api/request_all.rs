@@ -95,11 +95,11 @@ impl<'a> LockAllRequest<'a> {
             let Err(error) = held.ensure_held() else { return Ok(held) };
             let by_max_hold = held.lost().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
             held.abandon();
-            if by_max_hold || self.is_over() {
+            let left = self.until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            // The store was away for longer than the lease bridges: it is not asked again at once.
+            if by_max_hold || !pausing.wait_for(left.min(*self.client.family.options.poll.start())) || self.is_over() {
                 return Err(error);
             }
-            // The store was away for longer than the lease bridges: it is not asked again at once.
-            pausing.wait_for(*self.client.family.options.poll.start());
         }
     }
 
