@@ -113,8 +113,7 @@ impl FaultPlan {
     /// Lets the stores have the acquisitions that were [late](Fault::Late), and tells what they answer.
     pub fn deliver(&self) -> Vec<Result<Acquired>> {
         let late = std::mem::take(&mut self.0.lock().late);
-        let by = Deadline::after(Duration::from_secs(60));
-        late.into_iter().map(|(store, mut attempt)| store.acquire(&mut attempt, &by)).collect()
+        late.into_iter().map(|(store, mut attempt)| store.acquire(&mut attempt, &patient())).collect()
     }
 
     /// No more faults.
@@ -174,7 +173,7 @@ impl Faulty {
         &self,
         call: Call,
         by: &Deadline,
-        apply: impl FnMut() -> Result<T>,
+        apply: impl FnMut(&Deadline) -> Result<T>,
         unknown: impl FnOnce(Error) -> Result<T>,
     ) -> Result<T> {
         Faulty::suffer(self.plan.take(call), call, by, apply, unknown)
@@ -184,11 +183,11 @@ impl Faulty {
         fault: Option<Fault>,
         call: Call,
         by: &Deadline,
-        mut apply: impl FnMut() -> Result<T>,
+        mut apply: impl FnMut(&Deadline) -> Result<T>,
         unknown: impl FnOnce(Error) -> Result<T>,
     ) -> Result<T> {
         let Some(fault) = fault else {
-            return apply();
+            return apply(by);
         };
         match fault {
             Fault::FailBefore => Err(injected(ErrorKind::Store, "the request was not sent")),
@@ -196,11 +195,11 @@ impl Faulty {
             Fault::Refuse => Err(Error::new(ErrorKind::Permission, "injected fault: the store refused the request")
                 .caused_by(std::io::Error::from(std::io::ErrorKind::PermissionDenied))),
             Fault::ApplyThenFail => {
-                apply()?;
+                apply(by)?;
                 unknown(injected(ErrorKind::Ambiguous, "the answer was lost"))
             }
             Fault::ApplyThenHang => {
-                apply()?;
+                apply(&patient())?;
                 by.wait();
                 unknown(injected(ErrorKind::Ambiguous, "no answer came in time"))
             }
@@ -214,23 +213,23 @@ impl Faulty {
             }
             Fault::Delay(delay) => {
                 by.wait_for(delay);
-                apply()
+                apply(by)
             }
             Fault::ApplyThenDelay(delay) => {
-                let answer = apply();
+                let answer = apply(by);
                 by.wait_for(delay);
                 answer
             }
             Fault::Twice => {
-                apply()?;
-                apply()
+                apply(by)?;
+                apply(by)
             }
             Fault::PanicLater(at) => {
                 while at.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {}
                 panicked(call)
             }
             Fault::ApplyThenPanic => {
-                apply()?;
+                apply(by)?;
                 panicked(call)
             }
             Fault::Panic => panicked(call),
@@ -243,6 +242,11 @@ fn panicked(call: Call) -> ! {
     std::panic::resume_unwind(Box::new(format!("injected panic in {call:?}")))
 }
 
+/// For what the store does although its caller no longer waits.
+fn patient() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
 fn injected(kind: ErrorKind, what: &str) -> Error {
     Error::new(kind, format!("injected fault: {what}")).retryable()
 }
@@ -253,7 +257,7 @@ impl Backend for Faulty {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.run(Call::Schema, by, || self.inner.schema(what, by), Err)
+        self.run(Call::Schema, by, |by| self.inner.schema(what, by), Err)
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
@@ -261,12 +265,12 @@ impl Backend for Faulty {
         if let Some(Fault::Late) = fault {
             self.plan.0.lock().late.push((self.inner.clone(), attempt.without_native()));
         }
-        let apply = || self.inner.acquire(attempt, by);
+        let apply = |by: &Deadline| self.inner.acquire(attempt, by);
         Faulty::suffer(fault, Call::Acquire, by, apply, |error| Ok(Acquired::Unknown(error)))
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        self.run(Call::Renew, by, || self.inner.renew(attempt, renewal, by), |error| Ok(Renewed::Unknown(error)))
+        self.run(Call::Renew, by, |by| self.inner.renew(attempt, renewal, by), |error| Ok(Renewed::Unknown(error)))
     }
 
     fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
@@ -274,7 +278,7 @@ impl Backend for Faulty {
         let released = self.run(
             Call::Release,
             by,
-            || self.inner.release(attempt, purpose, by),
+            |by| self.inner.release(attempt, purpose, by),
             |error| Ok(Released::Unknown(error)),
         )?;
         self.plan.0.lock().given_up.extend(key.filter(|_| !matches!(released, Released::Unknown(_))));
@@ -282,15 +286,15 @@ impl Backend for Faulty {
     }
 
     fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
-        self.run(Call::Read, by, || self.inner.read(which, from.clone(), consistency, by), Err)
+        self.run(Call::Read, by, |by| self.inner.read(which, from.clone(), consistency, by), Err)
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
-        self.run(Call::Swap, by, || self.inner.swap(seen, new, by), |error| Ok(Swapped::Unknown(error)))
+        self.run(Call::Swap, by, |by| self.inner.swap(seen, new, by), |error| Ok(Swapped::Unknown(error)))
     }
 
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
         let never = self.plan.0.lock().never_wakes;
-        self.run(Call::Wake, by, || if never { Ok(false) } else { self.inner.wake(keys, to.clone(), by) }, Err)
+        self.run(Call::Wake, by, |by| if never { Ok(false) } else { self.inner.wake(keys, to.clone(), by) }, Err)
     }
 }

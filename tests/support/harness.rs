@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
-use leasehold::internals::store::fault::{FaultPlan, Faulty};
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 #[cfg(feature = "sqlite")]
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
@@ -168,6 +168,16 @@ impl Store {
     pub fn is_vacant(&self, key: &str) -> bool {
         let status = self.bystander().get(key).expect("a look at the key");
         status.is_none_or(|status| status.holders().is_empty())
+    }
+}
+
+/// Acquires `key` without getting an answer; again if the deadline came before the request was sent.
+#[track_caller]
+pub fn acquire_unanswered(plan: &FaultPlan, client: &LockClient, key: &str) {
+    let before = plan.count(Call::Acquire);
+    plan.next(Call::Acquire, Fault::ApplyThenHang);
+    while plan.count(Call::Acquire) == before {
+        assert!(client.try_lock_for(key, millis(1)).is_err());
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::alone::alone;
-use crate::support::harness::{Folder, PATIENCE, Store, millis, on_each_local, within};
+use crate::support::harness::{Folder, PATIENCE, Store, acquire_unanswered, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
 use crate::support::threads::{no_new_threads, threads_again};
@@ -241,9 +241,8 @@ fn the_last_drop_has_one_bound() {
                 let store = Store::memory();
                 let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
                 let last = handle(&client);
-                store.plan.next(Call::Acquire, Fault::ApplyThenHang);
                 store.plan.always(Call::Release, Fault::HangBefore);
-                assert!(client.try_lock_for("other", millis(1)).is_err());
+                acquire_unanswered(&store.plan, &client, "other");
                 drop(client);
                 within(&format!("the last drop, of a {what}"), bound, || drop(last));
             });
@@ -288,8 +287,7 @@ fn a_close_by_an_observer_does_not_wait_for_itself() {
     let client = store.builder().drop_timeout(STALL).observer(observer.clone()).connect().expect("a client");
     let (told, tells) = mpsc::channel();
     *observer.0.lock() = Some((client.clone(), told));
-    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-    assert!(client.try_lock_for("job", millis(1)).is_err());
+    acquire_unanswered(&store.plan, &client, "job");
     let took = tells.recv_timeout(STALL).expect("the close hangs");
     assert!(took < STALL / 2, "it took {took:?}");
 }
@@ -385,8 +383,7 @@ fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
         let store = Store::memory();
         let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
         let abandon = |key: &str| {
-            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-            assert!(client.try_lock_for(key, millis(1)).is_err());
+            acquire_unanswered(&store.plan, &client, key);
             assert!(!store.is_vacant(key));
         };
         no_new_threads();

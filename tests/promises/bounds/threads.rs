@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::alone::alone;
-use crate::support::harness::{PATIENCE, Store, millis, on_each_local, within};
+use crate::support::harness::{PATIENCE, Store, acquire_unanswered, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::seed::{seed, sow};
 use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
@@ -224,8 +224,7 @@ fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
         for round in 0..30 {
             let store = Store::sqlite();
             let client = client(&store);
-            store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-            assert!(client.try_lock_for("job", millis(10)).is_err());
+            acquire_unanswered(&store.plan, &client, "job");
             drop(client);
             assert!(store.is_vacant("job"), "a row is left in round {round}");
             assert_ours(&[]);
@@ -240,8 +239,7 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
     let undoing = || ours().iter().filter(|name| *name == "leasehold-undo").count();
     store.plan.always(Call::Release, Fault::HangBefore);
     for n in 0..ACQUIRES {
-        store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-        assert!(client.try_lock_for(&format!("job-{n}"), millis(1)).is_err());
+        acquire_unanswered(&store.plan, &client, &format!("job-{n}"));
     }
     assert_eq!(undoing(), 1, "on {}", store.name);
     assert!((0..ACQUIRES).all(|n| !store.is_vacant(&format!("job-{n}"))));
@@ -254,8 +252,7 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
 
     // What has ended by itself is left.
     store.plan.always(Call::Release, Fault::FailBefore);
-    store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-    assert!(client.try_lock_for("late", millis(1)).is_err());
+    acquire_unanswered(&store.plan, &client, "late");
     wait_until("it is tried", || undoing() == 1);
     store.advance(Duration::from_secs(21));
     wait_until("nobody tries that any more", || undoing() == 0);
@@ -273,8 +270,7 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
 
     store.plan.always(Call::Release, Fault::HangBefore);
     for n in 0..10 {
-        store.plan.next(Call::Acquire, Fault::ApplyThenHang);
-        assert!(client.try_lock_for(&format!("left-{n}"), millis(1)).is_err());
+        acquire_unanswered(&store.plan, &client, &format!("left-{n}"));
     }
     within("the drop", DROP, || drop(client));
     none_soon();

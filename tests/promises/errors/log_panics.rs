@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::support::alone::alone;
 use crate::support::bench::{Bench, LONG, loss_of};
+use crate::support::harness::acquire_unanswered;
 use crate::support::wait::wait_until;
 use leasehold::LossReason;
 use leasehold::internals::store::fault::{Call, Fault};
@@ -78,9 +79,8 @@ fn a_logger_that_panics_ends_neither_a_thread_nor_a_call() {
             drop(client.lock("fails").unwrap());
         });
         logged("an undo that fails", || {
-            bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
             bench.faults.next(Call::Release, Fault::FailBefore);
-            assert!(client.try_lock_for("undone", Duration::from_millis(1)).is_err());
+            acquire_unanswered(&bench.faults, &client, "undone");
             wait_until("what was given up is free", || bench.rival().get("undone").unwrap().unwrap().is_free());
         });
         logged("a store that can't tell", || {
