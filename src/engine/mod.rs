@@ -12,6 +12,8 @@ pub(crate) mod options;
 pub(crate) mod orders;
 pub(crate) mod poll;
 pub(crate) mod queue;
+#[cfg(test)]
+mod random_orders;
 pub(crate) mod release;
 pub(crate) mod spec;
 pub(crate) mod undo;

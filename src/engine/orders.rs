@@ -1,5 +1,8 @@
 //! A small scheduler for tests: goes through every order in which some actors can take their steps.
 
+#[path = "../../tests/support/seed.rs"]
+pub mod seed;
+
 use std::time::Duration;
 
 use crate::engine::options::Terms;

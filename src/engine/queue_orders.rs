@@ -1,11 +1,8 @@
 //! Every order of steps of a holder and its waiters. Each step is one call, as in `acquire` and `release`; a
 //! waiter takes one only when it was nudged, so that a lost nudge ends in a standstill.
 
-#[path = "../../tests/support/seed.rs"]
-mod seed;
-
 use super::*;
-use crate::engine::orders::{World as _, all_orders, spec};
+use crate::engine::orders::{World as _, all_orders, seed, spec};
 use crate::engine::spec::Chain;
 use crate::lease::{End, GrantId, Holder, StoreTime};
 use crate::store::Attempt;

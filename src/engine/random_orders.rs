@@ -1,0 +1,498 @@
+//! Random histories of several processes at one key: real holds and lines of waiters, over a network that loses, doubles
+//! and holds back requests, with clocks that are up to 4% wrong. One thread takes all steps, so a seed repeats them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+use super::hold::{AtEnd, Hold, Setup};
+use super::options::Terms;
+use super::orders::seed;
+use super::queue::{Leaves, May, Queues, Ticket};
+use super::spec::{Callbacks, Chain, Granted, LockSpec};
+use super::undo::Undo;
+use super::watcher::Watcher;
+use crate::lease::{Labels, Lease, LockRecord, Mode};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::memory::Memory;
+use crate::store::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
+use crate::sys::clock::Clock;
+use crate::sys::deadline::Deadline;
+use crate::sys::observing::Observing;
+
+/// As long as an acquire may ask for.
+const LEASE: Duration = Duration::from_secs(60);
+const HISTORIES: u64 = 10_000;
+const PROCESSES: usize = 3;
+/// Of each process.
+const WORKERS: usize = 2;
+/// How often a worker wants the lock.
+const ROUNDS: u32 = 3;
+/// A store stops this many copies of an acquire that was given up.
+const MOST_COPIES: usize = 2;
+/// By when a call must be over; so each sends one request, and its repeat is a step of its own.
+fn at_once() -> Deadline {
+    Deadline::at(Instant::now())
+}
+
+fn one_in(n: u32) -> bool {
+    fastrand::u32(..n) == 0
+}
+
+/// The clocks: the store's, and each process's with its error.
+#[derive(Debug)]
+struct Clocks {
+    store: Arc<Clock>,
+    processes: Vec<(Arc<Clock>, f64)>,
+}
+
+impl Clocks {
+    fn pass(&self, time: Duration) {
+        self.store.advance(time);
+        self.processes.iter().for_each(|(clock, speed)| clock.advance(time.mul_f64(*speed)));
+    }
+}
+
+/// A request that arrives when its sender no longer waits for it.
+#[derive(Debug)]
+enum Late {
+    Acquire(Attempt),
+    Renew(Attempt, Renewal),
+    Release(Attempt, Purpose),
+}
+
+/// What becomes of a request.
+#[derive(PartialEq)]
+enum Fate {
+    Answered,
+    Doubled,
+    Lost,
+    AnswerLost,
+    HeldBack,
+}
+
+/// Between all processes and the store.
+#[derive(Debug)]
+struct Network {
+    store: Memory,
+    clocks: Clocks,
+    late: Mutex<Vec<Late>>,
+    copies: Mutex<HashMap<String, usize>>,
+    is_sound: Mutex<bool>,
+}
+
+impl Network {
+    /// Sends a request; `None`: no answer came.
+    fn send<T>(&self, request: Late, mut apply: impl FnMut() -> Result<T>) -> Option<Result<T>> {
+        if *self.is_sound.lock() {
+            return Some(apply());
+        }
+        self.dawdle();
+        let answer = match self.fate(&request) {
+            Fate::Answered => Some(apply()),
+            Fate::Doubled => {
+                let _ = apply();
+                Some(apply())
+            }
+            Fate::Lost => None,
+            Fate::AnswerLost => {
+                let _ = apply();
+                None
+            }
+            Fate::HeldBack => {
+                self.late.lock().push(request);
+                None
+            }
+        };
+        self.dawdle();
+        answer
+    }
+
+    fn fate(&self, request: &Late) -> Fate {
+        match fastrand::u32(..20) {
+            0 => Fate::Doubled,
+            1 | 2 => Fate::Lost,
+            3..=5 => Fate::AnswerLost,
+            6..=8 => {
+                let Late::Acquire(attempt) = request else { return Fate::HeldBack };
+                let mut copies = self.copies.lock();
+                let copies = copies.entry(attempt.grant().as_str().to_owned()).or_default();
+                *copies += 1;
+                if *copies > MOST_COPIES { Fate::Lost } else { Fate::HeldBack }
+            }
+            _ => Fate::Answered,
+        }
+    }
+
+    /// Takes its time, now and then more than a lease.
+    fn dawdle(&self) {
+        if one_in(12) {
+            self.clocks.pass(LEASE.mul_f64(fastrand::f64() * 1.2));
+        }
+    }
+
+    /// One of those that were held back arrives.
+    fn deliver(&self) {
+        let next = {
+            let mut late = self.late.lock();
+            let at = fastrand::usize(..late.len());
+            late.swap_remove(at)
+        };
+        let by = at_once();
+        // Nobody waits for the answers.
+        match next {
+            Late::Acquire(mut attempt) => drop(self.store.acquire(&mut attempt, &by)),
+            Late::Renew(mut attempt, renewal) => drop(self.store.renew(&mut attempt, renewal, &by)),
+            Late::Release(mut attempt, purpose) => drop(self.store.release(&mut attempt, purpose, &by)),
+        }
+    }
+
+    fn record(&self) -> Seen {
+        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &at_once());
+        page.expect("a page").records.pop().expect("a record")
+    }
+}
+
+fn silence() -> Error {
+    Error::new(ErrorKind::Ambiguous, "no answer").retryable()
+}
+
+impl Backend for Network {
+    fn info(&self) -> &StoreInfo {
+        self.store.info()
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        self.store.schema(what, by)
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        let answer = self.send(Late::Acquire(attempt.without_native()), || self.store.acquire(attempt, by));
+        answer.unwrap_or_else(|| Ok(Acquired::Unknown(silence())))
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        let request = Late::Renew(attempt.without_native(), renewal);
+        let answer = self.send(request, || self.store.renew(attempt, renewal, by));
+        answer.unwrap_or_else(|| Ok(Renewed::Unknown(silence())))
+    }
+
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        let request = Late::Release(attempt.without_native(), purpose);
+        let answer = self.send(request, || self.store.release(attempt, purpose, by));
+        answer.unwrap_or_else(|| Ok(Released::Unknown(silence())))
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
+        self.store.read(which, from, consistency, by)
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        self.store.swap(seen, new, by)
+    }
+
+    fn wake(&self, _: &[String], _: Sender<String>, _: &Deadline) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+/// A process: what its workers share.
+struct Process {
+    clock: Arc<Clock>,
+    queues: Arc<Queues>,
+    undo: Arc<Undo>,
+    watcher: Arc<Watcher>,
+}
+
+/// Where a worker is.
+enum At {
+    Outside,
+    InLine(Ticket),
+    /// Its acquire was sent, and not answered.
+    Asks(Attempt, Option<Ticket>),
+    GivesUp(Attempt),
+    Holds(Arc<Hold>),
+    /// Its release was not answered.
+    Releases(Arc<Hold>),
+}
+
+struct Worker {
+    process: usize,
+    spec: LockSpec,
+    at: At,
+    rounds: u32,
+}
+
+struct World {
+    network: Arc<Network>,
+    processes: Vec<Process>,
+    workers: Vec<Worker>,
+    /// The highest token of a grant that was held, and of a write.
+    granted: u64,
+    written: u64,
+}
+
+impl World {
+    fn new() -> World {
+        let store = Clock::system();
+        let speed = || 1.0 + (fastrand::f64() - 0.5) * 0.08;
+        let processes = (0..PROCESSES).map(|_| (Clock::system(), speed())).collect();
+        let network = Arc::new(Network {
+            store: Memory::open("", store.clone()),
+            clocks: Clocks { store, processes },
+            late: Mutex::default(),
+            copies: Mutex::default(),
+            is_sound: Mutex::default(),
+        });
+        let process = |(clock, _): &(Arc<Clock>, f64)| {
+            let queues = Arc::<Queues>::default();
+            let undo = Arc::new(Undo::new(network.clone(), queues.clone(), clock.clone(), LEASE));
+            Process { clock: clock.clone(), queues, undo, watcher: Arc::new(Watcher::new(clock.clone())) }
+        };
+        let processes: Vec<_> = network.clocks.processes.iter().map(process).collect();
+        let shares = one_in(3);
+        let worker = |n: usize| {
+            let mut spec = LockSpec::exclusive("k", Labels::of("o"), terms());
+            if shares && one_in(2) {
+                (spec.mode, spec.max_holders) = (Mode::Shared, Some(2));
+            }
+            Worker { process: n % PROCESSES, spec, at: At::Outside, rounds: ROUNDS }
+        };
+        let workers = (0..PROCESSES * WORKERS).map(worker).collect();
+        World { network, processes, workers, granted: 0, written: 0 }
+    }
+
+    fn is_over(&self) -> bool {
+        self.workers.iter().all(|worker| matches!(worker.at, At::Outside) && worker.rounds == 0)
+    }
+
+    /// Somebody takes a step, time passes, or a request arrives late.
+    fn step(&mut self) {
+        if one_in(8) {
+            let part = *fastrand::choice([0.01, 0.1, 0.3, 0.7, 1.1].iter()).expect("one of them");
+            self.network.clocks.pass(LEASE.mul_f64(part));
+        } else if one_in(6) && !self.network.late.lock().is_empty() {
+            self.network.deliver();
+        } else {
+            let at = fastrand::usize(..self.workers.len());
+            let before = std::mem::replace(&mut self.workers[at].at, At::Outside);
+            self.workers[at].at = self.act(at, before);
+        }
+        self.check();
+    }
+
+    fn act(&mut self, n: usize, at: At) -> At {
+        let process = &self.processes[self.workers[n].process];
+        match at {
+            At::Outside if self.workers[n].rounds == 0 => At::Outside,
+            At::Outside => {
+                self.workers[n].rounds -= 1;
+                // As a waiter that was refused once, or somebody who asks before it stands in line.
+                if one_in(2) {
+                    let ticket = process.queues.enter(self.workers[n].spec.clone());
+                    ticket.asked();
+                    return At::InLine(ticket);
+                }
+                let attempt = self.attempt(n);
+                self.ask(n, attempt, None)
+            }
+            At::InLine(ticket) if one_in(10) => leave(ticket),
+            At::InLine(ticket) if ticket.place() > 0 => At::InLine(ticket),
+            At::InLine(ticket) => match ticket.may() {
+                May::Wait => At::InLine(ticket),
+                May::Take(granted) => {
+                    assert!(ticket.leave(Leaves::WithLock).is_none(), "it was granted twice");
+                    self.granted(n, *granted)
+                }
+                May::Ask => {
+                    let attempt = self.attempt(n);
+                    self.ask(n, attempt, Some(ticket))
+                }
+            },
+            At::Asks(attempt, ticket) => {
+                let first_sent = attempt.first_sent.expect("it was sent");
+                if one_in(4) || process.clock.now() >= first_sent + LEASE / 2 {
+                    drop(ticket.map(leave).filter(|at| matches!(at, At::GivesUp(_))));
+                    return At::GivesUp(attempt);
+                }
+                self.ask(n, attempt, ticket)
+            }
+            At::GivesUp(mut attempt) => match self.network.release(&mut attempt, Purpose::GiveUp, &at_once()) {
+                Ok(Released::Unknown(_)) => At::GivesUp(attempt),
+                answer => {
+                    answer.expect("an answer");
+                    process.queues.nudge("k");
+                    At::Outside
+                }
+            },
+            At::Holds(hold) => {
+                match fastrand::u32(..5) {
+                    0 => return release(hold),
+                    1 => drop(hold.look(process.clock.now())),
+                    2 => drop(hold.beat()),
+                    _ => {}
+                }
+                At::Holds(hold)
+            }
+            At::Releases(hold) => release(hold),
+        }
+    }
+
+    fn attempt(&self, n: usize) -> Attempt {
+        self.workers[n].spec.attempt(self.network.info().grant_form.fresh(), LEASE)
+    }
+
+    /// Sends an acquire, as [`acquire`](super::acquire) does.
+    fn ask(&mut self, n: usize, mut attempt: Attempt, ticket: Option<Ticket>) -> At {
+        let clock = &self.processes[self.workers[n].process].clock;
+        let sent = clock.now();
+        let first_sent = *attempt.first_sent.get_or_insert(sent);
+        attempt.sends += 1;
+        let terms = terms();
+        match self.network.acquire(&mut attempt, &at_once()).expect("an answer, or none") {
+            Acquired::Granted { holder, repeated, now } => {
+                let mut held_until = terms.first_held_until(sent, holder.until, now);
+                if repeated {
+                    held_until = held_until.min(terms.first_held_until(first_sent, Lease::For(LEASE).end(now), now));
+                }
+                let handed = ticket.and_then(|ticket| ticket.leave(Leaves::WithLock));
+                assert!(handed.is_none(), "it was granted twice");
+                if clock.now() >= held_until {
+                    return At::GivesUp(attempt);
+                }
+                let chain = Chain { times: 0, since: sent };
+                self.granted(n, Granted { attempt, holder, now, held_until, chain })
+            }
+            Acquired::Refused(_) => {
+                let at = match ticket {
+                    Some(ticket) if attempt.sends == 1 => {
+                        ticket.asked();
+                        return At::InLine(ticket);
+                    }
+                    Some(ticket) => leave(ticket),
+                    None => At::Outside,
+                };
+                assert!(matches!(at, At::Outside), "handed over to one that asks");
+                if attempt.sends > 1 { At::GivesUp(attempt) } else { At::Outside }
+            }
+            Acquired::Unknown(_) => At::Asks(attempt, ticket),
+        }
+    }
+
+    fn granted(&mut self, n: usize, granted: Granted) -> At {
+        let token = granted.holder.token;
+        let process = &self.processes[self.workers[n].process];
+        let setup = Setup {
+            backend: self.network.clone(),
+            clock: process.clock.clone(),
+            watcher: process.watcher.clone(),
+            queues: process.queues.clone(),
+            undo: process.undo.clone(),
+            observing: Observing::default(),
+            terms: terms(),
+            request_timeout: LEASE,
+            drop_timeout: LEASE,
+            at_end: AtEnd::Release,
+        };
+        let hold = Hold::new(granted, setup, Callbacks::default());
+        // What was handed over long ago may be over; and of those who share, one may hear late of its grant.
+        if hold.is_held() {
+            let above = if is_exclusive(&hold) { self.granted } else { self.written };
+            assert!(token > above, "token {token} after {above}");
+            self.granted = self.granted.max(token);
+        }
+        At::Holds(hold)
+    }
+
+    /// Who holds the lock, by what they believe.
+    fn held(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        self.workers.iter().filter_map(|worker| match &worker.at {
+            At::Holds(hold) if hold.is_held() => Some(hold),
+            _ => None,
+        })
+    }
+
+    fn check(&mut self) {
+        let (all, exclusive) = (self.held().count(), self.held().filter(|hold| is_exclusive(hold)).count());
+        assert!(exclusive == 0 || all == 1, "{exclusive} hold it exclusively, {all} in all");
+        assert!(all <= 2, "{all} share it");
+        // A write of an exclusive holder: no later one may bear a lower token.
+        let token = self.held().find(|hold| is_exclusive(hold)).map(|hold| hold.granted().fencing_token());
+        if let Some(token) = token {
+            assert!(token >= self.written, "a write with token {token} after one with {}", self.written);
+            self.written = token;
+        }
+    }
+
+    /// All is answered from now on, and what was held back arrives: nothing is left.
+    fn end(&mut self) {
+        *self.network.is_sound.lock() = true;
+        for steps in 0.. {
+            assert!(steps < 20_000, "it goes on for ever");
+            let is_silent = self.network.late.lock().is_empty();
+            if self.is_over() && is_silent {
+                break;
+            }
+            self.step();
+        }
+        let seen = self.network.record();
+        assert_eq!(seen.live().count(), 0, "a grant of nobody is left: {:?}", seen.record);
+        assert!(self.processes.iter().all(|process| process.queues.len("k") == 0), "somebody is left in line");
+    }
+}
+
+fn is_exclusive(hold: &Hold) -> bool {
+    hold.granted().mode() == Mode::Exclusive
+}
+
+fn terms() -> Terms {
+    Terms { lease: Lease::For(LEASE), heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None }
+}
+
+/// Leaves the line; what was handed over meanwhile is given up.
+fn leave(ticket: Ticket) -> At {
+    ticket.leave(Leaves::Without).map_or(At::Outside, |granted| At::GivesUp(granted.attempt))
+}
+
+fn release(hold: Arc<Hold>) -> At {
+    match hold.release(Duration::ZERO) {
+        Ok(()) => At::Outside,
+        Err(error) if error.kind() == ErrorKind::Lost => At::Outside,
+        Err(_) => At::Releases(hold),
+    }
+}
+
+#[test]
+fn in_random_histories_nobody_holds_what_another_holds() {
+    let first = seed::seed();
+    let histories = seed::setting("LEASEHOLD_TEST_HISTORIES").unwrap_or(HISTORIES);
+    let mut held = 0;
+    for history in 0..histories {
+        seed::sow(first, history);
+        let mut world = World::new();
+        // The seed that repeats it as the first one.
+        let told = Told(first.wrapping_add(history));
+        for _ in 0..fastrand::u32(20..200) {
+            world.step();
+        }
+        world.end();
+        std::mem::forget(told);
+        held += u64::from(world.granted > 0);
+    }
+    assert!(held * 10 > histories * 9, "only {held} of {histories} histories had a holder");
+}
+
+/// Says on the way of a panic which seed it was.
+struct Told(u64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        println!("LEASEHOLD_TEST_SEED={} LEASEHOLD_TEST_HISTORIES=1 repeats it", self.0);
+    }
+}
