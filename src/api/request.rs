@@ -156,6 +156,15 @@ impl LockRequest {
         self.guard_or(Patience::Once, None, ErrorKind::Lost, &lost)
     }
 
+    /// Waits with this patience; the error inside says who held it all that time.
+    pub(crate) fn guard_or_refusal(self, patience: Patience) -> Result<Result<LockGuard>> {
+        let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
+        Ok(match self.guard(patience, None)? {
+            Obtained::Granted(guard) => Ok(guard),
+            Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, ErrorKind::TimedOut, WAITED)),
+        })
+    }
+
     fn guard_or(
         self,
         patience: Patience,
@@ -218,6 +227,17 @@ pub(crate) enum AskedWait {
     Until(Instant),
 }
 
+impl AskedWait {
+    /// Counted from now on; `None` goes on without limit.
+    pub(crate) fn patience(wait: Option<AskedWait>) -> Patience {
+        let until = wait.map(|wait| match wait {
+            AskedWait::For(wait) => far_from(Instant::now(), wait),
+            AskedWait::Until(until) => until,
+        });
+        until.map_or(Patience::Endless, Patience::until)
+    }
+}
+
 impl RequestSpec {
     pub(crate) fn new(family: Arc<Family>, key: &str) -> Self {
         // The terms are set by the check.
@@ -246,11 +266,7 @@ impl RequestSpec {
 
     /// How long `lock` goes on.
     pub(crate) fn patience(&self) -> Patience {
-        let until = self.wait.map(|wait| match wait {
-            AskedWait::For(wait) => far_from(Instant::now(), wait),
-            AskedWait::Until(until) => until,
-        });
-        until.map_or(Patience::Endless, Patience::until)
+        AskedWait::patience(self.wait)
     }
 
     /// What is asked for, once everything but the key is checked.

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::api::client::LockClient;
 use crate::api::guard::LockGuard;
-use crate::api::request::LockRequest;
+use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::check_keys;
+use crate::engine::spec::Patience;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::DropBound;
 
 type Each<'a> = Box<dyn Fn(LockRequest) -> LockRequest + Send + Sync + 'a>;
@@ -41,17 +42,19 @@ pub struct LockAllRequest<'a> {
     keys: Vec<String>,
     each: Option<Each<'a>>,
     lock_id: Option<String>,
-    until: Option<Instant>,
+    wait: Option<AskedWait>,
 }
 
 impl<'a> LockAllRequest<'a> {
     pub(crate) fn new(client: &'a LockClient, keys: Vec<String>) -> Self {
-        LockAllRequest { client, keys, each: None, lock_id: None, until: None }
+        LockAllRequest { client, keys, each: None, lock_id: None, wait: None }
     }
 
     /// Sets what each of the locks is asked for with: owner, comment, lease, [`shared`](LockRequest::shared),
     /// [`cancel`](LockRequest::cancel), [`on_loss`](LockRequest::on_loss) and so on. May be called more than once for each
-    /// key. The wait and the lock id belong to all of them: set those here, and not in the closure. Defaults to nothing.
+    /// key. The wait and the lock id belong to all of them: set those here, and not in the closure. A callback like
+    /// [`on_loss`](LockRequest::on_loss) is also called for a lock that is lost while others are still waited for, before
+    /// this request has given anybody a guard. Defaults to nothing.
     pub fn each(mut self, each: impl Fn(LockRequest) -> LockRequest + Send + Sync + 'a) -> Self {
         self.each = Some(Box::new(each));
         self
@@ -64,14 +67,16 @@ impl<'a> LockAllRequest<'a> {
         self
     }
 
-    /// How long [`lock`](Self::lock) waits for all of them together; zero tries once. Defaults to no limit.
-    pub fn wait(self, wait: Duration) -> Self {
-        self.wait_until(far_from(Instant::now(), wait))
+    /// How long [`lock`](Self::lock) waits for all of them together, from its call on; zero tries once. Defaults to no
+    /// limit.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Some(AskedWait::For(wait));
+        self
     }
 
-    /// The time until which [`lock`](Self::lock) waits. Defaults to no limit.
+    /// The time until which [`lock`](Self::lock) waits; one that has passed tries once. Defaults to no limit.
     pub fn wait_until(mut self, until: Instant) -> Self {
-        self.until = Some(until);
+        self.wait = Some(AskedWait::Until(until));
         self
     }
 
@@ -80,56 +85,71 @@ impl<'a> LockAllRequest<'a> {
     /// # Errors
     /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over before all
     /// were asked for; `Lost` when one was lost while others were waited for, and no time was left to begin again, or by
-    /// [`max_hold`](LockRequest::max_hold); `InvalidInput` for no key, or a key that is given twice. What was taken is then
-    /// released in the background.
-    pub fn lock(mut self) -> Result<LockAllGuard> {
-        self.check()?;
-        let pausing = Deadline::after(Duration::MAX).or_cancel(self.client.family.closing());
-        loop {
-            let held = self.each_in_turn(|request| match self.until {
-                Some(until) => request.wait_until(until).lock().map(Some),
-                None => request.lock().map(Some),
-            })?;
-            // A wait ends with the lock or with an error.
-            let Some(held) = held else { continue };
-            let Err(error) = held.ensure_held() else { return Ok(held) };
-            let by_max_hold = held.lost().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
-            held.abandon();
-            let left = self.until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
-            // The store was away for longer than the lease bridges: it is not asked again at once.
-            if by_max_hold || !pausing.wait_for(left.min(*self.client.family.options.poll.start())) || self.is_over() {
-                return Err(error);
-            }
-        }
+    /// [`max_hold`](LockRequest::max_hold); `InvalidInput` for no key, a key that is given twice, or a wait or lock id that
+    /// is set in [`each`](Self::each). What was taken is then released in the background: a program that ends at once by
+    /// `process::exit` calls [`close`](LockClient::close) first.
+    pub fn lock(self) -> Result<LockAllGuard> {
+        self.obtain()?
     }
 
-    /// Tries once for each; `None` when others hold one of them. What was taken before is released first, which takes at
-    /// most the client's `drop_timeout`.
+    /// Tries once for each; `None` when others hold one of them. Each key has one request timeout. What was taken before
+    /// is released first, which takes at most the client's `drop_timeout`.
     ///
     /// # Errors
     /// As [`LockRequest::try_lock`], for the first lock that was not obtained; `Lost` when one was lost before all were
     /// obtained; `InvalidInput` as for [`lock`](Self::lock), and when a wait is set.
-    pub fn try_lock(mut self) -> Result<Option<LockAllGuard>> {
+    pub fn try_lock(self) -> Result<Option<LockAllGuard>> {
         self.check_no_wait("try_lock asks once")?;
-        self.check()?;
-        let Some(held) = self.each_in_turn(LockRequest::try_lock)? else { return Ok(None) };
-        held.ensure_held().map(|()| Some(held))
+        self.wait(Duration::ZERO).obtain().map(Result::ok)
     }
 
     /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time.
     ///
     /// # Errors
-    /// As [`try_lock`](Self::try_lock).
+    /// As [`lock`](Self::lock); `TimedOut` only when the time was over before all were asked for. `InvalidInput` also when
+    /// a wait is set.
     pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockAllGuard>> {
         self.check_no_wait("try_lock_for has one of its own")?;
-        match self.wait(timeout).lock() {
-            Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
-            held => held.map(Some),
+        self.wait(timeout).obtain().map(Result::ok)
+    }
+
+    /// The error inside says who held one of them all that time.
+    fn obtain(mut self) -> Result<Result<LockAllGuard>> {
+        self.check()?;
+        let patience = AskedWait::patience(self.wait);
+        let pausing = self.pausing();
+        loop {
+            let held = match self.each_in_turn(patience)? {
+                Ok(held) => held,
+                refused => return Ok(refused),
+            };
+            let Err(error) = held.ensure_held() else { return Ok(Ok(held)) };
+            let by_max_hold = held.lost().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
+            held.abandon();
+            let pause = *self.client.family.options.poll.start();
+            let left = match patience {
+                Patience::Once => Duration::ZERO,
+                Patience::Until(until) => until.saturating_duration_since(Instant::now()),
+                Patience::Endless => Duration::MAX,
+            };
+            if by_max_hold || left <= pause {
+                return Err(error);
+            }
+            // The store was away for longer than the lease bridges: it is not asked again at once. What ends the pause
+            // early is the error of the next request.
+            pausing.wait_for(pause);
         }
     }
 
+    /// Ended by `close` and by each token that one of the requests has.
+    fn pausing(&self) -> Deadline {
+        let all = Deadline::after(Duration::MAX).or_cancel(self.client.family.closing());
+        let cancels = self.keys.iter().filter_map(|key| self.without_group(key).spec.cancel);
+        cancels.fold(all, |all, cancel| all.or_cancel(&cancel))
+    }
+
     fn check_no_wait(&self, why: &str) -> Result<()> {
-        match self.until {
+        match self.wait {
             None => Ok(()),
             Some(_) => Err(Error::new(ErrorKind::InvalidInput, format!("a wait is set, but {why}"))),
         }
@@ -139,51 +159,49 @@ impl<'a> LockAllRequest<'a> {
     fn check(&mut self) -> Result<()> {
         check_keys(&self.client.family, &self.keys)?;
         self.keys.sort_unstable();
-        self.lock_id.get_or_insert_with(|| uuid::Uuid::new_v4().to_string());
         self.keys.iter().try_for_each(|key| {
-            let request = self.request(key);
-            if request.spec.wait.is_some() {
-                let message = "a wait is set for each lock, but is that of all of them: set it on the request_all";
+            let request = self.without_group(key);
+            let of_all = [("wait", request.spec.wait.is_some()), ("lock_id", request.spec.lock.lock_id.is_some())];
+            if let Some((what, _)) = of_all.into_iter().find(|(_, is_set)| *is_set) {
+                let message =
+                    format!("{what} is set for each lock, but is that of all of them: set it on the request_all");
                 return Err(Error::new(ErrorKind::InvalidInput, message).with_key(key));
             }
-            request.check()
+            self.request(key, self.lock_id.as_deref().unwrap_or("random")).check()
         })
     }
 
-    fn request(&self, key: &str) -> LockRequest {
+    fn without_group(&self, key: &str) -> LockRequest {
         let request = self.client.request(key);
-        let request = match &self.each {
-            Some(each) => each(request),
-            None => request,
-        };
-        request.lock_id(self.lock_id.as_deref().unwrap_or_default())
+        self.each.iter().fold(request, |request, each| each(request))
     }
 
-    fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| until <= Instant::now())
+    fn request(&self, key: &str, lock_id: &str) -> LockRequest {
+        self.without_group(key).lock_id(lock_id)
     }
 
     /// Takes one after the other; gives up what it has when one is not had.
-    fn each_in_turn(&self, lock: impl Fn(LockRequest) -> Result<Option<LockGuard>>) -> Result<Option<LockAllGuard>> {
+    fn each_in_turn(&self, patience: Patience) -> Result<Result<LockAllGuard>> {
+        // Of each round its own, so that who ends what is left of an earlier one does not end this one.
+        let lock_id = self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let mut held = LockAllGuard { guards: Vec::with_capacity(self.keys.len()), drop_bound: DropBound::default() };
-        let tries_once = self.is_over();
         for key in &self.keys {
-            let locked = if tries_once || !self.is_over() {
-                lock(self.request(key))
-            } else {
+            let is_over = matches!(patience, Patience::Until(until) if until <= Instant::now());
+            let locked = if is_over {
                 let message = "the time was over before it was asked for, as one of several";
                 Err(self.client.error(ErrorKind::TimedOut, key, message))
+            } else {
+                self.request(key, &lock_id).guard_or_refusal(patience)
             };
             match locked {
-                Ok(Some(guard)) => held.guards.push(guard),
-                // Whoever tries again at once must not meet what is still held by this try.
-                Ok(None) => {
-                    let _ = held.release_all();
-                    return Ok(None);
-                }
-                Err(error) if tries_once && error.kind() == ErrorKind::TimedOut => {
-                    let _ = held.release_all();
-                    return Err(error);
+                Ok(Ok(guard)) => held.guards.push(guard),
+                Ok(Err(refused)) => {
+                    match patience {
+                        // Whoever tries again at once must not meet what is still held by this try.
+                        Patience::Once => drop(held.release_all()),
+                        Patience::Until(_) | Patience::Endless => held.abandon(),
+                    }
+                    return Ok(Err(refused));
                 }
                 Err(error) => {
                     held.abandon();
@@ -191,7 +209,7 @@ impl<'a> LockAllRequest<'a> {
                 }
             }
         }
-        Ok(Some(held))
+        Ok(Ok(held))
     }
 }
 
@@ -258,8 +276,9 @@ impl LockAllGuard {
     fn release_all(&mut self) -> Result<()> {
         self.begin_drop();
         let mut outcome = Ok(());
-        for guard in &self.guards {
-            let left = guard.drop_by().remaining();
+        for (guard, to_come) in self.guards.iter().zip((1..=self.guards.len() as u32).rev()) {
+            // Each has its part of the time, so that one whose release hangs does not keep the others locked.
+            let left = guard.drop_by().remaining() / to_come;
             let released = match left {
                 Duration::ZERO => Err(guard.too_late()),
                 left => guard.release_within(left),

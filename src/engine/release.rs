@@ -94,6 +94,10 @@ impl Hold {
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
+                // Its grant may stand in the store for long, or for ever, and nobody else knows of it.
+                if before == Phase::Lost(LostBy::Clock) && !self.is_expired() {
+                    self.give_up_later();
+                }
             }
             self.finish();
             return Err(self.lost());
@@ -148,12 +152,18 @@ impl Hold {
     pub fn abandon(&self) {
         let before = self.begin_release();
         self.beats.stop.cancel();
-        if matches!(before, Phase::Held | Phase::Releasing | Phase::Lost(LostBy::Clock))
-            && let Some(spare) = self.requests.spare.try_lock()
-        {
-            self.setup.undo.push(spare.without_native());
+        if matches!(before, Phase::Held | Phase::Releasing | Phase::Lost(LostBy::Clock)) {
+            self.give_up_later();
         }
         self.let_go();
+    }
+
+    /// Gives the grant up in the background.
+    fn give_up_later(&self) {
+        // Locked by another release, which is under way.
+        if let Some(spare) = self.requests.spare.try_lock() {
+            self.setup.undo.push(spare.without_native());
+        }
     }
 
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {

@@ -1,4 +1,4 @@
-//! Gives up acquisitions that were not answered, in the background: one thread for all of a client family, which
+//! Gives up acquisitions that were not answered, and grants whose release was not, in the background: one thread for all of a client family, which
 //! ends when nothing is left to give up.
 
 use std::sync::Arc;
@@ -75,11 +75,11 @@ impl Undo {
         let _ = self.more.try_send(());
         if let Some(left) = surplus {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
-                "an unanswered acquire of lock {:?} is not given up, for too many wait for that; if it was granted, it \
-                 stands until its lease ends or it is released", left.attempt.key);
+                "a grant of lock {:?} that nobody holds is not given up, for too many wait for that; if it stands in the \
+                 store, it does so until its lease ends or it is released", left.attempt.key);
         }
         if let Err(error) = started {
-            log::warn!(target: "leasehold::client", key:?; "an unanswered acquire of lock {key:?} is given up later: {error}");
+            log::warn!(target: "leasehold::client", key:?; "a grant of lock {key:?} that nobody holds is given up later: {error}");
         }
     }
 
@@ -139,8 +139,8 @@ impl Undo {
                     drop(state);
                     if !left.is_empty() {
                         log::warn!(target: "leasehold::client", count = left.len();
-                            "unanswered acquires could not be given up; what was granted stands until its lease ends or \
-                             it is released");
+                            "grants that nobody holds could not be given up; what stands in the store does so until its \
+                             lease ends or it is released");
                     }
                     return None;
                 }
@@ -169,8 +169,8 @@ impl Undo {
         };
         if left.failures == 0 {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
-                "an unanswered acquire of lock {:?} could not be given up yet; if it was granted, it stands until its \
-                 lease ends or it is released: {error}", left.attempt.key);
+                "a grant of lock {:?} that nobody holds could not be given up yet; if it stands in the store, it does so \
+                 until its lease ends or it is released: {error}", left.attempt.key);
         }
         left.failures = left.failures.saturating_add(1);
         let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());

@@ -142,8 +142,9 @@ pub enum Event<'a> {
         /// For how long it was held.
         held_for: Duration,
     },
-    /// A guard ended, and no release was answered or could be sent. The hold is over; the lock may stand in the store
-    /// until its lease ends.
+    /// A guard ended, and no release was answered, or is yet: the grant of a [`lock_all`](crate::LockClient::lock_all) that
+    /// did not get all is released in the background. The hold is over; the lock may stand in the store until its lease
+    /// ends.
     Left {
         /// The key.
         key: &'a str,

@@ -12,6 +12,7 @@ use super::{
 use crate::lease::LockRecord;
 use crate::model::error::{Error, Result};
 use crate::model::event::Operation;
+use crate::model::key::shown;
 use crate::sys::deadline::Deadline;
 use crate::sys::observing::{Asked, Observing};
 use crossbeam_channel::Sender;
@@ -48,7 +49,8 @@ impl Observed {
         });
         let unknown = unanswered.as_ref().map(|error| (error, Asked::Unknown));
         let error = unknown.or(answer.as_ref().err().map(|error| (error, Asked::Failed)));
-        self.observing.asked(operation, key, took, error);
+        // As every other event names it: the key of a lease has a form of its own.
+        self.observing.asked(operation, key.map(shown).as_deref(), took, error);
         answer
     }
 }

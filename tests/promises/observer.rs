@@ -12,8 +12,8 @@ use fastrand::Rng;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{
-    CancelToken, ErrorKind, Event, LeaseKeeper, Lock, LockClient, LockGuard, LossReason, Mutex, Observer, Operation,
-    WaitEnd,
+    CancelToken, ErrorKind, Event, LeaseKeeper, Lock, LockAllGuard, LockClient, LockGuard, LossReason, Mutex, Observer,
+    Operation, WaitEnd,
 };
 
 const KEYS: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -48,6 +48,9 @@ impl Observer for Ledger {
     fn event(&self, event: &Event<'_>) {
         let Some(key) = event.key().map(str::to_owned) else { return };
         let book = &mut *self.0.lock();
+        if key.contains(char::is_control) {
+            book.wrong.get_or_insert(format!("a key as only the store has it: {event:?}"));
+        }
         for (gauge, change) in [(&mut book.held, event.held_change()), (&mut book.waits, event.waits_change())] {
             let count = gauge.entry(key.clone()).or_default();
             *count += change;
@@ -128,7 +131,7 @@ impl Run {
             let _ = self.rival.release(&self.data.swap_remove(0));
         }
         let key = self.key();
-        match self.rng.u8(..20) {
+        match self.rng.u8(..21) {
             0..=2 => {
                 let guard = self.client.try_lock(key);
                 self.keep(guard);
@@ -179,6 +182,14 @@ impl Run {
                 let guard = self.client.request(key).wait(MOMENT).lock();
                 self.faults.heal();
                 self.keep(guard.map(Some));
+            }
+            19 => {
+                let all = self.client.request_all(KEYS.iter().filter(|other| **other != key));
+                match self.rng.u8(..3) {
+                    0 => drop(all.try_lock()),
+                    1 => drop(all.wait(MOMENT).lock()),
+                    _ => drop(all.wait(MOMENT).lock().map(LockAllGuard::release)),
+                }
             }
             _ if self.guards.len() > 1 => self.expire(),
             _ => {}

@@ -1,14 +1,16 @@
 //! All of several locks, or none.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::{CancelToken, ErrorKind, Event, LossReason, Mutex, Observer};
+use leasehold::{CancelToken, ErrorKind, Event, LockRequest, LossReason, Mutex, Observer};
 
 use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::harness::Store;
 use crate::support::lateness;
 use crate::support::wait::wait_until;
 
@@ -138,6 +140,7 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
             client.request_all(["a", "b"]).wait(SHORT).try_lock().unwrap_err(),
             client.request_all(["a", "b"]).wait(SHORT).try_lock_for(SHORT).unwrap_err(),
             client.request_all(["a", "b"]).each(|one| one.wait(SHORT)).lock().unwrap_err(),
+            client.request_all(["a", "b"]).each(|one| one.lock_id("mine")).lock().unwrap_err(),
         ];
         for error in refused {
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
@@ -222,6 +225,92 @@ fn the_end_of_the_wait_is_that_of_all() {
         let error = client.request_all(&keys).wait(3 * SHORT).lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert!(faults.count(Call::Acquire) <= 5, "{} keys were asked for", faults.count(Call::Acquire));
+        // Nobody held one of them.
+        let free = (0..20).map(|n| format!("free-{n}"));
+        let error = client.request_all(free).try_lock_for(SHORT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    });
+}
+
+#[test]
+fn a_wait_begins_with_the_call_and_its_end_is_that_of_every_request() {
+    let store = Store::memory();
+    let client = store.builder().connect().unwrap();
+    let _a = store.bystander().lock("a").unwrap();
+    let request = client.request_all(["a"]).wait(SHORT);
+    std::thread::sleep(SHORT);
+    let began = Instant::now();
+    assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
+    assert!(began.elapsed() >= SHORT, "it waited {:?}", began.elapsed());
+
+    // The last look at the clock is followed by this closure.
+    let client = store.builder().request_timeout(LONG).connect().unwrap();
+    let asked = AtomicUsize::new(0);
+    let slow = |one: LockRequest| {
+        let is_last = asked.fetch_add(1, Ordering::SeqCst) == 3;
+        std::thread::sleep(if is_last { SHORT } else { Duration::ZERO });
+        one
+    };
+    store.plan.always(Call::Acquire, Fault::HangBefore);
+    let began = Instant::now();
+    client.request_all(["b"]).each(slow).wait(SHORT).lock().unwrap_err();
+    assert_eq!(asked.load(Ordering::SeqCst), 4, "it is another call that is the last");
+    assert!(began.elapsed() < LONG, "it asked as if there was no end");
+}
+
+/// Also where the last guard takes the client with it, and nothing is left that would go on.
+#[test]
+fn one_release_that_hangs_does_not_keep_the_others_locked() {
+    for store in Store::all() {
+        let client = store.builder().lease(HOUR).drop_timeout(Duration::from_millis(600)).connect().unwrap();
+        let guard = client.lock_all(["a", "b", "c"]).unwrap();
+        drop(client);
+        store.plan.next(Call::Release, Fault::HangBefore);
+        drop(guard);
+        assert!(store.is_vacant("b") && store.is_vacant("c"), "on {}", store.name);
+    }
+}
+
+#[test]
+fn a_cancel_ends_the_pause_before_it_begins_again() {
+    let store = Store::memory();
+    let losses = Arc::new(Losses::default());
+    let client = store.builder().heartbeat(SHORT).observer(losses.clone()).poll(HOUR..=HOUR).connect().unwrap();
+    let rival = store.bystander();
+    let b = rival.lock("b").unwrap();
+    let cancel = CancelToken::new();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_all(["a", "b"]).each(|one| one.cancel(&cancel)).lock());
+        wait_until("a is held", || !store.is_vacant("a"));
+        rival.force_release("a").unwrap();
+        wait_until("it is lost", || !losses.0.lock().is_empty());
+        let before = store.plan.count(Call::Release);
+        b.release().unwrap();
+        wait_until("b is had and given up", || store.plan.count(Call::Release) > before);
+        cancel.cancel();
+        wait_until("it ends", || waits.is_finished());
+        assert_eq!(waits.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    });
+}
+
+/// Who ends what is left of the first round, as a purger does, ends nothing of the second.
+#[test]
+fn each_round_is_a_group_of_its_own() {
+    let store = Store::memory();
+    let losses = Arc::new(Losses::default());
+    let client = store.builder().heartbeat(SHORT).observer(losses.clone()).connect().unwrap();
+    let rival = store.bystander();
+    let b = rival.lock("b").unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_all(["a", "b"]).wait(LONG).lock());
+        wait_until("a is held", || !store.is_vacant("a"));
+        let first = rival.get("a").unwrap().unwrap().holders()[0].lock_id().to_owned();
+        rival.force_release("a").unwrap();
+        wait_until("it is lost", || !losses.0.lock().is_empty());
+        b.release().unwrap();
+        let guard = waits.join().unwrap().unwrap();
+        assert_ne!(guard.lock_id(), first);
+        assert!(guard.guards().iter().all(|one| one.lock_id() == guard.lock_id()));
     });
 }
 

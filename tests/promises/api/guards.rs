@@ -5,6 +5,8 @@ use std::time::{Duration, SystemTime};
 use leasehold::{ErrorKind, LockGuard, LossReason, Mode, SameOwner};
 
 use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+use crate::support::harness::{Store, millis};
+use leasehold::internals::store::fault::{Call, Fault};
 
 #[test]
 fn an_exclusive_lock_excludes_everyone_until_it_is_dropped() {
@@ -36,6 +38,21 @@ fn shared_holders_share_up_to_the_limit_and_exclude_an_exclusive_one() {
         drop((first, second, third));
         assert!(client.try_lock("k").unwrap().is_some());
     });
+}
+
+/// Nobody but the guard knows of the grant, and this one has no end.
+#[test]
+fn what_max_hold_ended_is_given_up_later_where_no_release_was_answered() {
+    for store in Store::all() {
+        let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
+        let guard = client.request("k").lease_forever().max_hold(millis(10)).lock().unwrap();
+        assert!(matches!(guard.loss().wait().unwrap().reason, LossReason::MaxHold));
+        store.plan.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        assert!(!store.is_vacant("k"), "its release failed");
+        store.plan.heal();
+        wait_until("it is given up", || store.is_vacant("k"));
+    }
 }
 
 #[test]
