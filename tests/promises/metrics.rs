@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::alone::alone;
+use crate::support::bench::LONG;
+use crate::support::harness::{Store, millis};
 use crate::support::wait::wait_until;
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::metrics::Metrics;
 use leasehold::{LockClient, Mutex};
 use metrics::{
@@ -127,6 +130,41 @@ fn each_event_is_counted_where_the_docs_say() {
         assert_eq!(book.get("leasehold_request_errors_total{store=memory,key=a,operation=acquire,kind=held}"), 0.0);
         let stray: Vec<String> = book.0.lock().keys().filter(|name| !name.contains("{store=memory")).cloned().collect();
         assert!(stray.is_empty(), "{stray:?}");
+    });
+}
+
+#[test]
+fn what_waits_fails_and_is_late_is_counted_while_it_is_so() {
+    alone("metrics::what_waits_fails_and_is_late_is_counted_while_it_is_so", || {
+        let book = Book::default();
+        metrics::set_global_recorder(book.clone()).expect("the only one of this process");
+        let store = Store::memory();
+        let builder = store.builder().lease(LONG).heartbeat(millis(20)).observer(Arc::new(Metrics::new()));
+        let client = builder.connect().unwrap();
+        let soon = |series: &str| wait_until(series, || book.get(series) >= 1.0);
+        let none = |series: &str| assert_eq!(book.get(series), 0.0, "{series}");
+
+        let held = store.bystander().lock("a").unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| client.lock("a").map(drop));
+            soon("leasehold_waiting{}");
+            held.release().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        none("leasehold_waiting{}");
+
+        let failed = "leasehold_request_errors_total{operation=acquire,kind=store}";
+        none(failed);
+        store.plan.next(Call::Acquire, Fault::FailBefore);
+        // A second of its lease is left until the first warning.
+        let guard = client.request("b").warn_before(LONG * 17 / 20).lock().unwrap();
+        assert_eq!(book.get(failed), 1.0);
+        none("leasehold_unanswered_total{operation=renew}");
+        none("leasehold_renewal_late_total{}");
+        store.plan.always(Call::Renew, Fault::LostBefore);
+        soon("leasehold_unanswered_total{operation=renew}");
+        soon("leasehold_renewal_late_total{}");
+        assert!(guard.is_held());
     });
 }
 
