@@ -31,7 +31,8 @@ impl Hold {
         let (setup, now) = (&self.setup, self.setup.clock.now());
         let held_in_a_row = now.since(self.grant.chain.since);
         let fair = self.grant.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
-        if self.grant.lock.mode() != Mode::Exclusive {
+        // A copy of its acquire that is still on its way is stopped by a release alone.
+        if self.grant.lock.mode() != Mode::Exclusive || !self.grant.lock.sent_once {
             return PassedOn::No(Earlier::Nothing);
         }
         if !fair {

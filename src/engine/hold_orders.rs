@@ -18,6 +18,7 @@ const SLACK: Duration = Duration::from_secs(60);
 struct Told {
     lost: Mutex<u32>,
     released: Mutex<u32>,
+    left: Mutex<u32>,
 }
 
 impl Observer for Told {
@@ -25,6 +26,7 @@ impl Observer for Told {
         match event {
             Event::Lost { .. } => *self.lost.lock() += 1,
             Event::Released { .. } => *self.released.lock() += 1,
+            Event::Left { .. } => *self.left.lock() += 1,
             _ => {}
         }
     }
@@ -41,6 +43,8 @@ enum Actor {
     Looks,
     /// A drop or a `close`.
     Releases,
+    /// The end of a group that was not had whole.
+    Abandons,
     Sends(Phase),
     Ends(Phase),
     /// This much time passes.
@@ -79,6 +83,7 @@ impl World {
         let told = Arc::<Told>::default();
         let mut attempt = spec().attempt(store.info().grant_form.fresh(), LEASE);
         let sent = clock.now();
+        attempt.sends = 1;
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
             panic!("it is free")
         };
@@ -176,6 +181,10 @@ impl orders::World for World {
                     Actor::Sends(before)
                 }
             },
+            Actor::Abandons => {
+                self.hold.abandon();
+                Actor::Done
+            }
             Actor::Sends(before) => {
                 self.sent[at] = Some(self.hold.send_end(before, by));
                 Actor::Ends(before)
@@ -217,16 +226,19 @@ impl orders::World for World {
     }
 
     fn check_end(&self) {
+        let by = Instant::now() + SLACK;
+        self.hold.setup.undo.end(by, by);
         let grant = self.hold.requests.spare.lock().ask.grant.clone();
-        let (lost, released) = (*self.told.lost.lock(), *self.told.released.lock());
+        let (lost, released, left) = (*self.told.lost.lock(), *self.told.released.lock(), *self.told.left.lock());
         assert!(!self.hold.is_held());
         assert!(self.seen().record.standing(&grant).is_none(), "its grant is left in the store");
         assert!(matches!(self.hold.state.lock().phase, Phase::Over));
         // A release that is the first to find the loss reports it to the observer alone.
         assert!(self.hold.loss.get().is_none() || lost == 1, "what is watched was not told");
-        assert_eq!(lost + released, 1, "lost {lost} times and released {released} times");
+        assert_eq!(lost + released + left, 1, "lost {lost} times, released {released} times, left {left} times");
         let went_well = self.outcomes.iter().any(Result::is_ok);
-        assert_eq!(went_well, released == 1, "{:?}", self.outcomes);
+        // What was abandoned meanwhile is not told a second time.
+        assert!(went_well == (released == 1) || left == 1, "{:?}", self.outcomes);
         assert!(self.outcomes.iter().flat_map(|outcome| outcome.as_ref().err()).all(|e| e.kind() == ErrorKind::Lost));
         assert!(lost == 0 || !went_well, "it was lost and released");
     }
@@ -263,6 +275,12 @@ fn in_every_order_a_rival_gets_it_only_after_its_end() {
 #[test]
 fn in_every_order_of_an_operators_release_the_holder_learns_of_it() {
     in_every_order(&[Actor::Beats(2), Actor::Operator, Actor::Rival, Actor::Releases]);
+}
+
+#[test]
+fn in_every_order_of_a_release_a_loss_and_what_is_abandoned_it_has_one_end() {
+    in_every_order(&[Actor::Beats(1), Actor::Releases, Actor::Abandons, Actor::Passes(MOST), Actor::Looks]);
+    in_every_order(&[Actor::Beats(1), Actor::Abandons, Actor::Abandons, Actor::Operator, Actor::Rival]);
 }
 
 #[test]

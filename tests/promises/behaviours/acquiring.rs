@@ -1,5 +1,6 @@
 //! Obtaining a lock: unanswered requests, waiting, tokens.
 
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::store::Acquired;
@@ -60,6 +61,22 @@ pub fn b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody(st
         assert_eq!(status.holders().len(), usize::from(is_held), "it was granted to nobody");
         drop(held);
     }
+}
+
+pub fn b03_a_late_copy_of_what_was_passed_on_in_this_process_is_granted_to_nobody(store: &Store) {
+    let bench = Bench::on(store);
+    let client = bench.builder().request_timeout(bench.brief()).connect().unwrap();
+    bench.faults.next(Call::Acquire, Fault::Late);
+    let first = client.lock("k").unwrap();
+    let (begin, began) = mpsc::channel();
+    let request = client.request("k").on_wait(move |_| begin.send(()).unwrap_or_default());
+    let waiter = std::thread::spawn(move || request.lock());
+    began.recv().unwrap();
+    drop(first);
+    drop(waiter.join().unwrap().unwrap());
+    let late = bench.faults.deliver();
+    assert!(matches!(late[..], [Ok(Acquired::Refused(_))]), "{late:?}");
+    assert!(bench.rival().try_lock("k").unwrap().is_some(), "it was granted to nobody");
 }
 
 pub fn b03_an_acquire_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed(store: &Store) {

@@ -150,7 +150,8 @@ macro_rules! with_late_requests {
             crate::behaviours::tests! {
                 $store:
                 acquiring:
-                    b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody;
+                    b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody,
+                    b03_a_late_copy_of_what_was_passed_on_in_this_process_is_granted_to_nobody;
             }
         }
     };
