@@ -7,6 +7,8 @@ pub(crate) mod handover;
 pub(crate) mod heartbeat;
 pub(crate) mod hold;
 pub(crate) mod loss_watch;
+#[cfg(test)]
+mod network_orders;
 pub(crate) mod options;
 #[cfg(test)]
 pub(crate) mod orders;

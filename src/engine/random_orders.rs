@@ -1,207 +1,32 @@
 //! Random histories of several processes at one key: real holds and lines of waiters, over a network that loses, doubles
 //! and holds back requests, with clocks that are up to 4% wrong. One thread takes all steps, so a seed repeats them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use crossbeam_channel::Sender;
-use parking_lot::Mutex;
+use std::time::Duration;
 
 use super::hold::{AtEnd, Hold, Setup};
+use super::network_orders::{Clocks, Network, at_once, one_in};
 use super::options::Terms;
 use super::orders::seed;
 use super::queue::{Leaves, May, Queues, Ticket};
 use super::spec::{Callbacks, Chain, Granted, LockSpec};
 use super::undo::Undo;
 use super::watcher::Watcher;
-use crate::lease::{GrantId, Labels, Lease, LockRecord, Mode};
-use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::memory::Memory;
-use crate::store::{
-    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
-    Swapped, Which,
-};
+use crate::lease::{GrantId, Labels, Lease, Mode};
+use crate::model::error::ErrorKind;
+use crate::store::{Acquired, Attempt, Backend, Purpose, Released};
 use crate::sys::clock::Clock;
-use crate::sys::deadline::Deadline;
 use crate::sys::observing::Observing;
 
 /// As long as an acquire may ask for.
-const LEASE: Duration = Duration::from_secs(60);
+pub const LEASE: Duration = Duration::from_secs(60);
 const HISTORIES: u64 = 10_000;
 const PROCESSES: usize = 3;
 /// Of each process.
 const WORKERS: usize = 2;
 /// How often a worker wants the lock.
 const ROUNDS: u32 = 3;
-/// A store stops this many copies of an acquire that was given up.
-const MOST_COPIES: usize = 2;
-/// By when a call must be over; so each sends one request, and its repeat is a step of its own.
-fn at_once() -> Deadline {
-    Deadline::at(Instant::now())
-}
-
-fn one_in(n: u32) -> bool {
-    fastrand::u32(..n) == 0
-}
-
-/// The clocks: the store's, and each process's with its error.
-#[derive(Debug)]
-struct Clocks {
-    store: Arc<Clock>,
-    processes: Vec<(Arc<Clock>, f64)>,
-}
-
-impl Clocks {
-    fn pass(&self, time: Duration) {
-        self.store.advance(time);
-        self.processes.iter().for_each(|(clock, speed)| clock.advance(time.mul_f64(*speed)));
-    }
-}
-
-/// A request that arrives when its sender no longer waits for it.
-#[derive(Debug)]
-enum Late {
-    Acquire(Attempt),
-    Renew(Attempt, Renewal),
-    Release(Attempt, Purpose),
-}
-
-/// What becomes of a request.
-#[derive(PartialEq)]
-enum Fate {
-    Answered,
-    Doubled,
-    Lost,
-    AnswerLost,
-    HeldBack,
-}
-
-/// Between all processes and the store.
-#[derive(Debug)]
-struct Network {
-    store: Memory,
-    clocks: Clocks,
-    late: Mutex<Vec<Late>>,
-    copies: Mutex<HashMap<String, usize>>,
-    is_sound: Mutex<bool>,
-}
-
-impl Network {
-    /// Sends a request; `None`: no answer came.
-    fn send<T>(&self, request: Late, mut apply: impl FnMut() -> Result<T>) -> Option<Result<T>> {
-        if *self.is_sound.lock() {
-            return Some(apply());
-        }
-        self.dawdle();
-        let answer = match self.fate(&request) {
-            Fate::Answered => Some(apply()),
-            Fate::Doubled => {
-                let _ = apply();
-                Some(apply())
-            }
-            Fate::Lost => None,
-            Fate::AnswerLost => {
-                let _ = apply();
-                None
-            }
-            Fate::HeldBack => {
-                self.late.lock().push(request);
-                None
-            }
-        };
-        self.dawdle();
-        answer
-    }
-
-    fn fate(&self, request: &Late) -> Fate {
-        match fastrand::u32(..20) {
-            0 => Fate::Doubled,
-            1 | 2 => Fate::Lost,
-            3..=5 => Fate::AnswerLost,
-            6..=8 => {
-                let Late::Acquire(attempt) = request else { return Fate::HeldBack };
-                let mut copies = self.copies.lock();
-                let copies = copies.entry(attempt.grant().as_str().to_owned()).or_default();
-                *copies += 1;
-                if *copies > MOST_COPIES { Fate::Lost } else { Fate::HeldBack }
-            }
-            _ => Fate::Answered,
-        }
-    }
-
-    /// Takes its time, now and then more than a lease.
-    fn dawdle(&self) {
-        if one_in(12) {
-            self.clocks.pass(LEASE.mul_f64(fastrand::f64() * 1.2));
-        }
-    }
-
-    /// One of those that were held back arrives.
-    fn deliver(&self) {
-        let next = {
-            let mut late = self.late.lock();
-            let at = fastrand::usize(..late.len());
-            late.swap_remove(at)
-        };
-        let by = at_once();
-        // Nobody waits for the answers.
-        match next {
-            Late::Acquire(mut attempt) => drop(self.store.acquire(&mut attempt, &by)),
-            Late::Renew(mut attempt, renewal) => drop(self.store.renew(&mut attempt, renewal, &by)),
-            Late::Release(mut attempt, purpose) => drop(self.store.release(&mut attempt, purpose, &by)),
-        }
-    }
-
-    fn record(&self) -> Seen {
-        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &at_once());
-        page.expect("a page").records.pop().expect("a record")
-    }
-}
-
-fn silence() -> Error {
-    Error::new(ErrorKind::Ambiguous, "no answer").retryable()
-}
-
-impl Backend for Network {
-    fn info(&self) -> &StoreInfo {
-        self.store.info()
-    }
-
-    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
-        self.store.schema(what, by)
-    }
-
-    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
-        let answer = self.send(Late::Acquire(attempt.without_native()), || self.store.acquire(attempt, by));
-        answer.unwrap_or_else(|| Ok(Acquired::Unknown(silence())))
-    }
-
-    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        let request = Late::Renew(attempt.without_native(), renewal);
-        let answer = self.send(request, || self.store.renew(attempt, renewal, by));
-        answer.unwrap_or_else(|| Ok(Renewed::Unknown(silence())))
-    }
-
-    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
-        let request = Late::Release(attempt.without_native(), purpose);
-        let answer = self.send(request, || self.store.release(attempt, purpose, by));
-        answer.unwrap_or_else(|| Ok(Released::Unknown(silence())))
-    }
-
-    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
-        self.store.read(which, from, consistency, by)
-    }
-
-    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
-        self.store.swap(seen, new, by)
-    }
-
-    fn wake(&self, _: &[String], _: Sender<String>, _: &Deadline) -> Result<bool> {
-        Ok(false)
-    }
-}
-
 /// A process: what its workers share.
 struct Process {
     clock: Arc<Clock>,
@@ -245,13 +70,7 @@ impl World {
         let store = Clock::system();
         let speed = || 1.0 + (fastrand::f64() - 0.5) * 0.08;
         let processes = (0..PROCESSES).map(|_| (Clock::system(), speed())).collect();
-        let network = Arc::new(Network {
-            store: Memory::open("", store.clone()),
-            clocks: Clocks { store, processes },
-            late: Mutex::default(),
-            copies: Mutex::default(),
-            is_sound: Mutex::default(),
-        });
+        let network = Arc::new(Network::new(Clocks { store, processes }));
         let process = |(clock, _): &(Arc<Clock>, f64)| {
             let queues = Arc::<Queues>::default();
             let undo = Arc::new(Undo::new(network.clone(), queues.clone(), clock.clone(), LEASE));
@@ -279,7 +98,7 @@ impl World {
         if one_in(8) {
             let part = *fastrand::choice([0.01, 0.1, 0.3, 0.7, 1.1].iter()).expect("one of them");
             self.network.clocks.pass(LEASE.mul_f64(part));
-        } else if one_in(6) && !self.network.late.lock().is_empty() {
+        } else if one_in(6) && !self.network.is_silent() {
             self.network.deliver();
         } else {
             let at = fastrand::usize(..self.workers.len());
@@ -445,10 +264,10 @@ impl World {
 
     /// All is answered from now on, and what was held back arrives: nothing is left.
     fn end(&mut self) {
-        *self.network.is_sound.lock() = true;
+        self.network.heal();
         for steps in 0.. {
             assert!(steps < 20_000, "it goes on for ever");
-            let is_silent = self.network.late.lock().is_empty();
+            let is_silent = self.network.is_silent();
             if self.is_over() && is_silent {
                 break;
             }
