@@ -149,9 +149,12 @@ fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
     for fault in faults() {
         let fails = matches!(fault, Fault::FailBefore | Fault::ApplyThenFail);
         store.plan.always(Call::Read, fault.clone());
-        let started = Instant::now();
+        let (started, polls) = (Instant::now(), store.plan.count(Call::Read));
         match within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500))) {
-            Ok(refused) => assert!(refused.is_none() && !fails, "{fault:?}"),
+            // On a busy machine it may not have polled at all.
+            Ok(refused) => {
+                assert!(refused.is_none() && (!fails || store.plan.count(Call::Read) == polls), "{fault:?}");
+            }
             Err(error) => assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{fault:?}: {error:?}"),
         }
         assert!(started.elapsed() >= millis(500), "it gave up early");
@@ -356,19 +359,19 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
     alone("bounds::calls::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
         let client = LockClient::builder("memory:").connect().expect("a client");
         let (warn, warned) = mpsc::channel();
-        let lost = client.request("lost").lease(millis(1500)).warn_before(millis(600));
+        let lost = client.request("lost").lease(millis(3000)).warn_before(millis(1200));
         let lost = lost.on_warning(move |left| warn.send(left).expect("the test listens")).lock().expect("a lock");
-        let kept = client.request("kept").lease(millis(6000)).lock().expect("a lock");
+        let kept = client.request("kept").lease(millis(9000)).lock().expect("a lock");
 
         no_new_threads();
-        let loss = within("the loss", millis(1500), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
+        let loss = within("the loss", millis(3000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
         let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
         assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
-        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(600));
+        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(1200));
 
         // The first try for this one failed as well; one of its repeats does not.
         let before = kept.remaining();
-        std::thread::sleep(millis(1500));
+        std::thread::sleep(millis(1000));
         assert!(kept.remaining() < before, "it was renewed without a thread");
         threads_again();
         wait_until("the lock is renewed", || kept.remaining() > before);
@@ -381,7 +384,7 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
 fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
     alone("bounds::calls::what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
         let store = Store::memory();
-        let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+        let client = store.builder().lease(LONG).drop_timeout(PATIENCE).connect().expect("a client");
         let abandon = |key: &str| {
             acquire_unanswered(&store.plan, &client, key);
             assert!(!store.is_vacant(key));

@@ -281,7 +281,7 @@ fn what_the_majority_does_not_have_is_no_answer() {
     let secondaries: Vec<usize> = (0..3).filter(|i| *i != primary).collect();
     secondaries.iter().for_each(|i| at.cluster.stop(*i));
     // The primary still takes writes, for as long as it takes it to notice.
-    let short = || Deadline::after(Duration::from_millis(700));
+    let short = || Deadline::after(Duration::from_millis(1_500));
     let mut a = attempt(&direct, "k", Mode::Exclusive);
     a.sends += 1;
     let grant = direct.acquire(&mut a, &short()).unwrap();
