@@ -11,12 +11,14 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::faketime;
-use super::harness::PATIENCE;
 
 /// What the environment tells a process that shall be a worker.
 pub const WORKER: &str = "LEASEHOLD_TEST_WORKER";
 /// What an answer's line begins with: the test runner writes to the same pipe.
 pub const ANSWER: &str = "@@ ";
+
+/// Longer than a worker takes for anything on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// See the module. Killed when dropped.
 pub struct Worker {

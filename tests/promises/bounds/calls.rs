@@ -8,6 +8,7 @@ use crate::support::alone::alone;
 use crate::support::harness::{Folder, PATIENCE, Store, acquire_unanswered, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
+use crate::support::stores::unique;
 use crate::support::threads::{no_new_threads, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
@@ -47,10 +48,15 @@ fn under_each_fault(kind: Call, bound: Duration, call: impl Fn(&Store, &LockClie
             scope.spawn(move || {
                 let client = client(&store);
                 let what = format!("{kind:?} on {} with {fault:?}", store.name);
+                let before = store.plan.count(kind);
                 store.plan.always(kind, fault);
-                within(&what, bound, || call(&store, &client));
+                // On a busy machine the time may be over before any such request could be sent.
+                let is_met = (0..10).any(|_| {
+                    within(&what, bound, || call(&store, &client));
+                    store.plan.count(kind) > before
+                });
                 store.plan.heal();
-                assert!(store.plan.count(kind) > 0, "{what}: no such call was made");
+                assert!(is_met, "{what}: no such call was made");
                 client.close().expect("a close");
             });
         }
@@ -73,7 +79,7 @@ fn no_first_renewal_outlives_its_deadline() {
 
 #[test]
 fn no_call_with_a_lock_as_data_outlives_its_deadline() {
-    let lock = |store: &Store| store.bystander().request("data").acquire().expect("a lock");
+    let lock = |store: &Store| store.bystander().request(&unique()).acquire().expect("a lock");
     under_each_fault(Call::Renew, REQUEST, |store, client| drop(client.heartbeat(&lock(store), LONG)));
     under_each_fault(Call::Release, REQUEST, |store, client| drop(client.release(&lock(store))));
     under_each_fault(Call::Acquire, REQUEST, |store, client| drop(client.adopt(lock(store))));
@@ -82,7 +88,7 @@ fn no_call_with_a_lock_as_data_outlives_its_deadline() {
 #[test]
 fn no_look_and_no_purge_outlives_its_deadline() {
     let expired = |store: &Store| {
-        let lock = store.bystander().request("old").lease(millis(100)).acquire().expect("a lock");
+        let lock = store.bystander().request(&unique()).lease(millis(100)).acquire().expect("a lock");
         wait_until("its lease ends", || lock.leased_until() < Some(SystemTime::now() - millis(50)));
     };
     under_each_fault(Call::Read, REQUEST, |_, client| drop(client.get("job")));
@@ -95,7 +101,7 @@ fn no_look_and_no_purge_outlives_its_deadline() {
 
 #[test]
 fn no_call_on_several_locks_outlives_its_deadline() {
-    let held = |store: &Store| store.bystander().request("data").lock_id("group").acquire().expect("a lock");
+    let held = |store: &Store| store.bystander().request(&unique()).lock_id("group").acquire().expect("a lock");
     under_each_fault(Call::Read, REQUEST, |_, client| drop(client.list(&Filter::new())));
     for kind in [Call::Read, Call::Swap] {
         // The group, then its only lock by itself: each has the time of a request.
@@ -167,8 +173,8 @@ fn a_wait_for_a_lease_with_a_fixed_end_ends_with_it() {
     let store = Store::memory();
     let client = store.builder().connect().expect("a client");
     let _held = store.bystander().lock("job").expect("a lock");
-    let request = client.request("job").lease_until(SystemTime::now() + millis(500));
-    let error = within("the wait", millis(500), || request.lock()).unwrap_err();
+    let request = client.request("job").lease_until(SystemTime::now() + millis(3000));
+    let error = within("the wait", millis(3000), || request.lock()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
 }
 

@@ -12,7 +12,7 @@ use crate::support::seed::{seed, sow};
 use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
-use leasehold::{ErrorKind, LockClient};
+use leasehold::{ClientBuilder, ErrorKind, LockClient};
 use parking_lot::Mutex;
 
 const LEASE: Duration = millis(900);
@@ -31,8 +31,13 @@ on_each_local! {
     ;
 }
 
+/// With the heartbeats of that lease, and no bound that a busy machine reaches.
+fn patient(store: &Store) -> ClientBuilder {
+    store.builder().lease(20 * LEASE).heartbeat(LEASE / 3).request_timeout(PATIENCE).drop_timeout(PATIENCE)
+}
+
 fn client(store: &Store) -> LockClient {
-    store.builder().lease(LEASE).drop_timeout(DROP).connect().expect("a client")
+    patient(store).connect().expect("a client")
 }
 
 /// For longer than a heartbeat takes: that nothing comes has no event.
@@ -156,7 +161,7 @@ fn close_releases_all_within_one_bound_even_if_some_hang() {
         let (unstick, stuck) = crossbeam_channel::bounded(0);
         for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
             let store = Store::memory();
-            let client = client(&store);
+            let client = patient(&store).drop_timeout(DROP).connect().expect("a client");
             let _guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
             for _ in 0..20 {
                 store.plan.next(Call::Release, fault.clone());
@@ -188,7 +193,7 @@ fn acquirers_that_race_a_close_leave_nothing(store: Store) {
                 let (client, kept) = (&client, &kept);
                 let body = move || match client.try_lock(&format!("job-{n}")) {
                     Ok(guard) => kept.lock().extend(guard),
-                    Err(error) => assert_eq!(error.kind(), ErrorKind::Closed),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
                 };
                 let small = std::thread::Builder::new().stack_size(256 * 1024);
                 small.spawn_scoped(scope, body).expect("an acquirer");
@@ -223,8 +228,7 @@ fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
     alone("bounds::threads::an_unanswered_acquire_is_given_up_by_the_last_drop", || {
         for round in 0..30 {
             let store = Store::sqlite();
-            // What is left to do is done at once, and the bound only ends it where it hangs.
-            let client = store.builder().lease(LEASE).drop_timeout(PATIENCE).connect().expect("a client");
+            let client = client(&store);
             acquire_unanswered(&store.plan, &client, "job");
             drop(client);
             assert!(store.is_vacant("job"), "a row is left in round {round}");
@@ -313,7 +317,7 @@ fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end(store: Store) {
     let seed = seed();
     for round in 0..6 {
         let lease = millis(100);
-        let client = store.builder().lease(lease).heartbeat(millis(2)).drop_timeout(DROP);
+        let client = store.builder().lease(lease).heartbeat(millis(2)).drop_timeout(PATIENCE);
         let client = client.connect().expect("a client");
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {

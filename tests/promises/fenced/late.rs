@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use leasehold::{LockClient, LockGuard};
 
 use crate::fenced::data::Data;
-use crate::fenced::{LONG, Open, SHORT, Store};
+use crate::fenced::{LONG, Open, SHORT, Store, builder};
 use crate::support::harness::PATIENCE;
 use crate::support::process::Worker;
 use crate::support::worker::say;
@@ -92,7 +92,7 @@ fn writes<S: Store>(open: &Open<S>, process: u32, rounds: u32, how: &str) -> u32
 /// What the other process does, led by the lines of its standard input: it takes locks, and writes for each of them;
 /// for the first one it is stopped in the middle of the transaction.
 pub fn holder<S: Store>(url: &str, lease: Duration) {
-    let client = S::builder(url).lease(lease).connect().unwrap();
+    let client = builder::<S>(url).lease(lease).connect().unwrap();
     holds(&client, &S::data(url));
 }
 
