@@ -70,17 +70,19 @@ pub fn slack(since: Instant) -> Duration {
 /// So many requests may have a part in a call of a server's client, each as slow as the slowest that was measured.
 const REQUESTS: u32 = 4;
 
+/// When each request began, and how long its answer took, once it came.
+type Answers = Mutex<Vec<(Instant, Option<Duration>)>>;
+
 /// How slow a server is: a thread of its own writes one row all the time. Ends with this value.
 pub struct Slowness {
-    /// When each request began, and how long its answer took, once it came.
-    answers: Arc<Mutex<Vec<(Instant, Option<Duration>)>>>,
+    answers: Arc<Answers>,
     _over: mpsc::Sender<()>,
 }
 
 impl Slowness {
     pub fn of(client: LockClient) -> Slowness {
         const LEASE: Duration = Duration::from_secs(600);
-        let answers = Arc::<Mutex<Vec<_>>>::default();
+        let answers = Arc::<Answers>::default();
         let (seen, (over, goes_on)) = (answers.clone(), mpsc::channel());
         std::thread::spawn(move || {
             let mut held = None;
