@@ -285,12 +285,12 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
     needs_server!();
     let at = Behind::new();
     let clock = Clock::system();
-    let mut behind_by_3_s = options(&at.table.0, &clock);
-    behind_by_3_s.interceptors = vec![SharedInterceptor::new(Dateless)];
+    let mut behind_by_20_s = options(&at.table.0, &clock);
+    behind_by_20_s.interceptors = vec![SharedInterceptor::new(Dateless)];
     let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
-    estimate.learn(jiff::Timestamp::now().as_second() - 3, now, now);
-    behind_by_3_s.estimate = Some(estimate);
-    let other = open(behind_by_3_s, &clock);
+    estimate.learn(jiff::Timestamp::now().as_second() - 20, now, now);
+    behind_by_20_s.estimate = Some(estimate);
+    let other = open(behind_by_20_s, &clock);
     for mode in modes() {
         let mut a = attempt(&mode.to_string(), mode);
         at.all_were_met();
