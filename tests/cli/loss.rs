@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
-use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, SystemTime};
 
@@ -53,7 +52,8 @@ fn who_ignores_term_is_killed_before_the_lease_ends() {
     mkfifo(&fifo, Mode::S_IRWXU).unwrap();
     let script =
         "exec >$FIFO; trap '' TERM; sh -c 'while :; do sleep 0.05; done' & echo ready; while :; do sleep 0.05; done";
-    let mut command = store.script(&["--lease", "6s", "--kill-after", "1s"], script);
+    // A tenth of it is between the end of the command and that of the lease, also on a busy machine.
+    let mut command = store.script(&["--lease", "12s", "--kill-after", "1s"], script);
     let running = Running::start(command.env("FIFO", &fifo));
     let output = lines_of(File::open(&fifo).unwrap());
     assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
@@ -90,7 +90,7 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
     });
     for late in ends.map(|end| end.join().unwrap()) {
         // Two bounds of a drop would be ten seconds, one five.
-        assert!(late < Duration::from_millis(1500), "{late:?} after the end of the lease");
+        assert!(late < Duration::from_millis(4000), "{late:?} after the end of the lease");
     }
 }
 
@@ -125,15 +125,12 @@ fn the_command_ends_though_nobody_reads_standard_error() {
 #[test]
 fn the_wall_clock_decides_nothing() {
     let store = Store::new();
-    let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().expect("faketime");
-    let told = String::from_utf8(told.stdout).unwrap();
-    let library = told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).expect("its library");
     let clock = store.path("clock");
     for jump in ["+3600", "-3600"] {
         std::fs::write(&clock, "+0").unwrap();
         let script = "unset LD_PRELOAD; trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
         let mut command = store.reading(&["--lease", "6s", "--kill-after", "1s"], script);
-        command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.env("LD_PRELOAD", crate::faketime::library()).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME_TIMESTAMP_FILE", &clock).env("FAKETIME_NO_CACHE", "1");
         let mut running = Running::start(&mut command);
         running.expect("ready");
@@ -148,7 +145,7 @@ fn the_wall_clock_decides_nothing() {
 fn the_command_may_be_told_or_left_alone() {
     let store = Store::new();
     let script = "trap 'echo usr1; exit 3' USR1; echo ready; while :; do read never; done";
-    let mut running = Running::start(&mut store.reading(&["--lease", "1s", "--on-loss", "signal:usr1"], script));
+    let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--on-loss", "signal:usr1"], script));
     running.expect("ready");
     take_away(&store.client());
     running.expect("usr1");
@@ -157,7 +154,7 @@ fn the_command_may_be_told_or_left_alone() {
     assert!(ran.stderr.contains("the command gets SIGUSR1"), "{}", ran.stderr);
 
     let script = "echo ready; read go; echo went on; exit 3";
-    let mut running = Running::start(&mut store.reading(&["--lease", "1s", "--on-loss", "ignore", "-v"], script));
+    let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--on-loss", "ignore", "-v"], script));
     running.expect("ready");
     take_away(&store.client());
     let rival = store.client().lock("k").unwrap();

@@ -1,6 +1,9 @@
 //! The command `leasehold`, with real children.
 #![cfg(unix)]
 
+#[allow(dead_code)] // Its processes end by themselves.
+#[path = "../support/faketime.rs"]
+mod faketime;
 #[path = "../support/nobody.rs"]
 mod nobody;
 #[path = "../support/servers/mod.rs"]

@@ -98,8 +98,9 @@ fn a_killed_leasehold_takes_along_what_its_command_started() {
     let script = "trap '' TERM; sh -c 'echo ready; exec sleep 1000' & wait";
     let mut running = Running::start(&mut store.script(&[], script));
     running.expect("ready");
-    let keeper = children(&running).into_iter().find(|pid| title(pid).contains("__keep")).expect("its keeper");
-    kill(Pid::from_raw(keeper.parse().unwrap()), Signal::SIGTERM).unwrap();
+    let keeper = keeper_of(&running);
+    wait_until("it is at its work", || blocks_signals(keeper));
+    kill(keeper, Signal::SIGTERM).unwrap();
     running.signal(Signal::SIGKILL);
     running.output_ends();
 }
@@ -108,7 +109,8 @@ fn a_killed_leasehold_takes_along_what_its_command_started() {
 fn a_stopped_leasehold_ends_its_command_before_another_is_let_in() {
     let store = Store::new();
     let script = "echo $$; while :; do sleep 0.01; done";
-    let mut running = Running::start(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
+    // A tenth of it is between the end of the command and the rival, also on a busy machine.
+    let mut running = Running::start(&mut store.script(&["--lease", "10s", "--kill-after", "0s"], script));
     let pid = running.line();
     running.signal(Signal::SIGSTOP);
     let _rival = store.client().lock("k").unwrap();
@@ -219,7 +221,7 @@ fn a_command_that_is_stopped_by_the_loss_stays_so() {
     for signal in ["STOP", "TSTP"] {
         let script = "trap 'echo continued' CONT; echo $$; while :; do read never; done";
         let on_loss = format!("signal:{signal}");
-        let mut running = Running::start(&mut store.reading(&["--lease", "1s", "--on-loss", &on_loss], script));
+        let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--on-loss", &on_loss], script));
         let pid = running.line();
         let key = store.client().get("k").unwrap().unwrap();
         store.client().unlock(key.holders()[0].lock_id()).unwrap();
@@ -232,6 +234,12 @@ fn a_command_that_is_stopped_by_the_loss_stays_so() {
         assert_eq!(ran.code, Some(76));
         assert!(!ran.stdout.contains("continued"), "{}", ran.stdout);
     }
+}
+
+fn blocks_signals(pid: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+    u64::from_str_radix(blocked.trim(), 16).unwrap() & 1 << (Signal::SIGTERM as u32 - 1) != 0
 }
 
 fn keeper_of(running: &Running) -> Pid {

@@ -252,7 +252,7 @@ fn callbacks_may_end_the_election_and_panic() {
 fn trouble_with_the_store_does_not_end_the_standing() {
     on_every_store(|store| {
         let (client, faults) = store.faulty();
-        let election = client.connect().unwrap().election("job").lease(SECOND).build().unwrap();
+        let election = client.connect().unwrap().election("job").lease(6 * SECOND).build().unwrap();
         // A store that says no, one that is away, and a bug.
         faults.next(Call::Acquire, Fault::Refuse);
         faults.next(Call::Acquire, Fault::FailBefore);

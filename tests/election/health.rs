@@ -6,6 +6,9 @@ use crossbeam_channel::bounded;
 
 use crate::*;
 
+/// That no busy machine lets run out: each of these resigns.
+const LEASE: Duration = Duration::from_secs(6);
+
 const WELL: u8 = 0;
 const ILL: u8 = 1;
 const HANGS: u8 = 2;
@@ -23,7 +26,7 @@ fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
             _ => false,
         };
         let (a, tells) = node(&store.client(), "a");
-        let a = a.lease(SECOND).health_check(check).build().unwrap();
+        let a = a.lease(LEASE).health_check(check).build().unwrap();
         a.run().unwrap();
         std::thread::sleep(ms(500));
         assert_eq!((a.terms(), a.iterations()), (0, 0), "it stands while it is ill");
@@ -41,6 +44,8 @@ fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
             wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
             assert!(!a.is_leader() && a.terms() == u64::from(ill));
             if ill == HANGS {
+                // Before the check can be asked again.
+                state.store(WELL, Ordering::SeqCst);
                 cure.send(()).unwrap();
             }
         }
@@ -53,7 +58,7 @@ fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
         let state = Arc::new(AtomicU8::new(WELL));
         let asked = state.clone();
         let (a, tells) = node(&store.client(), "a");
-        let a = a.lease(SECOND).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
+        let a = a.lease(LEASE).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
         let leadership = a.campaign().unwrap();
         state.store(ILL, Ordering::SeqCst);
         assert!(leadership.loss().wait_timeout(LONG).is_none() && !leadership.is_leader());
@@ -92,7 +97,7 @@ fn a_closure_hears_that_its_node_is_ill() {
         let state = Arc::new(AtomicU8::new(WELL));
         let asked = state.clone();
         let (a, tells) = node(&store.client(), "a");
-        let a = a.lease(SECOND).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
+        let a = a.lease(LEASE).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
         let (told, hears) = bounded(1);
         a.lead(move |leadership| told.send(leadership.loss().wait().is_none()).unwrap()).unwrap();
         let token = won(&tells);
@@ -109,7 +114,7 @@ fn a_leadership_from_campaign_is_resigned_when_the_health_check_hangs() {
         let (asked, (cure, cured)) = (state.clone(), bounded::<()>(0));
         let (a, tells) = node(&store.client(), "a");
         let check = move || asked.load(Ordering::SeqCst) == WELL || cured.recv().is_ok();
-        let a = a.lease(6 * SECOND).health_check(check).build().unwrap();
+        let a = a.lease(LEASE).health_check(check).build().unwrap();
         let leadership = a.campaign().unwrap();
         state.store(HANGS, Ordering::SeqCst);
         assert!(leadership.loss().wait_timeout(LONG).is_none() && !leadership.is_leader());

@@ -173,6 +173,8 @@ fn a_drop_that_reaches_its_bound_leaves_the_lock_to_its_lease() {
                 wait_until("it has resigned", || !a.is_standing());
                 a.run().unwrap();
             }
+            // The same where nobody is left to ask.
+            wait_until("its lock is left to its lease", || client.held().is_empty());
             drop(release);
             assert!(!ends.recv_timeout(LONG).unwrap(), "it was told");
             if let Some(a) = a {

@@ -16,10 +16,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use crate::support::bench::LONG;
+use crate::support::bench::{LONG, builder_over};
 use crate::support::stores::{Opened, on_each};
 use crate::support::wait::wait_until;
-use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::{ClientBuilder, ElectionBuilder, Leader, LockClient, TermEnd};
 

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Select;
 
-use crate::support::harness::{Folder, PATIENCE, SLACK};
-use crate::support::lateness::{measure, slack};
+use crate::support::harness::{Folder, PATIENCE};
 use crate::support::oracle::assert_one_writer_or_readers;
 use crate::support::process::Worker;
 use crate::support::stores::{is_wanted, stores};
@@ -87,13 +86,13 @@ impl Nodes<'_> {
 fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) {
     let Shared { module, grace, .. } = store;
     let mut nodes = Nodes::start(store, job, poll);
-    measure();
+    store.measure();
     let (mut takeovers, mut stopped) = (Vec::new(), None::<usize>);
     let mut since: Option<(Fate, Instant)> = None;
     for term in 0..terms {
         let (at, token) = nodes.next();
         if let Some((fate, since)) = since.take() {
-            takeovers.push((fate, since.elapsed(), slack(since)));
+            takeovers.push((fate, since.elapsed(), store.slack(since)));
         }
         // Whoever was stopped wakes to a leader that is not itself.
         stopped.take().into_iter().for_each(|at: usize| nodes.workers[at].go_on());
@@ -125,7 +124,7 @@ fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) 
         let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
         println!("{module}: a leader that {fate:?} is followed after {median:.1?}, at most {most:.1?}");
         let bound = if fate == Fate::Resigns { Duration::ZERO } else { SECOND + *grace };
-        let late = of_fate().find(|(_, took, slack)| *took > bound + SLACK + *slack);
+        let late = of_fate().find(|(_, took, slack)| *took > bound + *slack);
         assert!(late.is_none(), "{module}: {late:?}");
     }
 }

@@ -85,16 +85,21 @@ struct Run {
     data: Vec<Lock>,
 }
 
+/// How long its requests and drops may take where each must be answered, on a busy machine.
+const PATIENT: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(3)];
+/// Where answers that hang are what it is about.
+const HASTY: [Duration; 2] = [Duration::from_millis(40), Duration::from_millis(60)];
+
 impl Run {
-    fn new(store: &Store, seed: u64) -> Run {
+    fn new(store: &Store, seed: u64, [request_timeout, drop_timeout]: [Duration; 2]) -> Run {
         let (opened, faults, ledger) = ((store.open)(), FaultPlan::default(), Arc::new(Ledger::default()));
         let faulty = Arc::new(Faulty::new(opened.store.clone(), faults.clone()));
         let builder = |store| builder_over(store, opened.clock.clone());
         let client = builder(faulty)
             .heartbeat(Duration::from_millis(20))
             .poll(Duration::from_millis(1)..=Duration::from_millis(3))
-            .request_timeout(Duration::from_millis(40))
-            .drop_timeout(Duration::from_millis(60))
+            .request_timeout(request_timeout)
+            .drop_timeout(drop_timeout)
             .observer(ledger.clone())
             .connect()
             .unwrap();
@@ -215,7 +220,7 @@ impl Run {
     /// All that is held is lost.
     fn expire(&mut self) {
         self.faults.heal();
-        self.guards.extend(self.client.try_lock("expires").unwrap());
+        self.guards.extend(self.client.try_lock("expires").ok().flatten());
         self.opened.advance(Duration::from_secs(21));
         self.check();
     }
@@ -316,7 +321,7 @@ fn every_beginning_has_one_end_under_random_use_and_faults() {
     let seed = number("LEASEHOLD_TEST_SEED").unwrap_or_else(|| fastrand::u64(..));
     for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
         println!("{}: LEASEHOLD_TEST_SEED={seed} LEASEHOLD_TEST_OPS={ops}", store.module);
-        let mut run = Run::new(store, seed);
+        let mut run = Run::new(store, seed, HASTY);
         (0..ops).for_each(|_| run.step());
         run.expire();
         let seen = run.end();
@@ -334,7 +339,7 @@ const SEEN: [&str; 6] = ["granted", "released", "wait timed_out", "wait cancelle
 fn each_way_to_end_is_told_once() {
     for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
         println!("on {}", store.module);
-        let mut run = Run::new(store, 1);
+        let mut run = Run::new(store, 1, PATIENT);
         let (client, rival) = (run.client.clone(), run.rival.clone());
         let seen = |run: &Run, names: &[&str]| {
             let all = std::mem::take(&mut run.ledger.0.lock().seen);
@@ -350,7 +355,7 @@ fn each_way_to_end_is_told_once() {
         seen(&run, &["released data"]);
         client.request("k").acquire().unwrap();
         seen(&run, &["granted", "handed over"]);
-        assert!(client.try_lock_for("k", MOMENT).unwrap().is_none());
+        assert!(client.try_lock_for("k", PATIENT[1]).unwrap().is_none());
         seen(&run, &["wait timed_out"]);
         run.cancelled("k");
         seen(&run, &["wait cancelled"]);
@@ -380,7 +385,7 @@ fn each_way_to_end_is_told_once() {
 #[test]
 fn whoever_stands_behind_another_is_counted_too() {
     for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
-        let run = Run::new(store, 1);
+        let run = Run::new(store, 1, PATIENT);
         let held = run.rival.lock("k").unwrap();
         let waiters: Vec<_> = (0..3)
             .map(|_| {

@@ -136,6 +136,8 @@ impl Store {
         clock: Arc<Clock>,
         folder: Folder,
     ) -> Store {
+        // For whoever asks for the slack of a bound.
+        super::lateness::measure();
         let plan = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(below, plan.clone()));
         Store { name, plan, clock, faulty, plain, folder }

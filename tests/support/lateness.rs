@@ -1,10 +1,13 @@
 //! How late this machine is, measured beside each bound by a thread that only sleeps.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use leasehold::LockClient;
+
 use super::harness::millis;
+use super::wait::wait_until;
 
 const TICK: Duration = millis(5);
 /// More than the ticks of any call.
@@ -39,6 +42,22 @@ fn tick() {
     }
 }
 
+/// Waits until this count has stayed the same for far longer than what goes on would need, and returns it: for what
+/// ends by itself, and has no event that says so.
+#[track_caller]
+pub fn at_rest(what: &str, count: impl Fn() -> usize) -> usize {
+    measure();
+    let mut last = (count(), Instant::now());
+    wait_until(what, || {
+        let now = count();
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        last.1.elapsed() > slack(last.1)
+    });
+    last.0
+}
+
 /// What this machine may have added to a call that began then and ends now.
 pub fn slack(since: Instant) -> Duration {
     let ticks = measure().lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,4 +65,45 @@ pub fn slack(since: Instant) -> Duration {
     // The tick that should have come by now.
     let due = ticks.back().map_or(Duration::ZERO, |(last, _)| last.elapsed().saturating_sub(TICK));
     WORK + HOPS * during.chain([due]).max().unwrap_or_default()
+}
+
+/// So many requests may have a part in a call of a server's client, each as slow as the slowest that was measured.
+const REQUESTS: u32 = 4;
+
+/// When each request began, and how long its answer took, once it came.
+type Answers = Mutex<Vec<(Instant, Option<Duration>)>>;
+
+/// How slow a server is: a thread of its own writes one row all the time. Ends with this value.
+pub struct Slowness {
+    answers: Arc<Answers>,
+    _over: mpsc::Sender<()>,
+}
+
+impl Slowness {
+    pub fn of(client: LockClient) -> Slowness {
+        const LEASE: Duration = Duration::from_secs(600);
+        let answers = Arc::<Answers>::default();
+        let (seen, (over, goes_on)) = (answers.clone(), mpsc::channel());
+        std::thread::spawn(move || {
+            let mut held = None;
+            while goes_on.recv_timeout(millis(100)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let began = Instant::now();
+                answers.lock().unwrap().push((began, None));
+                held = match held {
+                    Some(lock) => client.heartbeat(&lock, LEASE).ok(),
+                    None => client.request("how slow").lease(LEASE).acquire().ok(),
+                };
+                answers.lock().unwrap().last_mut().unwrap().1 = Some(began.elapsed());
+            }
+        });
+        Slowness { answers: seen, _over: over }
+    }
+
+    /// What the server may have added to a call that began then and ends now.
+    pub fn slack(&self, since: Instant) -> Duration {
+        let answers = self.answers.lock().unwrap();
+        let took = answers.iter().map(|(began, took)| (*began, took.unwrap_or_else(|| began.elapsed())));
+        let during = took.filter(|(began, took)| *began + *took >= since).map(|(_, took)| took);
+        REQUESTS * during.max().unwrap_or_default()
+    }
 }

@@ -12,6 +12,8 @@ pub mod cluster;
 pub mod contract;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(target_os = "linux")]
+pub mod faketime;
 pub mod go;
 #[cfg(feature = "spanner")]
 pub mod grpc;

@@ -10,12 +10,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::harness::PATIENCE;
+use super::faketime;
 
 /// What the environment tells a process that shall be a worker.
 pub const WORKER: &str = "LEASEHOLD_TEST_WORKER";
 /// What an answer's line begins with: the test runner writes to the same pipe.
 pub const ANSWER: &str = "@@ ";
+
+/// Longer than a worker takes for anything on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// See the module. Killed when dropped.
 pub struct Worker {
@@ -45,12 +48,8 @@ impl Worker {
     /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.
     pub fn start_off(url: &str, lease: Duration, seconds: i32) -> Worker {
         let mut command = Command::new(binary());
-        // The program itself stays between, and would be killed in the worker's place: only its library is used.
-        let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().expect("faketime");
-        let told = String::from_utf8(told.stdout).expect("a text");
-        let library = told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).expect("its library");
         // The clocks that nobody can set on a host stay as they are.
-        command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.env("LD_PRELOAD", faketime::library()).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME", format!("{seconds:+}s"));
         Worker::start_by(command, url, lease, Duration::from_millis(5))
     }
@@ -173,5 +172,6 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        faketime::clean_up(self.child.id());
     }
 }

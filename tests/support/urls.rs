@@ -1,12 +1,13 @@
 //! Stores that other processes can reach by a URL.
 
 use std::any::Any;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
 use super::harness::SLACK;
-use super::lateness;
+use super::lateness::{self, Slowness};
 
 /// A new store.
 pub struct Shared {
@@ -20,14 +21,24 @@ pub struct Shared {
     pub client: Box<dyn Fn() -> LockClient + Send + Sync>,
     /// What the environment has to say for it.
     pub env: Option<(&'static str, String)>,
+    slowness: OnceLock<Slowness>,
     /// What goes with the test.
     _room: Box<dyn Any + Send + Sync>,
 }
 
 impl Shared {
+    /// From now on it is measured how slow this machine and the server on it are.
+    pub fn measure(&self) {
+        lateness::measure();
+        if self.module != "sqlite" {
+            self.slowness.get_or_init(|| Slowness::of((self.client)()));
+        }
+    }
+
     /// What this machine, or a server on it, may have added to a bound since then.
     pub fn slack(&self, since: Instant) -> Duration {
-        if self.module == "sqlite" { lateness::slack(since) } else { SLACK }
+        let server = self.slowness.get().map_or(Duration::ZERO, |slowness| SLACK + slowness.slack(since));
+        lateness::slack(since) + server
     }
 }
 
@@ -60,8 +71,6 @@ pub fn of(module: &str) -> Option<Shared> {
 
 #[cfg(feature = "sqlite")]
 fn sqlite() -> Shared {
-    // From now on this machine is measured.
-    lateness::measure();
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());
     by_url("sqlite", url, Duration::from_millis(20), folder)
@@ -105,5 +114,5 @@ fn spanner() -> Shared {
 fn by_url(module: &'static str, url: String, early: Duration, room: impl Any + Send + Sync) -> Shared {
     let (grace, known) = (Duration::ZERO, url.clone());
     let client = Box::new(move || LockClient::connect(&known).unwrap());
-    Shared { module, url, grace, early, client, env: None, _room: Box::new(room) }
+    Shared { module, url, grace, early, client, env: None, slowness: OnceLock::new(), _room: Box::new(room) }
 }

@@ -232,7 +232,7 @@ fn no_worker_outlives_its_parent() {
     let is_stopped = comes_true(90, || processes_of(dir.path()).iter().any(|(_, state)| *state == 'T'));
     parent.kill().expect("the parent is there");
     parent.wait().expect("it is dead");
-    let are_gone = comes_true(10, || processes_of(dir.path()).is_empty());
+    let are_gone = comes_true(60, || processes_of(dir.path()).is_empty());
     let left = processes_of(dir.path());
     left.iter().for_each(|(id, _)| {
         let _ = kill(Pid::from_raw(*id), Signal::SIGKILL);

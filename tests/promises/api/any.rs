@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use leasehold::internals::builder_over;
+use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ErrorKind, Event, LockStatus, Mode, Mutex, Observer, SameOwner, WaitEnd};
 
 use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 
-const SHORT: Duration = Duration::from_millis(150);
+/// What a slow server answers in.
+const SHORT: Duration = Duration::from_secs(1);
 
 fn sorted_keys(holders: &[LockStatus]) -> Vec<&str> {
     let mut keys: Vec<&str> = holders.iter().map(LockStatus::key).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::internals::builder_over;
+use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::testing::{Failure, MemoryStore};
 use leasehold::{CancelToken, ErrorKind, LossReason, Operation, Slept};

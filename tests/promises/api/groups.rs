@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::builder_over;
+use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, LossReason};
 
@@ -193,9 +193,9 @@ fn unlock_reaches_groups_of_many_pages() {
     on_every_store(|store| {
         let client = store.client();
         for n in 0..250 {
-            client.request(&format!("k-{n}")).lock_id("g").lease(MINUTE).acquire().unwrap();
+            client.request(&format!("k-{n}")).lock_id("g").lease(60 * MINUTE).acquire().unwrap();
         }
-        let renewed = client.renew("g", MINUTE).unwrap();
+        let renewed = client.renew("g", 60 * MINUTE).unwrap();
         let freed = client.unlock("g").unwrap();
         assert_eq!((renewed.len(), freed.len()), (250, 250));
         assert!(freed.is_sorted_by(|a, b| a.fencing_token() >= b.fencing_token()));
@@ -206,7 +206,7 @@ fn unlock_reaches_groups_of_many_pages() {
 #[test]
 fn guards_learn_of_an_unlock_at_their_next_heartbeat() {
     on_every_store(|store| {
-        let client = store.builder().lease(LONG).heartbeat(Duration::from_millis(20)).connect().unwrap();
+        let client = store.builder().lease(LONG).heartbeat(SECOND / 5).connect().unwrap();
         let guards = ["a", "b"].map(|key| client.request(key).lock_id("g").lock().unwrap());
         assert_eq!(keys(&store.rival().unlock("g").unwrap()), ["b", "a"]);
         for guard in &guards {
@@ -279,8 +279,8 @@ fn a_group_call_ends_in_time_when_others_change_the_lock_again_and_again() {
     on_every_store(|store| {
         let acts = Between::new(store.store.clone());
         let builder = builder_over(Arc::new(acts.clone()), store.clock.clone());
-        let client = builder.request_timeout(Duration::from_millis(200)).connect().unwrap();
-        let lock = client.request("a").lock_id("g").lease(MINUTE).acquire().unwrap();
+        let client = builder.request_timeout(SECOND).connect().unwrap();
+        let lock = store.rival().request("a").lock_id("g").lease(MINUTE).acquire().unwrap();
         for n in 0..200 {
             let (rival, lock) = (store.rival(), lock.clone());
             acts.next(When::BeforeSwap, move || drop(rival.heartbeat(&lock, 2 * MINUTE + n * SECOND).unwrap()));

@@ -16,10 +16,9 @@ mod waiting;
 
 use std::time::Duration;
 
-use crate::support::bench::LONG;
+use crate::support::bench::{LONG, builder_over};
 use crate::support::stores::{Opened, on_each};
 use crate::support::wait::wait_until;
-use leasehold::internals::builder_over;
 use leasehold::{ClientBuilder, LockClient};
 
 const MINUTE: Duration = Duration::from_secs(60);

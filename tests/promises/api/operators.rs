@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::builder_over;
+use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::{Swapped, Which};
 use leasehold::{ErrorKind, Filter, LockClient, LossReason};
@@ -65,8 +65,8 @@ fn a_forced_release_frees_the_expired_too() {
 #[test]
 fn a_guard_is_told_of_a_forced_release() {
     on_every_store(|store| {
-        let lease = store.short_lease();
-        let guard = store.client().request("k").lease(lease).lock().unwrap();
+        let client = store.builder().heartbeat(Duration::from_millis(150)).connect().unwrap();
+        let guard = client.lock("k").unwrap();
         store.rival().force_release("k").unwrap();
         let loss = guard.loss().wait_timeout(LONG).expect("its next heartbeat notices");
         assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss:?}");

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use leasehold::internals::builder_over;
+use crate::support::bench::builder_over;
 use leasehold::{Event, LockClient, Mode, Mutex, Observer};
 
 use crate::api::{LONG, on_every_store};

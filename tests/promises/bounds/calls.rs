@@ -8,6 +8,7 @@ use crate::support::alone::alone;
 use crate::support::harness::{Folder, PATIENCE, Store, acquire_unanswered, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
+use crate::support::stores::unique;
 use crate::support::threads::{no_new_threads, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
@@ -47,10 +48,15 @@ fn under_each_fault(kind: Call, bound: Duration, call: impl Fn(&Store, &LockClie
             scope.spawn(move || {
                 let client = client(&store);
                 let what = format!("{kind:?} on {} with {fault:?}", store.name);
+                let before = store.plan.count(kind);
                 store.plan.always(kind, fault);
-                within(&what, bound, || call(&store, &client));
+                // On a busy machine the time may be over before any such request could be sent.
+                let is_met = (0..10).any(|_| {
+                    within(&what, bound, || call(&store, &client));
+                    store.plan.count(kind) > before
+                });
                 store.plan.heal();
-                assert!(store.plan.count(kind) > 0, "{what}: no such call was made");
+                assert!(is_met, "{what}: no such call was made");
                 client.close().expect("a close");
             });
         }
@@ -73,7 +79,7 @@ fn no_first_renewal_outlives_its_deadline() {
 
 #[test]
 fn no_call_with_a_lock_as_data_outlives_its_deadline() {
-    let lock = |store: &Store| store.bystander().request("data").acquire().expect("a lock");
+    let lock = |store: &Store| store.bystander().request(&unique()).acquire().expect("a lock");
     under_each_fault(Call::Renew, REQUEST, |store, client| drop(client.heartbeat(&lock(store), LONG)));
     under_each_fault(Call::Release, REQUEST, |store, client| drop(client.release(&lock(store))));
     under_each_fault(Call::Acquire, REQUEST, |store, client| drop(client.adopt(lock(store))));
@@ -82,7 +88,7 @@ fn no_call_with_a_lock_as_data_outlives_its_deadline() {
 #[test]
 fn no_look_and_no_purge_outlives_its_deadline() {
     let expired = |store: &Store| {
-        let lock = store.bystander().request("old").lease(millis(100)).acquire().expect("a lock");
+        let lock = store.bystander().request(&unique()).lease(millis(100)).acquire().expect("a lock");
         wait_until("its lease ends", || lock.leased_until() < Some(SystemTime::now() - millis(50)));
     };
     under_each_fault(Call::Read, REQUEST, |_, client| drop(client.get("job")));
@@ -95,7 +101,7 @@ fn no_look_and_no_purge_outlives_its_deadline() {
 
 #[test]
 fn no_call_on_several_locks_outlives_its_deadline() {
-    let held = |store: &Store| store.bystander().request("data").lock_id("group").acquire().expect("a lock");
+    let held = |store: &Store| store.bystander().request(&unique()).lock_id("group").acquire().expect("a lock");
     under_each_fault(Call::Read, REQUEST, |_, client| drop(client.list(&Filter::new())));
     for kind in [Call::Read, Call::Swap] {
         // The group, then its only lock by itself: each has the time of a request.
@@ -149,9 +155,12 @@ fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
     for fault in faults() {
         let fails = matches!(fault, Fault::FailBefore | Fault::ApplyThenFail);
         store.plan.always(Call::Read, fault.clone());
-        let started = Instant::now();
+        let (started, polls) = (Instant::now(), store.plan.count(Call::Read));
         match within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500))) {
-            Ok(refused) => assert!(refused.is_none() && !fails, "{fault:?}"),
+            // On a busy machine it may not have polled at all.
+            Ok(refused) => {
+                assert!(refused.is_none() && (!fails || store.plan.count(Call::Read) == polls), "{fault:?}");
+            }
             Err(error) => assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{fault:?}: {error:?}"),
         }
         assert!(started.elapsed() >= millis(500), "it gave up early");
@@ -164,8 +173,8 @@ fn a_wait_for_a_lease_with_a_fixed_end_ends_with_it() {
     let store = Store::memory();
     let client = store.builder().connect().expect("a client");
     let _held = store.bystander().lock("job").expect("a lock");
-    let request = client.request("job").lease_until(SystemTime::now() + millis(500));
-    let error = within("the wait", millis(500), || request.lock()).unwrap_err();
+    let request = client.request("job").lease_until(SystemTime::now() + millis(3000));
+    let error = within("the wait", millis(3000), || request.lock()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
 }
 
@@ -356,19 +365,19 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
     alone("bounds::calls::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
         let client = LockClient::builder("memory:").connect().expect("a client");
         let (warn, warned) = mpsc::channel();
-        let lost = client.request("lost").lease(millis(1500)).warn_before(millis(600));
+        let lost = client.request("lost").lease(millis(3000)).warn_before(millis(1200));
         let lost = lost.on_warning(move |left| warn.send(left).expect("the test listens")).lock().expect("a lock");
-        let kept = client.request("kept").lease(millis(6000)).lock().expect("a lock");
+        let kept = client.request("kept").lease(millis(9000)).lock().expect("a lock");
 
         no_new_threads();
-        let loss = within("the loss", millis(1500), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
+        let loss = within("the loss", millis(3000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
         let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
         assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
-        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(600));
+        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(1200));
 
         // The first try for this one failed as well; one of its repeats does not.
         let before = kept.remaining();
-        std::thread::sleep(millis(1500));
+        std::thread::sleep(millis(1000));
         assert!(kept.remaining() < before, "it was renewed without a thread");
         threads_again();
         wait_until("the lock is renewed", || kept.remaining() > before);
@@ -381,7 +390,7 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
 fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
     alone("bounds::calls::what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
         let store = Store::memory();
-        let client = store.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+        let client = store.builder().lease(LONG).drop_timeout(PATIENCE).connect().expect("a client");
         let abandon = |key: &str| {
             acquire_unanswered(&store.plan, &client, key);
             assert!(!store.is_vacant(key));

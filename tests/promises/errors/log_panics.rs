@@ -47,7 +47,7 @@ fn a_logger_that_panics_ends_neither_a_thread_nor_a_call() {
         log::set_logger(&Panics).unwrap();
         log::set_max_level(log::LevelFilter::Trace);
         let bench = Bench::new();
-        let client = bench.builder().drop_timeout(Duration::from_millis(500)).connect().unwrap();
+        let client = bench.builder().drop_timeout(Duration::from_secs(2)).connect().unwrap();
 
         logged("a loss", || {
             let (told, tells) = mpsc::channel();

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::alone::alone;
+use crate::support::wait::wait_until;
 use leasehold::Operation;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -53,7 +54,7 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
         let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
         let guard = client.lock("k").unwrap();
         assert!(client.try_lock_for("k", Duration::from_millis(500)).unwrap().is_none());
-        assert!(guard.info().renewed().is_some());
+        wait_until("a heartbeat is answered", || guard.info().renewed().is_some());
         guard.release().unwrap();
         drop(client.lock("k").unwrap());
         client.close().unwrap();
@@ -77,16 +78,20 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
 }
 
 fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
-    let client = store.builder().lease(Duration::from_secs(1)).connect().unwrap();
-    let guard = client.request("k").warn_before(Duration::from_millis(600)).lock().unwrap();
+    let client = store.builder().lease(Duration::from_secs(10)).connect().unwrap();
+    // At a third of the lease the first heartbeat fails, and then it is warned of.
+    let guard = client.request("k").warn_before(Duration::from_secs(5)).lock().unwrap();
     store.go_offline();
+    store.advance(Duration::from_secs(5));
+    wait_until("both are warned of", || KEPT.lock().unwrap().len() >= 2);
+    store.advance(Duration::from_secs(5));
     guard.loss().wait().unwrap();
     store.go_online();
     drop(guard);
     let warned = warnings();
     for text in [
-        "WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, 0.",
-        "WARN leasehold::guard: heartbeats of lock \"k\" fail; it will be lost in 0.",
+        "WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, ",
+        "WARN leasehold::guard: heartbeats of lock \"k\" fail; it will be lost in ",
         "WARN leasehold::guard: lock \"k\" lost: expired (lock \"k\" on memory: ",
     ] {
         assert!(warned.iter().any(|line| line.starts_with(text)), "{text} in {warned:#?}");

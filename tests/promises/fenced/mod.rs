@@ -20,6 +20,8 @@ use std::time::Duration;
 use data::Data;
 use leasehold::{ClientBuilder, LockClient};
 
+use crate::support::harness::PATIENCE;
+
 /// A lease that no test outlives.
 const LONG: Duration = Duration::from_secs(60);
 /// One that they do: the shortest that every store has.
@@ -45,6 +47,11 @@ struct Open<S: Store> {
     _room: Box<dyn Any + Sync>,
 }
 
+/// A server on a busy machine has time to answer.
+fn builder<S: Store>(url: &str) -> ClientBuilder {
+    S::builder(url).request_timeout(PATIENCE).drop_timeout(PATIENCE)
+}
+
 impl<S: Store> Open<S> {
     fn fresh() -> Option<Open<S>> {
         let (url, room) = crate::support::stores::is_wanted(S::NAME).then(S::fresh)??;
@@ -52,7 +59,7 @@ impl<S: Store> Open<S> {
     }
 
     fn builder(&self) -> ClientBuilder {
-        S::builder(&self.url)
+        builder::<S>(&self.url)
     }
 
     fn client(&self, lease: Duration) -> LockClient {

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use leasehold::{CancelToken, Filter};
 
 use crate::remote::Remote;
-use crate::support::harness::{millis, within};
+use crate::support::harness::{SLACK, millis, within};
 use crate::support::proxy::Flow;
 
 /// One request.
-const REQUEST: Duration = millis(1000);
+const REQUEST: Duration = millis(3000);
 /// One drop.
-const DROP: Duration = millis(1200);
+const DROP: Duration = millis(3200);
 /// Long enough that no heartbeat comes by itself and no bound is met by an expiry.
 const LEASE: Duration = Duration::from_secs(600);
 
@@ -95,7 +95,7 @@ fn no_call_outlives_its_bound(remote: &Remote) {
             .map(|(what, bound, call)| {
                 scope.spawn(move || {
                     let started = Instant::now();
-                    within(what, bound, call);
+                    within(what, bound + SLACK, call);
                     (started.elapsed().saturating_sub(bound), what)
                 })
             })

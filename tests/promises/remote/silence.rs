@@ -6,7 +6,7 @@ use crate::support::wait::wait_until;
 
 /// The kernel would send again for a quarter of an hour.
 fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
-    let builder = remote.behind().lease(millis(12_000)).request_timeout(millis(1000));
+    let builder = remote.behind().lease(millis(24_000)).heartbeat(millis(4000)).request_timeout(millis(3000));
     let client = builder.connect().expect("a client");
     let guard = client.lock("kept").expect("a lock");
     let renewed = guard.info().renewed();

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::support::bench::{Bench, LONG};
+use crate::support::lateness::at_rest;
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
@@ -47,6 +48,8 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     let early = one(&client, "a");
     let any = any(&client, [1, 0, 0], &CancelToken::new());
     let late = one(&client, "b");
+    // On a thread of its own, which may be late.
+    bench.wait_for_call(Call::Wake, 0);
     let before = bench.faults.calls().len();
     let first = held.remove(0);
     let token = first.fencing_token();
@@ -135,12 +138,9 @@ fn a_told_wait_makes_one_look_at_each_key() {
     let mut held: Vec<_> = KEYS.iter().map(|key| bench.rival().lock(key).unwrap()).collect();
     let any = any(&client, [0; 3], &CancelToken::new());
     wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
-    std::thread::sleep(Duration::from_millis(100));
     // One each, or one more where two keys were told one after the other.
-    let reads = bench.faults.count(Call::Read);
+    let reads = at_rest("it asks no more", || bench.faults.count(Call::Read));
     assert!(reads <= 6, "{reads} reads");
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(bench.faults.count(Call::Read), reads, "an idle wait asks");
     drop(held.remove(2));
     assert_eq!(any.join().unwrap().unwrap().key(), "c");
     assert_eq!(bench.faults.count(Call::Read), reads + 1, "it looked at what was not told");
@@ -148,7 +148,8 @@ fn a_told_wait_makes_one_look_at_each_key() {
 
 #[test]
 fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
-    for _ in 0..8 {
+    let mut rounds = 0;
+    while rounds < 8 {
         let bench = Bench::new();
         bench.faults.never_wakes();
         let poll = Duration::from_millis(50);
@@ -157,12 +158,17 @@ fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
             bench.rival().request(key).acquire().unwrap();
         }
         let any = any(&client, [0; 3], &CancelToken::new());
-        // Between two rounds of looks.
-        wait_until("it asked for all keys", || {
-            bench.faults.count(Call::Read) >= 3 && bench.faults.count(Call::Read).is_multiple_of(3)
-        });
+        let looks = || bench.faults.count(Call::Read);
+        wait_until("it asked for all keys", || looks() >= 3 && looks().is_multiple_of(3));
+        let before = looks();
         bench.clock.advance(HOUR);
-        assert_eq!(any.join().unwrap().unwrap().key(), "a");
+        // Between two rounds of looks, unless this thread was late.
+        let is_at_once = before.is_multiple_of(3) && looks() == before;
+        let guard = any.join().unwrap().unwrap();
+        if is_at_once {
+            assert_eq!(guard.key(), "a");
+            rounds += 1;
+        }
     }
 }
 
@@ -191,10 +197,10 @@ fn what_the_store_refuses_ends_the_call_whatever_the_other_keys_would_say() {
 #[test]
 fn asking_once_gives_each_key_its_time_and_ends_with_one_that_takes_all_of_it() {
     let bench = Bench::new();
-    let client = bench.builder().request_timeout(Duration::from_millis(500)).connect().unwrap();
+    let client = bench.builder().request_timeout(Duration::from_secs(2)).connect().unwrap();
     let held = ["a", "b"].map(|key| bench.rival().lock(key).unwrap());
     for _ in 0..2 {
-        bench.faults.next(Call::Acquire, Fault::Delay(Duration::from_millis(300)));
+        bench.faults.next(Call::Acquire, Fault::Delay(Duration::from_millis(1100)));
     }
     let guard = client.request_any(KEYS).in_order().try_lock().unwrap();
     assert_eq!(guard.map(|guard| guard.key().to_owned()).as_deref(), Some("c"));
@@ -246,7 +252,9 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
     let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
     let _readers = bench.rival().lock_shared("a").unwrap();
     let _c = bench.rival().lock("c").unwrap();
-    bench.rival().request("b").lease(Duration::from_millis(500)).acquire().unwrap();
+    // The others' are renewed long before theirs end.
+    let lease = Duration::from_secs(6);
+    bench.rival().request("b").lease(lease).acquire().unwrap();
     let any = any(&client, [0; 3], &CancelToken::new());
     let late = one(&client, "b");
     let (stop, stopped) = mpsc::channel::<()>();
@@ -256,6 +264,7 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
             drop(rival.lock_shared("a").unwrap());
         }
     });
+    bench.clock.advance(lease);
     wait_until("it is through", || any.is_finished());
     let guard = any.join().unwrap().unwrap();
     assert_eq!(guard.key(), "b");

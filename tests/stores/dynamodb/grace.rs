@@ -104,7 +104,10 @@ fn nobody_relies_on_more_than_others_of_the_table_respect() {
     assert!(reserve(&second, "c") > at_least, "who finds the larger grace noted");
     // A table of the default's relies on it.
     let other = Table::fresh();
-    assert!(reserve(&waiting(&other, Dynamodb::GRACE).0, "a") < Duration::from_millis(150));
+    let relies = waiting(&other, Dynamodb::GRACE).0;
+    // What an answer takes comes off, too, and a busy machine may take long for some of them.
+    let is_whole = |n: u8| reserve(&relies, &format!("{n}")) < Duration::from_millis(150);
+    assert!((0..20).any(is_whole), "the lease is shorter than it may be");
 }
 
 #[test]

@@ -213,7 +213,7 @@ fn a_table_that_takes_longer_than_a_request_is_waited_for() {
     const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
     let table = Table(unique());
     let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
-    let timeout = Duration::from_millis(500);
+    let timeout = Duration::from_millis(1_500);
     let connect = || leasehold::dynamodb::builder(config_at(&proxy.url()), &table.0).request_timeout(timeout).connect();
     let client = connect().unwrap();
     // A look each 250 ms; the first sees that there is none.

@@ -281,15 +281,15 @@ fn what_the_majority_does_not_have_is_no_answer() {
     let secondaries: Vec<usize> = (0..3).filter(|i| *i != primary).collect();
     secondaries.iter().for_each(|i| at.cluster.stop(*i));
     // The primary still takes writes, for as long as it takes it to notice.
-    let short = || Deadline::after(Duration::from_millis(700));
+    let within = |time: u64| Deadline::after(Duration::from_millis(time));
     let mut a = attempt(&direct, "k", Mode::Exclusive);
     a.sends += 1;
-    let grant = direct.acquire(&mut a, &short()).unwrap();
+    let grant = direct.acquire(&mut a, &within(1_200)).unwrap();
     assert!(matches!(grant, Acquired::Unknown(_)), "{grant:?}");
     // Also an answer that writes nothing: what it saw may be undone.
-    let refusal = direct.acquire(&mut attempt(&direct, "held", Mode::Exclusive), &short());
+    let refusal = direct.acquire(&mut attempt(&direct, "held", Mode::Exclusive), &within(700));
     assert!(!matches!(refusal, Ok(Acquired::Refused(_) | Acquired::Granted { .. })), "{refusal:?}");
-    let renewal = direct.renew(&mut held.without_native(), renewal(Lease::For(6 * LEASE)), &short());
+    let renewal = direct.renew(&mut held.without_native(), renewal(Lease::For(6 * LEASE)), &within(700));
     assert!(!matches!(renewal, Ok(Renewed::Until { .. } | Renewed::Lost(_))), "{renewal:?}");
     secondaries.iter().for_each(|i| at.cluster.go_on(*i));
     at.cluster.primary();

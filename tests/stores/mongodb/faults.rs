@@ -9,6 +9,7 @@ use leasehold::internals::sys::deadline::Deadline;
 
 use crate::mongodb::*;
 use crate::support::contract::{LEASE, granted, refused, renewal};
+use crate::support::harness::within;
 use crate::support::mongodb::{Rows, host};
 use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 
@@ -273,7 +274,8 @@ fn what_is_given_up_in_another_session_comes_back() {
     needs_server!();
     let at = behind();
     let mut a = exclusive(&at.store, "negative control");
-    at.fault(Network::Late(LATE), 1);
+    // Late enough that a busy machine gives it up before.
+    at.fault(Network::Late(3 * LATE), 1);
     assert!(matches!(at.store.acquire(&mut a, &by()).unwrap(), Acquired::Unknown(_)));
     let released = at.store.release(&mut a.without_native(), Purpose::GiveUp, &soon()).unwrap();
     assert!(matches!(released, Released::Free), "{released:?}");
@@ -324,12 +326,12 @@ fn a_dead_network_holds_up_no_call_beyond_its_deadline() {
     let mut a = exclusive(&at.store, "k");
     granted(&at.store, &mut a);
     at.proxy.add(Rule::always(Network::HoleToServer));
-    let started = Instant::now();
-    let short = || Deadline::after(Duration::from_millis(250));
-    assert!(matches!(at.store.renew(&mut a, renewal(Lease::For(LEASE)), &short()).unwrap(), Renewed::Unknown(_)));
-    let error = at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &short()).unwrap_err();
+    let by = || Deadline::after(SHORT);
+    let renew = || at.store.renew(&mut a, renewal(Lease::For(LEASE)), &by());
+    assert!(matches!(within("the renewal", SHORT, renew).unwrap(), Renewed::Unknown(_)));
+    let read = || at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by());
+    let error = within("the look", SHORT, read).unwrap_err();
     assert!(error.is_retryable() && error.kind() == leasehold::ErrorKind::Store, "{error:?}");
-    assert!(started.elapsed() < Duration::from_millis(1_500), "{:?}", started.elapsed());
     // The connections that hang are not used again.
     at.proxy.clear();
     assert!(matches!(at.store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon()).unwrap(), Renewed::Until { .. }));

@@ -8,6 +8,8 @@ use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{CancelToken, ErrorKind};
 
 use crate::sqlite::support::*;
+use crate::support::harness::within;
+use crate::support::lateness;
 
 fn is_busy<T: std::fmt::Debug>(answer: leasehold::Result<T>) {
     let error = answer.unwrap_err();
@@ -31,9 +33,9 @@ fn every_write_keeps_its_deadline_and_writes_nothing() {
     let seen = look(&store, "k");
     let timed = |call: &dyn Fn(&Deadline)| {
         let (start, limit) = (Instant::now(), Duration::from_millis(150));
-        call(&Deadline::after(limit));
+        within("the write", limit, || call(&Deadline::after(limit)));
         let took = start.elapsed();
-        assert!(took >= limit && took < limit * 5, "{took:?}");
+        assert!(took >= limit, "{took:?}");
     };
     timed(&|by| is_busy(store.acquire(&mut attempt("k", "a"), by)));
     timed(&|by| is_busy(store.renew(&mut attempt("k", "a"), heartbeat(seconds(20)), by)));
@@ -64,11 +66,9 @@ fn opening_keeps_its_deadline() {
     let folder = Folder::new();
     let other = raw(&folder.file());
     other.execute_batch("CREATE TABLE own (x); BEGIN EXCLUSIVE").unwrap();
-    let start = Instant::now();
-    let by = Deadline::after(Duration::from_millis(150));
+    let limit = Duration::from_millis(150);
     let clock = leasehold::internals::sys::clock::Clock::system();
-    is_busy(Sqlite::open(options(&folder.file()), clock, &by));
-    assert!(start.elapsed() < Duration::from_secs(2));
+    is_busy(within("to open it", limit, || Sqlite::open(options(&folder.file()), clock, &Deadline::after(limit))));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn cancelling_ends_the_wait_for_the_database_and_for_the_connection() {
         assert!(ended.recv_timeout(Duration::from_millis(100)).is_err());
         for (cancel, owner) in [(cancel_second, "second"), (cancel_first, "first")] {
             cancel.cancel();
-            let answer = ended.recv_timeout(seconds(5));
+            let answer = ended.recv_timeout(seconds(20));
             if answer.is_err() {
                 // Lets the test end.
                 writer.execute_batch("COMMIT").unwrap();
@@ -123,6 +123,7 @@ fn cancelling_ends_the_wait_for_the_database_and_for_the_connection() {
 fn it_goes_on_as_soon_as_the_writer_is_done() {
     let folder = Folder::new();
     let (store, writer) = with_writer(&folder);
+    lateness::measure();
     let (started, begun) = crossbeam_channel::bounded(0);
     let waiting = std::thread::spawn(move || {
         started.send(()).unwrap();
@@ -134,7 +135,7 @@ fn it_goes_on_as_soon_as_the_writer_is_done() {
     writer.execute_batch("COMMIT").unwrap();
     let freed = Instant::now();
     let granted = waiting.join().unwrap();
-    assert!(granted.saturating_duration_since(freed) < seconds(1));
+    assert!(granted.saturating_duration_since(freed) < seconds(1) + lateness::slack(freed));
 }
 
 #[test]
@@ -147,13 +148,13 @@ fn readers_wait_for_no_writer_in_this_process_or_another() {
         // Both write connections are taken.
         scope.spawn(|| is_busy(store.acquire(&mut attempt("k", "a"), &by)));
         scope.spawn(|| is_busy(store.release(&mut attempt("k", "a"), Purpose::Release, &by)));
-        let start = Instant::now();
+        // Far less than the writes' time for all of them.
+        let by = Deadline::after(seconds(20));
         for which in [Which::Key("k".to_owned()), Which::Prefix(String::new()), Which::LockId("x".to_owned())] {
             for _ in 0..100 {
-                store.read(&which, None, Consistency::Strong, &Deadline::after(seconds(5))).unwrap();
+                store.read(&which, None, Consistency::Strong, &by).unwrap();
             }
         }
-        assert!(start.elapsed() < seconds(5));
         cancel.cancel();
     });
 }

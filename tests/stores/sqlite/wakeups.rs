@@ -62,7 +62,7 @@ fn who_waits_is_woken_seldom_with_and_without_notices() {
         eprintln!("{what} notices: told after {longest:?} at the latest");
         granted(&holding, &mut attempt("k", "a"));
         // Until the looks after the last commit are over.
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(seconds(2));
         let before = woken();
         std::thread::sleep(seconds(2));
         let woken = woken() - before;

@@ -1,0 +1,25 @@
+//! The program `faketime`, which gives another process a wall clock of its own.
+
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Its library, for `LD_PRELOAD`: the program itself would stay between a test and the process that it starts.
+pub fn library() -> &'static str {
+    static LIBRARY: OnceLock<String> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        // It fails where its number was that of a process which was killed while it had the library.
+        let tries = (0..50).find_map(|_| {
+            let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().expect("faketime");
+            let told = String::from_utf8(told.stdout).expect("a text");
+            told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=").map(str::to_owned))
+        });
+        tries.expect("its library")
+    })
+}
+
+/// Removes what the library leaves in this machine's shared memory where its process was killed.
+pub fn clean_up(process: u32) {
+    for name in ["faketime_shm", "sem.faketime_sem"] {
+        let _ = std::fs::remove_file(format!("/dev/shm/{name}_{process}"));
+    }
+}
