@@ -19,6 +19,7 @@ Exit codes:
   76    the lock was lost while the command ran
   77    the store denies it
   78    the store URL, the configuration or the store's schema is wrong
+  79    `run --every`: not due, since it ran in this period or runs now
   126   the command cannot be run
   127   there is no such command
   128+N signal N ended the command, or the wait for the lock";
@@ -119,9 +120,23 @@ pub struct Run {
     /// Do not wait: end at once if others hold the lock
     #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
     pub once: bool,
-    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said
-    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
-    pub conflict_exit_code: u8,
+    /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
+    /// the command ends
+    ///
+    /// Also when leasehold is killed. `release --force` frees it at once.
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days)]
+    pub hold_at_least: Option<Duration>,
+    /// Run the command only if it did not succeed within this time before; tries once unless --wait is given
+    ///
+    /// Counted from the last start, by the store's clock, over all hosts. A command that ends with another code than 0,
+    /// and a host that dies, leave it due. At most 30 days. The lock stands until it is due again: what is started a
+    /// moment too early, as by cron each day, is not due, so say 23h for a day.
+    #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days, conflicts_with = "shared")]
+    pub every: Option<Duration>,
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
+    /// with --every]
+    #[arg(short = 'E', long, value_name = "N")]
+    pub conflict_exit_code: Option<u8>,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, at, never, select, tick};
-use leasehold::{Error, ErrorKind, LockGuard, Loss};
+use leasehold::{CancelToken, Error, ErrorKind, LockGuard, Loss};
 use nix::sys::signal::Signal;
 
 use crate::args::{Ask, OnLoss};
@@ -20,6 +20,8 @@ const STOPPED: Duration = Duration::from_millis(200);
 const LEFT_BEHIND: Duration = Duration::from_millis(100);
 /// What a release gets at least, for a store that answers again.
 const LAST_TRY: Duration = Duration::from_millis(500);
+/// Between two tries to have the lock stand for a period.
+const STAND_AGAIN: Duration = Duration::from_millis(200);
 /// The library's watcher tells a loss within a second.
 const TOLD: Duration = Duration::from_secs(2);
 
@@ -186,9 +188,9 @@ impl<'a> Holding<'a> {
         format!("the command is ended, by KILL in {}", words(kill_after))
     }
 
-    /// Nothing of the command is left: the lock is released.
+    /// Nothing of the command is left: the lock is released. `every`: after a success it stands for so long.
     /// True: the release was not answered.
-    pub fn end(mut self) -> Outcome<(End, bool)> {
+    pub fn end(mut self, every: Option<Duration>) -> Outcome<(End, bool)> {
         self.arm();
         let lease_left = (self.held_until.saturating_add(self.ask.lease / 3)).saturating_sub(since_boot());
         let Holding { guard, job, lost, told_to_end, .. } = self;
@@ -200,7 +202,8 @@ impl<'a> Holding<'a> {
             let why = guard.loss().wait_timeout(TOLD).map_or_else(|| "expired".to_owned(), |loss| loss.to_string());
             say(&format!("the lock {key:?} was lost: {why}; the command has ended"));
         }
-        let released = release(guard, lease_left);
+        let every = every.filter(|_| ended == 0 && !was_lost);
+        let released = release(guard, lease_left, every);
         job.finish();
         let is_unanswered = matches!(&released, Err(error) if !is_lost(error));
         let end = match (was_lost, released) {
@@ -212,7 +215,11 @@ impl<'a> Holding<'a> {
             }
             (false, Err(error)) => {
                 let why = error.map_or_else(|| "the store does not answer".to_owned(), |error| error.to_string());
-                say(&format!("the lock {key:?} could not be released and ends with its lease: {why}"));
+                let what = match every {
+                    Some(_) => "does not stand until it is due again, so the command may run again in this period",
+                    None => "could not be released and ends with its lease",
+                };
+                say(&format!("the lock {key:?} {what}: {why}"));
                 End::Command(ended)
             }
         };
@@ -224,11 +231,24 @@ fn is_lost(error: &Option<Error>) -> bool {
     error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Lost)
 }
 
+/// Has the lock stand until the command is due again. While it is held there is time to repeat what fails.
+fn stand(guard: &LockGuard, every: Duration) -> Result<(), Error> {
+    loop {
+        match guard.hold_at_least(every) {
+            Err(error) if error.is_retryable() && guard.is_held() => {
+                let _ = guard.sleep(STAND_AGAIN, &CancelToken::new());
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
-fn release(guard: LockGuard, lease_left: Duration) -> Result<(), Option<Error>> {
+fn release(guard: LockGuard, lease_left: Duration, every: Option<Duration>) -> Result<(), Option<Error>> {
     let (done, released) = crossbeam_channel::bounded(1);
     let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
     let spawned = thread.spawn(move || {
+        let stands = every.map_or(Ok(()), |every| stand(&guard, every));
         let released = guard.release().map_err(|failed| {
             let error = failed.error().clone();
             if error.kind() != ErrorKind::Lost {
@@ -237,7 +257,7 @@ fn release(guard: LockGuard, lease_left: Duration) -> Result<(), Option<Error>> 
             }
             Some(error)
         });
-        let _ = done.send(released);
+        let _ = done.send(stands.map_err(Some).and(released));
     });
     // Where no thread could be started the guard was dropped, and its drop released.
     if spawned.is_err() {

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest};
+use leasehold::{Error, ErrorKind, LockClient, LockGuard, LockRequest};
 use nix::sys::signal::Signal;
 use nix::unistd::getpid;
 
@@ -21,7 +21,7 @@ use crate::terminal::Terminal;
 use crate::wait::{Shows, connect, wait};
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
-    let wait = args.wait.or(args.once.then_some(Duration::ZERO));
+    let wait = args.wait.or((args.once || args.every.is_some()).then_some(Duration::ZERO));
     let until = wait.and_then(|wait| Instant::now().checked_add(wait));
     let session = Session::start(global, &args.ask, args.on_loss, until)?;
     let mut request = session.request(args.key.get());
@@ -31,18 +31,25 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     if let Some(n) = args.max_holders {
         request = request.max_holders(n);
     }
+    if let Some(d) = args.hold_at_least {
+        request = request.hold_at_least(d);
+    }
     if let Some(until) = until {
         request = request.wait_until(until);
     }
     let guard = match session.wait(request) {
         Err(Failure::Library(error)) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => {
+            let (code, failure) = match args.every {
+                Some(_) => (code::NOT_DUE, Failure::NotDue as fn(u8, Error) -> Failure),
+                None => (code::CONFLICT, Failure::Conflict as fn(u8, Error) -> Failure),
+            };
+            let code = args.conflict_exit_code.unwrap_or(code);
             // Not worth a mail of cron's.
-            let is_silent = global.quiet && args.conflict_exit_code == 0;
-            return if is_silent { Ok(0) } else { Err(Failure::Conflict(args.conflict_exit_code, error)) };
+            return if global.quiet && code == 0 { Ok(0) } else { Err(failure(code, error)) };
         }
         outcome => outcome?,
     };
-    match session.hold(&args.command, guard)? {
+    match session.hold(&args.command, guard, args.every)? {
         End::Command(code) => Ok(code),
         End::Lost(_) => Err(Failure::Silent(code::LOST)),
     }
@@ -53,7 +60,7 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
     let session = Session::start(global, &args.ask, OnLoss::Kill, None)?;
     loop {
         let guard = session.wait(session.request(args.name.get()))?;
-        match session.hold(&args.command, guard)? {
+        match session.hold(&args.command, guard, None)? {
             End::Command(code) => return Ok(code),
             End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
             End::Lost(None) => {}
@@ -113,8 +120,8 @@ impl<'a> Session<'a> {
         wait(request, &self.signals, self.shows)
     }
 
-    /// Runs the command while `guard` holds, then releases it.
-    fn hold(&self, command: &[OsString], guard: LockGuard) -> Outcome<End> {
+    /// Runs the command while `guard` holds, then releases it. Once it succeeded the lock stands until it is due again.
+    fn hold(&self, command: &[OsString], guard: LockGuard, every: Option<Duration>) -> Outcome<End> {
         let terminal = Terminal::open();
         let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let mut prepared = prepared(getpid(), foreground, self.json, command);
@@ -135,7 +142,7 @@ impl<'a> Session<'a> {
         })?;
         let mut holding = Holding::new(self.ask, self.on_loss, guard, job);
         holding.go_on(&self.signals);
-        let (end, is_unanswered) = holding.end()?;
+        let (end, is_unanswered) = holding.end(every)?;
         self.is_unanswered.set(is_unanswered);
         Ok(end)
     }

@@ -12,6 +12,7 @@ mod locks;
 mod loss;
 mod messages;
 mod nested;
+mod periods;
 mod processes;
 mod readme;
 mod rights;
