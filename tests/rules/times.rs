@@ -195,6 +195,6 @@ fn a_grant_that_ends_too_early_keeps_its_place_under_an_id_that_nobody_has() {
         let times = Times { expired_before: at(cut), ..now(60) };
         assert_eq!(keep_standing(&record, &grant("a"), &grant("b"), ms(least), &times).answer, answer);
     }
-    let step = keep_standing(&record, &grant("c"), &grant("b"), 50 * second, &now(1));
+    let step = keep_standing(&record, &grant("c"), &grant("b"), ms(50), &now(1));
     assert_eq!((step.answer, step.record), (KeepAnswer::Over, None));
 }
