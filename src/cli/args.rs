@@ -11,6 +11,7 @@ use crate::words::duration;
 const AFTER: &str = "\
 Exit codes:
   N     `run`, `elect`: what the command ended with
+  1     `status --exit-code`: nothing of what is shown is live
   64    wrong usage
   69    the store is out of reach
   70    a fault of leasehold itself
@@ -58,7 +59,7 @@ pub struct Global {
     /// Nothing on standard error but errors
     #[arg(short, long, global = true, display_order = 102)]
     pub quiet: bool,
-    /// A line on standard error for each event; twice: also each request to the store
+    /// A line on standard error for each event, beside the library's warnings; twice: also each request to the store
     #[arg(short, long, global = true, display_order = 103, action = ArgAction::Count, conflicts_with = "quiet")]
     pub verbose: u8,
 }
@@ -99,12 +100,6 @@ pub struct Run {
     pub key: Key,
     #[command(flatten)]
     pub ask: Ask,
-    /// What is done to the command when the lock is lost
-    ///
-    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
-    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
-    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
-    pub on_loss: OnLoss,
     /// Take a shared lock, which several holders can have at once
     #[arg(short = 's', long)]
     pub shared: bool,
@@ -114,12 +109,8 @@ pub struct Run {
     /// How many shared holders there may be at most
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_holders: Option<u32>,
-    /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
-    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
-    pub wait: Option<Duration>,
-    /// Do not wait: end at once if others hold the lock
-    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
-    pub once: bool,
+    #[command(flatten)]
+    pub patience: Patience,
     /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
     /// the command ends
     ///
@@ -133,10 +124,6 @@ pub struct Run {
     /// moment too early, as by cron each day, is not due, so say 23h for a day.
     #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days, conflicts_with = "shared")]
     pub every: Option<Duration>,
-    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
-    /// with --every]
-    #[arg(short = 'E', long, value_name = "N")]
-    pub conflict_exit_code: Option<u8>,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
@@ -144,19 +131,46 @@ pub struct Run {
 
 /// Runs a command while this node leads an election.
 ///
-/// Waits until it leads, runs the command as `run` does, and ends it when the leadership is lost: then it campaigns again.
-/// When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
+/// Waits until it leads (each time at most for --wait), runs the command as `run` does, and ends it when the leadership
+/// is lost: then it campaigns again. When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
 /// name of the election is the key of the leader's lock.
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Elect {
     #[command(flatten)]
     pub name: Name,
+    /// This node, as others are shown it: its --owner [default: host:pid]
+    #[arg(long, value_name = "TEXT", conflicts_with = "owner")]
+    pub id: Option<String>,
     #[command(flatten)]
     pub ask: Ask,
+    #[command(flatten)]
+    pub patience: Patience,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+/// How long `run` and `elect` wait, and how they end when that is over.
+#[derive(clap::Args, Debug)]
+pub struct Patience {
+    /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
+    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
+    pub wait: Option<Duration>,
+    /// Do not wait: end at once if others hold the lock
+    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
+    pub once: bool,
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
+    /// with --every]
+    #[arg(short = 'E', long, value_name = "N")]
+    pub conflict_exit_code: Option<u8>,
+}
+
+impl Patience {
+    /// `None`: without limit.
+    pub fn wait(&self) -> Option<Duration> {
+        self.wait.or(self.once.then_some(Duration::ZERO))
+    }
 }
 
 #[derive(clap::Args, Debug)]
@@ -213,6 +227,12 @@ pub struct Ask {
     /// The lock counts as lost after this time, so that a command that hangs is ended
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub max_hold: Option<Duration>,
+    /// What is done to the command when the lock is lost
+    ///
+    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
+    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
+    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
+    pub on_loss: OnLoss,
 }
 
 impl Ask {
@@ -260,9 +280,12 @@ pub struct Status {
     pub times: Times,
     #[command(flatten)]
     pub states: States,
-    /// Show it again every two seconds
-    #[arg(long)]
-    pub watch: bool,
+    /// Show it again and again, with this time in between
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = duration)]
+    pub watch: Option<Duration>,
+    /// End with 1 if none of what is shown is live, and with 0 if one is
+    #[arg(long, conflicts_with = "watch")]
+    pub exit_code: bool,
 }
 
 /// Which locks `status` shows, by their times.
@@ -299,13 +322,17 @@ pub struct States {
     pub expired: bool,
 }
 
-/// Releases a lock that another process holds.
+/// Releases a lock that another process holds, or all locks of a group.
 ///
 /// Its holder learns of it at its next heartbeat; until then only the fencing token protects.
 #[derive(clap::Args, Debug)]
 pub struct Release {
     /// The name of the lock
-    pub key: String,
+    #[arg(required_unless_present = "group")]
+    pub key: Option<String>,
+    /// All locks with this lock id
+    #[arg(long, value_name = "ID", conflicts_with_all = ["key", "lock_id", "force", "yes"])]
+    pub group: Option<String>,
     /// The lock id under which it is held; other holders are left alone [env: LEASEHOLD_LOCK_ID]
     #[arg(long, value_name = "ID", conflicts_with = "force")]
     pub lock_id: Option<String>,
@@ -322,14 +349,18 @@ pub struct Release {
 /// Refused when one of them has less than a second left.
 #[derive(clap::Args, Debug)]
 pub struct Renew {
-    /// The lock id
-    pub lock_id: String,
+    /// All locks with this lock id
+    #[arg(long, value_name = "ID")]
+    pub group: Option<String>,
+    /// The same as --group
+    #[arg(required_unless_present = "group", conflicts_with = "group")]
+    pub lock_id: Option<String>,
     /// The lease from now on; none becomes shorter
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
     pub lease: Duration,
 }
 
-/// Releases all locks with one lock id.
+/// Releases all locks with one lock id: the same as `release --group`.
 #[derive(clap::Args, Debug)]
 pub struct Unlock {
     /// The lock id
@@ -452,7 +483,10 @@ mod tests {
 
     #[test]
     fn the_defaults_fit_every_lease_and_a_lease_that_is_advised_fits() {
-        let ask = |lease, kill_after| Ask { lease, owner: None, comment: None, kill_after, max_hold: None };
+        let ask = |lease, kill_after| {
+            let on_loss = OnLoss::Kill;
+            Ask { lease, owner: None, comment: None, kill_after, max_hold: None, on_loss }
+        };
         for nanos in (1..40).map(|n| 3_u64.pow(n)) {
             let lease = Duration::from_nanos(nanos);
             assert!(

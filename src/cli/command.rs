@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
-use crate::{about, exec, keeper, leases, locks, run, secret, show, store, store_care, words};
+use crate::{about, exec, keeper, leases, locks, run, secret, show, store_care, warnings, words};
 
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();
@@ -28,7 +28,7 @@ pub fn main() -> ExitCode {
 
 fn perform(args: &Args) -> Outcome {
     let global = &args.global;
-    store::log(global.verbose);
+    warnings::show(global);
     if global.json {
         show::speak_json();
     }
@@ -38,7 +38,7 @@ fn perform(args: &Args) -> Outcome {
         Command::Status(args) => locks::status(global, args),
         Command::Release(args) => locks::release(global, args),
         Command::Renew(args) => locks::renew(global, args),
-        Command::Unlock(args) => locks::unlock(global, args),
+        Command::Unlock(args) => locks::release_group(global, &args.lock_id),
         Command::Purge(args) => locks::purge(global, args),
         Command::Init(args) => store_care::init(global, args),
         Command::Doctor => store_care::doctor(global),
@@ -110,6 +110,7 @@ fn anstream_print(text: &clap::builder::StyledStr) -> std::io::Result<()> {
 }
 
 fn end(json: bool, outcome: Outcome) -> ExitCode {
+    warnings::flush();
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {

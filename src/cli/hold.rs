@@ -36,7 +36,6 @@ pub enum End {
 /// A command that runs while a lock is held.
 pub struct Holding<'a> {
     ask: &'a Ask,
-    on_loss: OnLoss,
     guard: LockGuard,
     job: Job,
     /// Until when it is held at the least, since boot.
@@ -54,10 +53,10 @@ fn is_stop(signal: Signal) -> bool {
 }
 
 impl<'a> Holding<'a> {
-    pub fn new(ask: &'a Ask, on_loss: OnLoss, guard: LockGuard, job: Job) -> Holding<'a> {
+    pub fn new(ask: &'a Ask, guard: LockGuard, job: Job) -> Holding<'a> {
         // A hold that is never seen as held leaves no time for TERM.
         let held_until = Duration::ZERO;
-        Holding { ask, on_loss, guard, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
+        Holding { ask, guard, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
     }
 
     /// Until nothing of the command is left.
@@ -100,7 +99,7 @@ impl<'a> Holding<'a> {
         if self.guard.is_held() {
             self.held_until = since_boot().saturating_add(self.guard.remaining());
         }
-        let is_ended_by_loss = self.on_loss == OnLoss::Kill && !self.job.is_frozen();
+        let is_ended_by_loss = self.ask.on_loss == OnLoss::Kill && !self.job.is_frozen();
         let by_loss = is_ended_by_loss.then(|| self.held_until.saturating_add(self.ask.kill_after()));
         let decided = self.kill.as_ref().map(|(at, _)| *at);
         let kill_at = by_loss.into_iter().chain(decided).min();
@@ -138,7 +137,7 @@ impl<'a> Holding<'a> {
 
     /// Whether the loss was to stop the command: then only somebody else continues it.
     fn is_halted(&self) -> bool {
-        self.lost.is_some() && matches!(self.on_loss, OnLoss::Signal(signal) if is_stop(signal))
+        self.lost.is_some() && matches!(self.ask.on_loss, OnLoss::Signal(signal) if is_stop(signal))
     }
 
     /// This process was stopped, and so was the command. It goes on only if the lock is still held.
@@ -156,7 +155,7 @@ impl<'a> Holding<'a> {
         if self.lost.is_some() {
             return;
         }
-        let end = match self.on_loss {
+        let end = match self.ask.on_loss {
             OnLoss::Kill => self.end_command(),
             OnLoss::Signal(signal) => {
                 self.job.signal(signal);

@@ -43,6 +43,8 @@ mod terminal;
 #[cfg(unix)]
 mod wait;
 #[cfg(unix)]
+mod warnings;
+#[cfg(unix)]
 mod words;
 
 use std::process::ExitCode;

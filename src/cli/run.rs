@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use leasehold::{Error, ErrorKind, LockClient, LockGuard, LockRequest};
+use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest};
 use nix::sys::signal::Signal;
 use nix::unistd::getpid;
 
-use crate::args::{Ask, Elect, Global, OnLoss, Run};
+use crate::args::{Ask, Elect, Global, Patience, Run};
 use crate::exec::prepared;
 use crate::failure::{Failure, Outcome, code};
 use crate::hold::{End, Holding};
@@ -21,9 +21,9 @@ use crate::terminal::Terminal;
 use crate::wait::{Shows, connect, wait};
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
-    let wait = args.wait.or((args.once || args.every.is_some()).then_some(Duration::ZERO));
-    let until = wait.and_then(|wait| Instant::now().checked_add(wait));
-    let session = Session::start(global, &args.ask, args.on_loss, until)?;
+    let wait = args.patience.wait().or(args.every.is_some().then_some(Duration::ZERO));
+    let until = until(wait);
+    let session = Session::start(global, &args.ask, until)?;
     let mut request = session.request(args.key.get());
     if args.shared {
         request = request.shared();
@@ -38,16 +38,8 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
         request = request.wait_until(until);
     }
     let guard = match session.wait(request) {
-        Err(Failure::Library(error)) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => {
-            let (code, failure) = match args.every {
-                Some(_) => (code::NOT_DUE, Failure::NotDue as fn(u8, Error) -> Failure),
-                None => (code::CONFLICT, Failure::Conflict as fn(u8, Error) -> Failure),
-            };
-            let code = args.conflict_exit_code.unwrap_or(code);
-            // Not worth a mail of cron's.
-            return if global.quiet && code == 0 { Ok(0) } else { Err(failure(code, error)) };
-        }
-        outcome => outcome?,
+        Err(failure) => return refused(failure, global, &args.patience, args.every.is_some()),
+        Ok(guard) => guard,
     };
     match session.hold(&args.command, guard, args.every)? {
         End::Command(code) => Ok(code),
@@ -55,15 +47,45 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     }
 }
 
+/// When a wait that begins now is over.
+fn until(wait: Option<Duration>) -> Option<Instant> {
+    wait.and_then(|wait| Instant::now().checked_add(wait))
+}
+
+/// A wait that ended without the lock.
+fn refused(failure: Failure, global: &Global, patience: &Patience, is_periodic: bool) -> Outcome {
+    let error = match failure {
+        Failure::Library(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => error,
+        other => return Err(other),
+    };
+    let code = patience.conflict_exit_code.unwrap_or(if is_periodic { code::NOT_DUE } else { code::CONFLICT });
+    match is_periodic {
+        // Not worth a mail of cron's.
+        _ if global.quiet && code == 0 => Ok(0),
+        true => Err(Failure::NotDue(code, error)),
+        false => Err(Failure::Conflict(code, error)),
+    }
+}
+
 /// `elect`: a leadership is a lock whose key is the election's name.
 pub fn elect(global: &Global, args: &Elect) -> Outcome {
-    let session = Session::start(global, &args.ask, OnLoss::Kill, None)?;
+    let mut ask = args.ask.clone();
+    ask.owner = args.id.clone().or(ask.owner);
+    let mut until_then = until(args.patience.wait());
+    let session = Session::start(global, &ask, until_then)?;
     loop {
-        let guard = session.wait(session.request(args.name.get()))?;
+        let mut request = session.request(args.name.get());
+        if let Some(until) = until_then {
+            request = request.wait_until(until);
+        }
+        let guard = match session.wait(request) {
+            Err(failure) => return refused(failure, global, &args.patience, false),
+            Ok(guard) => guard,
+        };
         match session.hold(&args.command, guard, None)? {
             End::Command(code) => return Ok(code),
             End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
-            End::Lost(None) => {}
+            End::Lost(None) => until_then = until(args.patience.wait()),
         }
     }
 }
@@ -72,7 +94,6 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
 struct Session<'a> {
     ask: &'a Ask,
     url: String,
-    on_loss: OnLoss,
     shows: Shows,
     json: bool,
     /// The last release was not answered, and nobody waits for it any more.
@@ -92,15 +113,15 @@ impl Drop for Session<'_> {
 
 impl<'a> Session<'a> {
     /// `until`: when it is too late to connect.
-    fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss, until: Option<Instant>) -> Outcome<Session<'a>> {
+    fn start(global: &Global, ask: &'a Ask, until: Option<Instant>) -> Outcome<Session<'a>> {
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
         let url = store::url(global, Missing::Made)?;
         let signals = signals::watch().map_err(internal)?;
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
         let wanted = (global.clone(), ask.clone());
-        let client = connect(move || store::holding(&wanted.0, &wanted.1, on_loss), until, &signals, shows)?;
-        Ok(Session { ask, url, on_loss, shows, json: global.json, is_unanswered: Cell::new(false), client, signals })
+        let client = connect(move || store::holding(&wanted.0, &wanted.1), until, &signals, shows)?;
+        Ok(Session { ask, url, shows, json: global.json, is_unanswered: Cell::new(false), client, signals })
     }
 
     fn request(&self, key: &str) -> LockRequest {
@@ -140,7 +161,7 @@ impl<'a> Session<'a> {
             let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
             Failure::Own(code::CANNOT_RUN, message)
         })?;
-        let mut holding = Holding::new(self.ask, self.on_loss, guard, job);
+        let mut holding = Holding::new(self.ask, guard, job);
         holding.go_on(&self.signals);
         let (end, is_unanswered) = holding.end(every)?;
         self.is_unanswered.set(is_unanswered);

@@ -21,5 +21,6 @@ mod signals;
 mod snapshots;
 mod support;
 mod terminal;
+mod verbs;
 #[path = "../support/wait.rs"]
 mod wait;
