@@ -91,13 +91,16 @@ pub enum Command {
 /// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID,
 /// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
+/// With several keys it waits for all of them, in one order whatever the order given here, so that two that name them
+/// in another never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, in the same order.
+///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command's group is killed with it.
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Run {
     #[command(flatten)]
-    pub key: Key,
+    pub keys: Keys,
     #[command(flatten)]
     pub ask: Ask,
     /// Take a shared lock, which several holders can have at once
@@ -174,18 +177,18 @@ impl Patience {
 }
 
 #[derive(clap::Args, Debug)]
-#[group(required = true, multiple = false)]
-pub struct Key {
-    /// The name of the lock
-    key: Option<String>,
-    /// The name of the lock, if it begins with a hyphen
+#[group(required = true, multiple = true)]
+pub struct Keys {
+    /// The name of the lock; of several, the command runs while all of them are held
+    key: Vec<String>,
+    /// The name of a lock, if it begins with a hyphen
     #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
-    hyphened_key: Option<String>,
+    hyphened_key: Vec<String>,
 }
 
-impl Key {
-    pub fn get(&self) -> &str {
-        self.key.as_deref().or(self.hyphened_key.as_deref()).unwrap_or_default()
+impl Keys {
+    pub fn get(&self) -> Vec<String> {
+        self.key.iter().chain(&self.hyphened_key).cloned().collect()
     }
 }
 

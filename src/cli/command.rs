@@ -79,12 +79,21 @@ fn correct_tip(error: &mut clap::Error, given: &[OsString]) {
         (false, true) => "--name",
         _ => return,
     };
+    let has_hyphens = given.iter().any(|arg| arg == "--");
+    use clap::error::ErrorKind::{MissingRequiredArgument, UnknownArgument};
+    // Of several keys nobody knows which is the command's name.
+    let is_long = |wrong: &ContextValue| matches!(wrong, ContextValue::String(wrong) if wrong.starts_with("--"));
+    let is_mistyped = error.get(ContextKind::InvalidArg).is_some_and(is_long);
+    if is("run") && !has_hyphens && !is_mistyped && matches!(error.kind(), MissingRequiredArgument | UnknownArgument) {
+        let tip = "put -- before the command: leasehold run KEY -- COMMAND";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.to_owned().into()]));
+        return;
+    }
     let wrong = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(wrong)) => wrong.clone(),
         _ => return,
     };
-    let has_hyphens = given.iter().any(|arg| arg == "--");
-    if error.kind() == clap::error::ErrorKind::UnknownArgument && !has_hyphens && !wrong.starts_with('-') {
+    if error.kind() == UnknownArgument && !has_hyphens && !wrong.starts_with('-') {
         let tip = "put -- before the command".to_owned();
         // Where it begins, if that is the only such argument.
         let mut begins = (0..given.len()).filter(|at| given[*at] == *wrong);

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, at, never, select, tick};
-use leasehold::{CancelToken, Error, ErrorKind, LockGuard, Loss};
+use leasehold::{Error, ErrorKind, Loss};
 use nix::sys::signal::Signal;
 
 use crate::args::{Ask, OnLoss};
 use crate::clock::since_boot;
 use crate::failure::{Outcome, code};
+use crate::held::Held;
 use crate::job::Job;
 use crate::show::say;
 use crate::signals::{ENDING, PASSED_ON};
@@ -20,8 +21,6 @@ const STOPPED: Duration = Duration::from_millis(200);
 const LEFT_BEHIND: Duration = Duration::from_millis(100);
 /// What a release gets at least, for a store that answers again.
 const LAST_TRY: Duration = Duration::from_millis(500);
-/// Between two tries to have the lock stand for a period.
-const STAND_AGAIN: Duration = Duration::from_millis(200);
 /// The library's watcher tells a loss within a second.
 const TOLD: Duration = Duration::from_secs(2);
 
@@ -36,7 +35,7 @@ pub enum End {
 /// A command that runs while a lock is held.
 pub struct Holding<'a> {
     ask: &'a Ask,
-    guard: LockGuard,
+    locks: Held,
     job: Job,
     /// Until when it is held at the least, since boot.
     held_until: Duration,
@@ -53,16 +52,15 @@ fn is_stop(signal: Signal) -> bool {
 }
 
 impl<'a> Holding<'a> {
-    pub fn new(ask: &'a Ask, guard: LockGuard, job: Job) -> Holding<'a> {
+    pub fn new(ask: &'a Ask, locks: Held, job: Job) -> Holding<'a> {
         // A hold that is never seen as held leaves no time for TERM.
         let held_until = Duration::ZERO;
-        Holding { ask, guard, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
+        Holding { ask, locks, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
     }
 
     /// Until nothing of the command is left.
     pub fn go_on(&mut self, signals: &Receiver<Signal>) {
-        let watched = self.guard.loss().receiver();
-        let mut losses = Receiver::clone(&watched);
+        let mut losses = self.locks.losses();
         let looks = tick(self.ask.lease / 20);
         loop {
             if self.job.look() {
@@ -70,6 +68,11 @@ impl<'a> Holding<'a> {
             }
             if self.job.is_gone() {
                 return;
+            }
+            if self.lost.is_none()
+                && let Some(loss) = self.locks.lost()
+            {
+                self.lose(loss);
             }
             self.arm();
             let kill_at = self.kill.as_ref().map_or_else(never, |(_, timer)| timer.clone());
@@ -96,8 +99,8 @@ impl<'a> Holding<'a> {
 
     /// Has the group killed a little later than this process would do it, should it stand still.
     fn arm(&mut self) {
-        if self.guard.is_held() {
-            self.held_until = since_boot().saturating_add(self.guard.remaining());
+        if self.locks.is_held() {
+            self.held_until = self.locks.held_until();
         }
         let is_ended_by_loss = self.ask.on_loss == OnLoss::Kill && !self.job.is_frozen();
         let by_loss = is_ended_by_loss.then(|| self.held_until.saturating_add(self.ask.kill_after()));
@@ -143,10 +146,10 @@ impl<'a> Holding<'a> {
     /// This process was stopped, and so was the command. It goes on only if the lock is still held.
     fn resume(&mut self) {
         self.resume_at = never();
-        if self.guard.is_held() || self.lost.is_some() {
+        if self.locks.is_held() || self.lost.is_some() {
             return self.job.go_on();
         }
-        if let Some(loss) = self.guard.loss().wait_timeout(TOLD) {
+        if let Some(loss) = self.locks.wait_for_loss(TOLD) {
             self.lose(loss);
         }
     }
@@ -192,17 +195,21 @@ impl<'a> Holding<'a> {
     pub fn end(mut self, every: Option<Duration>) -> Outcome<(End, bool)> {
         self.arm();
         let lease_left = (self.held_until.saturating_add(self.ask.lease / 3)).saturating_sub(since_boot());
-        let Holding { guard, job, lost, told_to_end, .. } = self;
+        let Holding { locks, job, lost, told_to_end, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
-        let key = guard.key().to_owned();
+        let name = locks.name();
         // The keeper may have killed the command before the loss was told.
-        let was_lost = lost.is_some() || guard.loss().get().is_some() || !guard.is_held();
+        let was_lost = lost.is_some() || locks.lost().is_some() || !locks.is_held();
         if was_lost && lost.is_none() {
-            let why = guard.loss().wait_timeout(TOLD).map_or_else(|| "expired".to_owned(), |loss| loss.to_string());
-            say(&format!("the lock {key:?} was lost: {why}; the command has ended"));
+            let loss = locks.lost().or_else(|| locks.wait_for_loss(TOLD));
+            let (name, why) = match loss {
+                Some(loss) => (format!("the lock {:?}", loss.key), loss.to_string()),
+                None => (name.clone(), "expired".to_owned()),
+            };
+            say(&format!("{name} was lost: {why}; the command has ended"));
         }
         let every = every.filter(|_| ended == 0 && !was_lost);
-        let released = release(guard, lease_left, every);
+        let released = release(locks, lease_left, every);
         job.finish();
         let is_unanswered = matches!(&released, Err(error) if !is_lost(error));
         let end = match (was_lost, released) {
@@ -215,10 +222,10 @@ impl<'a> Holding<'a> {
             (false, Err(error)) => {
                 let why = error.map_or_else(|| "the store does not answer".to_owned(), |error| error.to_string());
                 let what = match every {
-                    Some(_) => "does not stand until it is due again, so the command may run again in this period",
+                    Some(_) => "may be free before the command is due again, so it may run again in this period",
                     None => "could not be released and ends with its lease",
                 };
-                say(&format!("the lock {key:?} {what}: {why}"));
+                say(&format!("{name} {what}: {why}"));
                 End::Command(ended)
             }
         };
@@ -230,33 +237,14 @@ fn is_lost(error: &Option<Error>) -> bool {
     error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Lost)
 }
 
-/// Has the lock stand until the command is due again. While it is held there is time to repeat what fails.
-fn stand(guard: &LockGuard, every: Duration) -> Result<(), Error> {
-    loop {
-        match guard.hold_at_least(every) {
-            Err(error) if error.is_retryable() && guard.is_held() => {
-                let _ = guard.sleep(STAND_AGAIN, &CancelToken::new());
-            }
-            answer => return answer,
-        }
-    }
-}
-
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
-fn release(guard: LockGuard, lease_left: Duration, every: Option<Duration>) -> Result<(), Option<Error>> {
+fn release(locks: Held, lease_left: Duration, every: Option<Duration>) -> Result<(), Option<Error>> {
     let (done, released) = crossbeam_channel::bounded(1);
     let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
     let spawned = thread.spawn(move || {
-        let stands = every.map_or(Ok(()), |every| stand(&guard, every));
-        let released = guard.release().map_err(|failed| {
-            let error = failed.error().clone();
-            if error.kind() != ErrorKind::Lost {
-                // Its drop would try for as long once more.
-                std::mem::forget(failed);
-            }
-            Some(error)
-        });
-        let _ = done.send(stands.map_err(Some).and(released));
+        let stands = every.map_or(Ok(()), |every| locks.stand(every));
+        let released = locks.release();
+        let _ = done.send(stands.and(released).map_err(Some));
     });
     // Where no thread could be started the guard was dropped, and its drop released.
     if spawned.is_err() {

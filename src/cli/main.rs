@@ -15,6 +15,8 @@ mod exec;
 #[cfg(unix)]
 mod failure;
 #[cfg(unix)]
+mod held;
+#[cfg(unix)]
 mod hold;
 #[cfg(unix)]
 mod job;

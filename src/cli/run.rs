@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest};
+use leasehold::{CancelToken, ErrorKind, LockClient};
 use nix::sys::signal::Signal;
 use nix::unistd::getpid;
 
 use crate::args::{Ask, Elect, Global, Patience, Run};
 use crate::exec::prepared;
 use crate::failure::{Failure, Outcome, code};
+use crate::held::{Held, Wanted};
 use crate::hold::{End, Holding};
 use crate::job::Job;
 use crate::show::{is_stderr_a_terminal, say};
@@ -24,24 +25,13 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     let wait = args.patience.wait().or(args.every.is_some().then_some(Duration::ZERO));
     let until = until(wait);
     let session = Session::start(global, &args.ask, until)?;
-    let mut request = session.request(args.key.get());
-    if args.shared {
-        request = request.shared();
-    }
-    if let Some(n) = args.max_holders {
-        request = request.max_holders(n);
-    }
-    if let Some(d) = args.hold_at_least {
-        request = request.hold_at_least(d);
-    }
-    if let Some(until) = until {
-        request = request.wait_until(until);
-    }
-    let guard = match session.wait(request) {
+    let wanted =
+        Wanted { shared: args.shared, max_holders: args.max_holders, at_least: args.hold_at_least, ..session.wanted() };
+    let held = match session.wait(wanted, args.keys.get(), until) {
         Err(failure) => return refused(failure, global, &args.patience, args.every.is_some()),
-        Ok(guard) => guard,
+        Ok(held) => held,
     };
-    match session.hold(&args.command, guard, args.every)? {
+    match session.hold(&args.command, held, args.every)? {
         End::Command(code) => Ok(code),
         End::Lost(_) => Err(Failure::Silent(code::LOST)),
     }
@@ -74,15 +64,11 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
     let mut until_then = until(args.patience.wait());
     let session = Session::start(global, &ask, until_then)?;
     loop {
-        let mut request = session.request(args.name.get());
-        if let Some(until) = until_then {
-            request = request.wait_until(until);
-        }
-        let guard = match session.wait(request) {
+        let held = match session.wait(session.wanted(), vec![args.name.get().to_owned()], until_then) {
             Err(failure) => return refused(failure, global, &args.patience, false),
-            Ok(guard) => guard,
+            Ok(held) => held,
         };
-        match session.hold(&args.command, guard, None)? {
+        match session.hold(&args.command, held, None)? {
             End::Command(code) => return Ok(code),
             End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
             End::Lost(None) => until_then = until(args.patience.wait()),
@@ -124,36 +110,28 @@ impl<'a> Session<'a> {
         Ok(Session { ask, url, shows, json: global.json, is_unanswered: Cell::new(false), client, signals })
     }
 
-    fn request(&self, key: &str) -> LockRequest {
-        let mut request = self.client.request(key);
-        if let Some(comment) = &self.ask.comment {
-            request = request.comment(comment);
-        }
-        if let Some(d) = self.ask.max_hold {
-            request = request.max_hold(d);
-        }
-        request
+    fn wanted(&self) -> Wanted {
+        Wanted { comment: self.ask.comment.clone(), max_hold: self.ask.max_hold, ..Wanted::default() }
     }
 
-    fn wait(&self, request: LockRequest) -> Outcome<LockGuard> {
+    fn wait(&self, wanted: Wanted, keys: Vec<String>, until: Option<Instant>) -> Outcome<Held> {
         // What was not answered before this wait says nothing of what it may leave behind.
         self.is_unanswered.set(false);
-        wait(request, &self.signals, self.shows)
+        let client = self.client.clone();
+        let lock = move |cancel: &CancelToken, told| wanted.lock(&client, &keys, until, cancel, told);
+        wait(lock, &self.signals, self.shows)
     }
 
-    /// Runs the command while `guard` holds, then releases it. Once it succeeded the lock stands until it is due again.
-    fn hold(&self, command: &[OsString], guard: LockGuard, every: Option<Duration>) -> Outcome<End> {
+    /// Runs the command while the locks are held, then releases them. Once it succeeded they stand until it is due again.
+    fn hold(&self, command: &[OsString], held: Held, every: Option<Duration>) -> Outcome<End> {
         let terminal = Terminal::open();
         let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let mut prepared = prepared(getpid(), foreground, self.json, command);
-        prepared.env("LEASEHOLD_KEY", guard.key());
-        prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
-        prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
-        prepared.env("LEASEHOLD_OWNER", guard.info().owner());
+        prepared.envs(held.environment());
         let (name, value) = store::passed_on(self.url.clone());
         prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).env(name, value);
         // This process may have stood still since the lock was granted.
-        if let Err(error) = guard.ensure_held() {
+        if let Err(error) = held.ensure_held() {
             say(&error.to_string());
             return Ok(End::Lost(None));
         }
@@ -161,7 +139,7 @@ impl<'a> Session<'a> {
             let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
             Failure::Own(code::CANNOT_RUN, message)
         })?;
-        let mut holding = Holding::new(self.ask, guard, job);
+        let mut holding = Holding::new(self.ask, held, job);
         holding.go_on(&self.signals);
         let (end, is_unanswered) = holding.end(every)?;
         self.is_unanswered.set(is_unanswered);

@@ -101,6 +101,61 @@ fn whoever_campaigns_may_say_for_how_long_and_what_a_loss_does() {
 }
 
 #[test]
+fn a_command_may_need_all_of_several_locks() {
+    let store = Store::new();
+    let client = store.client();
+    let run_with = |keys: &[&str], options: &[&str], script: &str| {
+        let mut command = store.leasehold(&["run"]);
+        command.args(keys).args(options).args(["--", "sh", "-c", script]).stdin(std::process::Stdio::piped());
+        command
+    };
+    let script = "echo \"$LEASEHOLD_KEY\"; echo \"$LEASEHOLD_TOKEN\"; echo $LEASEHOLD_LOCK_ID; read go";
+    let mut running = Running::start(&mut run_with(&["c", "a", "--key", "-b"], &["--comment", "why"], script));
+    let keys = ["-b", "a", "c"];
+    keys.iter().for_each(|key| running.expect(key));
+    let statuses = keys.map(|key| client.get(key).unwrap().unwrap().holders()[0].clone());
+    statuses.iter().for_each(|status| running.expect(&status.fencing_token().to_string()));
+    running.expect(statuses[0].lock_id());
+    assert!(statuses.iter().all(|status| status.comment() == Some("why") && status.lock_id() == statuses[0].lock_id()));
+    // Another one needs one of them: it keeps none.
+    let ran = run(&mut run_with(&["a", "free"], &["--try"], "echo never"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(75), ""), "{}", ran.stderr);
+    assert!(ran.stderr.contains("lock \"a\""), "{}", ran.stderr);
+    assert!(client.get("free").unwrap().is_none_or(|key| key.is_free()));
+    running.tell("go");
+    assert_eq!(running.end().code, Some(0));
+    assert!(keys.iter().all(|key| client.get(key).unwrap().unwrap().is_free()), "all were released");
+    // The loss of one is a loss of all.
+    let trap = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
+    let mut running = Running::start(&mut run_with(&["a", "b"], &["--lease", "3s", "--kill-after", "0s"], trap));
+    running.expect("ready");
+    client.force_release("b").unwrap();
+    running.output_ends();
+    let ran = running.end();
+    assert_eq!(ran.code, Some(76));
+    assert!(ran.stderr.contains("the lock \"b\" was lost: released by another"), "{}", ran.stderr);
+    assert!(client.get("a").unwrap().unwrap().is_free());
+    // Two that name them in another order never wait for each other.
+    let both: Vec<_> = [["x", "y"], ["y", "x"]]
+        .map(|keys| (0..4).map(move |_| keys))
+        .into_iter()
+        .flatten()
+        .map(|keys| Running::start(&mut run_with(&keys, &["--wait", "50s"], "true")))
+        .collect();
+    both.into_iter().for_each(|running| assert_eq!(running.end().code, Some(0)));
+    // All stand for their least time, and for their period.
+    for (keys, option, code) in [(["p", "q"], "--hold-at-least", 75), (["r", "s"], "--every", 79)] {
+        assert_eq!(run(&mut run_with(&keys, &[option, "1h"], "true")).code, Some(0));
+        for key in keys {
+            let option = if code == 79 { option } else { "--comment" };
+            assert_eq!(run(&mut run_with(&[key], &["--wait", "0", option, "1h"], "echo never")).code, Some(code));
+        }
+    }
+    assert_eq!(run(&mut run_with(&["a", "a"], &[], "echo never")).code, Some(64));
+    assert_eq!(run(&mut run_with(&[], &[], "echo never")).code, Some(64));
+}
+
+#[test]
 #[cfg(feature = "sqlite")]
 fn the_librarys_warnings_are_shown_unless_quiet_is_wanted() {
     for (options, warns) in [(&[][..], true), (&["--quiet"], false)] {

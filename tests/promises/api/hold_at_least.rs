@@ -11,6 +11,7 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 
 use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::between::{Between, When};
 use crate::support::stores::Opened;
 use crate::support::wait::wait_until;
 
@@ -88,6 +89,7 @@ fn after_its_least_time_a_lock_is_free_at_once() {
             granted.elapsed() > least + store.store.info().grace + store.slack + Duration::from_millis(50)
         });
         drop(guard);
+        assert_eq!(store.record("k").exclusive, None, "nothing is left, and waiters are told");
         assert!(store.rival().try_lock("k").unwrap().is_some());
     });
 }
@@ -185,6 +187,29 @@ fn an_answer_that_is_lost_makes_it_no_shorter() {
                 store.is_kept(&key, HOUR);
             }
         }
+    });
+}
+
+#[test]
+fn what_happens_between_two_requests_of_a_release_is_taken_as_it_is() {
+    on_every_store(|store| {
+        let (rival, faults) = (store.rival(), FaultPlan::default());
+        let between = Between::new(store.store.clone());
+        let faulty = Faulty::new(Arc::new(between.clone()), faults.clone());
+        let client = builder_over(Arc::new(faulty), store.clock.clone()).connect().unwrap();
+        // Another one joins.
+        let guard = client.request("shared").shared().hold_at_least(HOUR).lock().unwrap();
+        let joins = rival.clone();
+        between.next(When::BeforeSwap, move || drop(joins.lock_shared("shared").unwrap().into_lock()));
+        guard.release().unwrap();
+        let ends: Vec<End> = store.record("shared").shared.iter().map(|holder| holder.until).collect();
+        assert!(ends.len() == 2 && ends[0] > ends[1], "{ends:?}");
+        // What was not answered had happened, and an operator came behind it.
+        let guard = client.request("k").hold_at_least(HOUR).lock().unwrap();
+        between.next(When::AfterSwap, move || assert_eq!(rival.force_release("k").unwrap().len(), 1));
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        guard.release().expect("it was released by this");
+        assert!(store.record("k").exclusive.is_none() && faults.unmet() == 0);
     });
 }
 
