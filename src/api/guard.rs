@@ -130,7 +130,8 @@ impl LockGuard {
     }
 
     /// From now on the lock stands for at least this long, counted from its grant, whatever ends the hold; see
-    /// [`hold_at_least`](crate::LockRequest::hold_at_least). It can be made longer, not shorter. Sends a renewal.
+    /// [`hold_at_least`](crate::LockRequest::hold_at_least). It can be made longer, not shorter. Sends a renewal; a time
+    /// that has passed already changes nothing.
     ///
     /// Called when the work is done, it keeps others from doing the same work again until then; a process that dies before
     /// that leaves the lock as ever.

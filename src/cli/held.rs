@@ -69,7 +69,7 @@ impl Wanted {
             }
             return request.lock().map(Held::One);
         }
-        let mut request = client.request_all(keys).each(&each);
+        let mut request = client.request_all(keys).each(each);
         if let Some(until) = until {
             request = request.wait_until(until);
         }

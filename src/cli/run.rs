@@ -31,6 +31,11 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
         Err(failure) => return refused(failure, global, &args.patience, args.every.is_some()),
         Ok(held) => held,
     };
+    if args.every.is_some() {
+        // Where the store has no place for it, that must not be found out when the work is done. So short a time has passed
+        // already, and only is checked.
+        held.stand(Duration::from_nanos(1))?;
+    }
     match session.hold(&args.command, held, args.every)? {
         End::Command(code) => Ok(code),
         End::Lost(_) => Err(Failure::Silent(code::LOST)),

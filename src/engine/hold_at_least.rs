@@ -36,6 +36,10 @@ impl Hold {
     pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {
         check_at_least(least, &self.setup.terms, self.setup.backend.info().limits)?;
         let left = least.saturating_sub(self.setup.clock.now().since(self.grant.at));
+        if left.is_zero() {
+            // It was held for so long.
+            return Ok(Beat::Renewed);
+        }
         let beat = self.renew_for(left);
         if beat == Beat::Renewed {
             self.stands_at_least(least);

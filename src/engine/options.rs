@@ -252,7 +252,9 @@ pub(crate) fn check_at_least(d: Duration, terms: &Terms, limits: Option<Limits>)
             "left out where lease_until ends the lease at a time of its own",
         ));
     }
-    limits.map_or(Ok(()), |limits| limits.check_lease(Lease::For(d)))
+    let Some(limits) = limits else { return Ok(()) };
+    let no_place = |error| Error::new(ErrorKind::InvalidInput, format!("hold_at_least is {d:?}, but {error}"));
+    limits.check_lease(Lease::For(d)).map_err(no_place)
 }
 
 fn positive(field: &str, d: Duration) -> Result<()> {

@@ -96,6 +96,22 @@ fn on_spanner() {
     on_server(crate::support::spanner("periods"));
 }
 
+/// Nodes of spindle go by a duration of their own.
+#[test]
+#[cfg(feature = "spanner")]
+fn where_others_would_not_respect_it_nothing_is_run() {
+    let Some(mut shared) = crate::support::spanner("mixed") else { return };
+    shared.init();
+    shared.url += "&fleet=mixed&spindle_duration=30s";
+    for option in ["--every", "--hold-at-least"] {
+        let ran = run(&mut job(&shared, "k", &[option, "1h"], "echo never"));
+        ends(&ran, 64, "");
+        let said = ["--hold-at-least is ", "has no place for a lease of "].map(|text| ran.stderr.contains(text));
+        assert_eq!(said, [true, true], "{}", ran.stderr);
+    }
+    ends(&run(&mut job(&shared, "k", &["--try"], "echo free")), 0, "free\n");
+}
+
 /// A host that dies has not done the work; and what stands for its least time stands all the same.
 #[test]
 fn what_is_killed_is_due_again_and_stands_for_its_least_time() {

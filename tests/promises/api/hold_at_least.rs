@@ -156,8 +156,10 @@ fn a_guard_can_ask_for_it_when_the_work_is_done() {
     on_every_store(|store| {
         let (client, rival) = (store.client(), store.rival());
         let guard = client.lock("k").unwrap();
+        guard.hold_at_least(Duration::from_nanos(1)).expect("it was held for longer already");
         drop(guard);
-        let guard = client.lock("k").expect("it was free at once");
+        assert_eq!(store.record("k").exclusive, None, "it was free at once");
+        let guard = client.lock("k").unwrap();
         guard.hold_at_least(HOUR).unwrap();
         guard.hold_at_least(MINUTE).expect("it becomes no shorter");
         assert!(guard.is_held() && guard.remaining() > HOUR / 2);
