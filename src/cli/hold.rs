@@ -6,11 +6,12 @@ use crossbeam_channel::{Receiver, after, at, never, select, tick};
 use leasehold::{Error, ErrorKind, Loss};
 use nix::sys::signal::Signal;
 
-use crate::args::{Ask, OnLoss};
+use crate::args::Ask;
 use crate::clock::since_boot;
 use crate::failure::{Outcome, code};
 use crate::held::Held;
 use crate::job::Job;
+use crate::on_loss::OnLoss;
 use crate::show::say;
 use crate::signals::{ENDING, PASSED_ON};
 use crate::words::words;

@@ -27,6 +27,8 @@ mod leases;
 #[cfg(unix)]
 mod locks;
 #[cfg(unix)]
+mod on_loss;
+#[cfg(unix)]
 mod processes;
 #[cfg(unix)]
 mod run;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use leasehold::{ClientBuilder, Event, LockClient, Observer};
 
-use crate::args::{Ask, Global, OnLoss};
+use crate::args::{Ask, Global};
 use crate::failure::{Failure, Outcome};
+use crate::on_loss::OnLoss;
 use crate::secret::has_password;
 use crate::show::{holder, say};
 use crate::words::words;
