@@ -129,6 +129,42 @@ impl LockGuard {
         }
     }
 
+    /// From now on the lock stands for at least this long, counted from its grant, whatever ends the hold; see
+    /// [`hold_at_least`](crate::LockRequest::hold_at_least). It can be made longer, not shorter. Sends a renewal; a time
+    /// that has passed already changes nothing.
+    ///
+    /// Called when the work is done, it keeps others from doing the same work again until then; a process that dies before
+    /// that leaves the lock as ever.
+    ///
+    /// # Errors
+    /// `Lost` when the lock is not held any more; `InvalidInput` as for a request; `Store` when the renewal was not
+    /// answered: the lock is still held, and it can be called again.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::LockClient::connect("memory:")?;
+    /// let guard = client.lock("nightly-report")?;
+    /// // .. the report is made; had it failed, another host could try at once.
+    /// guard.hold_at_least(Duration::from_secs(23 * 3600))?;
+    /// guard.release()?;
+    /// assert!(client.try_lock("nightly-report")?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn hold_at_least(&self, least: Duration) -> Result<()> {
+        self.ensure_held()?;
+        let in_context = |error: Error| error.with_key(self.key()).with_store(&self.hold.backend().info().label);
+        match self.hold.hold_at_least(least).map_err(in_context)? {
+            Beat::Renewed => Ok(()),
+            Beat::Over => Err(self.not_held()),
+            Beat::Failed => {
+                let message = format!("that it is held for at least {least:?} was not answered; it is still held");
+                Err(self.error(ErrorKind::Store, &message).retryable())
+            }
+        }
+    }
+
     /// A copy of the lock as data.
     pub fn info(&self) -> Lock {
         self.hold.info()

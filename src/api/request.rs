@@ -11,7 +11,7 @@ use crate::api::origin::{check_origin, told_origin};
 use crate::api::setters::setters;
 use crate::engine::acquire::obtain;
 use crate::engine::family::Family;
-use crate::engine::options::{AskedLease, Terms};
+use crate::engine::options::{AskedLease, Terms, check_at_least};
 use crate::engine::spec::{Callbacks, LockSpec, Obtained, OnWait, Patience, WaitSpec};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -117,6 +117,7 @@ impl LockRequest {
     /// `Held`, with the holders, when others hold it; else as [`try_lock`](LockRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.no_wait = Some(ACQUIRES_ONCE);
+        self.spec.no_least = Some("acquire gives a lock without a guard, and a release frees that at once");
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;
@@ -206,9 +207,12 @@ pub(crate) struct RequestSpec {
     pub(crate) family: Arc<Family>,
     pub(crate) lock: LockSpec,
     pub(crate) lease: Option<AskedLease>,
+    pub(crate) at_least: Option<Duration>,
     pub(crate) wait: Option<AskedWait>,
     /// Why a wait would mean nothing to the call that ends the request.
     pub(crate) no_wait: Option<&'static str>,
+    /// The same for a minimum hold.
+    pub(crate) no_least: Option<&'static str>,
     pub(crate) cancel: Option<CancelToken>,
     pub(crate) on_wait_every: Option<Duration>,
     // The mutexes are never waited for: they make the request `Sync` without asking that of closures. A request may be
@@ -243,8 +247,21 @@ impl RequestSpec {
         // The terms are set by the check.
         let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::of_lease(family.options.lease));
         let (on_wait, callbacks) = (Mutex::default(), Mutex::default());
-        let (lease, wait, no_wait, cancel, on_wait_every) = (None, None, None, None, None);
-        RequestSpec { family, lock, lease, wait, no_wait, cancel, on_wait_every, on_wait, callbacks }
+        let (lease, at_least, wait, no_wait, no_least) = (None, None, None, None, None);
+        let (cancel, on_wait_every) = (None, None);
+        RequestSpec {
+            family,
+            lock,
+            lease,
+            at_least,
+            wait,
+            no_wait,
+            no_least,
+            cancel,
+            on_wait_every,
+            on_wait,
+            callbacks,
+        }
     }
 
     /// The same once more, without the closures.
@@ -255,8 +272,10 @@ impl RequestSpec {
             family: self.family.clone(),
             lock: self.lock.clone(),
             lease: self.lease,
+            at_least: self.at_least,
             wait: self.wait,
             no_wait: self.no_wait,
+            no_least: self.no_least,
             cancel: self.cancel.clone(),
             on_wait_every: self.on_wait_every,
             on_wait: Mutex::default(),
@@ -306,6 +325,9 @@ impl RequestSpec {
             let message = format!("a wait is set, but {why}; only lock waits for as long as that says");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
+        if let Some(why) = self.no_least.filter(|_| self.at_least.is_some()) {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("hold_at_least is set, but {why}")));
+        }
         let callbacks = self.callbacks.get_mut();
         let of_callbacks = [("max_hold", callbacks.max_hold), ("warn_before", callbacks.warn_before)];
         for (field, d) in of_callbacks.into_iter().chain([("on_wait_every", self.on_wait_every)]) {
@@ -326,7 +348,11 @@ impl RequestSpec {
         };
         let info = self.family.backend.info();
         info.limits.map_or(Ok(()), |limits| limits.check_mode(lock.mode))?;
-        let terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
+        let mut terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
+        if let Some(least) = self.at_least {
+            check_at_least(least, &terms, info.limits)?;
+            terms.at_least = least;
+        }
         if let Some(d) = callbacks.warn_before.filter(|d| terms.held_for().is_some_and(|held| *d >= held)) {
             let right = format!(
                 "below {:?}, for which a renewal holds (the lease less the margin)",

@@ -167,6 +167,11 @@ impl<'a> LockAllRequest<'a> {
                     format!("{what} is set for each lock, but is that of all of them: set it on the request_all");
                 return Err(Error::new(ErrorKind::InvalidInput, message).with_key(key));
             }
+            if request.spec.at_least.is_some() {
+                let message = "hold_at_least is set for each lock, but what is had is freed where another one is not: call \
+                               hold_at_least of the guards once all are held";
+                return Err(Error::new(ErrorKind::InvalidInput, message).with_key(key));
+            }
             self.request(key, self.lock_id.as_deref().unwrap_or("random")).check()
         })
     }

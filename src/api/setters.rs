@@ -50,6 +50,18 @@ macro_rules! setters {
                 self
             }
 
+            /// For how long the lock stands at the least, counted from its grant by the store's clock: at most 30 days. A
+            /// release, a drop or a close before that, and the death of the process, leave it standing until then, with
+            /// nobody to renew it; others are refused and see the owner. So a job that is over in a second does not run
+            /// again on a host that starts it a little later. A lease that is shorter lasts as long at first, and a release
+            /// is a read and a write. Whoever takes the lock away ([`unlock`](crate::LockClient::unlock),
+            /// [`force_release`](crate::LockClient::force_release), [`SameOwner::Replace`](crate::SameOwner::Replace)) frees
+            /// it at once. Refused with [`lease_until`](Self::lease_until). Defaults to nothing.
+            pub fn hold_at_least(mut self, least: Duration) -> Self {
+                self.spec.at_least = Some(least);
+                self
+            }
+
             /// Puts the lock into a group: several keys can have the same lock id, and anyone who knows it can renew and
             /// release them all. In a request for several keys, one that this client already holds with this lock id
             /// counts as held. Defaults to a random id.

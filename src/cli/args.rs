@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser, Subcommand, ValueHint};
-use nix::sys::signal::Signal;
 
+use crate::on_loss::{OnLoss, on_loss};
 use crate::words::duration;
 
 const AFTER: &str = "\
 Exit codes:
   N     `run`, `elect`: what the command ended with
+  1     `status --exit-code`: nothing of what is shown is live
   64    wrong usage
   69    the store is out of reach
   70    a fault of leasehold itself
@@ -19,6 +20,7 @@ Exit codes:
   76    the lock was lost while the command ran
   77    the store denies it
   78    the store URL, the configuration or the store's schema is wrong
+  79    `run --every`: not due, since it ran in this period or runs now
   126   the command cannot be run
   127   there is no such command
   128+N signal N ended the command, or the wait for the lock";
@@ -57,7 +59,7 @@ pub struct Global {
     /// Nothing on standard error but errors
     #[arg(short, long, global = true, display_order = 102)]
     pub quiet: bool,
-    /// A line on standard error for each event; twice: also each request to the store
+    /// A line on standard error for each event, beside the library's warnings; twice: also each request to the store
     #[arg(short, long, global = true, display_order = 103, action = ArgAction::Count, conflicts_with = "quiet")]
     pub verbose: u8,
 }
@@ -89,21 +91,18 @@ pub enum Command {
 /// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID,
 /// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
+/// With several keys it waits for all of them, in one order whatever the order given here, so that two that name them
+/// in another never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, in the same order.
+///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command's group is killed with it.
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Run {
     #[command(flatten)]
-    pub key: Key,
+    pub keys: Keys,
     #[command(flatten)]
     pub ask: Ask,
-    /// What is done to the command when the lock is lost
-    ///
-    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
-    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
-    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
-    pub on_loss: OnLoss,
     /// Take a shared lock, which several holders can have at once
     #[arg(short = 's', long)]
     pub shared: bool,
@@ -113,15 +112,21 @@ pub struct Run {
     /// How many shared holders there may be at most
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_holders: Option<u32>,
-    /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
-    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
-    pub wait: Option<Duration>,
-    /// Do not wait: end at once if others hold the lock
-    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
-    pub once: bool,
-    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said
-    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::failure::code::CONFLICT)]
-    pub conflict_exit_code: u8,
+    #[command(flatten)]
+    pub patience: Patience,
+    /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
+    /// the command ends
+    ///
+    /// Also when leasehold is killed. `release --force` frees it at once.
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days)]
+    pub hold_at_least: Option<Duration>,
+    /// Run the command only if it did not succeed within this time before; tries once unless --wait is given
+    ///
+    /// Counted from the last start, by the store's clock, over all hosts. A command that ends with another code than 0,
+    /// and a host that dies, leave it due. At most 30 days. The lock stands until it is due again: what is started a
+    /// moment too early, as by cron each day, is not due, so say 23h for a day.
+    #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days, conflicts_with = "shared")]
+    pub every: Option<Duration>,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
@@ -129,34 +134,61 @@ pub struct Run {
 
 /// Runs a command while this node leads an election.
 ///
-/// Waits until it leads, runs the command as `run` does, and ends it when the leadership is lost: then it campaigns again.
-/// When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
+/// Waits until it leads (each time at most for --wait), runs the command as `run` does, and ends it when the leadership
+/// is lost: then it campaigns again. When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
 /// name of the election is the key of the leader's lock.
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = AFTER)]
 pub struct Elect {
     #[command(flatten)]
     pub name: Name,
+    /// This node, as others are shown it: its --owner [default: host:pid]
+    #[arg(long, value_name = "TEXT", conflicts_with = "owner")]
+    pub id: Option<String>,
     #[command(flatten)]
     pub ask: Ask,
+    #[command(flatten)]
+    pub patience: Patience,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
 }
 
+/// How long `run` and `elect` wait, and how they end when that is over.
 #[derive(clap::Args, Debug)]
-#[group(required = true, multiple = false)]
-pub struct Key {
-    /// The name of the lock
-    key: Option<String>,
-    /// The name of the lock, if it begins with a hyphen
-    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
-    hyphened_key: Option<String>,
+pub struct Patience {
+    /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
+    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
+    pub wait: Option<Duration>,
+    /// Do not wait: end at once if others hold the lock
+    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
+    pub once: bool,
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
+    /// with --every]
+    #[arg(short = 'E', long, value_name = "N")]
+    pub conflict_exit_code: Option<u8>,
 }
 
-impl Key {
-    pub fn get(&self) -> &str {
-        self.key.as_deref().or(self.hyphened_key.as_deref()).unwrap_or_default()
+impl Patience {
+    /// `None`: without limit.
+    pub fn wait(&self) -> Option<Duration> {
+        self.wait.or(self.once.then_some(Duration::ZERO))
+    }
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = true)]
+pub struct Keys {
+    /// The name of the lock; of several, the command runs while all of them are held
+    key: Vec<String>,
+    /// The name of a lock, if it begins with a hyphen
+    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
+    hyphened_key: Vec<String>,
+}
+
+impl Keys {
+    pub fn get(&self) -> Vec<String> {
+        self.key.iter().chain(&self.hyphened_key).cloned().collect()
     }
 }
 
@@ -198,6 +230,12 @@ pub struct Ask {
     /// The lock counts as lost after this time, so that a command that hangs is ended
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub max_hold: Option<Duration>,
+    /// What is done to the command when the lock is lost
+    ///
+    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
+    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
+    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
+    pub on_loss: OnLoss,
 }
 
 impl Ask {
@@ -245,9 +283,12 @@ pub struct Status {
     pub times: Times,
     #[command(flatten)]
     pub states: States,
-    /// Show it again every two seconds
-    #[arg(long)]
-    pub watch: bool,
+    /// Show it again and again, with this time in between
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = duration)]
+    pub watch: Option<Duration>,
+    /// End with 1 if none of what is shown is live, and with 0 if one is
+    #[arg(long, conflicts_with = "watch")]
+    pub exit_code: bool,
 }
 
 /// Which locks `status` shows, by their times.
@@ -284,13 +325,17 @@ pub struct States {
     pub expired: bool,
 }
 
-/// Releases a lock that another process holds.
+/// Releases a lock that another process holds, or all locks of a group.
 ///
 /// Its holder learns of it at its next heartbeat; until then only the fencing token protects.
 #[derive(clap::Args, Debug)]
 pub struct Release {
     /// The name of the lock
-    pub key: String,
+    #[arg(required_unless_present = "group")]
+    pub key: Option<String>,
+    /// All locks with this lock id
+    #[arg(long, value_name = "ID", conflicts_with_all = ["key", "lock_id", "force", "yes"])]
+    pub group: Option<String>,
     /// The lock id under which it is held; other holders are left alone [env: LEASEHOLD_LOCK_ID]
     #[arg(long, value_name = "ID", conflicts_with = "force")]
     pub lock_id: Option<String>,
@@ -307,14 +352,18 @@ pub struct Release {
 /// Refused when one of them has less than a second left.
 #[derive(clap::Args, Debug)]
 pub struct Renew {
-    /// The lock id
-    pub lock_id: String,
+    /// All locks with this lock id
+    #[arg(long, value_name = "ID")]
+    pub group: Option<String>,
+    /// The same as --group
+    #[arg(required_unless_present = "group", conflicts_with = "group")]
+    pub lock_id: Option<String>,
     /// The lease from now on; none becomes shorter
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
     pub lease: Duration,
 }
 
-/// Releases all locks with one lock id.
+/// Releases all locks with one lock id: the same as `release --group`.
 #[derive(clap::Args, Debug)]
 pub struct Unlock {
     /// The lock id
@@ -407,37 +456,16 @@ pub struct Man {
     pub command: Vec<String>,
 }
 
-/// What is done to the command when the lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLoss {
-    Kill,
-    Signal(Signal),
-    Ignore,
-}
-
-fn on_loss(text: &str) -> Result<OnLoss, String> {
-    match text {
-        "kill" => Ok(OnLoss::Kill),
-        "ignore" => Ok(OnLoss::Ignore),
-        _ => {
-            let name =
-                text.strip_prefix("signal:").ok_or("it must be kill, ignore or signal:NAME, like signal:USR1")?;
-            let name = name.to_ascii_uppercase();
-            let full = if name.starts_with("SIG") { name.clone() } else { format!("SIG{name}") };
-            full.parse()
-                .map(OnLoss::Signal)
-                .map_err(|_| format!("there is no signal {name}; write it like signal:USR1"))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_defaults_fit_every_lease_and_a_lease_that_is_advised_fits() {
-        let ask = |lease, kill_after| Ask { lease, owner: None, comment: None, kill_after, max_hold: None };
+        let ask = |lease, kill_after| {
+            let on_loss = OnLoss::Kill;
+            Ask { lease, owner: None, comment: None, kill_after, max_hold: None, on_loss }
+        };
         for nanos in (1..40).map(|n| 3_u64.pow(n)) {
             let lease = Duration::from_nanos(nanos);
             assert!(

@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
-use crate::{about, exec, keeper, leases, locks, run, secret, show, store, store_care, words};
+use crate::{about, exec, keeper, leases, locks, run, secret, show, store_care, warnings, words};
 
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();
@@ -28,7 +28,7 @@ pub fn main() -> ExitCode {
 
 fn perform(args: &Args) -> Outcome {
     let global = &args.global;
-    store::log(global.verbose);
+    warnings::show(global);
     if global.json {
         show::speak_json();
     }
@@ -38,7 +38,7 @@ fn perform(args: &Args) -> Outcome {
         Command::Status(args) => locks::status(global, args),
         Command::Release(args) => locks::release(global, args),
         Command::Renew(args) => locks::renew(global, args),
-        Command::Unlock(args) => locks::unlock(global, args),
+        Command::Unlock(args) => locks::release_group(global, &args.lock_id),
         Command::Purge(args) => locks::purge(global, args),
         Command::Init(args) => store_care::init(global, args),
         Command::Doctor => store_care::doctor(global),
@@ -79,12 +79,21 @@ fn correct_tip(error: &mut clap::Error, given: &[OsString]) {
         (false, true) => "--name",
         _ => return,
     };
+    let has_hyphens = given.iter().any(|arg| arg == "--");
+    use clap::error::ErrorKind::{MissingRequiredArgument, UnknownArgument};
+    // Of several keys nobody knows which is the command's name.
+    let is_long = |wrong: &ContextValue| matches!(wrong, ContextValue::String(wrong) if wrong.starts_with("--"));
+    let is_mistyped = error.get(ContextKind::InvalidArg).is_some_and(is_long);
+    if is("run") && !has_hyphens && !is_mistyped && matches!(error.kind(), MissingRequiredArgument | UnknownArgument) {
+        let tip = "put -- before the command: leasehold run KEY -- COMMAND";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.to_owned().into()]));
+        return;
+    }
     let wrong = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(wrong)) => wrong.clone(),
         _ => return,
     };
-    let has_hyphens = given.iter().any(|arg| arg == "--");
-    if error.kind() == clap::error::ErrorKind::UnknownArgument && !has_hyphens && !wrong.starts_with('-') {
+    if error.kind() == UnknownArgument && !has_hyphens && !wrong.starts_with('-') {
         let tip = "put -- before the command".to_owned();
         // Where it begins, if that is the only such argument.
         let mut begins = (0..given.len()).filter(|at| given[*at] == *wrong);
@@ -110,6 +119,7 @@ fn anstream_print(text: &clap::builder::StyledStr) -> std::io::Result<()> {
 }
 
 fn end(json: bool, outcome: Outcome) -> ExitCode {
+    warnings::flush();
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {

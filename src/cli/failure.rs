@@ -19,6 +19,7 @@ pub mod code {
     pub const LOST: u8 = 76;
     pub const PERMISSION: u8 = 77;
     pub const CONFIG: u8 = 78;
+    pub const NOT_DUE: u8 = 79;
     pub const CANNOT_RUN: u8 = 126;
     pub const NOT_FOUND: u8 = 127;
     /// Plus the number of the signal.
@@ -32,6 +33,8 @@ pub enum Failure {
     Library(Error),
     /// The lock was not obtained in time; with the code that the user wants for that.
     Conflict(u8, Error),
+    /// The command is not due; with the code that the user wants for that.
+    NotDue(u8, Error),
     /// A message of the command's own.
     Own(u8, String),
     /// Our output could not be written.
@@ -54,7 +57,9 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Failure::Library(error) => code_of(error.kind()),
-            Failure::Conflict(code, _) | Failure::Own(code, _) | Failure::Silent(code) => *code,
+            Failure::Conflict(code, _) | Failure::NotDue(code, _) | Failure::Own(code, _) | Failure::Silent(code) => {
+                *code
+            }
             // Whoever reads has seen enough.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Failure::Output(_) => code::OUTPUT,
@@ -64,7 +69,8 @@ impl Failure {
     /// The lines for people, without an end of line.
     pub fn text(&self) -> Option<String> {
         match self {
-            Failure::Library(error) | Failure::Conflict(_, error) => Some(told(error)),
+            Failure::Library(error) | Failure::Conflict(_, error) => Some(told(error, "not obtained in time")),
+            Failure::NotDue(_, error) => Some(told(error, "not due, since it ran in this period or runs now")),
             Failure::Own(_, message) => Some(message.clone()),
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
             Failure::Output(error) => Some(format!("the output could not be written: {error}")),
@@ -76,7 +82,7 @@ impl Failure {
     pub fn json(&self) -> Option<Value> {
         let message = self.text()?;
         let mut told = json!({ "exit_code": self.code(), "message": message });
-        if let Failure::Library(error) | Failure::Conflict(_, error) = self {
+        if let Failure::Library(error) | Failure::Conflict(_, error) | Failure::NotDue(_, error) = self {
             told["kind"] = json!(format!("{:?}", error.kind()));
             told["key"] = json!(error.key());
             told["store"] = json!(error.store());
@@ -113,12 +119,12 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
-/// The error, who holds the lock, and the causes.
-fn told(error: &Error) -> String {
+/// The error, who holds the lock, and the causes. `timed_out`: what a wait that is over means.
+fn told(error: &Error, timed_out: &str) -> String {
     let mut lines = match error.kind() {
         // Its text names the holders too, on one line.
         ErrorKind::TimedOut | ErrorKind::Held if !error.holders().is_empty() => {
-            let what = if error.kind() == ErrorKind::Held { "others hold it" } else { "not obtained in time" };
+            let what = if error.kind() == ErrorKind::Held { "others hold it" } else { timed_out };
             let place = error.store().map_or_else(String::new, |store| format!(" on {store}"));
             vec![format!("lock {:?}{place}: {what}", error.key().unwrap_or_default())]
         }

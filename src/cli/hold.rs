@@ -3,13 +3,15 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, at, never, select, tick};
-use leasehold::{Error, ErrorKind, LockGuard, Loss};
+use leasehold::{Error, ErrorKind, Loss};
 use nix::sys::signal::Signal;
 
-use crate::args::{Ask, OnLoss};
+use crate::args::Ask;
 use crate::clock::since_boot;
 use crate::failure::{Outcome, code};
+use crate::held::Held;
 use crate::job::Job;
+use crate::on_loss::OnLoss;
 use crate::show::say;
 use crate::signals::{ENDING, PASSED_ON};
 use crate::words::words;
@@ -34,8 +36,7 @@ pub enum End {
 /// A command that runs while a lock is held.
 pub struct Holding<'a> {
     ask: &'a Ask,
-    on_loss: OnLoss,
-    guard: LockGuard,
+    locks: Held,
     job: Job,
     /// Until when it is held at the least, since boot.
     held_until: Duration,
@@ -52,16 +53,15 @@ fn is_stop(signal: Signal) -> bool {
 }
 
 impl<'a> Holding<'a> {
-    pub fn new(ask: &'a Ask, on_loss: OnLoss, guard: LockGuard, job: Job) -> Holding<'a> {
+    pub fn new(ask: &'a Ask, locks: Held, job: Job) -> Holding<'a> {
         // A hold that is never seen as held leaves no time for TERM.
         let held_until = Duration::ZERO;
-        Holding { ask, on_loss, guard, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
+        Holding { ask, locks, job, held_until, lost: None, told_to_end: None, kill: None, resume_at: never() }
     }
 
     /// Until nothing of the command is left.
     pub fn go_on(&mut self, signals: &Receiver<Signal>) {
-        let watched = self.guard.loss().receiver();
-        let mut losses = Receiver::clone(&watched);
+        let mut losses = self.locks.losses();
         let looks = tick(self.ask.lease / 20);
         loop {
             if self.job.look() {
@@ -69,6 +69,11 @@ impl<'a> Holding<'a> {
             }
             if self.job.is_gone() {
                 return;
+            }
+            if self.lost.is_none()
+                && let Some(loss) = self.locks.lost()
+            {
+                self.lose(loss);
             }
             self.arm();
             let kill_at = self.kill.as_ref().map_or_else(never, |(_, timer)| timer.clone());
@@ -95,10 +100,10 @@ impl<'a> Holding<'a> {
 
     /// Has the group killed a little later than this process would do it, should it stand still.
     fn arm(&mut self) {
-        if self.guard.is_held() {
-            self.held_until = since_boot().saturating_add(self.guard.remaining());
+        if self.locks.is_held() {
+            self.held_until = self.locks.held_until();
         }
-        let is_ended_by_loss = self.on_loss == OnLoss::Kill && !self.job.is_frozen();
+        let is_ended_by_loss = self.ask.on_loss == OnLoss::Kill && !self.job.is_frozen();
         let by_loss = is_ended_by_loss.then(|| self.held_until.saturating_add(self.ask.kill_after()));
         let decided = self.kill.as_ref().map(|(at, _)| *at);
         let kill_at = by_loss.into_iter().chain(decided).min();
@@ -136,16 +141,16 @@ impl<'a> Holding<'a> {
 
     /// Whether the loss was to stop the command: then only somebody else continues it.
     fn is_halted(&self) -> bool {
-        self.lost.is_some() && matches!(self.on_loss, OnLoss::Signal(signal) if is_stop(signal))
+        self.lost.is_some() && matches!(self.ask.on_loss, OnLoss::Signal(signal) if is_stop(signal))
     }
 
     /// This process was stopped, and so was the command. It goes on only if the lock is still held.
     fn resume(&mut self) {
         self.resume_at = never();
-        if self.guard.is_held() || self.lost.is_some() {
+        if self.locks.is_held() || self.lost.is_some() {
             return self.job.go_on();
         }
-        if let Some(loss) = self.guard.loss().wait_timeout(TOLD) {
+        if let Some(loss) = self.locks.wait_for_loss(TOLD) {
             self.lose(loss);
         }
     }
@@ -154,7 +159,7 @@ impl<'a> Holding<'a> {
         if self.lost.is_some() {
             return;
         }
-        let end = match self.on_loss {
+        let end = match self.ask.on_loss {
             OnLoss::Kill => self.end_command(),
             OnLoss::Signal(signal) => {
                 self.job.signal(signal);
@@ -186,21 +191,26 @@ impl<'a> Holding<'a> {
         format!("the command is ended, by KILL in {}", words(kill_after))
     }
 
-    /// Nothing of the command is left: the lock is released.
+    /// Nothing of the command is left: the lock is released. `every`: after a success it stands for so long.
     /// True: the release was not answered.
-    pub fn end(mut self) -> Outcome<(End, bool)> {
+    pub fn end(mut self, every: Option<Duration>) -> Outcome<(End, bool)> {
         self.arm();
         let lease_left = (self.held_until.saturating_add(self.ask.lease / 3)).saturating_sub(since_boot());
-        let Holding { guard, job, lost, told_to_end, .. } = self;
+        let Holding { locks, job, lost, told_to_end, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
-        let key = guard.key().to_owned();
+        let name = locks.name();
         // The keeper may have killed the command before the loss was told.
-        let was_lost = lost.is_some() || guard.loss().get().is_some() || !guard.is_held();
+        let was_lost = lost.is_some() || locks.lost().is_some() || !locks.is_held();
         if was_lost && lost.is_none() {
-            let why = guard.loss().wait_timeout(TOLD).map_or_else(|| "expired".to_owned(), |loss| loss.to_string());
-            say(&format!("the lock {key:?} was lost: {why}; the command has ended"));
+            let loss = locks.lost().or_else(|| locks.wait_for_loss(TOLD));
+            let (name, why) = match loss {
+                Some(loss) => (format!("the lock {:?}", loss.key), loss.to_string()),
+                None => (name.clone(), "expired".to_owned()),
+            };
+            say(&format!("{name} was lost: {why}; the command has ended"));
         }
-        let released = release(guard, lease_left);
+        let every = every.filter(|_| ended == 0 && !was_lost);
+        let released = release(locks, lease_left, every);
         job.finish();
         let is_unanswered = matches!(&released, Err(error) if !is_lost(error));
         let end = match (was_lost, released) {
@@ -212,7 +222,11 @@ impl<'a> Holding<'a> {
             }
             (false, Err(error)) => {
                 let why = error.map_or_else(|| "the store does not answer".to_owned(), |error| error.to_string());
-                say(&format!("the lock {key:?} could not be released and ends with its lease: {why}"));
+                let what = match every {
+                    Some(_) => "may be free before the command is due again, so it may run again in this period",
+                    None => "could not be released and ends with its lease",
+                };
+                say(&format!("{name} {what}: {why}"));
                 End::Command(ended)
             }
         };
@@ -225,19 +239,13 @@ fn is_lost(error: &Option<Error>) -> bool {
 }
 
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
-fn release(guard: LockGuard, lease_left: Duration) -> Result<(), Option<Error>> {
+fn release(locks: Held, lease_left: Duration, every: Option<Duration>) -> Result<(), Option<Error>> {
     let (done, released) = crossbeam_channel::bounded(1);
     let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
     let spawned = thread.spawn(move || {
-        let released = guard.release().map_err(|failed| {
-            let error = failed.error().clone();
-            if error.kind() != ErrorKind::Lost {
-                // Its drop would try for as long once more.
-                std::mem::forget(failed);
-            }
-            Some(error)
-        });
-        let _ = done.send(released);
+        let stands = every.map_or(Ok(()), |every| locks.stand(every));
+        let released = locks.release();
+        let _ = done.send(stands.and(released).map_err(Some));
     });
     // Where no thread could be started the guard was dropped, and its drop released.
     if spawned.is_err() {

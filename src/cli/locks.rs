@@ -2,30 +2,25 @@
 
 use std::io::{IsTerminal, Write};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{ContentArrangement, Table, presets};
 use leasehold::{Filter, LockClient, LockStatus, Mode};
 use serde_json::{Value, json};
 
-use crate::args::{Global, Purge, Release, Renew, Status, Unlock};
+use crate::args::{Global, Purge, Release, Renew, Status};
 use crate::failure::{Failure, Outcome};
 use crate::show::{columns, err, holder, holder_json, print, print_json, say};
 use crate::store::{Missing, client};
 use crate::words::{ago, fitted, plain, words};
 
-/// The time between two looks of `--watch`.
-const WATCH: Duration = Duration::from_secs(2);
-
 pub fn status(global: &Global, args: &Status) -> Outcome {
     let client = client(global, Missing::Wrong)?;
-    if !args.watch {
-        return show_status(global, &client, args);
-    }
+    let Some(every) = args.watch else { return show_status(global, &client, args) };
     let clears = std::io::stdout().is_terminal() && !global.json;
     loop {
-        let next = Instant::now() + WATCH;
+        let next = Instant::now().checked_add(every).unwrap_or_else(Instant::now);
         if clears {
             print("\x1b[H\x1b[2J")?;
         }
@@ -40,16 +35,18 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
 
 fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
     let found = client.list(&filter(args))?;
+    let is_free = found.iter().all(LockStatus::is_expired);
+    let code = u8::from(args.exit_code && is_free);
     if global.json {
         print_json(&found.iter().map(with_lock_id).collect())?;
-        return Ok(0);
+        return Ok(code);
     }
     match &args.key {
         Some(key) if found.is_empty() => print(&format!("{key:?} is free\n"))?,
         None if found.is_empty() => print("no locks\n")?,
         _ => print_table(&found)?,
     }
-    Ok(0)
+    Ok(code)
 }
 
 fn filter(args: &Status) -> Filter {
@@ -169,25 +166,29 @@ fn told(global: &Global, what: &str, nothing: &str, statuses: &[LockStatus]) -> 
 }
 
 pub fn release(global: &Global, args: &Release) -> Outcome {
-    let nothing = format!("{:?} is free", args.key);
+    if let Some(lock_id) = &args.group {
+        return release_group(global, lock_id);
+    }
+    let key = args.key.as_deref().unwrap_or_default();
+    let nothing = format!("{key:?} is free");
     if !args.force {
         // Not by the parser, for which it would be a second order beside --force.
         let lock_id = args.lock_id.clone().or_else(|| std::env::var("LEASEHOLD_LOCK_ID").ok());
         let lock_id = lock_id.filter(|id| !id.is_empty()).ok_or_else(|| {
             Failure::usage("give the --lock-id of the lock, or --force to take it from whoever holds it")
         })?;
-        let freed = client(global, Missing::Wrong)?.unlock_key(&args.key, &lock_id)?;
+        let freed = client(global, Missing::Wrong)?.unlock_key(key, &lock_id)?;
         return told(global, "released", &nothing, &freed);
     }
     let client = client(global, Missing::Wrong)?;
     if !args.yes {
-        let holders = client.list(&Filter::new().key(&args.key))?;
+        let holders = client.list(&Filter::new().key(key))?;
         if holders.is_empty() {
             return told(global, "released", &nothing, &[]);
         }
-        confirm(&args.key, &holders)?;
+        confirm(key, &holders)?;
     }
-    told(global, "released", &nothing, &client.force_release(&args.key)?)
+    told(global, "released", &nothing, &client.force_release(key)?)
 }
 
 /// Shows the holders and asks.
@@ -206,16 +207,13 @@ fn confirm(key: &str, holders: &[LockStatus]) -> Outcome<()> {
 }
 
 pub fn renew(global: &Global, args: &Renew) -> Outcome {
-    told(global, "renewed", "nothing was renewed", &client(global, Missing::Wrong)?.renew(&args.lock_id, args.lease)?)
+    let lock_id = args.group.as_deref().or(args.lock_id.as_deref()).unwrap_or_default();
+    told(global, "renewed", "nothing was renewed", &client(global, Missing::Wrong)?.renew(lock_id, args.lease)?)
 }
 
-pub fn unlock(global: &Global, args: &Unlock) -> Outcome {
-    told(
-        global,
-        "released",
-        &format!("no lock with the lock id {:?} is held", args.lock_id),
-        &client(global, Missing::Wrong)?.unlock(&args.lock_id)?,
-    )
+pub fn release_group(global: &Global, lock_id: &str) -> Outcome {
+    let nothing = format!("no lock with the lock id {lock_id:?} is held");
+    told(global, "released", &nothing, &client(global, Missing::Wrong)?.unlock(lock_id)?)
 }
 
 /// Says what was done page by page, so that a store of any size needs the memory of one page.

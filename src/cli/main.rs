@@ -15,6 +15,8 @@ mod exec;
 #[cfg(unix)]
 mod failure;
 #[cfg(unix)]
+mod held;
+#[cfg(unix)]
 mod hold;
 #[cfg(unix)]
 mod job;
@@ -24,6 +26,8 @@ mod keeper;
 mod leases;
 #[cfg(unix)]
 mod locks;
+#[cfg(unix)]
+mod on_loss;
 #[cfg(unix)]
 mod processes;
 #[cfg(unix)]
@@ -42,6 +46,8 @@ mod store_care;
 mod terminal;
 #[cfg(unix)]
 mod wait;
+#[cfg(unix)]
+mod warnings;
 #[cfg(unix)]
 mod words;
 

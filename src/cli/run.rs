@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest};
+use leasehold::{CancelToken, ErrorKind, LockClient};
 use nix::sys::signal::Signal;
 use nix::unistd::getpid;
 
-use crate::args::{Ask, Elect, Global, OnLoss, Run};
+use crate::args::{Ask, Elect, Global, Patience, Run};
 use crate::exec::prepared;
 use crate::failure::{Failure, Outcome, code};
+use crate::held::{Held, Wanted};
 use crate::hold::{End, Holding};
 use crate::job::Job;
 use crate::show::{is_stderr_a_terminal, say};
@@ -21,42 +22,61 @@ use crate::terminal::Terminal;
 use crate::wait::{Shows, connect, wait};
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
-    let wait = args.wait.or(args.once.then_some(Duration::ZERO));
-    let until = wait.and_then(|wait| Instant::now().checked_add(wait));
-    let session = Session::start(global, &args.ask, args.on_loss, until)?;
-    let mut request = session.request(args.key.get());
-    if args.shared {
-        request = request.shared();
-    }
-    if let Some(n) = args.max_holders {
-        request = request.max_holders(n);
-    }
-    if let Some(until) = until {
-        request = request.wait_until(until);
-    }
-    let guard = match session.wait(request) {
-        Err(Failure::Library(error)) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => {
-            // Not worth a mail of cron's.
-            let is_silent = global.quiet && args.conflict_exit_code == 0;
-            return if is_silent { Ok(0) } else { Err(Failure::Conflict(args.conflict_exit_code, error)) };
-        }
-        outcome => outcome?,
+    let wait = args.patience.wait().or(args.every.is_some().then_some(Duration::ZERO));
+    let until = until(wait);
+    let session = Session::start(global, &args.ask, until)?;
+    let wanted =
+        Wanted { shared: args.shared, max_holders: args.max_holders, at_least: args.hold_at_least, ..session.wanted() };
+    let held = match session.wait(wanted, args.keys.get(), until) {
+        Err(failure) => return refused(failure, global, &args.patience, args.every.is_some()),
+        Ok(held) => held,
     };
-    match session.hold(&args.command, guard)? {
+    if args.every.is_some() {
+        // Where the store has no place for it, that must not be found out when the work is done. So short a time has passed
+        // already, and only is checked.
+        held.stand(Duration::from_nanos(1))?;
+    }
+    match session.hold(&args.command, held, args.every)? {
         End::Command(code) => Ok(code),
         End::Lost(_) => Err(Failure::Silent(code::LOST)),
     }
 }
 
+/// When a wait that begins now is over.
+fn until(wait: Option<Duration>) -> Option<Instant> {
+    wait.and_then(|wait| Instant::now().checked_add(wait))
+}
+
+/// A wait that ended without the lock.
+fn refused(failure: Failure, global: &Global, patience: &Patience, is_periodic: bool) -> Outcome {
+    let error = match failure {
+        Failure::Library(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => error,
+        other => return Err(other),
+    };
+    let code = patience.conflict_exit_code.unwrap_or(if is_periodic { code::NOT_DUE } else { code::CONFLICT });
+    match is_periodic {
+        // Not worth a mail of cron's.
+        _ if global.quiet && code == 0 => Ok(0),
+        true => Err(Failure::NotDue(code, error)),
+        false => Err(Failure::Conflict(code, error)),
+    }
+}
+
 /// `elect`: a leadership is a lock whose key is the election's name.
 pub fn elect(global: &Global, args: &Elect) -> Outcome {
-    let session = Session::start(global, &args.ask, OnLoss::Kill, None)?;
+    let mut ask = args.ask.clone();
+    ask.owner = args.id.clone().or(ask.owner);
+    let mut until_then = until(args.patience.wait());
+    let session = Session::start(global, &ask, until_then)?;
     loop {
-        let guard = session.wait(session.request(args.name.get()))?;
-        match session.hold(&args.command, guard)? {
+        let held = match session.wait(session.wanted(), vec![args.name.get().to_owned()], until_then) {
+            Err(failure) => return refused(failure, global, &args.patience, false),
+            Ok(held) => held,
+        };
+        match session.hold(&args.command, held, None)? {
             End::Command(code) => return Ok(code),
             End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
-            End::Lost(None) => {}
+            End::Lost(None) => until_then = until(args.patience.wait()),
         }
     }
 }
@@ -65,7 +85,6 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
 struct Session<'a> {
     ask: &'a Ask,
     url: String,
-    on_loss: OnLoss,
     shows: Shows,
     json: bool,
     /// The last release was not answered, and nobody waits for it any more.
@@ -85,47 +104,39 @@ impl Drop for Session<'_> {
 
 impl<'a> Session<'a> {
     /// `until`: when it is too late to connect.
-    fn start(global: &Global, ask: &'a Ask, on_loss: OnLoss, until: Option<Instant>) -> Outcome<Session<'a>> {
+    fn start(global: &Global, ask: &'a Ask, until: Option<Instant>) -> Outcome<Session<'a>> {
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
         let url = store::url(global, Missing::Made)?;
         let signals = signals::watch().map_err(internal)?;
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
         let wanted = (global.clone(), ask.clone());
-        let client = connect(move || store::holding(&wanted.0, &wanted.1, on_loss), until, &signals, shows)?;
-        Ok(Session { ask, url, on_loss, shows, json: global.json, is_unanswered: Cell::new(false), client, signals })
+        let client = connect(move || store::holding(&wanted.0, &wanted.1), until, &signals, shows)?;
+        Ok(Session { ask, url, shows, json: global.json, is_unanswered: Cell::new(false), client, signals })
     }
 
-    fn request(&self, key: &str) -> LockRequest {
-        let mut request = self.client.request(key);
-        if let Some(comment) = &self.ask.comment {
-            request = request.comment(comment);
-        }
-        if let Some(d) = self.ask.max_hold {
-            request = request.max_hold(d);
-        }
-        request
+    fn wanted(&self) -> Wanted {
+        Wanted { comment: self.ask.comment.clone(), max_hold: self.ask.max_hold, ..Wanted::default() }
     }
 
-    fn wait(&self, request: LockRequest) -> Outcome<LockGuard> {
+    fn wait(&self, wanted: Wanted, keys: Vec<String>, until: Option<Instant>) -> Outcome<Held> {
         // What was not answered before this wait says nothing of what it may leave behind.
         self.is_unanswered.set(false);
-        wait(request, &self.signals, self.shows)
+        let client = self.client.clone();
+        let lock = move |cancel: &CancelToken, told| wanted.lock(&client, &keys, until, cancel, told);
+        wait(lock, &self.signals, self.shows)
     }
 
-    /// Runs the command while `guard` holds, then releases it.
-    fn hold(&self, command: &[OsString], guard: LockGuard) -> Outcome<End> {
+    /// Runs the command while the locks are held, then releases them. Once it succeeded they stand until it is due again.
+    fn hold(&self, command: &[OsString], held: Held, every: Option<Duration>) -> Outcome<End> {
         let terminal = Terminal::open();
         let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let mut prepared = prepared(getpid(), foreground, self.json, command);
-        prepared.env("LEASEHOLD_KEY", guard.key());
-        prepared.env("LEASEHOLD_TOKEN", guard.fencing_token().to_string());
-        prepared.env("LEASEHOLD_LOCK_ID", guard.lock_id());
-        prepared.env("LEASEHOLD_OWNER", guard.info().owner());
+        prepared.envs(held.environment());
         let (name, value) = store::passed_on(self.url.clone());
         prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).env(name, value);
         // This process may have stood still since the lock was granted.
-        if let Err(error) = guard.ensure_held() {
+        if let Err(error) = held.ensure_held() {
             say(&error.to_string());
             return Ok(End::Lost(None));
         }
@@ -133,9 +144,9 @@ impl<'a> Session<'a> {
             let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
             Failure::Own(code::CANNOT_RUN, message)
         })?;
-        let mut holding = Holding::new(self.ask, self.on_loss, guard, job);
+        let mut holding = Holding::new(self.ask, held, job);
         holding.go_on(&self.signals);
-        let (end, is_unanswered) = holding.end()?;
+        let (end, is_unanswered) = holding.end(every)?;
         self.is_unanswered.set(is_unanswered);
         Ok(end)
     }

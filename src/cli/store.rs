@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use leasehold::{ClientBuilder, Event, LockClient, Observer};
 
-use crate::args::{Ask, Global, OnLoss};
+use crate::args::{Ask, Global};
 use crate::failure::{Failure, Outcome};
+use crate::on_loss::OnLoss;
 use crate::secret::has_password;
 use crate::show::{holder, say};
 use crate::words::words;
@@ -69,18 +70,14 @@ fn builder(global: &Global, missing: Missing) -> Outcome<ClientBuilder> {
 
 /// A client with the defaults of the library.
 pub fn client(global: &Global, missing: Missing) -> Outcome<LockClient> {
-    // Of what is there a part may be damaged, and is passed over.
-    if missing == Missing::Wrong && !global.quiet {
-        show_log(log::LevelFilter::Warn);
-    }
     Ok(builder(global, missing)?.connect()?)
 }
 
 /// A client for whoever runs a command while it holds: so much of each lease is kept back that the command is
 /// ended in it.
-pub fn holding(global: &Global, ask: &Ask, on_loss: OnLoss) -> Outcome<LockClient> {
+pub fn holding(global: &Global, ask: &Ask) -> Outcome<LockClient> {
     let mut builder = builder(global, Missing::Made)?.lease(ask.lease);
-    if on_loss == OnLoss::Kill {
+    if ask.on_loss == OnLoss::Kill {
         let margin = ask.margin().map_err(|least| {
             let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));
             Failure::usage(format!(
@@ -162,36 +159,4 @@ impl Observer for Events {
         };
         say(&text);
     }
-}
-
-/// What the library has to say, with `-v`.
-pub fn log(verbose: u8) {
-    show_log(match verbose {
-        0 => return,
-        1 => log::LevelFilter::Warn,
-        _ => log::LevelFilter::Debug,
-    });
-}
-
-fn show_log(level: log::LevelFilter) {
-    let _ = log::set_logger(&Log);
-    log::set_max_level(log::max_level().max(level));
-}
-
-struct Log;
-
-impl log::Log for Log {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.target().starts_with("leasehold")
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if self.enabled(record.metadata()) {
-            let key = record.key_values().get("key".into()).map_or_else(String::new, |key| format!("{key}: "));
-            let level = record.level().as_str().to_ascii_lowercase();
-            say(&format!("{level}: {key}{}", record.args()));
-        }
-    }
-
-    fn flush(&self) {}
 }

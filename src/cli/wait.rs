@@ -6,10 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, at, bounded, never, select, tick, unbounded};
-use leasehold::{CancelToken, Error, LockClient, LockGuard, LockRequest, LockStatus, Result, Waiting};
+use leasehold::{CancelToken, Error, LockClient, LockStatus, Result, Waiting};
 use nix::sys::signal::Signal;
 
 use crate::failure::{Failure, Outcome, code};
+use crate::held::{Held, Told};
 use crate::show::{say, wait_line};
 use crate::signals::ENDING;
 use crate::words::{age, ours, words};
@@ -95,24 +96,25 @@ fn ended_early() -> Failure {
     Failure::Own(code::INTERNAL, "the waiting thread ended early".to_owned())
 }
 
-/// The guard, or the code of the signal that ended the wait.
-pub fn wait(request: LockRequest, signals: &Receiver<Signal>, shows: Shows) -> Outcome<LockGuard> {
+/// What is locked, or the code of the signal that ended the wait.
+pub fn wait(
+    lock: impl FnOnce(&CancelToken, Option<Told>) -> Result<Held> + Send + 'static,
+    signals: &Receiver<Signal>,
+    shows: Shows,
+) -> Outcome<Held> {
     let cancel = CancelToken::new();
-    let (told, waits) = unbounded();
     // The channel stays open when the request is over: a closed one is always ready.
-    let _open = told.clone();
+    let (told, waits) = unbounded();
     let outer = std::env::var("LEASEHOLD_LOCK_ID").ok().filter(|_| shows.words);
-    let mut request = request.cancel(&cancel);
     // Each word of the wait wakes two threads.
-    if shows.line || outer.is_some() {
-        request = request.on_wait(move |waiting| drop(told.send((Instant::now(), waiting.clone()))));
-    }
+    let tell = (shows.line || outer.is_some()).then(|| told.clone());
     let (done, outcome) = bounded(1);
-    on_thread("leasehold-wait", move || drop(done.send(request.lock())))?;
+    let cancelled = cancel.clone();
+    on_thread("leasehold-wait", move || drop(done.send(lock(&cancelled, tell))))?;
     let mut display = Display { draws: shows.line, outer, seen: None };
     let seconds = if shows.line { tick(Duration::from_secs(1)) } else { never() };
     let mut ended_by = None;
-    let outcome: Result<LockGuard> = loop {
+    let outcome: Result<Held> = loop {
         select! {
             recv(outcome) -> outcome => match outcome {
                 Ok(outcome) => break outcome,
@@ -164,7 +166,7 @@ impl Display {
         let is_first = before.is_none();
         let looked = match before {
             // Nobody has looked again: the holders are those of then.
-            Some(before) if before.waiting.attempts == waiting.attempts => {
+            Some(before) if (&before.waiting.key, before.waiting.attempts) == (&waiting.key, waiting.attempts) => {
                 waiting.holders = before.waiting.holders;
                 before.looked
             }

@@ -17,6 +17,14 @@ pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
     parse(text).ok_or_else(|| "a duration is wanted, like 0s, 30s, 5m, 1h30m or 1d".to_owned())
 }
 
+/// The same, for what the library takes as a minimum hold.
+pub fn at_most_30_days(text: &str) -> Result<Duration, String> {
+    match duration(text) {
+        Ok(d) if d > Duration::from_secs(30 * 86_400) => Err("at most 30 days are possible".to_owned()),
+        other => other,
+    }
+}
+
 /// A number alone is seconds, a day 24 hours.
 fn parse(text: &str) -> Option<Duration> {
     if text.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -31,12 +39,13 @@ fn parse(text: &str) -> Option<Duration> {
 }
 
 /// What the library's messages name, and what can be typed instead.
-const OURS: [(&str, &str); 11] = [
+const OURS: [(&str, &str); 12] = [
     ("create_schema()", "`leasehold init`"),
     ("schema() says", "`leasehold init --print` says"),
     (", or lease_forever()", ""),
     ("as max_hold allows", "as --max-hold allows"),
     // An argument, followed by what is wrong with it.
+    ("hold_at_least is ", "--hold-at-least is "),
     ("max_holders is ", "--max-holders is "),
     ("max_hold is ", "--max-hold is "),
     ("key_prefix is ", "--prefix is "),

@@ -419,7 +419,7 @@ impl<'a> Wait<'a> {
         let mut failures = 0;
         loop {
             let sent = clock.now();
-            let lease = self.spec.lock.terms.lease_at(sent);
+            let lease = self.spec.lock.terms.granted_lease_at(sent);
             if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
                 break;
             }

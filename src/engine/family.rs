@@ -228,6 +228,7 @@ impl Family {
             self.check_open()?;
             return Err(error);
         }
+        hold.stands_at_least(terms.at_least);
         Ok(hold)
     }
 

@@ -14,7 +14,7 @@ use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
 use crate::engine::spec::{Callbacks, Chain, Granted, OnWarning};
-use crate::lease::{End, Lease, StoreTime};
+use crate::lease::{End, GrantId, Lease, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
@@ -86,6 +86,8 @@ pub(super) struct Requests {
     pub spare: Mutex<Attempt>,
     /// An unanswered hand-over that may have happened, and that was not given up yet.
     pub handed: Mutex<Option<Attempt>>,
+    /// The grant id under which the place of the grant is kept, where the hold ends too early.
+    pub kept_as: GrantId,
 }
 
 /// How the heartbeat is ended, or made to send at once.
@@ -106,6 +108,8 @@ pub(super) struct State {
     pub lock: Lock,
     shown_is_behind: bool,
     pub last_error: Option<Error>,
+    /// The grant stands for so long, however the hold ends.
+    pub at_least: Duration,
     pub callbacks: Callbacks,
     /// When the heartbeat must be started; `None` once it was.
     start_at: Option<BootTime>,
@@ -164,6 +168,8 @@ impl Hold {
                 lock: lock.clone(),
                 shown_is_behind: false,
                 last_error: None,
+                // Whoever was not given the guard is owed nothing.
+                at_least: Duration::ZERO,
                 callbacks,
                 start_at: Some(granted_at + heartbeat::first_after(&setup.terms)),
                 heartbeat: None,
@@ -173,6 +179,7 @@ impl Hold {
                 spare: Mutex::new(attempt.without_native()),
                 attempt: Mutex::new(attempt),
                 handed: Mutex::default(),
+                kept_as: setup.backend.info().grant_form.fresh(),
             },
             loss: LossWatch::new(),
             beats: Beats { stop: CancelToken::new(), now, wishes },
@@ -286,6 +293,11 @@ impl Hold {
 
     /// One renewal, by the heartbeat or by a caller who needs more time.
     pub fn beat(&self) -> Beat {
+        self.renew_for(Duration::ZERO)
+    }
+
+    /// One renewal of the lease, or for `least` where that is longer.
+    pub(super) fn renew_for(&self, least: Duration) -> Beat {
         let left = self.remaining();
         if left.is_zero() {
             self.expire();
@@ -293,7 +305,7 @@ impl Hold {
         }
         // A third of the time left, so that there is time for two repeats.
         let by = Deadline::after((left / 3).min(self.setup.request_timeout)).or_cancel(&self.beats.stop);
-        let answer = self.ask(&by);
+        let answer = self.ask(least, &by);
         self.answered(answer)
     }
 
@@ -308,7 +320,7 @@ impl Hold {
         }
     }
 
-    fn ask(&self, by: &Deadline) -> Result<BeatAnswer> {
+    fn ask(&self, least: Duration, by: &Deadline) -> Result<BeatAnswer> {
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
         let Some(mut attempt) = self.requests.attempt.try_lock_until(by.instant()) else {
@@ -317,8 +329,8 @@ impl Hold {
         let backend = &self.setup.backend;
         // The lease is counted from before the request.
         let sent = self.setup.clock.now();
-        let terms = &self.setup.terms;
-        let lease = terms.lease_at(sent);
+        let terms = Terms { at_least: least, ..self.setup.terms };
+        let lease = terms.granted_lease_at(sent);
         let (until, now) = match lease {
             Lease::Forever => {
                 let which = Which::Key(attempt.key.clone());

@@ -161,7 +161,7 @@ impl orders::World for World {
             // As its thread would: it ends when it is stopped.
             Actor::Beats(_) if self.hold.beats.stop.is_cancelled() => Actor::Done,
             Actor::Beats(left) => {
-                self.answers[at] = Some(self.hold.ask(&Deadline::at(by)));
+                self.answers[at] = Some(self.hold.ask(Duration::ZERO, &Deadline::at(by)));
                 Actor::Answered(left - 1)
             }
             Actor::Answered(left) => match self.hold.answered(self.answers[at].take().expect("an answer")) {

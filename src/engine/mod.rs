@@ -6,6 +6,7 @@ pub(crate) mod family;
 pub(crate) mod handover;
 pub(crate) mod heartbeat;
 pub(crate) mod hold;
+mod hold_at_least;
 pub(crate) mod loss_watch;
 #[cfg(test)]
 mod network_orders;

@@ -96,7 +96,7 @@ impl ClientOptions {
             let right = format!("{least}below the lease less the heartbeat ({:?})", counted - heartbeat);
             return Err(Error::invalid("margin", margin, &right));
         }
-        Ok(Terms { lease, heartbeat, margin, ends_at })
+        Ok(Terms { lease, heartbeat, margin, ends_at, at_least: Duration::ZERO })
     }
 }
 
@@ -111,12 +111,15 @@ pub(crate) struct Terms {
     pub margin: Duration,
     /// Not renewed past this point.
     pub ends_at: Option<BootTime>,
+    /// The grant stands for so long, whoever ends the hold.
+    pub at_least: Duration,
 }
 
 impl Terms {
     /// The terms for keeping the lease of a name: the defaults, not those of the client's locks.
     pub fn of_lease(duration: Duration) -> Terms {
-        Terms { lease: Lease::For(duration), heartbeat: duration / 3, margin: duration / 10, ends_at: None }
+        let (lease, at_least) = (Lease::For(duration), Duration::ZERO);
+        Terms { lease, heartbeat: duration / 3, margin: duration / 10, ends_at: None, at_least }
     }
 
     /// How long the lock counts as held after a renewal; `None`: without end.
@@ -136,9 +139,17 @@ impl Terms {
         }
     }
 
+    /// For how long the grant of a request at `now` must stand before anybody gets it.
+    pub fn granted_lease_at(&self, now: BootTime) -> Lease {
+        match self.lease_at(now) {
+            Lease::For(d) => Lease::For(d.max(self.at_least)),
+            Lease::Forever => Lease::Forever,
+        }
+    }
+
     /// What the first request asks for.
     pub fn first_lease_at(&self, now: BootTime) -> Duration {
-        match self.lease_at(now) {
+        match self.granted_lease_at(now) {
             Lease::For(d) => d.min(MAX_ACQUIRE_LEASE),
             Lease::Forever => MAX_ACQUIRE_LEASE,
         }
@@ -229,6 +240,23 @@ pub(crate) fn check_duration(field: &str, d: Duration, least: Duration, or: &str
     Ok(())
 }
 
+/// Checks a minimum hold.
+pub(crate) fn check_at_least(d: Duration, terms: &Terms, limits: Option<Limits>) -> Result<()> {
+    if d.is_zero() || d > MAX_LEASE {
+        return Err(Error::invalid("hold_at_least", d, "above zero and at most 30 days"));
+    }
+    if terms.ends_at.is_some() {
+        return Err(Error::invalid(
+            "hold_at_least",
+            d,
+            "left out where lease_until ends the lease at a time of its own",
+        ));
+    }
+    let Some(limits) = limits else { return Ok(()) };
+    let no_place = |error| Error::new(ErrorKind::InvalidInput, format!("hold_at_least is {d:?}, but {error}"));
+    limits.check_lease(Lease::For(d)).map_err(no_place)
+}
+
 fn positive(field: &str, d: Duration) -> Result<()> {
     if d.is_zero() {
         return Err(Error::invalid(field, d, "above zero"));
@@ -287,7 +315,8 @@ mod tests {
         let now = BootTime::from_nanos(1);
         let leaves = |lease: Duration, margin: Duration, left: Duration| {
             let lease = Lease::For(lease);
-            Terms { lease, heartbeat: SECOND, margin, ends_at: Some(now + left) }.leave_time_at(now)
+            let (ends_at, at_least) = (Some(now + left), Duration::ZERO);
+            Terms { lease, heartbeat: SECOND, margin, ends_at, at_least }.leave_time_at(now)
         };
         assert!(leaves(10 * SECOND, 2 * SECOND, 3 * SECOND) && !leaves(10 * SECOND, 2 * SECOND, 2 * SECOND));
         // The first lease of a longer one has a margin of its own.

@@ -15,7 +15,8 @@ pub const LEASE: Duration = Duration::from_secs(3600);
 /// An exclusive lock that the actors ask for.
 pub fn spec() -> LockSpec {
     let labels = Labels::of("o");
-    let terms = Terms { lease: Lease::For(LEASE), heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None };
+    let (lease, at_least) = (Lease::For(LEASE), Duration::ZERO);
+    let terms = Terms { lease, heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None, at_least };
     LockSpec::exclusive("k", labels, terms)
 }
 

@@ -285,7 +285,8 @@ fn is_exclusive(hold: &Hold) -> bool {
 }
 
 fn terms() -> Terms {
-    Terms { lease: Lease::For(LEASE), heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None }
+    let (lease, at_least) = (Lease::For(LEASE), Duration::ZERO);
+    Terms { lease, heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None, at_least }
 }
 
 /// Leaves the line; what was handed over meanwhile is given up.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::handover::PassedOn;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
+use super::hold_at_least::Kept;
 use super::undo::ends_hold;
 use crate::lease::{Holder, Mode, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -55,7 +56,20 @@ impl Hold {
     /// Ends the hold in the store.
     pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
         let mut worth_a_look = true;
-        let answer = match before {
+        let answer = match self.keep(before, by) {
+            Kept::Yes(answer) => answer,
+            Kept::No(before) => self.give_away(before, by, &mut worth_a_look),
+        };
+        if worth_a_look {
+            // Waiters of this process look at once.
+            self.setup.queues.nudge(&self.grant.lock.key);
+        }
+        answer
+    }
+
+    /// Frees the lock for others.
+    fn give_away(&self, before: Phase, by: Instant, worth_a_look: &mut bool) -> Result<()> {
+        match before {
             // The grant is no longer in the store: there is nothing to release.
             Phase::Lost(LostBy::Store) => Ok(()),
             // More than one request only if the grant may stay in the store for long.
@@ -65,12 +79,12 @@ impl Hold {
             Phase::Releasing | Phase::Over => self.send_release(by, Tries::UntilAnswered, Earlier::Unanswered),
             Phase::Held => match self.pass_on(by) {
                 PassedOn::Yes(answer) => {
-                    worth_a_look = false;
+                    *worth_a_look = false;
                     answer
                 }
                 PassedOn::No(earlier) => self.send_release(by, Tries::UntilAnswered, earlier),
                 PassedOn::OthersTurn => {
-                    worth_a_look = false;
+                    *worth_a_look = false;
                     let stand_back = || {
                         let until = Instant::now() + OTHERS_TURN;
                         self.setup.queues.stand_back(&self.grant.lock.key, until);
@@ -82,12 +96,7 @@ impl Hold {
                     answer
                 }
             },
-        };
-        if worth_a_look {
-            // Waiters of this process look at once.
-            self.setup.queues.nudge(&self.grant.lock.key);
         }
-        answer
     }
 
     pub(super) fn ended(&self, before: Phase, answer: Result<()>) -> Result<()> {
@@ -127,7 +136,7 @@ impl Hold {
     }
 
     /// Whether it was lost because its lease ended.
-    fn is_expired(&self) -> bool {
+    pub(super) fn is_expired(&self) -> bool {
         matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
     }
 
@@ -160,8 +169,10 @@ impl Hold {
 
     /// Gives the grant up in the background.
     fn give_up_later(&self) {
-        // Locked by another release, which is under way.
-        if let Some(spare) = self.requests.spare.try_lock() {
+        // What must stand for longer than this ends with its lease. And locked by another release, which is under way.
+        if !self.has_least()
+            && let Some(spare) = self.requests.spare.try_lock()
+        {
             self.setup.undo.push(spare.without_native());
         }
     }

@@ -257,6 +257,38 @@ pub fn release(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<Rele
     }
 }
 
+/// The answer to [`keep_standing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepAnswer {
+    /// The place of the grant is kept until the time is over.
+    Kept,
+    /// The time is over, or the grant no longer stands.
+    Over,
+}
+
+/// Ends a grant before it was held for `least`: until then its place is kept by an entry that nobody can renew, since
+/// no guard has its grant id, `kept_as`.
+pub fn keep_standing(
+    record: &LockRecord,
+    grant: &GrantId,
+    kept_as: &GrantId,
+    least: Duration,
+    times: &Times,
+) -> Step<KeepAnswer> {
+    if record.standing(kept_as).is_some() {
+        return Step::keep(KeepAnswer::Kept);
+    }
+    let mut next = record.clone();
+    match next.standing_mut(grant) {
+        Some(holder) if Lease::For(least).end(holder.created).is_after(times.expired_before) => {
+            holder.until = Lease::For(least).end(holder.created);
+            holder.grant = kept_as.clone();
+            Step::write(KeepAnswer::Kept, next)
+        }
+        _ => Step::keep(KeepAnswer::Over),
+    }
+}
+
 /// Releases an acquisition that was never answered and makes sure that no late copy of it is granted.
 pub fn give_up(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<ReleaseAnswer> {
     let released = release(record, grant, times);

@@ -94,7 +94,7 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
     }
 }
 
-fn full_pipe() -> (PipeReader, PipeWriter) {
+pub fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut full) = std::io::pipe().unwrap();
     let flags = nix::fcntl::FcntlArg::F_SETFL;
     nix::fcntl::fcntl(&full, flags(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();

@@ -15,6 +15,7 @@ mod locks;
 mod loss;
 mod messages;
 mod nested;
+mod periods;
 mod processes;
 mod readme;
 mod rights;
@@ -23,5 +24,6 @@ mod signals;
 mod snapshots;
 mod support;
 mod terminal;
+mod verbs;
 #[path = "../support/wait.rs"]
 mod wait;

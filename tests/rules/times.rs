@@ -5,7 +5,10 @@ use std::time::Duration;
 use crate::support::asks::*;
 use leasehold::internals::lease::backoff::{poll_delay, retry_delay, with_jitter, woken_delay};
 use leasehold::internals::lease::group::{GroupAnswer, renew_group};
-use leasehold::internals::lease::{Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, StoreTime, transition};
+use leasehold::internals::lease::transition::{KeepAnswer, Renewal, keep_standing, renew};
+use leasehold::internals::lease::{
+    Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, RenewAnswer, StoreTime, Times, transition,
+};
 
 #[test]
 fn store_time_adds_and_stops_at_its_ends() {
@@ -168,4 +171,30 @@ fn a_group_is_renewed_with_a_second_left_and_not_with_less() {
     let renew = |time| renew_group(&record, "id of a", Lease::For(ms(9000)), &now(time)).answer;
     assert!(matches!(renew(4000), GroupAnswer::Renewed(_)));
     assert!(matches!(renew(4001), GroupAnswer::TooLate(..)));
+}
+
+#[test]
+fn a_grant_that_ends_too_early_keeps_its_place_under_an_id_that_nobody_has() {
+    let record = held(&[exclusive("a")]);
+    // The holder's end was later, and is earlier; and one that was earlier is later.
+    for least in [50, 150] {
+        let step = keep_standing(&record, &grant("a"), &grant("b"), ms(least), &now(49));
+        assert_eq!(step.answer, KeepAnswer::Kept);
+        let kept = step.record.expect("it is written");
+        let (before, after) = (record.exclusive.clone().unwrap(), kept.exclusive.clone().unwrap());
+        assert_eq!((after.until, after.grant.as_str()), (End::At(at(least as i64)), "b"));
+        assert_eq!((after.token, after.created, &after.lock_id), (before.token, before.created, &before.lock_id));
+        assert_eq!((kept.token, kept.version), (record.token, record.version + 1));
+        assert_eq!(renew(&kept, &grant("a"), Renewal::heartbeat(Lease::Forever), &now(49)).answer, RenewAnswer::Lost);
+        // Once more it is the same.
+        let again = keep_standing(&kept, &grant("a"), &grant("b"), ms(least), &now(49));
+        assert_eq!((again.answer, again.record), (KeepAnswer::Kept, None));
+    }
+    // Over is what others may be granted: the cut decides.
+    for (least, cut, answer) in [(50, 49, KeepAnswer::Kept), (50, 50, KeepAnswer::Over)] {
+        let times = Times { expired_before: at(cut), ..now(60) };
+        assert_eq!(keep_standing(&record, &grant("a"), &grant("b"), ms(least), &times).answer, answer);
+    }
+    let step = keep_standing(&record, &grant("c"), &grant("b"), ms(50), &now(1));
+    assert_eq!((step.answer, step.record), (KeepAnswer::Over, None));
 }

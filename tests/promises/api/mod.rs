@@ -6,6 +6,7 @@ mod comfort;
 mod data;
 mod groups;
 mod guards;
+mod hold_at_least;
 mod lease_model;
 mod leases;
 mod listing;

@@ -14,6 +14,8 @@ use crate::support::wait::wait_until;
 /// The namespace and the name of the lease.
 pub const SPACE: &str = "space";
 pub const NAME: &str = "name";
+/// More than an acquire may ask for, so that a renewal follows.
+const LEAST: std::time::Duration = millis(90_000);
 
 /// One call.
 pub struct Swept {
@@ -84,6 +86,10 @@ macro_rules! with {
 
 fn guard(room: &Room) -> LockGuard {
     room.client.lock("k").expect("it is free")
+}
+
+fn guard_for_least(room: &Room) -> LockGuard {
+    room.client.request("k").hold_at_least(LEAST).lock().expect("it is free")
 }
 
 fn guards_of_two(room: &Room) -> LockAllGuard {
@@ -328,6 +334,31 @@ fn guards() -> Vec<Swept> {
         with!("leasehold::LockGuard, dropped", AnotherTime, guard, |_: &Room, guard| {
             drop(guard);
             Ok(text(""))
+        }),
+        plain!("leasehold::LockRequest::lock, for a least time", AsBefore, |room| {
+            room.client.request("k").hold_at_least(LEAST).lock().map(held)
+        }),
+        with!(
+            "leasehold::LockGuard::release, before its least time",
+            Either,
+            guard_for_least,
+            |_: &Room, guard: LockGuard| { Ok(guard.release().map(|()| text(""))?) }
+        ),
+        with!(
+            "leasehold::LockGuard, dropped before its least time",
+            AnotherTime,
+            guard_for_least,
+            |_: &Room, guard| {
+                drop(guard);
+                Ok(text(""))
+            }
+        ),
+        with!("leasehold::LockGuard::hold_at_least", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
+            match guard.hold_at_least(LEAST) {
+                Ok(()) => Ok(held(guard)),
+                // It is still held.
+                Err(error) => Err((error, guard.ensure_held().expect("it is held"), guard.into_lock()).0),
+            }
         }),
         with!("leasehold::LockGuard::ensure_held_for", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
             // What is left right after a renewal, but for what a request may take.

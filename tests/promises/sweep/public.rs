@@ -43,7 +43,7 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
     ("ElectionBuilder", &["*"]),
     (
         "LockRequest LockAnyRequest",
-        &["cancel", "comment", "lease", "lease_forever", "lease_until", "lock_id", "max_hold"],
+        &["cancel", "comment", "hold_at_least", "lease", "lease_forever", "lease_until", "lock_id", "max_hold"],
     ),
     ("LockRequest LockAnyRequest", &["max_holders", "on_loss", "on_wait", "on_wait_every", "on_warning", "owner"]),
     ("LockRequest LockAnyRequest", &["same_owner", "shared", "wait", "wait_until", "warn_before"]),

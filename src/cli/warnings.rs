@@ -1,0 +1,87 @@
+//! What the library has to say, on standard error.
+//!
+//! A thread of its own writes it: where nobody reads standard error, a heartbeat must not wait for that.
+
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded};
+
+use crate::args::Global;
+use crate::show::say;
+
+/// Lines that wait to be written; of more, the latest are left out.
+const MOST: usize = 256;
+/// How long the end of this process waits for them.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+enum Message {
+    Line(String),
+    /// Answered when all before it is written.
+    Flush(Sender<()>),
+}
+
+static MESSAGES: OnceLock<Sender<Message>> = OnceLock::new();
+
+/// From now on the library's warnings are shown, with `-q` only errors, with `-vv` all.
+pub fn show(global: &Global) {
+    let level = match global.verbose {
+        _ if global.quiet => log::LevelFilter::Error,
+        0 | 1 => log::LevelFilter::Warn,
+        _ => log::LevelFilter::Debug,
+    };
+    let logger: &'static Log = match global.verbose {
+        0 => &Log { has_losses: false },
+        _ => &Log { has_losses: true },
+    };
+    let _ = log::set_logger(logger);
+    log::set_max_level(level);
+}
+
+/// Waits until what was said is written, unless nobody reads it.
+pub fn flush() {
+    let Some(messages) = MESSAGES.get() else { return };
+    let (done, written) = bounded(1);
+    if messages.send_timeout(Message::Flush(done), LAST_WORDS).is_ok() {
+        let _ = written.recv_timeout(LAST_WORDS);
+    }
+}
+
+fn messages() -> &'static Sender<Message> {
+    MESSAGES.get_or_init(|| {
+        let (to, messages) = bounded(MOST);
+        // Without it the lines wait, and then are left out.
+        let _ = thread::Builder::new().name("leasehold-log".to_owned()).spawn(move || {
+            for message in messages {
+                match message {
+                    Message::Line(line) => say(&line),
+                    Message::Flush(done) => drop(done.send(())),
+                }
+            }
+        });
+        to
+    })
+}
+
+struct Log {
+    /// Also of losses, which the command reports itself.
+    has_losses: bool,
+}
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.target().starts_with("leasehold")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let is_loss = record.target() == "leasehold::guard" && record.key_values().get("token".into()).is_some();
+        if self.enabled(record.metadata()) && (self.has_losses || !is_loss) {
+            let key = record.key_values().get("key".into()).map_or_else(String::new, |key| format!("{key}: "));
+            let level = record.level().as_str().to_ascii_lowercase();
+            let _ = messages().try_send(Message::Line(format!("{level}: {key}{}", record.args())));
+        }
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,114 @@
+//! A minimum hold: the grant stands for so long, whatever ends its hold.
+//!
+//! From the start its lease lasts at least that long, so a release only has to make it shorter, and one that is not
+//! answered, or a process that dies, leaves the lock standing for longer, never for less.
+
+use std::time::{Duration, Instant};
+
+use super::hold::{Beat, Hold, LostBy, Phase};
+use super::undo::ends_hold;
+use crate::engine::options::check_at_least;
+use crate::lease::backoff;
+use crate::lease::transition::{KeepAnswer, keep_standing};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::{Consistency, Swapped, Which};
+use crate::sys::deadline::Deadline;
+
+/// Whether the place of the grant was kept.
+pub(super) enum Kept {
+    /// The hold is over, with this answer.
+    Yes(Result<()>),
+    /// The lock must be released, from this phase on.
+    No(Phase),
+}
+
+/// What one look at the record led to.
+enum Look {
+    Is(KeepAnswer),
+    /// It was changed by others.
+    Changed(Error),
+    /// It may be written.
+    Unanswered(Error),
+}
+
+impl Hold {
+    /// From now on the grant stands for `least`, counted from its begin. Anything but `Renewed`: it stays as it was.
+    pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {
+        check_at_least(least, &self.setup.terms, self.setup.backend.info().limits)?;
+        let left = least.saturating_sub(self.setup.clock.now().since(self.grant.at));
+        if left.is_zero() {
+            // It was held for so long.
+            return Ok(Beat::Renewed);
+        }
+        let beat = self.renew_for(left);
+        if beat == Beat::Renewed {
+            self.stands_at_least(least);
+        }
+        Ok(beat)
+    }
+
+    /// The same for a grant that was made for so long.
+    pub fn stands_at_least(&self, least: Duration) {
+        let mut state = self.state.lock();
+        state.at_least = state.at_least.max(least);
+    }
+
+    pub(super) fn has_least(&self) -> bool {
+        !self.state.lock().at_least.is_zero()
+    }
+
+    /// Ends the hold before its least time is over.
+    pub(super) fn keep(&self, before: Phase, by: Instant) -> Kept {
+        let least = match before {
+            Phase::Lost(LostBy::Store) => Duration::ZERO,
+            _ => self.state.lock().at_least,
+        };
+        if least.is_zero() {
+            return Kept::No(before);
+        }
+        // It stands until its lease ends, which is after that time.
+        if matches!(before, Phase::Lost(_)) && self.is_expired() {
+            return Kept::Yes(Ok(()));
+        }
+        let (mut phase, mut failures) = (before, 0);
+        loop {
+            let deadline = Deadline::at(by).within(self.setup.request_timeout);
+            let error = match ends_hold(|| self.keep_once(least, &deadline), Look::Unanswered) {
+                Ok(Look::Is(KeepAnswer::Kept)) => return Kept::Yes(Ok(())),
+                Ok(Look::Is(KeepAnswer::Over)) => return Kept::No(phase),
+                Ok(Look::Changed(error)) => error,
+                Ok(Look::Unanswered(error)) => {
+                    // Who finds nothing afterwards cannot tell that it was not this very release.
+                    if phase == Phase::Held {
+                        phase = Phase::Releasing;
+                    }
+                    error
+                }
+                Err(error) if !error.is_retryable() => return Kept::Yes(Err(error)),
+                Err(error) => error,
+            };
+            failures += 1;
+            let left = by.saturating_duration_since(Instant::now());
+            if !Deadline::at(by).wait_for(backoff::retry_delay(failures, left, fastrand::f64())) {
+                return Kept::Yes(Err(error));
+            }
+        }
+    }
+
+    fn keep_once(&self, least: Duration, by: &Deadline) -> Result<Look> {
+        let (backend, key) = (&self.setup.backend, self.grant.lock.key());
+        let which = Which::Key(key.to_owned());
+        let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
+            return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
+        };
+        let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
+        let Some(next) = step.record else { return Ok(Look::Is(step.answer)) };
+        Ok(match backend.swap(&seen, Some(&next), by)? {
+            Swapped::Done => Look::Is(KeepAnswer::Kept),
+            Swapped::Changed => {
+                Look::Changed(self.error(ErrorKind::Store, "it was changed by others each time").retryable())
+            }
+            Swapped::Unknown(error) => Look::Unanswered(error),
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! `run --hold-at-least` and `run --every`.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{Ran, Running, Shared, Store, leasehold, run};
+
+/// `run` of one key with these options.
+fn job(shared: &Shared, key: &str, options: &[&str], script: &str) -> Command {
+    let mut command = leasehold(&["run", key]);
+    command.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone());
+    command.args(options).args(["--", "sh", "-c", script]);
+    command
+}
+
+#[track_caller]
+fn ends(ran: &Ran, code: i32, stdout: &str) {
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), stdout), "{}", ran.stderr);
+}
+
+fn cases(shared: &Shared) {
+    let ran = |key, options: &[&str], script| run(&mut job(shared, key, options, script));
+    // However the command ends.
+    for (key, script, code) in [("a", "true", 0), ("b", "exit 3", 3)] {
+        ends(&ran(key, &["--hold-at-least", "1h"], script), code, "");
+        let held = ran(key, &["--try"], "echo never");
+        ends(&held, 75, "");
+        assert!(held.stderr.contains("its lease ends in 59 min"), "{}", held.stderr);
+    }
+
+    let every = |options: &[&str], script| ran("nightly", &[&["--every", "1h"], options].concat(), script);
+    ends(&every(&[], "echo fails; exit 3"), 3, "fails\n");
+    ends(&every(&[], "kill -9 $$"), 137, "");
+    ends(&every(&["--owner", "ann"], "echo ran"), 0, "ran\n");
+    for options in [&[][..], &["--wait", "300ms"]] {
+        let early = every(options, "echo never");
+        ends(&early, 79, "");
+        assert!(early.stderr.contains("not due, since it ran in this period or runs now"), "{}", early.stderr);
+        assert!(
+            early.stderr.contains("held by \"ann\"") && early.stderr.contains("ends in 59 min"),
+            "{}",
+            early.stderr
+        );
+    }
+    let early = every(&["--json"], "echo never");
+    let told: Value = serde_json::from_str(&early.stderr).unwrap();
+    assert_eq!((early.code, &told["error"]["exit_code"]), (Some(79), &79.into()));
+    ends(&every(&["--conflict-exit-code", "7"], "echo never"), 7, "");
+    let silent = every(&["--quiet", "-E", "0"], "echo never");
+    assert_eq!((silent.code, silent.stderr.as_str()), (Some(0), ""));
+    // Another key has its own period; and who frees the lock makes it due.
+    ends(&ran("weekly", &["--every", "1w"], "echo ran"), 0, "ran\n");
+    let mut free = leasehold(&["release", "nightly", "--force", "--yes"]);
+    assert_eq!(run(free.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone())).code, Some(0));
+    ends(&every(&[], "echo again"), 0, "again\n");
+
+    // Who waits runs it when it is due, counted from the last start.
+    let (started, period) = (Instant::now(), Duration::from_secs(2));
+    for _ in 0..2 {
+        ends(&ran("often", &["--every", "2s", "--wait", "50s"], "echo ran"), 0, "ran\n");
+    }
+    assert!(started.elapsed() >= period, "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_job_runs_once_in_a_period_and_a_lock_stands_for_its_least_time() {
+    let store = Store::new();
+    cases(&Shared { url: store.url.clone(), env: Vec::new() });
+}
+
+#[allow(dead_code)] // Where no server is compiled in.
+fn on_server(shared: Option<Shared>) {
+    let Some(shared) = shared else { return };
+    shared.init();
+    cases(&shared);
+}
+
+#[test]
+#[cfg(feature = "dynamodb")]
+fn on_dynamodb() {
+    on_server(crate::support::dynamodb("periods"));
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn on_mongodb() {
+    on_server(crate::support::mongodb("periods"));
+}
+
+#[test]
+#[cfg(feature = "spanner")]
+fn on_spanner() {
+    on_server(crate::support::spanner("periods"));
+}
+
+/// Nodes of spindle go by a duration of their own.
+#[test]
+#[cfg(feature = "spanner")]
+fn where_others_would_not_respect_it_nothing_is_run() {
+    let Some(mut shared) = crate::support::spanner("mixed") else { return };
+    shared.init();
+    shared.url += "&fleet=mixed&spindle_duration=30s";
+    for option in ["--every", "--hold-at-least"] {
+        let ran = run(&mut job(&shared, "k", &[option, "1h"], "echo never"));
+        ends(&ran, 64, "");
+        let said = ["--hold-at-least is ", "has no place for a lease of "].map(|text| ran.stderr.contains(text));
+        assert_eq!(said, [true, true], "{}", ran.stderr);
+    }
+    ends(&run(&mut job(&shared, "k", &["--try"], "echo free")), 0, "free\n");
+}
+
+/// A host that dies has not done the work; and what stands for its least time stands all the same.
+#[test]
+fn what_is_killed_is_due_again_and_stands_for_its_least_time() {
+    for (option, again) in [("--every", Some("ran")), ("--hold-at-least", None)] {
+        let store = Store::new();
+        let options = [option, "1h", "--lease", "1s"];
+        let mut running = Running::start(&mut store.reading(&options, "echo ready; read go"));
+        running.expect("ready");
+        // One that runs now is not due either.
+        if again.is_some() {
+            assert_eq!(run(&mut store.script(&options, "echo never")).code, Some(79));
+        }
+        running.signal(Signal::SIGKILL);
+        running.status();
+        let wait = if again.is_some() { "50s" } else { "3s" };
+        let next = run(&mut store.script(&["--wait", wait, option, "1h"], "echo ran"));
+        assert_eq!(next.stdout.lines().next(), again, "{}", next.stderr);
+    }
+}
+
+#[test]
+fn a_period_that_makes_no_sense_is_wrong_usage() {
+    let store = Store::new();
+    for (options, why) in [
+        (&["--every", "0"][..], "above zero"),
+        (&["--every", "31d"], "at most 30 days"),
+        (&["--hold-at-least", "31d"], "at most 30 days"),
+        (&["--hold-at-least", "0s"], "above zero"),
+        (&["--every", "1h", "--shared"], "cannot be used with"),
+    ] {
+        let ran = run(&mut store.script(options, "echo never"));
+        ends(&ran, 64, "");
+        assert!(ran.stderr.contains(why), "{}", ran.stderr);
+    }
+}
