@@ -23,12 +23,7 @@ pub(super) const ATTRIBUTES: &str = "graceMicros leastGraceMicros floor givenUpA
 /// What the row of an exclusive holder has beside its grant and its end.
 pub(super) const OF_HOLDER: [&str; 6] = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
 /// What a row without an exclusive holder lacks.
-macro_rules! no_holder {
-    () => {
-        "#grantId, #lockId, #owner, #host, #comment, #renewedAt"
-    };
-}
-pub(super) use no_holder;
+pub(super) const NO_HOLDER: &[&str] = &["#grantId", "#lockId", "#owner", "#host", "#comment", "#renewedAt"];
 /// The end of a lease that never ends.
 pub(super) const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
 
