@@ -12,6 +12,7 @@ use super::undo::Unanswered;
 use super::{Dynamodb, MANY_GIVEN_UP, mixed};
 use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
+use crate::model::key;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 
@@ -53,7 +54,10 @@ impl Dynamodb {
         if let Some(old) = Dynamodb::doubted(attempt) {
             return Ok(self.settle_doubt(attempt, old, by));
         }
-        self.agree_on_grace(by)?;
+        // Not for the row that a diagnosis tries, which no lock can be in.
+        if key::parts(&attempt.key).is_none() {
+            self.agree_on_grace(by)?;
+        }
         let mut moment = self.sure_moment(Duration::ZERO, by)?;
         // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;

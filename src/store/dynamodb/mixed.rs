@@ -30,6 +30,7 @@ pub(super) const LIMITS: Limits = Limits {
     no_endless: Some("a row there has a time to live, which begins with the end of its lease; renew instead"),
     no_names: Some("the table's time to live would end it; keep leases of names in another table"),
     one_lease: None,
+    keeps_rows: false,
     not_in_key: None,
 };
 
@@ -87,8 +88,12 @@ impl Dynamodb {
     /// Says once that dynamodb-lock-go uses the table, where nobody said so.
     pub(super) fn watch_fleet(&self, found: &DecodedRow, now: StoreTime) {
         let theirs = found.record.exclusive.as_ref().filter(|holder| holder.grant.as_str().is_empty());
-        // They set it at each heartbeat.
-        let is_recent = |holder: &Holder| now.since(holder.created) < RECENT;
+        // They set `createdAt` at each heartbeat; older versions have none.
+        let last = |holder: &Holder| match holder.until {
+            End::At(until) if holder.created == StoreTime::from_nanos(0) => until,
+            _ => holder.created,
+        };
+        let is_recent = |holder: &Holder| now.since(last(holder)) < RECENT;
         if self.fleet.is_mixed() || !theirs.is_some_and(is_recent) || self.watch.0.swap(true, Ordering::Relaxed) {
             return;
         }

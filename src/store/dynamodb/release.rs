@@ -62,6 +62,7 @@ impl Dynamodb {
                 Purpose::GiveUp => self.sure_moment(Duration::ZERO, by)?,
                 Purpose::Release => self.moment()?,
             };
+            self.watch_fleet(&found, moment.now);
             next = match found.record.standing(attempt.grant()) {
                 None if purpose == Purpose::GiveUp => Ending::GiveUp,
                 None => return Ok(not_ours(found, &moment)),

@@ -49,6 +49,7 @@ impl Dynamodb {
             };
             found.record.check_format()?;
             moment = self.moment()?;
+            self.watch_fleet(&found, moment.now);
             let step = transition::renew(&found.record, attempt.grant(), renewal, &moment.times());
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
             let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.upper_bound() }) };

@@ -44,6 +44,8 @@ pub(super) fn limits(duration: Duration) -> Limits {
             "its nodes take over after a duration of their own, whatever a row says; the lease of all locks is the option \
              spindle_duration, at most the least of the nodes' durations",
         )),
+        // A node that has ever contended leads by none that it has to make.
+        keeps_rows: true,
         not_in_key: Some((&['\'', '\\'], "its nodes paste names into their SQL")),
     }
 }

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::internals::builder_over;
+use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
+use leasehold::internals::store::{Backend, Consistency, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::{ErrorKind, Lock, LockClient, LockGuard, LossReason};
@@ -232,6 +234,42 @@ fn nothing_of_the_last_second_is_handed_over() {
     }
 }
 
+/// A group is renewed by a swap, which may come long after its look: while a user's transaction has the document.
+#[test]
+fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
+    needs_server!();
+    let world = World::new();
+    let store = Mongodb::open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() }, &soon()).unwrap();
+    let get = |key: &str| {
+        let page = store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap();
+        page.records.into_iter().next().unwrap()
+    };
+    for is_shared in [false, true] {
+        let key = format!("shared {is_shared}");
+        let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
+        ask.acquire().unwrap();
+        for (left, right) in [(1_800, true), (900, false), (0, false)] {
+            world.pass(LEASE - Duration::from_millis(left));
+            let seen = get(&key);
+            let (mut longer, mut shorter, mut gone) = (seen.record.clone(), seen.record.clone(), seen.record.clone());
+            let later = End::At(seen.times.now.plus(LEASE));
+            longer.exclusive.iter_mut().chain(&mut longer.shared).for_each(|holder| holder.until = later);
+            let renewed = store.swap(&seen, Some(&longer), &soon()).unwrap();
+            assert_eq!(matches!(renewed, Swapped::Done), right, "{key} {left}: {renewed:?}");
+            if !right {
+                // To end it, or to take it away, is no renewal.
+                let now = End::At(seen.times.now.minus(S));
+                shorter.exclusive.iter_mut().chain(&mut shorter.shared).for_each(|holder| holder.until = now);
+                assert!(matches!(store.swap(&seen, Some(&shorter), &soon()).unwrap(), Swapped::Done));
+                (gone.exclusive, gone.shared) = (None, Vec::new());
+                assert!(matches!(store.swap(&get(&key), Some(&gone), &soon()).unwrap(), Swapped::Done));
+                let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
+                ask.acquire().unwrap();
+            }
+        }
+    }
+}
+
 /// What counts as held can be renewed.
 #[test]
 fn the_margin_is_no_less_than_the_last_second() {
@@ -420,6 +458,20 @@ fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
     world.go.xlock(&first, "a", OWNER, 7_200).unwrap();
     world.pass(Duration::from_secs(3_700));
     let own = client(&world.rows, Fleet::Own);
+    // Who only holds hears of it by the loss.
+    let (lost, released) = (unique(), unique());
+    for key in [&lost, &released] {
+        let other = client(&world.rows, Fleet::Own);
+        let held = other.request(key).acquire().unwrap();
+        world.pass(LEASE + S);
+        world.go.xlock(key, key, OWNER, 7_200).unwrap();
+        if *key == lost {
+            drop(other.heartbeat(&held, LEASE))
+        } else {
+            drop(other.release(&held))
+        };
+        assert_eq!(logs::kept(key).len(), 1);
+    }
     assert!(own.try_lock(&first).unwrap().is_none());
     assert_eq!(logs::kept(&first), [""; 0], "it was written an hour ago");
     world.go.slock(&second, "b", OWNER, TTL, -1).unwrap();
@@ -431,7 +483,7 @@ fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
     assert_eq!(logs::kept(&second).len(), 1, "who expects them is not told");
     let found = world.ours.diagnose().unwrap().writers.unwrap();
     let found: Vec<(&str, usize)> = found.iter().map(|writer| (writer.library, writer.holders)).collect();
-    assert_eq!(found, [("leasehold", 1), ("mongo-lock", 2)]);
+    assert_eq!(found, [("leasehold", 1), ("mongo-lock", 4)]);
 }
 
 /// Four of each, who ask at once for the same few locks; the oracle is outside of the collection.

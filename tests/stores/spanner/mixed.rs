@@ -23,7 +23,7 @@ pub(super) const S: Duration = Duration::from_secs(1);
 
 /// A table with our client, and nodes as many as are wanted.
 pub(super) struct World {
-    database: Database,
+    pub database: Database,
     pub raw: Raw,
     pub ours: LockClient,
 }
@@ -65,12 +65,14 @@ impl World {
     }
 }
 
-fn client(database: &Database, fleet: Fleet) -> LockClient {
+pub(super) fn client(database: &Database, fleet: Fleet) -> LockClient {
+    builder_over(Arc::new(open(database, fleet)), Clock::system()).connect().unwrap()
+}
+
+pub(super) fn open(database: &Database, fleet: Fleet) -> Spanner {
     let mut options = database.options();
     (options.fleet, options.spindle_duration) = (fleet, DURATION);
-    let clock = Clock::system();
-    let store = Spanner::open(options, clock.clone(), &soon()).unwrap();
-    builder_over(Arc::new(store), clock).connect().unwrap()
+    Spanner::open(options, Clock::system(), &soon()).unwrap()
 }
 
 #[track_caller]
@@ -211,7 +213,7 @@ fn heartbeats_keep_a_lock() {
     }
 }
 
-/// Between its look at the token and its heartbeat, which asks for nothing, a node may be stopped.
+/// A task of its own sends its heartbeats, which look at no token, until its next tick finds somebody else.
 #[test]
 fn a_late_heartbeat_of_theirs_takes_nothing_but_time() {
     needs_server!();
