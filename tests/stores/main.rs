@@ -6,7 +6,6 @@ mod differential;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 mod fuzz;
-#[cfg(all(target_os = "linux", feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 mod mixed;
 #[cfg(feature = "mongodb")]
 mod mongodb;

@@ -26,6 +26,8 @@ use crate::sys::log;
 
 /// By its name in errors and docs.
 pub(super) const LIBRARY: &str = "spindle";
+/// Nodes wait for so much longer than their duration.
+pub(super) const DRIFT: Duration = Duration::from_secs(1);
 /// A row of its that is older is of no interest to those who did not expect it.
 const RECENT: Duration = Duration::from_secs(3600);
 /// So many rows of earlier takeovers are deleted at most by one that adds one.
@@ -85,13 +87,22 @@ impl Target {
         takes.then(|| contention(key, old))
     }
 
-    /// Whether `new` renews what was read only after its end, when a node may be about to take it: one that has found it
-    /// over looks at no heartbeat any more.
-    pub fn renews_too_late(&self, read: &Read, new: &LockRecord) -> bool {
+    /// From when on `new` would renew too late what was read, if it renews anything: a node may be about to take it by
+    /// then, and one that has found it over looks at no heartbeat any more.
+    pub fn renewable_before(&self, read: &Read, new: &LockRecord) -> Option<StoreTime> {
         let renewed = |new: &Holder| read.record.standing(&new.grant).is_some_and(|(_, old)| old != new);
-        self.fleet.is_mixed()
-            && read.record.live(read.now).next().is_none()
-            && new.holders().any(|(_, holder)| renewed(holder))
+        let renews = self.fleet.is_mixed() && new.holders().any(|(_, holder)| renewed(holder));
+        match read.record.live(read.now).map(|(_, holder)| holder.until).max() {
+            _ if !renews => None,
+            None => Some(read.now),
+            Some(End::At(until)) => Some(until.plus(DRIFT)),
+            Some(End::Never) => None,
+        }
+    }
+
+    /// Whether that is over already.
+    pub fn renews_too_late(&self, read: &Read, new: &LockRecord) -> bool {
+        self.renewable_before(read, new).is_some_and(|by| read.now >= by)
     }
 
     /// That row, and those of earlier takeovers that nobody needs any more or that have no time yet. Other locks may have
@@ -174,7 +185,7 @@ impl Target {
     }
 
     fn duration(&self) -> Duration {
-        self.foreign_lease.saturating_sub(Duration::from_secs(1))
+        self.foreign_lease.saturating_sub(DRIFT)
     }
 }
 

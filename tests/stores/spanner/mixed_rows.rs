@@ -1,15 +1,18 @@
 //! The rows on which takeovers contend in a table that nodes of spindle use, too: who looks at them, and who deletes them.
 
 use leasehold::internals::lease::End;
-use leasehold::internals::store::Swapped;
 use leasehold::internals::store::fleet::Fleet;
+use leasehold::internals::store::spanner::SpannerOptions;
+use leasehold::internals::store::{Renewed, Swapped};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, LossReason};
 use sdk::mutation::Mutation;
 use sdk::statement::Statement;
 
-use super::mixed::{DURATION, S, World, assert_lost, client, open};
+use super::mixed::{DURATION, World, assert_lost, client, open};
+use crate::mixed::cells::S;
 use crate::spanner::*;
+use crate::support::grpc::{Fault, Grpc};
 use crate::support::spanner::{TABLE, sdk};
 
 /// One that is between its two transactions looks at no heartbeat any more.
@@ -120,7 +123,7 @@ fn a_listing_passes_over_the_rows_of_takeovers_in_bounded_requests() {
         world.ours.request(key).acquire().unwrap();
     }
     let database = &world.database;
-    let grpc = crate::support::grpc::Grpc::new(&database.host);
+    let grpc = Grpc::new(&database.host);
     let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
     let pages = |prefix: &str| {
         grpc.restart();
@@ -224,4 +227,35 @@ fn a_purge_leaves_the_row_for_the_nodes() {
     let before = world.names();
     world.ours.diagnose().unwrap();
     assert_eq!(world.names(), before);
+}
+
+/// Its read found the lock live, but a node may have found it over before the commit came.
+#[test]
+fn a_renewal_whose_commit_comes_too_late_is_lost() {
+    needs_server!();
+    let world = World::new();
+    let grpc = Grpc::new(&world.database.host);
+    let options =
+        SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
+    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    for (mode, slow, is_lost) in
+        [(Mode::Exclusive, 10, false), (Mode::Exclusive, 3_000, true), (Mode::Shared, 3_000, true)]
+    {
+        let mut attempt = attempt(&format!("{mode} {slow}"), mode);
+        attempt.ask.lease = DURATION;
+        granted(&store, &mut attempt);
+        world.pass(DURATION - S);
+        if mode == Mode::Shared {
+            world.raw.age(DURATION - S);
+        }
+        grpc.fault("Commit", 0, Fault::Slow(Duration::from_millis(slow)));
+        let renewed = store.renew(&mut attempt, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
+        match renewed {
+            Renewed::Lost(seen) => {
+                assert!(is_lost && seen.record.holders().next().is_none(), "{mode} {slow}: {seen:?}")
+            }
+            other => assert!(!is_lost && matches!(other, Renewed::Until { .. }), "{mode} {slow}: {other:?}"),
+        }
+        assert_eq!(grpc.clear(), 0);
+    }
 }
