@@ -305,7 +305,8 @@ fn who_did_not_expect_them_is_warned_once() {
     // Older versions of theirs do not write since when.
     let aged = key();
     let mut row = Raw::new(&table).get(&second);
-    (row.remove("createdAt"), row.insert("key".to_owned(), AttributeValue::S(aged.clone())));
+    row.remove("createdAt");
+    row.insert("key".to_owned(), AttributeValue::S(aged.clone()));
     Raw::new(&table).put(row);
     assert!(of(&table, &clock, Fleet::Own).get(&aged).unwrap().is_some());
     assert_eq!(logs::kept(&aged).len(), 1);

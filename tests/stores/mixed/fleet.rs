@@ -84,7 +84,7 @@ impl Members<'_> {
 
     fn strike(&mut self, blow: usize, figures: &mut Figures) {
         let n = blow * 3 % SIZE;
-        if blow % 3 == 0 && self.stopped.is_none() {
+        if blow.is_multiple_of(3) && self.stopped.is_none() {
             self.all[n].stop();
             self.stopped = Some((n, Instant::now()));
             figures.stopped += 1;
