@@ -53,6 +53,8 @@ pub struct Limits {
     pub no_names: Option<&'static str>,
     /// The only lease there is, and why.
     pub one_lease: Option<(Duration, &'static str)>,
+    /// A row of a lock is never deleted, since it would not be made again.
+    pub keeps_rows: bool,
     /// The characters that no key may have, and why.
     pub not_in_key: Option<(&'static [char], &'static str)>,
 }

@@ -6,6 +6,7 @@ mod differential;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 mod fuzz;
+mod mixed;
 #[cfg(feature = "mongodb")]
 mod mongodb;
 mod proxy;

@@ -31,6 +31,8 @@ pub enum Fault {
     CutLate(Duration),
     /// It reaches the server so much later, and the client gets no answer: it waits on.
     Late(Duration),
+    /// It reaches the server so much later, and so does its answer the client.
+    Slow(Duration),
     /// It does not reach the server, and the client gets this status, which is made here.
     Refused(u8),
     /// The server has answered, but the client gets this status.
@@ -180,7 +182,10 @@ async fn forward(
     let (number, fault) = inner.arrived(head.uri.path());
     let request = Request::from_parts(head, ());
     match fault {
-        None => {
+        None | Some(Fault::Slow(_)) => {
+            if let Some(Fault::Slow(time)) = fault {
+                tokio::time::sleep(time).await;
+            }
             let answer = ask(server, request, body).await?;
             inner.answered(number);
             return reply(&mut respond, answer);

@@ -7,6 +7,7 @@ use crate::api::client::LockClient;
 use crate::lease::{Step, transition};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::{LockStatus, Purged};
+use crate::store::fleet::Limits;
 use crate::store::{Seen, Swapped, Which};
 use crate::sys::log;
 
@@ -121,7 +122,7 @@ impl PurgePages<'_> {
     }
 
     fn row(&self, seen: &Seen, purged: &mut Purged) -> Result<()> {
-        let step = purge_step(seen, self.older_than);
+        let step = purge_step(seen, self.older_than, self.client.family.backend.info().limits);
         let Some(next) = &step.record else { return Ok(()) };
         if let Err(newer) = seen.record.check_format() {
             pass_over(seen, &newer);
@@ -162,9 +163,13 @@ impl Iterator for PurgePages<'_> {
     }
 }
 
-fn purge_step(seen: &Seen, older_than: Duration) -> Step<transition::Purge> {
+fn purge_step(seen: &Seen, older_than: Duration, limits: Option<Limits>) -> Step<transition::Purge> {
     let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
-    transition::purge(&seen.record, seen.times.expired_before.minus(older_than), seen.times.stamp.saturating_sub(idle))
+    let idle_before = match limits {
+        Some(Limits { keeps_rows: true, .. }) => 0,
+        _ => seen.times.stamp.saturating_sub(idle),
+    };
+    transition::purge(&seen.record, seen.times.expired_before.minus(older_than), idle_before)
 }
 
 fn pass_over(seen: &Seen, why: &dyn Display) {

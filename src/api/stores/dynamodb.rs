@@ -183,23 +183,7 @@ impl Table {
     }
 }
 
-impl From<&str> for Table {
-    fn from(name: &str) -> Self {
-        Table::new(name)
-    }
-}
-
-impl From<String> for Table {
-    fn from(name: String) -> Self {
-        Table::new(name)
-    }
-}
-
-impl From<&String> for Table {
-    fn from(name: &String) -> Self {
-        Table::new(name)
-    }
-}
+named_by_text!(Table: &str, String, &String);
 
 /// Lets a user's own transaction be applied only while a lock or lease is held.
 ///

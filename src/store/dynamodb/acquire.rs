@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
-use super::expr::{Expr, number, set, text};
+use super::expr::{Expr, Update, number, set, text};
 use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use super::undo::Unanswered;
 use super::{Dynamodb, MANY_GIVEN_UP, mixed};
 use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
+use crate::model::key;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 
@@ -28,12 +29,15 @@ const FEW: &str = "(attribute_not_exists(#givenUp) OR size(#givenUp) <= :many)";
 /// A live exclusive holder of the same owner. Without the inner part a repeat would raise the token.
 const SAME_OWNER: &str = "(#owner = :owner AND (attribute_not_exists(#grantId) OR #grantId <> :grant))";
 
-const SHARED: &str = concat!(
-    "SET #shared = :m, #kind = :kind, #format = if_not_exists(#format, :format), #leasedUntil = :end, ",
-    "#createdAt = :now, #fence = :t, #version = if_not_exists(#version, :t) + :one REMOVE ",
-    row::no_holder!(),
-    ", #ttl"
-);
+/// What every grant sets that is not beside other holders.
+const GRANTED: [(&str, &str); 6] = [
+    ("#kind", ":kind"),
+    ("#format", "if_not_exists(#format, :format)"),
+    ("#createdAt", ":now"),
+    ("#leasedUntil", ":end"),
+    ("#fence", ":t"),
+    ("#version", "if_not_exists(#version, :t) + :one"),
+];
 
 /// At most this many expired shared holders are dropped by one that joins: a condition may have 4 KB, and each takes
 /// forty bytes of it.
@@ -50,7 +54,10 @@ impl Dynamodb {
         if let Some(old) = Dynamodb::doubted(attempt) {
             return Ok(self.settle_doubt(attempt, old, by));
         }
-        self.agree_on_grace(by)?;
+        // Not for the row that a diagnosis tries, which no lock can be in.
+        if key::parts(&attempt.key).is_none() {
+            self.agree_on_grace(by)?;
+        }
         let mut moment = self.sure_moment(Duration::ZERO, by)?;
         // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
@@ -147,9 +154,12 @@ impl Dynamodb {
             // remembered as given up.
             (Some(_), _) => (
                 format!("#grantId = :old AND #fence = :f AND {FEW}"),
-                exclusive_update(&holder) + " ADD #givenUp :olds",
+                exclusive_update(&holder).add("#givenUp", ":olds"),
             ),
-            (None, Mode::Shared) => (format!("{FREE} AND {TOKEN_RISES}"), SHARED.to_owned()),
+            (None, Mode::Shared) => (
+                format!("{FREE} AND {TOKEN_RISES}"),
+                Update::setting(&GRANTED).set("#shared", ":m").removing(row::NO_HOLDER),
+            ),
             (None, Mode::Exclusive) if ask.replace_same_owner => {
                 (format!("({FREE} OR {SAME_OWNER}) AND {TOKEN_RISES}"), exclusive_update(&holder))
             }
@@ -179,19 +189,13 @@ impl Expr {
 }
 
 /// Sets what the holder has and removes what it has not.
-fn exclusive_update(holder: &Holder) -> String {
-    let (mut sets, mut removes) = (String::new(), String::from("#shared, #renewedAt, #ttl"));
-    for (name, value) in row::optional(&holder.labels) {
-        match value {
-            Some(_) => sets.push_str(&format!(", #{name} = :{name}")),
-            None => removes.push_str(&format!(", #{name}")),
-        }
-    }
-    format!(
-        "SET #grantId = :grant, #lockId = :lock, #kind = :kind, #format = if_not_exists(#format, :format), \
-         #owner = :owner{sets}, #createdAt = :now, #leasedUntil = :end, #fence = :t, \
-         #version = if_not_exists(#version, :t) + :one REMOVE {removes}"
-    )
+fn exclusive_update(holder: &Holder) -> Update {
+    let update = Update::setting(&GRANTED).set("#grantId", ":grant").set("#lockId", ":lock").set("#owner", ":owner");
+    let put = |update: Update, (name, value): (&str, Option<_>)| match value {
+        Some(_) => update.set(format!("#{name}"), format!(":{name}")),
+        None => update.remove(format!("#{name}")),
+    };
+    row::optional(&holder.labels).into_iter().fold(update, put).removing(&["#shared", "#renewedAt"])
 }
 
 /// The values of a grant.
@@ -213,23 +217,20 @@ fn join(key: &str, found: &DecodedRow, new: &LockRecord, holder: &Holder, times:
     let mut condition = "#fence = :f AND attribute_not_exists(#grantId) AND attribute_exists(#shared) \
                          AND attribute_not_exists(#shared.#grant)"
         .to_owned();
-    let mut update = "SET #shared.#grant = :h, #fence = :t, #version = #version + :one".to_owned();
+    let sets = [("#shared.#grant", ":h"), ("#fence", ":t"), ("#version", "#version + :one")];
+    let mut update = Update::setting(&sets);
     if found.row_ends_after(holder.until) {
         condition.push_str(" AND #leasedUntil > :end");
     } else {
         condition.push_str(" AND #leasedUntil <= :end");
-        update.push_str(", #leasedUntil = :end");
+        update = update.set("#leasedUntil", ":end");
     }
     let is_gone = |other: &&Holder| new.standing(&other.grant).is_none();
     let gone: Vec<&Holder> = found.record.shared.iter().filter(is_gone).take(MOST_DROPPED).collect();
-    let mut removes = Vec::new();
     for i in 0..gone.len() {
         // One that renewed meanwhile makes it fail.
         condition.push_str(&format!(" AND #shared.#d{i}.#leasedUntil = :d{i}"));
-        removes.push(format!("#shared.#d{i}"));
-    }
-    if !removes.is_empty() {
-        update.push_str(&format!(" REMOVE {}", removes.join(", ")));
+        update = update.remove(format!("#shared.#d{i}"));
     }
     condition.push_str(&format!(" AND {GRANTABLE}"));
     let mut expr = granting(Expr::new(key, condition, update), holder, times)
@@ -251,12 +252,12 @@ pub(super) fn stopping(expr: Expr, grant: &GrantId, found: Option<&DecodedRow>, 
     let Some(found) = found.filter(|found| found.is_crowded()) else {
         let mut expr = expr.value(":grants", set([grant.as_str()])).value(":many", number(MANY_GIVEN_UP as u64));
         expr.condition.push_str(&format!(" AND {FEW}"));
-        expr.update.push_str(" ADD #givenUp :grants");
+        expr.update = expr.update.add("#givenUp", ":grants");
         return expr;
     };
     let crowd = set(found.record.given_up.iter().map(GrantId::as_str));
     let mut expr = expr.value(":crowd", crowd).value(":floor", number(found.above_all(moment)));
     expr.condition.push_str(" AND (attribute_not_exists(#floor) OR #floor < :floor)");
-    expr.update = expr.update.replacen("SET ", "SET #floor = :floor, ", 1) + " DELETE #givenUp :crowd";
+    expr.update = expr.update.set("#floor", ":floor").delete("#givenUp", ":crowd");
     expr
 }

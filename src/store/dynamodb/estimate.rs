@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Dynamodb;
 use crate::lease::{StoreTime, Times};
 use crate::sys::clock::BootTime;
 
@@ -115,8 +116,8 @@ impl Estimate {
         let moment =
             |now| Moment { now: StoreTime::from_nanos(now), width: ahead.width(), at, age, ahead, before, grace };
         let middle = ahead.middle(at);
-        if !moment(middle).is_known() {
-            // It may be far off, so no later time is bound by it.
+        if before.is_some() || ahead.width() > grace.own.min(Dynamodb::GRACE) + SLACK {
+            // It may be far off, so no later time is bound by it. A grace above the default is for the clocks of others.
             return Some(moment(middle));
         }
         let least = known.given.map_or(middle, |(given, when)| {
@@ -272,6 +273,20 @@ mod tests {
         estimate.learn(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days));
         let known = estimate.moment(boot(510 + days), GRACE).unwrap();
         assert!(!known.is_old(Duration::ZERO) && known.width.as_millis() == 1_020, "{known:?}");
+    }
+
+    #[test]
+    fn one_that_is_wide_binds_no_later_time_however_long_the_grace() {
+        let estimate = Estimate::default();
+        let grace = Grace { own: 5 * SECOND, of_all: 5 * SECOND };
+        estimate.learn(100, boot(490), boot(510));
+        let hour = 3_600_000;
+        let idle = estimate.moment(boot(500 + hour), grace).unwrap();
+        assert!(idle.is_known() && idle.width > 4 * SECOND);
+        // Its clock was 500 ppm fast.
+        estimate.learn(100 + 3_600 - 2, boot(490 + hour), boot(510 + hour));
+        let known = estimate.moment(boot(510 + hour), grace).unwrap();
+        assert!(known.width < SECOND && idle.now.since(known.now) > SECOND, "{known:?}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! A request's condition and update, written as text, with the names and values that they use.
+//! A request's condition, as text, and its update, with the names and values that they use.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
@@ -10,22 +11,95 @@ pub(super) type Item = HashMap<String, AttributeValue>;
 /// The condition of every write: a row of a newer major version stays as it is.
 pub(super) const READABLE: &str = "(attribute_not_exists(#format) OR begins_with(#format, :major))";
 
+/// What an `UpdateItem` does to each path. A path has one clause, the last that was given: the service refuses two.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Update(Vec<(Clause, String, String)>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Clause {
+    Set,
+    Remove,
+    /// To a set.
+    Add,
+    /// From a set.
+    Delete,
+}
+
+impl Update {
+    /// Each path gets this value.
+    pub fn setting(all: &[(&str, &str)]) -> Update {
+        all.iter().fold(Update::default(), |update, (path, value)| update.set(*path, *value))
+    }
+
+    /// And these have none any more.
+    pub fn removing(self, all: &[&str]) -> Update {
+        all.iter().fold(self, |update, path| update.remove(*path))
+    }
+
+    pub fn set(self, path: impl Into<String>, value: impl Into<String>) -> Update {
+        self.with(Clause::Set, path.into(), value.into())
+    }
+
+    pub fn remove(self, path: impl Into<String>) -> Update {
+        self.with(Clause::Remove, path.into(), String::new())
+    }
+
+    pub fn add(self, path: &str, values: &str) -> Update {
+        self.with(Clause::Add, path.to_owned(), values.to_owned())
+    }
+
+    pub fn delete(self, path: &str, values: &str) -> Update {
+        self.with(Clause::Delete, path.to_owned(), values.to_owned())
+    }
+
+    fn with(mut self, clause: Clause, path: String, value: String) -> Update {
+        self.0.retain(|(_, old, _)| *old != path);
+        self.0.push((clause, path, value));
+        self
+    }
+
+    /// What a path is set to.
+    pub fn value_of(&self, path: &str) -> Option<&str> {
+        self.0.iter().find(|(clause, set, _)| *clause == Clause::Set && set == path).map(|(.., value)| value.as_str())
+    }
+}
+
+impl fmt::Display for Update {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut before = "";
+        for (clause, word, sign) in [
+            (Clause::Set, "SET", " = "),
+            (Clause::Remove, "REMOVE", ""),
+            (Clause::Add, "ADD", " "),
+            (Clause::Delete, "DELETE", " "),
+        ] {
+            let of = self.0.iter().filter(|(of, ..)| *of == clause);
+            let of: Vec<String> = of.map(|(_, path, value)| format!("{path}{sign}{value}")).collect();
+            if !of.is_empty() {
+                write!(f, "{before}{word} {}", of.join(", "))?;
+                before = " ";
+            }
+        }
+        Ok(())
+    }
+}
+
 /// One `UpdateItem` (or, without an update, `DeleteItem`) on a key.
 #[derive(Clone, Debug)]
 pub(super) struct Expr {
     pub key: String,
     pub condition: String,
-    pub update: String,
+    pub update: Update,
     names: HashMap<String, String>,
     values: Item,
 }
 
 impl Expr {
-    pub fn new(key: &str, condition: impl Into<String>, update: impl Into<String>) -> Self {
+    pub fn new(key: &str, condition: impl Into<String>, update: Update) -> Self {
         let mut expr = Expr {
             key: key.to_owned(),
             condition: format!("{} AND {READABLE}", condition.into()),
-            update: update.into(),
+            update,
             names: HashMap::new(),
             values: HashMap::new(),
         };
@@ -45,6 +119,18 @@ impl Expr {
         self
     }
 
+    /// Sets the attribute `name`, or removes it.
+    pub fn put(&mut self, name: &str, value: Option<AttributeValue>) {
+        let (path, update) = (format!("#{name}"), std::mem::take(&mut self.update));
+        self.update = match value {
+            Some(value) => {
+                self.values.insert(format!(":{name}"), value);
+                update.set(path, format!(":{name}"))
+            }
+            None => update.remove(path),
+        };
+    }
+
     /// The text that `:name` stands for.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name)?.as_s().ok().map(String::as_str)
@@ -59,24 +145,25 @@ impl Expr {
 
     /// The names that the texts use. The service refuses others.
     pub fn names(&self, partition_key: &str) -> HashMap<String, String> {
-        self.used('#')
-            .map(|used| {
-                let attribute = self.names.get(used).cloned().unwrap_or_else(|| match used {
-                    "#key" => partition_key.to_owned(),
-                    other => other.trim_start_matches('#').to_owned(),
-                });
-                (used.to_owned(), attribute)
-            })
-            .collect()
+        let attribute = |used: String| {
+            let attribute = self.names.get(&used).cloned().unwrap_or_else(|| match used.as_str() {
+                "#key" => partition_key.to_owned(),
+                other => other.trim_start_matches('#').to_owned(),
+            });
+            (used, attribute)
+        };
+        self.used('#').map(attribute).collect()
     }
 
     /// The values that the texts use.
     pub fn values(&self) -> Item {
-        self.used(':').filter_map(|used| Some((used.to_owned(), self.values.get(used)?.clone()))).collect()
+        self.used(':').filter_map(|used| self.values.get(&used).cloned().map(|value| (used, value))).collect()
     }
 
-    fn used(&self, sign: char) -> impl Iterator<Item = &str> {
-        tokens(&self.condition, sign).chain(tokens(&self.update, sign))
+    fn used(&self, sign: char) -> impl Iterator<Item = String> {
+        let texts = format!("{} {}", self.condition, self.update);
+        let used: Vec<String> = tokens(&texts, sign).map(str::to_owned).collect();
+        used.into_iter()
     }
 }
 
@@ -107,11 +194,12 @@ mod tests {
 
     #[test]
     fn only_what_is_used_is_sent() {
-        let expr = Expr::new("k", "#shared.#grant.#end = :end", "SET #a = :a, #key=:b REMOVE #z")
-            .name("#grant", "0-1")
-            .value(":a", number(1))
-            .value(":end", number(1))
-            .value(":never", number(1));
+        let expr =
+            Expr::new("k", "#shared.#grant.#end = :end", Update::setting(&[("#a", ":a"), ("#key", ":b")]).remove("#z"))
+                .name("#grant", "0-1")
+                .value(":a", number(1))
+                .value(":end", number(1))
+                .value(":never", number(1));
         let mut names: Vec<_> = expr.names("pk").into_iter().collect();
         names.sort();
         let right = [("#a", "a"), ("#end", "end"), ("#format", "format"), ("#grant", "0-1"), ("#key", "pk")];
@@ -119,5 +207,17 @@ mod tests {
         let mut values: Vec<_> = expr.values().into_keys().collect();
         values.sort();
         assert_eq!(values, [":a", ":end", ":major"]);
+    }
+
+    #[test]
+    fn a_path_has_the_clause_that_it_was_given_last() {
+        let update = Update::setting(&[("#a", ":a"), ("#b", "#b + :one")]).removing(&["#c", "#d"]);
+        assert_eq!(update.value_of("#b"), Some("#b + :one"));
+        assert_eq!(update.to_string(), "SET #a = :a, #b = #b + :one REMOVE #c, #d");
+        let update = update.remove("#a").set("#c", ":c").add("#e", ":e").delete("#d", ":d");
+        assert_eq!(update.to_string(), "SET #b = #b + :one, #c = :c REMOVE #a ADD #e :e DELETE #d :d");
+        let update = update.remove("#e").set("#d", ":d").delete("#b", ":b").add("#c", ":c");
+        assert_eq!(update.to_string(), "SET #d = :d REMOVE #a, #e ADD #c :c DELETE #b :b");
+        assert_eq!((update.value_of("#a"), Update::default().to_string()), (None, String::new()));
     }
 }

@@ -4,7 +4,7 @@ use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure;
 use aws_sdk_dynamodb::types::{CancellationReason, ConditionCheck};
 
 use super::Dynamodb;
-use super::expr::{Expr, number, text};
+use super::expr::{Expr, Update, number, text};
 use super::row::DecodedRow;
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -31,7 +31,7 @@ pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
         Mode::Exclusive => "#grantId = :grant AND #fence = :token",
         Mode::Shared => "#shared.#grant.#token = :token",
     };
-    let expr = Expr::new(&lock.key, condition, "")
+    let expr = Expr::new(&lock.key, condition, Update::default())
         .name("#grant", lock.grant.as_str())
         .value(":grant", text(lock.grant.as_str()))
         .value(":token", number(lock.token));

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::error::{DynamodbError, Own};
 use super::estimate::Grace;
-use super::expr::{Expr, Item, number};
+use super::expr::{Expr, Item, Update, number};
 use super::row;
 use super::send::Wrote;
 use super::{Dynamodb, NOBODYS};
@@ -98,10 +98,10 @@ impl Dynamodb {
             let seen = *self.noted.0.lock();
             let most = seen.and_then(|note| note.most);
             let (condition, update) = match most {
-                Some(_) => ("#graceMicros = :seen", "SET #graceMicros = :grace, #leastGraceMicros = :least"),
-                None => ("attribute_not_exists(#graceMicros)", "SET #graceMicros = :grace"),
+                Some(_) => ("#graceMicros = :seen", Update::setting(&[("#leastGraceMicros", ":least")])),
+                None => ("attribute_not_exists(#graceMicros)", Update::default()),
             };
-            let expr = Expr::new(NOBODYS, condition, update)
+            let expr = Expr::new(NOBODYS, condition, update.set("#graceMicros", ":grace"))
                 .value(":grace", number(ours))
                 .maybe(":seen", most.map(number))
                 .maybe(":least", seen.map(|note| number(note.least)));

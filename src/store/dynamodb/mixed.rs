@@ -30,6 +30,7 @@ pub(super) const LIMITS: Limits = Limits {
     no_endless: Some("a row there has a time to live, which begins with the end of its lease; renew instead"),
     no_names: Some("the table's time to live would end it; keep leases of names in another table"),
     one_lease: None,
+    keeps_rows: false,
     not_in_key: None,
 };
 
@@ -67,27 +68,16 @@ pub(super) fn stored_owner(fleet: Fleet, holder: &Holder, row: Option<&Item>) ->
 /// The same write with a time to live, wherever it sets the end of the row. Theirs is a text, which the service does not
 /// delete by; they read a number, too. In a table of our own it is without one: an older one may be before the new end.
 pub(super) fn with_ttl(fleet: Fleet, mut expr: Expr) -> Expr {
-    const END: &str = " #leasedUntil = ";
-    const REMOVED: &str = ", #ttl";
-    let Some(at) = expr.update.find(END) else { return expr };
-    let value = expr.update[at + END.len()..].split([',', ' ']).next().unwrap_or_default();
     // Not an end that is only set where there is none.
-    let Some(until) = expr.text(value).map(row::parse_end) else { return expr };
-    let seconds = match until {
+    let Some(until) = expr.update.value_of("#leasedUntil").and_then(|value| expr.text(value)) else { return expr };
+    let ttl = match row::parse_end(until) {
         Ok(End::At(at)) if fleet.is_mixed() && at > StoreTime::from_nanos(0) => {
-            at.as_nanos().div_euclid(1_000_000_000) + TTL_S
+            u64::try_from(at.as_nanos().div_euclid(1_000_000_000) + TTL_S).ok().map(number)
         }
-        _ => {
-            if expr.update.contains(" REMOVE ") && !expr.update.contains(REMOVED) {
-                expr.update = expr.update.replacen(" REMOVE ", " REMOVE #ttl, ", 1);
-            } else if !expr.update.contains(REMOVED) {
-                expr.update.push_str(" REMOVE #ttl");
-            }
-            return expr;
-        }
+        _ => None,
     };
-    expr.update = expr.update.replacen(REMOVED, "", 1).replacen("SET ", "SET #ttl = :ttl, ", 1);
-    expr.value(":ttl", number(u64::try_from(seconds).unwrap_or(0)))
+    expr.put("ttl", ttl);
+    expr
 }
 
 /// Whether it was said that theirs are there.
@@ -98,8 +88,12 @@ impl Dynamodb {
     /// Says once that dynamodb-lock-go uses the table, where nobody said so.
     pub(super) fn watch_fleet(&self, found: &DecodedRow, now: StoreTime) {
         let theirs = found.record.exclusive.as_ref().filter(|holder| holder.grant.as_str().is_empty());
-        // They set it at each heartbeat.
-        let is_recent = |holder: &Holder| now.since(holder.created) < RECENT;
+        // They set `createdAt` at each heartbeat; older versions have none.
+        let last = |holder: &Holder| match holder.until {
+            End::At(until) if holder.created == StoreTime::from_nanos(0) => until,
+            _ => holder.created,
+        };
+        let is_recent = |holder: &Holder| now.since(last(holder)) < RECENT;
         if self.fleet.is_mixed() || !theirs.is_some_and(is_recent) || self.watch.0.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -114,57 +108,43 @@ impl Dynamodb {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::dynamodb::expr::text;
+    use crate::store::dynamodb::expr::{Update, text};
 
-    fn adapted(update: &str, end: &str) -> (String, Option<String>) {
-        adapted_for(Fleet::Mixed, update, end)
-    }
+    const END: &str = "1970-01-02T00:00:01.999999999Z";
 
-    fn adapted_for(fleet: Fleet, update: &str, end: &str) -> (String, Option<String>) {
-        let expr = Expr::new("k", "#fence = :f", update).value(":end", text(end)).value(":past", text(row::PAST));
+    fn adapted(fleet: Fleet, update: Update, end: &str) -> (String, Option<String>) {
+        let expr = Expr::new("k", "#fence = :f", update).value(":end", text(end));
         let expr = with_ttl(fleet, expr);
         let ttl = expr.values().get(":ttl").map(|ttl| ttl.as_n().cloned().unwrap_or_default());
-        (expr.update, ttl)
+        (expr.update.to_string(), ttl)
+    }
+
+    fn ending() -> Update {
+        Update::setting(&[("#a", ":a"), ("#leasedUntil", ":end")])
     }
 
     #[test]
     fn each_end_has_its_time_to_live() {
-        let end = "1970-01-02T00:00:01.999999999Z";
-        let (update, ttl) = adapted("SET #a = :a, #leasedUntil = :end REMOVE #shared, #ttl, #host", end);
-        assert_eq!(update, "SET #ttl = :ttl, #a = :a, #leasedUntil = :end REMOVE #shared, #host");
-        assert_eq!(ttl.as_deref(), Some("259201"));
-        let (update, ttl) = adapted("SET #leasedUntil = :end, #version = #version + :one", end);
-        assert_eq!(update, "SET #ttl = :ttl, #leasedUntil = :end, #version = #version + :one");
-        assert!(ttl.is_some());
+        for update in [ending(), ending().remove("#ttl")] {
+            let (update, ttl) = adapted(Fleet::Mixed, update.remove("#host"), END);
+            assert_eq!(update, "SET #a = :a, #leasedUntil = :end, #ttl = :ttl REMOVE #host");
+            assert_eq!(ttl.as_deref(), Some("259201"));
+        }
     }
 
     #[test]
     fn what_has_no_end_has_no_time_to_live() {
-        for (update, end) in
-            [("SET #leasedUntil = :past REMOVE #a", row::PAST), ("SET #leasedUntil = :end REMOVE #a", row::NEVER)]
-        {
-            let (update, ttl) = adapted(update, end);
-            assert!(update.ends_with("REMOVE #ttl, #a") && ttl.is_none(), "{update}");
+        for (fleet, end) in [(Fleet::Mixed, row::PAST), (Fleet::Mixed, row::NEVER), (Fleet::Own, END)] {
+            let update = adapted(fleet, ending().add("#g", ":g"), end);
+            assert_eq!(update, ("SET #a = :a, #leasedUntil = :end REMOVE #ttl ADD #g :g".to_owned(), None));
         }
-        let (update, ttl) = adapted("SET #leasedUntil = :end, #renewedAt = :now", row::NEVER);
-        assert_eq!((update.as_str(), ttl), ("SET #leasedUntil = :end, #renewedAt = :now REMOVE #ttl", None));
-        for update in
-            ["SET #leasedUntil = if_not_exists(#leasedUntil, :past)", "SET #shared.#grant.#leasedUntil = :end"]
+        for (path, value) in
+            [("#leasedUntil", "if_not_exists(#leasedUntil, :end)"), ("#shared.#grant.#leasedUntil", ":end")]
         {
-            assert_eq!(adapted(update, row::PAST), (update.to_owned(), None));
-        }
-    }
-
-    #[test]
-    fn in_a_table_of_our_own_no_end_keeps_a_time_to_live() {
-        let end = "1970-01-02T00:00:01.999999999Z";
-        for (update, right) in [
-            ("SET #leasedUntil = :end REMOVE #a, #ttl", "SET #leasedUntil = :end REMOVE #a, #ttl"),
-            ("SET #leasedUntil = :end REMOVE #a", "SET #leasedUntil = :end REMOVE #ttl, #a"),
-            ("SET #leasedUntil = :past ADD #g :g", "SET #leasedUntil = :past ADD #g :g REMOVE #ttl"),
-            ("SET #shared.#grant.#leasedUntil = :end", "SET #shared.#grant.#leasedUntil = :end"),
-        ] {
-            assert_eq!(adapted_for(Fleet::Own, update, end), (right.to_owned(), None));
+            for fleet in [Fleet::Mixed, Fleet::Own] {
+                let update = adapted(fleet, Update::setting(&[(path, value)]), END);
+                assert_eq!(update, (format!("SET {path} = {value}"), None));
+            }
         }
     }
 }

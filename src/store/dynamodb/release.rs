@@ -6,7 +6,7 @@ use super::Dynamodb;
 use super::acquire::stopping;
 use super::error::DynamodbError;
 use super::estimate::Moment;
-use super::expr::{Expr, number, text};
+use super::expr::{Expr, Update, number, text};
 use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use crate::lease::Mode;
@@ -38,10 +38,10 @@ impl Dynamodb {
         loop {
             let mut expr = match (&next, &seen) {
                 (Ending::GiveUp, _) => giving_up(attempt, &moment),
-                (Ending::Exclusive, _) => Expr::on_grant(attempt, EXCLUSIVE.0, EXCLUSIVE.1),
+                (Ending::Exclusive, _) => exclusive(attempt),
                 (Ending::Last, Some(found)) => last(attempt, found),
                 (Ending::Lapse, Some(found)) => self.lapsing(attempt, found, &moment),
-                (Ending::Shared | Ending::Last | Ending::Lapse, _) => Expr::on_grant(attempt, SHARED.0, SHARED.1),
+                (Ending::Shared | Ending::Last | Ending::Lapse, _) => shared(attempt),
             };
             if stops && !matches!(next, Ending::Lapse) {
                 expr = stopping(expr, attempt.grant(), seen.as_ref(), &moment);
@@ -62,6 +62,7 @@ impl Dynamodb {
                 Purpose::GiveUp => self.sure_moment(Duration::ZERO, by)?,
                 Purpose::Release => self.moment()?,
             };
+            self.watch_fleet(&found, moment.now);
             next = match found.record.standing(attempt.grant()) {
                 None if purpose == Purpose::GiveUp => Ending::GiveUp,
                 None => return Ok(not_ours(found, &moment)),
@@ -92,21 +93,26 @@ enum Ending {
     Lapse,
 }
 
-const EXCLUSIVE: (&str, &str) =
-    ("#grantId = :grant", concat!("SET #leasedUntil = :past, #version = #version + :one REMOVE ", row::no_holder!()));
-const SHARED: (&str, &str) = (
-    "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil < #leasedUntil",
-    "SET #version = #version + :one REMOVE #shared.#grant",
-);
+const RAISED: (&str, &str) = ("#version", "#version + :one");
+
+fn exclusive(attempt: &Attempt) -> Expr {
+    let update = Update::setting(&[("#leasedUntil", ":past"), RAISED]).removing(row::NO_HOLDER);
+    Expr::on_grant(attempt, "#grantId = :grant", update)
+}
+
+fn shared(attempt: &Attempt) -> Expr {
+    let condition = "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil < #leasedUntil";
+    Expr::on_grant(attempt, condition, Update::setting(&[RAISED]).remove("#shared.#grant"))
+}
 
 /// The release of the shared holder whose end is the row's.
 fn last(attempt: &Attempt, found: &DecodedRow) -> Expr {
     let mut rest = found.record.clone();
     rest.shared.retain(|holder| holder.grant != *attempt.grant());
     let gone = if rest.shared.is_empty() { "#shared" } else { "#shared.#grant" };
-    let update = format!("SET #leasedUntil = :rest, #version = #version + :one REMOVE {gone}");
+    let update = Update::setting(&[("#leasedUntil", ":rest"), RAISED]).remove(gone);
     let condition = "attribute_exists(#shared.#grant) AND #fence = :f AND #version = :ver";
-    Expr::on_grant(attempt, condition, &update)
+    Expr::on_grant(attempt, condition, update)
         .value(":rest", text(row::row_end(&rest)))
         .value(":f", number(found.record.token))
         .value(":ver", number(found.record.version))
@@ -114,14 +120,17 @@ fn last(attempt: &Attempt, found: &DecodedRow) -> Expr {
 
 fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
     let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
-    let update = "SET #leasedUntil = if_not_exists(#leasedUntil, :past), #givenUpAt = :t, \
-                  #version = if_not_exists(#version, :t) + :one";
+    let update = Update::setting(&[
+        ("#leasedUntil", "if_not_exists(#leasedUntil, :past)"),
+        ("#givenUpAt", ":t"),
+        ("#version", "if_not_exists(#version, :t) + :one"),
+    ]);
     Expr::on_grant(attempt, condition, update).value(":t", number(moment.late_stamp(Duration::ZERO)))
 }
 
 impl Expr {
     /// A write on the condition that the grant of this attempt stands.
-    pub fn on_grant(attempt: &Attempt, condition: &str, update: &str) -> Self {
+    pub fn on_grant(attempt: &Attempt, condition: &str, update: Update) -> Self {
         let grant = attempt.grant().as_str();
         Expr::new(&attempt.key, condition, update)
             .name("#grant", grant)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Dynamodb;
 use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
-use super::expr::{Expr, text};
+use super::expr::{Expr, Update, text};
 use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use crate::lease::{End, Lease, Mode, RenewAnswer, transition};
@@ -49,6 +49,7 @@ impl Dynamodb {
             };
             found.record.check_format()?;
             moment = self.moment()?;
+            self.watch_fleet(&found, moment.now);
             let step = transition::renew(&found.record, attempt.grant(), renewal, &moment.times());
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
             let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.upper_bound() }) };
@@ -66,22 +67,20 @@ impl Dynamodb {
 }
 
 fn renewing(attempt: &Attempt, until: End, moment: &Moment, end: RowEnd) -> Expr {
+    let of_row = [("#leasedUntil", ":end"), ("#renewedAt", ":now")];
+    let of_entry = [("#shared.#grant.#leasedUntil", ":end"), ("#shared.#grant.#renewedAt", ":now")];
     let (condition, update) = match (attempt.ask.mode, end) {
-        (Mode::Exclusive, _) => (
-            "#grantId = :grant AND #leasedUntil <= :end",
-            "SET #leasedUntil = :end, #renewedAt = :now, #version = #version + :one",
-        ),
+        (Mode::Exclusive, _) => ("#grantId = :grant AND #leasedUntil <= :end", Update::setting(&of_row)),
         (Mode::Shared, RowEnd::Ours) => (
             "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil <= :end",
-            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #leasedUntil = :end, \
-             #version = #version + :one",
+            Update::setting(&of_entry).set("#leasedUntil", ":end"),
         ),
         (Mode::Shared, RowEnd::Anothers) => (
             "attribute_exists(#shared.#grant) AND #shared.#grant.#leasedUntil <= :end AND #leasedUntil > :end",
-            "SET #shared.#grant.#leasedUntil = :end, #shared.#grant.#renewedAt = :now, #version = #version + :one",
+            Update::setting(&of_entry),
         ),
     };
-    Expr::on_grant(attempt, condition, update)
+    Expr::on_grant(attempt, condition, update.set("#version", "#version + :one"))
         .value(":end", text(row::end(until)))
         .value(":now", text(row::time(moment.now)))
 }

@@ -23,12 +23,7 @@ pub(super) const ATTRIBUTES: &str = "graceMicros leastGraceMicros floor givenUpA
 /// What the row of an exclusive holder has beside its grant and its end.
 pub(super) const OF_HOLDER: [&str; 6] = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
 /// What a row without an exclusive holder lacks.
-macro_rules! no_holder {
-    () => {
-        "#grantId, #lockId, #owner, #host, #comment, #renewedAt"
-    };
-}
-pub(super) use no_holder;
+pub(super) const NO_HOLDER: &[&str] = &["#grantId", "#lockId", "#owner", "#host", "#comment", "#renewedAt"];
 /// The end of a lease that never ends.
 pub(super) const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
 
@@ -53,7 +48,10 @@ pub(super) fn parse_end(text: &str) -> Result<End, String> {
         return Ok(End::Never);
     }
     let at: Timestamp = text.parse().map_err(|_| format!("{text:?} is not a time"))?;
-    Ok(i64::try_from(at.as_nanosecond()).map_or(End::Never, |nanos| End::At(StoreTime::from_nanos(nanos))))
+    let nanos = at.as_nanosecond();
+    // Of what is beyond, dynamodb-lock-go writes the year 1 where it is told no end.
+    let beyond = if nanos < 0 { End::At(StoreTime::from_nanos(i64::MIN)) } else { End::Never };
+    Ok(i64::try_from(nanos).map_or(beyond, |nanos| End::At(StoreTime::from_nanos(nanos))))
 }
 
 fn parse_time(text: &str) -> Result<StoreTime, String> {

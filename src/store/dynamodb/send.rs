@@ -178,7 +178,7 @@ impl Dynamodb {
                 .table_name(&target.table)
                 .key(&target.partition_key, key)
                 .condition_expression(&expr.condition)
-                .update_expression(&expr.update)
+                .update_expression(expr.update.to_string())
                 .set_expression_attribute_names(Some(expr.names(&target.partition_key)))
                 .set_expression_attribute_values(Some(expr.values()))
                 .return_values(answer)

@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
 use super::estimate::Moment;
-use super::expr::{Expr, number, set, text};
+use super::expr::{Expr, Update, number, set, text};
 use super::row::{self, DecodedRow, SeenRow};
 use super::send::Wrote;
 use super::{Dynamodb, MANY_GIVEN_UP, mixed};
@@ -40,7 +40,7 @@ impl Dynamodb {
             }
             // The record may be younger than it seemed.
             None if *is_doubted => return Ok(Swapped::Changed),
-            None => self.delete(comparing(&found, String::new()), by)?,
+            None => self.delete(comparing(&found, Update::default()), by)?,
         };
         Ok(match wrote {
             Wrote::Done(_) => Swapped::Done,
@@ -54,14 +54,9 @@ impl Dynamodb {
 
     /// The write of a whole record over the row that was found. Attributes that we do not know stay.
     pub(super) fn whole(&self, found: &DecodedRow, new: &LockRecord, moment: &Moment) -> Expr {
-        let (mut sets, mut removes, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let mut put = |name: &str, value: Option<AttributeValue>| match value {
-            Some(value) => {
-                sets.push(format!("#{name} = :{name}"));
-                values.push((format!(":{name}"), value));
-            }
-            None => removes.push(format!("#{name}")),
-        };
+        let expr = comparing(found, Update::setting(&[("#version", "if_not_exists(#version, :seed) + :one")]));
+        let mut expr = expr.value(":seed", number(moment.stamp())).value(":one", number(1));
+        let mut put = |name: &str, value: Option<AttributeValue>| expr.put(name, value);
         let (major, minor) = new.format;
         put("format", Some(text(format!("{major}.{minor}"))));
         put("kind", Some(text(new.kind.as_str())));
@@ -88,23 +83,17 @@ impl Dynamodb {
         } else if !only_adds {
             put("givenUp", (!given_up.is_empty()).then(|| set(given_up.iter().copied())));
         }
-        // After what a record without a holder lacks, and one with an exclusive one: shared holders.
-        removes.push("#ttl".to_owned());
-        sets.push("#version = if_not_exists(#version, :seed) + :one".to_owned());
-        let mut update = format!("SET {} REMOVE {}", sets.join(", "), removes.join(", "));
         if only_adds && !is_over && !added.is_empty() {
-            update.push_str(" ADD #givenUp :added");
-            values.push((":added".to_owned(), set(added)));
+            expr.update = expr.update.add("#givenUp", ":added");
+            expr = expr.value(":added", set(added));
         }
-        let expr = comparing(found, update).value(":seed", number(moment.stamp())).value(":one", number(1));
-        let expr = values.into_iter().fold(expr, |expr, (name, value)| expr.value(&name, value));
         let owner = new.exclusive.as_ref().map(|holder| mixed::stored_owner(self.fleet, holder, found.row.as_ref()));
         expr.maybe(":owner", owner.map(text))
     }
 }
 
 /// A write on the condition that the row is as it was found.
-fn comparing(found: &DecodedRow, update: String) -> Expr {
+fn comparing(found: &DecodedRow, update: Update) -> Expr {
     let mut terms = Vec::new();
     let mut values = Vec::new();
     match &found.row {

@@ -12,10 +12,10 @@ use mongodb::bson::{Bson, Document, Regex, doc};
 use parking_lot::Mutex;
 
 use super::pipeline::{NOW, locks};
-use super::row::{date, nobody};
+use super::row::{date, nobody, object_id};
 use super::{DatedDocument, Mongodb};
 use crate::lease::record::FORMAT_MAJOR;
-use crate::lease::{End, GrantId, Holder, Mode, StoreTime};
+use crate::lease::{End, GrantId, Holder, LockRecord, Mode, StoreTime};
 use crate::store::fleet::{Fleet, Limits};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -38,6 +38,7 @@ pub(super) const LIMITS: Limits = Limits {
     no_endless: None,
     no_names: Some("its purger frees what is over; keep leases of names in another collection"),
     one_lease: None,
+    keeps_rows: false,
     not_in_key: None,
 };
 
@@ -76,6 +77,18 @@ pub(super) fn is_late(mode: Mode, grant: ObjectId) -> Document {
     match mode {
         Mode::Exclusive => ends("$exclusive"),
         Mode::Shared => doc! { "$anyElementTrue": [{ "$map": { "input": locks(), "as": "l", "in": ends("$$l") } }] },
+    }
+}
+
+/// The filter of a swap that makes `new` of `old`, which may come long after its look: only while no holder whose lease it
+/// extends has no more than its last second left.
+pub(super) fn renews_nothing_late(fleet: Fleet, old: &LockRecord, new: &LockRecord, filter: &mut Document) {
+    let is_renewed = |holder: &Holder| old.standing(&holder.grant).is_some_and(|(_, old)| old.until < holder.until);
+    let renewed = new.holders().filter(|(_, holder)| fleet.is_mixed() && is_renewed(holder));
+    let late = renewed.filter_map(|(mode, holder)| Some(is_late(mode, object_id(&holder.grant)?)));
+    let late: Vec<Document> = late.collect();
+    if !late.is_empty() {
+        filter.insert("$expr", doc! { "$not": [{ "$or": late }] });
     }
 }
 

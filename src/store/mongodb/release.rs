@@ -28,6 +28,7 @@ impl Mongodb {
         };
         let found = self.found(&attempt.key, row, by)?;
         found.record.check_format()?;
+        self.watch_fleet(&found);
         let seen = found.seen();
         Ok(if seen.record.standing(attempt.grant()).is_some() {
             Released::Done

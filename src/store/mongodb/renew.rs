@@ -27,6 +27,7 @@ impl Mongodb {
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
         found.record.check_format()?;
+        self.watch_fleet(&found);
         self.free_now_and_then(found.now, by);
         if self.is_too_late(&mut found, attempt.grant()) {
             return Ok(Renewed::Lost(found.seen()));

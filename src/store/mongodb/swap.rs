@@ -3,10 +3,10 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::Mongodb;
 use super::error::{MongodbError, invalid};
 use super::row::encode;
 use super::send::{Wrote, limit, majority, unknown_is_an_answer};
+use super::{Mongodb, mixed};
 use crate::lease::LockRecord;
 use crate::store::failure::Fate;
 use crate::store::{Consistency, Seen, Swapped, Which};
@@ -51,7 +51,8 @@ impl Mongodb {
             }
             (Some(row), Some(new)) => {
                 let (set, unset) = encode(new, Some(row)).map_err(invalid)?;
-                let filter = unchanged(&key, row);
+                let mut filter = unchanged(&key, row);
+                mixed::renews_nothing_late(self.fleet, &seen.record, new, &mut filter);
                 let mut update = doc! { "$set": set, "$inc": { "version": 1_i64 } };
                 if !unset.is_empty() {
                     update.insert("$unset", unset);

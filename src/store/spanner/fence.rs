@@ -20,8 +20,9 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     };
     let condition = match lock.mode {
         Mode::Exclusive => "writer = @grant AND grant_id = @grant",
+        // A node that takes the row over changes the writer, and leaves the holders as they are.
         Mode::Shared => {
-            "EXISTS (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(holders)) AS holder \
+            "writer = grant_id AND EXISTS (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(holders)) AS holder \
              WHERE JSON_VALUE(holder, '$.grant_id') = @grant)"
         }
     };

@@ -14,6 +14,7 @@ use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 use google_cloud_spanner::value::Timestamp;
 use jiff::Timestamp as Time;
+use twox_hash::XxHash64;
 
 use super::Target;
 use super::read::Read;
@@ -25,6 +26,8 @@ use crate::sys::log;
 
 /// By its name in errors and docs.
 pub(super) const LIBRARY: &str = "spindle";
+/// Nodes wait for so much longer than their duration.
+pub(super) const DRIFT: Duration = Duration::from_secs(1);
 /// A row of its that is older is of no interest to those who did not expect it.
 const RECENT: Duration = Duration::from_secs(3600);
 /// So many rows of earlier takeovers are deleted at most by one that adds one.
@@ -43,6 +46,8 @@ pub(super) fn limits(duration: Duration) -> Limits {
             "its nodes take over after a duration of their own, whatever a row says; the lease of all locks is the option \
              spindle_duration, at most the least of the nodes' durations",
         )),
+        // A node that has ever contended leads by none that it has to make.
+        keeps_rows: true,
         not_in_key: Some((&['\'', '\\'], "its nodes paste names into their SQL")),
     }
 }
@@ -82,13 +87,22 @@ impl Target {
         takes.then(|| contention(key, old))
     }
 
-    /// Whether `new` renews what was read only after its end, when a node may be about to take it: one that has found it
-    /// over looks at no heartbeat any more.
-    pub fn renews_too_late(&self, read: &Read, new: &LockRecord) -> bool {
+    /// From when on `new` would renew too late what was read, if it renews anything: a node may be about to take it by
+    /// then, and one that has found it over looks at no heartbeat any more.
+    pub fn renewable_before(&self, read: &Read, new: &LockRecord) -> Option<StoreTime> {
         let renewed = |new: &Holder| read.record.standing(&new.grant).is_some_and(|(_, old)| old != new);
-        self.fleet.is_mixed()
-            && read.record.live(read.now).next().is_none()
-            && new.holders().any(|(_, holder)| renewed(holder))
+        let renews = self.fleet.is_mixed() && new.holders().any(|(_, holder)| renewed(holder));
+        match read.record.live(read.now).map(|(_, holder)| holder.until).max() {
+            _ if !renews => None,
+            None => Some(read.now),
+            Some(End::At(until)) => Some(until.plus(DRIFT)),
+            Some(End::Never) => None,
+        }
+    }
+
+    /// Whether that is over already.
+    pub fn renews_too_late(&self, read: &Read, new: &LockRecord) -> bool {
+        self.renewable_before(read, new).is_some_and(|by| read.now >= by)
     }
 
     /// That row, and those of earlier takeovers that nobody needs any more or that have no time yet. Other locks may have
@@ -171,48 +185,20 @@ impl Target {
     }
 
     fn duration(&self) -> Duration {
-        self.foreign_lease.saturating_sub(Duration::from_secs(1))
+        self.foreign_lease.saturating_sub(DRIFT)
     }
 }
 
 /// The name of the row on which a takeover contends.
 fn contention(key: &str, old: &Row) -> String {
     let text = old.token.map_or_else(|| NO_TOKEN.to_owned(), |at| rfc3339(at.time()));
-    format!("{key}_{}", xxhash64(text.as_bytes()))
+    format!("{key}_{}", XxHash64::oneshot(0, text.as_bytes()))
 }
 
 /// As Go writes it: in UTC, the fraction without zeros at its end.
 fn rfc3339(at: StoreTime) -> String {
     // No `StoreTime` is beyond what jiff knows.
     Time::from_nanosecond(i128::from(at.as_nanos())).map_or_else(|_| NO_TOKEN.to_owned(), |at| at.to_string())
-}
-
-/// The hash of a text below 32 bytes, as every such time is, with the seed 0.
-fn xxhash64(text: &[u8]) -> u64 {
-    const P: [u64; 5] = [
-        0x9e37_79b1_85eb_ca87,
-        0xc2b2_ae3d_27d4_eb4f,
-        0x1656_67b1_9e37_79f9,
-        0x85eb_ca77_c2b2_ae63,
-        0x27d4_eb2f_1656_67c5,
-    ];
-    let lane = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
-    let mut hash = P[4].wrapping_add(text.len() as u64);
-    let (eights, rest) = text.split_at(text.len() / 8 * 8);
-    for eight in eights.chunks_exact(8) {
-        hash ^= lane(eight).wrapping_mul(P[1]).rotate_left(31).wrapping_mul(P[0]);
-        hash = hash.rotate_left(27).wrapping_mul(P[0]).wrapping_add(P[3]);
-    }
-    let (four, bytes) = rest.split_at(rest.len() / 4 * 4);
-    if !four.is_empty() {
-        hash = (hash ^ lane(four).wrapping_mul(P[0])).rotate_left(23).wrapping_mul(P[1]).wrapping_add(P[2]);
-    }
-    for byte in bytes {
-        hash = (hash ^ u64::from(*byte).wrapping_mul(P[4])).rotate_left(11).wrapping_mul(P[0]);
-    }
-    hash = (hash ^ hash >> 33).wrapping_mul(P[1]);
-    hash = (hash ^ hash >> 29).wrapping_mul(P[2]);
-    hash ^ hash >> 32
 }
 
 #[cfg(test)]
@@ -227,6 +213,5 @@ mod tests {
         let name = |token| contention("golden", &Row { token, ..Row::default() });
         assert_eq!(name(at("2026-11-21T01:47:37.960599Z")), "golden_10665596657793393990");
         assert_eq!(name(at("2026-11-21T01:47:42.506173Z")), "golden_17944513966344031329");
-        assert_eq!(xxhash64(b""), 0xef46_db37_51d8_e999);
     }
 }

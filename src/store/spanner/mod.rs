@@ -96,7 +96,7 @@ impl Spanner {
         let target = Arc::new(Target {
             database: options.database.clone(),
             table: options.table.clone(),
-            foreign_lease: options.spindle_duration.saturating_add(Duration::from_secs(1)),
+            foreign_lease: options.spindle_duration.saturating_add(mixed::DRIFT),
             fleet: options.fleet,
             watch: mixed::Watch::default(),
         });

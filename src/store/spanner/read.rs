@@ -14,6 +14,11 @@ use crate::sys::log;
 
 /// How many rows a page holds.
 const PAGE: usize = 100;
+/// How many rows one request looks at for a page by prefix: spindle leaves many that are only a name.
+const LOOKED_AT: usize = 1_000;
+
+/// Behind the time, the name and the columns: whether there may be more rows.
+const MORE: usize = 2 + COLUMNS.len();
 
 /// A row and the record in it, at this time.
 #[derive(Debug)]
@@ -57,13 +62,9 @@ impl Target {
     }
 
     fn query(&self, which: &Which, from: &str) -> Statement {
-        let (hints, condition, value) = match which {
-            Which::Key(key) => (String::new(), "t.name = @value".to_owned(), key),
-            Which::Prefix(prefix) => {
-                // What is only a name comes to no page: spindle leaves many of those.
-                let condition = "STARTS_WITH(t.name, @value) AND (t.format IS NOT NULL OR t.writer IS NOT NULL)";
-                (String::new(), condition.to_owned(), prefix)
-            }
+        let (hints, condition, most, value) = match which {
+            Which::Key(key) => (String::new(), "t.name = @value".to_owned(), PAGE, key),
+            Which::Prefix(prefix) => (String::new(), "STARTS_WITH(t.name, @value)".to_owned(), LOOKED_AT, prefix),
             Which::LockId(id) => (
                 // The second one is for the emulator, which can't see that no null is asked for; others ignore it.
                 format!(
@@ -74,13 +75,19 @@ impl Target {
                     "t.lock_id IS NOT NULL AND t.lock_id IN (@value, '{SEE_HOLDERS}') AND (t.lock_id = @value OR EXISTS \
                      (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(t.holders)) AS h WHERE JSON_VALUE(h, '$.lock_id') = @value))"
                 ),
+                PAGE,
                 id,
             ),
         };
         let columns = columns();
+        // With the last row that was looked at, whatever it is: the next page begins there.
         let sql = format!(
-            "SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns} FROM `{}`{hints} AS t \
-             WHERE t.name > @from AND {condition} ORDER BY t.name LIMIT {PAGE}",
+            "WITH seen AS (SELECT t.name, {columns} FROM `{}`{hints} AS t WHERE t.name > @from AND {condition} \
+             ORDER BY t.name LIMIT {most}) \
+             SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns}, looked.n = {most} AS more FROM seen AS t \
+             CROSS JOIN (SELECT COUNT(*) AS n, MAX(name) AS last FROM seen) AS looked \
+             WHERE t.format IS NOT NULL OR t.writer IS NOT NULL OR t.name = looked.last \
+             ORDER BY t.name LIMIT {PAGE}",
             self.table
         );
         Statement::builder(sql).add_param("from", from).add_param("value", value).build()
@@ -125,9 +132,11 @@ impl Spanner {
                 }
                 let statement = target.query(&which, from.as_deref().unwrap_or_default());
                 let mut rows = single.execute_query(statement).await.map_err(|error| target.classify(&error))?;
-                let (mut page, mut seen, mut last) = (Vec::new(), 0, None);
+                let (mut page, mut seen, mut more, mut last) = (Vec::new(), 0, false, None);
                 while let Some(row) = rows.next().await {
-                    let (now, found) = Row::read(&row.map_err(|error| target.classify(&error))?).map_err(SpannerError::Damaged)?;
+                    let row = row.map_err(|error| target.classify(&error))?;
+                    more = row.get(MORE).map_err(|error| SpannerError::Damaged(error.to_string()))?;
+                    let (now, found) = Row::read(&row).map_err(SpannerError::Damaged)?;
                     let Some((name, row)) = found else { continue };
                     match target.record(&name, Some(&row)) {
                         Ok(record) if row.is_lock() && which.matches(&record) => {
@@ -142,7 +151,7 @@ impl Spanner {
                     }
                     (seen, last) = (seen + 1, Some(name));
                 }
-                Ok(Page { records: page, next: last.filter(|_| seen == PAGE) })
+                Ok(Page { records: page, next: last.filter(|_| more || seen == PAGE) })
             };
             let heard = |read: &Result<Page, SpannerError>| match read {
                 Err(SpannerError::Own(Own::NoSession, _)) => Heard::NoSession,

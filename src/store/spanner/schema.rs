@@ -315,6 +315,10 @@ impl Target {
         if found.indexes.get("PRIMARY_KEY").is_none_or(|key| *key != ["name"]) {
             wrong.push("its primary key is not name alone".to_owned());
         }
+        let has = |name: &str| found.columns.contains_key(name);
+        if has("token") && has("owner") && !has("heartbeat") && !has("writer") {
+            wrong.push("it is that of a later spindle, whose locks have no heartbeat".to_owned());
+        }
         for (name, column) in &found.columns {
             let right = COLUMNS.iter().find(|(right, _)| right == name).map(|(_, kind)| *kind);
             match right {

@@ -19,10 +19,10 @@ impl Spanner {
     ) -> Result<Swapped, SpannerError> {
         let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Native>());
         let Some(Native(row)) = native else { return Err(SpannerError::NotRead) };
-        let (row, old, new) = (row.clone(), seen.record.clone(), new.cloned());
+        let (target, row, old, new) = (self.target.clone(), row.clone(), seen.record.clone(), new.cloned());
         let done = self.transaction(&seen.record.key, by, move |read| {
             read.record.check_format()?;
-            if read.row != row {
+            if read.row != row || new.as_ref().is_some_and(|new| target.renews_too_late(read, new)) {
                 return Ok((false, None));
             }
             Ok((

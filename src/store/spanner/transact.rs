@@ -355,20 +355,28 @@ impl Transactional for Spanner {
         let target = self.target.clone();
         let done = self.transaction(key, by, move |read| {
             read.record.check_format()?;
-            let mut step = transition(&read.record, &read.times());
-            if step.record.as_ref().is_some_and(|new| target.renews_too_late(read, new)) {
-                let nobody = LockRecord { exclusive: None, shared: Vec::new(), ..read.record.clone() };
-                step = transition(&nobody, &read.times());
-            }
+            let step = transition(&read.record, &read.times());
             let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, Stamps::Commits);
-            Ok((step.answer, step.record.map(|new| Write::Put(next(new)))))
+            let by = step.record.as_ref().and_then(|new| target.renewable_before(read, new));
+            let Some(by) = by else { return Ok(((step.answer, None), step.record.map(|new| Write::Put(next(new))))) };
+            // What it is where it comes too late: the commit may come long after the read.
+            let late = transition(&without_holders(&read.record), &read.times());
+            let (step, late) = if read.now >= by { (late, None) } else { (step, Some((by, late.answer))) };
+            Ok(((step.answer, late), step.record.map(|new| Write::Put(next(new)))))
         });
         match done {
-            Ok(done) => Ok(Transacted::Done(done.answer, done.read.seen())),
+            Ok(Done { answer: (_, Some((by, late))), read, .. }) if read.now >= by => {
+                Ok(Transacted::Done(late, Read { record: without_holders(&read.record), ..read }.seen()))
+            }
+            Ok(done) => Ok(Transacted::Done(done.answer.0, done.read.seen())),
             Err((Fate::Unknown, error)) => Ok(Transacted::Unknown(error.into())),
             Err((_, error)) => Err(error.into()),
         }
     }
+}
+
+fn without_holders(record: &LockRecord) -> LockRecord {
+    LockRecord { exclusive: None, shared: Vec::new(), ..record.clone() }
 }
 
 #[cfg(test)]

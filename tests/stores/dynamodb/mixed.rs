@@ -1,18 +1,16 @@
 //! A table that processes of dynamodb-lock-go use, too: what becomes of a lock of theirs that ours want, and of one of
 //! ours that they want. The guide's page on moving from there names each outcome, good or bad.
 
-use std::sync::atomic::Ordering;
-
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason, SameOwner};
 
 use crate::dynamodb::*;
+use crate::mixed::cells::{self as mixed, S, Step};
 use crate::support::dynamodb::{Table, options};
 use crate::support::go::Unavailable;
-use crate::support::go::dynamodb::Go;
+use crate::support::go::dynamodb::{Go, GoLock};
 
-const S: Duration = Duration::from_secs(1);
 /// After the end of a lease both wait for 5 s; ours know the service's time to a second.
 const SURELY_RESPECTED: Duration = Duration::from_secs(63);
 const SURELY_OVER: Duration = Duration::from_secs(67);
@@ -44,6 +42,43 @@ impl World {
     }
 }
 
+impl mixed::World for World {
+    const LEASE: Duration = LEASE;
+    const RESPECTED: Duration = SURELY_RESPECTED;
+    const OVER: Duration = SURELY_OVER;
+    const HOLDER: &str = OWNER;
+
+    fn fresh() -> World {
+        World::new()
+    }
+
+    fn ours(&self) -> &LockClient {
+        &self.ours
+    }
+
+    fn own(&self) -> LockClient {
+        of(&self.table, &self.clock, Fleet::Own)
+    }
+
+    fn pass(&self, by: Duration) {
+        self.pass(by);
+    }
+
+    fn theirs(&self, key: &str, step: Step) -> bool {
+        let lock = GoLock { key: key.to_owned(), owner: OWNER.to_owned(), leased_until: self.go.now() };
+        match step {
+            Step::Acquire => self.go.acquire(key, OWNER, LEASE).is_ok(),
+            Step::Heartbeat => self.go.heartbeat(&lock, LEASE).is_ok(),
+            Step::Release => self.go.release(&lock).is_ok(),
+        }
+    }
+}
+
+mixed::cells!(World:
+    a_live_lock_is_refused, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
+    heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both,
+);
+
 pub(super) fn of(table: &Table, clock: &Arc<Clock>, fleet: Fleet) -> LockClient {
     let store = open(options(&table.0, clock).of(fleet), clock);
     builder_over(Arc::new(store), clock.clone()).lease(LEASE).connect().unwrap()
@@ -66,17 +101,10 @@ fn is_gone(reason: &LossReason) -> bool {
 }
 
 #[test]
-fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
+fn theirs_see_our_owner_with_a_suffix_and_our_end() {
     needs_server!();
     let world = World::new();
-    world.go.acquire("theirs", OWNER, LEASE).unwrap();
-    assert!(world.ours.try_lock("theirs").unwrap().is_none());
-    let status = world.ours.get("theirs").unwrap().unwrap();
-    assert_eq!(status.holders()[0].owner(), OWNER);
-    assert!(status.holders()[0].remaining() > Some(LEASE - 5 * S));
-
     let held = world.ours.request("ours").owner("billing").try_lock().unwrap().unwrap();
-    assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
     let seen = world.go.current("ours").unwrap();
     let (label, digits) = seen.owner.split_once('#').unwrap();
     assert_eq!((label, digits.len()), ("billing", 8));
@@ -88,58 +116,15 @@ fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
 }
 
 #[test]
-fn who_crashed_is_taken_over_after_the_end_and_the_grace() {
+fn our_release_keeps_the_row_and_theirs_deletes_it() {
     needs_server!();
     let world = World::new();
-    world.go.acquire("theirs", OWNER, LEASE).unwrap();
-    let crashed = world.ours.request("ours").acquire().unwrap();
-    world.pass(SURELY_RESPECTED);
-    assert!(world.ours.try_lock("theirs").unwrap().is_none());
-    assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
-    world.pass(SURELY_OVER - SURELY_RESPECTED);
-    let guard = world.ours.try_lock("theirs").unwrap().unwrap();
-    assert_eq!(world.go.acquire("theirs", OWNER, LEASE), Err(Unavailable));
-    world.go.acquire("ours", OWNER, LEASE).unwrap();
-    assert!(world.ours.try_lock("ours").unwrap().is_none());
-    // Their put dropped the token, and the next one rises all the same.
-    world.pass(SURELY_OVER);
-    assert!(world.ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
-    drop(guard);
-}
-
-#[test]
-fn a_released_lock_is_free_at_once() {
-    needs_server!();
-    let world = World::new();
-    let theirs = world.go.acquire("k", OWNER, LEASE).unwrap();
-    world.go.release(&theirs).unwrap();
-    let guard = world.ours.try_lock("k").unwrap().unwrap();
-    let token = guard.fencing_token();
-    guard.release().unwrap();
+    world.ours.lock("k").unwrap().release().unwrap();
     let seen = world.go.current("k").unwrap();
     assert_eq!((seen.owner.as_str(), seen.leased_until.as_second()), ("", 0));
     let theirs = world.go.acquire("k", OWNER, LEASE).unwrap();
     world.go.release(&theirs).unwrap();
-    // Their release deleted the row with its token.
     assert!(world.raw.get("k").is_empty());
-    std::thread::sleep(Duration::from_millis(1_100));
-    assert!(world.ours.try_lock("k").unwrap().unwrap().fencing_token() > token);
-}
-
-#[test]
-fn heartbeats_keep_a_lock() {
-    needs_server!();
-    let world = World::new();
-    let theirs = world.go.acquire("theirs", OWNER, LEASE).unwrap();
-    let mine = world.ours.request("ours").acquire().unwrap();
-    for _ in 0..2 {
-        world.pass(50 * S);
-        world.go.heartbeat(&theirs, LEASE).unwrap();
-        world.ours.heartbeat(&mine, LEASE).unwrap();
-        world.pass(15 * S);
-        assert!(world.ours.try_lock("theirs").unwrap().is_none());
-        assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
-    }
 }
 
 #[test]
@@ -167,11 +152,7 @@ fn the_same_owner_gets_nobodys_lock() {
     world.go.acquire("theirs", OWNER, LEASE).unwrap();
     assert!(world.guard("theirs", SameOwner::Respect).is_none());
     let guard = world.guard("ours", SameOwner::Respect).unwrap();
-    let as_if = crate::support::go::dynamodb::GoLock {
-        key: "ours".to_owned(),
-        owner: OWNER.to_owned(),
-        leased_until: world.go.now(),
-    };
+    let as_if = GoLock { key: "ours".to_owned(), owner: OWNER.to_owned(), leased_until: world.go.now() };
     assert_eq!(world.go.acquire("ours", OWNER, LEASE), Err(Unavailable));
     assert_eq!(world.go.heartbeat(&as_if, LEASE), Err(Unavailable));
     assert_eq!(world.go.release(&as_if), Err(Unavailable));
@@ -245,19 +226,6 @@ fn a_clock_that_is_off_by_more_than_the_grace_lets_two_hold_one_lock() {
     assert!(world.ours.try_lock("behind").unwrap().is_some(), "its end seemed earlier than it was");
 }
 
-#[test]
-fn a_purge_frees_what_is_over_for_both() {
-    needs_server!();
-    let world = World::new();
-    world.go.acquire("over", OWNER, LEASE).unwrap();
-    world.pass(SURELY_OVER);
-    let live = world.go.acquire("live", OWNER, LEASE).unwrap();
-    let freed = world.ours.purge(Duration::ZERO).unwrap().freed;
-    assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["over"]);
-    assert_eq!(world.go.current("live").unwrap(), live);
-    world.go.acquire("over", OWNER, LEASE).unwrap();
-}
-
 /// The service deletes by numbers alone, so none of theirs.
 #[test]
 fn the_tables_time_to_live_deletes_what_nobody_holds() {
@@ -292,52 +260,11 @@ fn their_release_deletes_an_expired_row_whoever_wrote_it() {
     let world = World::new();
     let theirs = world.go.acquire("theirs", OWNER, LEASE).unwrap();
     let mine = world.ours.request("ours").acquire().unwrap();
-    let stray = crate::support::go::dynamodb::GoLock { key: "ours".to_owned(), ..theirs };
+    let stray = GoLock { key: "ours".to_owned(), ..theirs };
     assert_eq!(world.go.release(&stray), Err(Unavailable));
     world.pass(SURELY_OVER);
     world.go.release(&stray).unwrap();
     let lost = world.ours.heartbeat(&mine, LEASE).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost, "{lost}");
     assert!(world.raw.get("ours").is_empty(), "and it does not bring the row back");
-}
-
-/// Four of each, who ask at once for the same few locks; the oracle is outside of the table.
-#[test]
-fn no_two_of_a_fleet_hold_one_lock() {
-    needs_server!();
-    let world = World::new();
-    let held = [false; 3].map(std::sync::atomic::AtomicBool::new);
-    let done = std::sync::atomic::AtomicUsize::new(0);
-    let holds = |key: usize| {
-        assert!(!held[key].swap(true, Ordering::SeqCst), "two hold {key}");
-        std::thread::yield_now();
-        assert!(held[key].swap(false, Ordering::SeqCst));
-        done.fetch_add(1, Ordering::SeqCst);
-    };
-    let goes_on = || done.load(Ordering::SeqCst) < 200;
-    std::thread::scope(|scope| {
-        let (world, holds, goes_on) = (&world, &holds, &goes_on);
-        for n in 0..4_usize {
-            scope.spawn(move || {
-                let (go, owner) = (Go::new(&world.table, &world.clock), format!("worker-{n}"));
-                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
-                    if let Ok(lock) = go.acquire(&key.to_string(), &owner, LEASE) {
-                        holds(key);
-                        go.release(&lock).unwrap();
-                    }
-                }
-            });
-            scope.spawn(move || {
-                let ours = of(&world.table, &world.clock, Fleet::Mixed);
-                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
-                    // The owner of one of theirs.
-                    let request = ours.request(&key.to_string()).owner(format!("worker-{n}"));
-                    if let Some(guard) = request.try_lock().unwrap() {
-                        holds(key);
-                        guard.release().unwrap();
-                    }
-                }
-            });
-        }
-    });
 }

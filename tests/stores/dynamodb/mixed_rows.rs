@@ -290,6 +290,26 @@ fn who_did_not_expect_them_is_warned_once() {
     let ours = of(&table, &clock, Fleet::Own);
     drop(ours.lock(&third).unwrap());
     assert_eq!(logs::kept(&third).len(), 1);
+    // Who only holds hears of it by the loss.
+    for is_released in [false, true] {
+        let (ours, key) = (of(&table, &clock, Fleet::Own), key());
+        let held = ours.request(&key).owner("worker-1").acquire().unwrap();
+        go.acquire(&key, "worker-1", LEASE).unwrap();
+        if is_released {
+            drop(ours.release(&held))
+        } else {
+            drop(ours.heartbeat(&held, LEASE))
+        };
+        assert_eq!(logs::kept(&key).len(), 1, "{is_released}");
+    }
+    // Older versions of theirs do not write since when.
+    let aged = key();
+    let mut row = Raw::new(&table).get(&second);
+    row.remove("createdAt");
+    row.insert("key".to_owned(), AttributeValue::S(aged.clone()));
+    Raw::new(&table).put(row);
+    assert!(of(&table, &clock, Fleet::Own).get(&aged).unwrap().is_some());
+    assert_eq!(logs::kept(&aged).len(), 1);
     let mixed = of(&table, &clock, Fleet::Mixed);
     let last = key();
     go.acquire(&last, "worker-1", LEASE).unwrap();
@@ -312,4 +332,65 @@ fn a_diagnosis_says_which_libraries_write_to_the_table() {
     assert_eq!(written(), [("dynamodb-lock-go", 2)]);
     let _guard = world.ours.lock("c").unwrap();
     assert_eq!(written(), [("leasehold", 1), ("dynamodb-lock-go", 2)]);
+}
+
+/// As the guide says: their release deletes the row, and with it what is above all tokens that copies of many acquires
+/// may still ask for. Tokens begin at the time again.
+#[test]
+fn over_a_row_that_they_deleted_tokens_may_fall_by_what_the_guide_says() {
+    needs_server!();
+    let world = World::new();
+    let ask = || world.ours.request("k");
+    let fall = |before: u64| {
+        let theirs = world.go.acquire("k", "worker-1", LEASE).unwrap();
+        world.go.release(&theirs).unwrap();
+        let lock = ask().acquire().unwrap();
+        world.ours.release(&lock).unwrap();
+        i128::from(before) - i128::from(lock.fencing_token())
+    };
+    let mut lock = ask().acquire().unwrap();
+    for _ in 0..9 {
+        lock = ask().adopt(lock).unwrap().into_lock();
+    }
+    world.ours.release(&lock).unwrap();
+    assert!(fall(lock.fencing_token()) < 0, "with few hand-overs it rises");
+    let mut lock = ask().acquire().unwrap();
+    for _ in 0..10 {
+        lock = ask().adopt(lock).unwrap().into_lock();
+    }
+    world.ours.release(&lock).unwrap();
+    let next = ask().acquire().unwrap();
+    world.ours.release(&next).unwrap();
+    let fell = fall(next.fencing_token());
+    assert!((1..=9_000_000).contains(&fell), "{fell} us");
+}
+
+/// It may be what somebody looks with before anything is decided: it must not keep everybody else out.
+#[test]
+fn a_diagnosis_notes_no_grace() {
+    needs_server!();
+    let (table, clock) = (Table::fresh(), Clock::system());
+    let before = Raw::new(&table).all();
+    let diagnosis = of(&table, &clock, Fleet::Mixed).diagnose().unwrap();
+    assert!(diagnosis.rights.iter().all(|right| right.outcome.is_ok()), "{diagnosis:?}");
+    assert_eq!(Raw::new(&table).all(), before);
+    drop(leasehold::dynamodb::builder(config(), &table.0).connect().unwrap().lock("k").unwrap());
+}
+
+/// Their client, told no end, writes the first time that Go knows.
+#[test]
+fn an_end_before_all_times_is_over() {
+    needs_server!();
+    let world = World::new();
+    let text = "0001-01-01T00:00:00Z";
+    let put = |key: &str| world.go.acquire_until(key, "worker-1", text.parse().unwrap(), text.to_owned()).unwrap();
+    for key in ["a", "b"] {
+        put(key);
+        let status = world.ours.get(key).unwrap().unwrap();
+        assert!(status.is_free(), "{status:?}");
+    }
+    let freed = world.ours.purge(Duration::ZERO).unwrap().freed;
+    assert_eq!(freed.len(), 2);
+    put("a");
+    drop(world.ours.try_lock("a").unwrap().unwrap());
 }

@@ -7,6 +7,7 @@ use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 
 use crate::dynamodb::*;
 use crate::support::harness::{PATIENCE, millis, within};
+use crate::support::wait::wait_until;
 
 /// Long: nothing below waits for its end.
 const LEASE: Duration = Duration::from_secs(600);
@@ -80,4 +81,36 @@ fn a_rival_that_comes_first_is_left_alone_by_the_old_holder() {
         next.ensure_held_for(LEASE / 2).unwrap();
         assert!(client.try_lock_shared(&key).unwrap().is_none(), "the one holder is respected");
     }
+}
+
+/// By the service itself: it deletes what has a number that is past, and neither what a mixed fleet holds nor a row of the
+/// other library, whose time is a text.
+#[test]
+fn the_service_deletes_no_live_row_of_a_mixed_fleet() {
+    needs_server!();
+    let table = Table::fresh();
+    let raw = Raw::new(&table);
+    let ttl = sdk::types::TimeToLiveSpecification::builder().enabled(true).attribute_name("ttl").build().unwrap();
+    let request = raw.client.update_time_to_live().table_name(&table.0).time_to_live_specification(ttl);
+    raw.runtime.block_on(request.send()).unwrap();
+    let mixed = leasehold::dynamodb::Table::new(&table.0).mixed_fleet();
+    let client = leasehold::dynamodb::builder(config(), mixed).lease(LEASE).heartbeat(BEAT).connect().unwrap();
+    let (held, doomed) = (client.lock("held").unwrap(), client.lock("doomed").unwrap());
+    let go = crate::support::go::dynamodb::Go::new(&table, &Clock::system());
+    go.is_ahead_by(-4 * 24 * 3_600_000);
+    go.acquire("theirs", "worker-1", LEASE).unwrap();
+    // Each heartbeat sets it anew, so until the service looks it is set back again and again.
+    let past = sdk::types::AttributeValue::N((go.now().as_second()).to_string());
+    let token = doomed.fencing_token();
+    wait_until("the service deletes it", || {
+        let request =
+            raw.client.update_item().table_name(&table.0).key("key", sdk::types::AttributeValue::S("doomed".into()));
+        let request = request.condition_expression("attribute_exists(leasedUntil)");
+        let request = request.update_expression("SET #t = :t").expression_attribute_names("#t", "ttl");
+        raw.runtime.block_on(request.expression_attribute_values(":t", past.clone()).send()).is_err()
+    });
+    assert_lost(&raw, doomed, |reason| matches!(reason, LossReason::Gone));
+    assert!(client.lock("doomed").unwrap().fencing_token() > token);
+    held.ensure_held_for(LEASE / 2).unwrap();
+    assert_eq!(go.current("theirs").unwrap().owner, "worker-1");
 }

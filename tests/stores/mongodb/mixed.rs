@@ -2,16 +2,18 @@
 //! that they want. The guide's page on moving from there names each outcome, good or bad.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::internals::builder_over;
+use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
+use leasehold::internals::store::{Backend, Consistency, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::{ErrorKind, Lock, LockClient, LockGuard, LossReason};
 
+use crate::mixed::cells::{self as mixed, S, Step};
 use crate::mongodb::*;
 use crate::support::go::Unavailable;
 use crate::support::go::mongodb::Go;
@@ -20,7 +22,6 @@ use crate::support::mongodb::{DATABASE, Rows, server};
 use crate::support::stores::{soon, unique};
 use crate::support::wait::wait_until;
 
-const S: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(60);
 const TTL: i64 = 60;
 const OWNER: &str = "worker-1";
@@ -43,6 +44,43 @@ impl World {
         self.rows.age(by);
     }
 }
+
+impl mixed::World for World {
+    const LEASE: Duration = LEASE;
+    const RESPECTED: Duration = Duration::from_secs(55);
+    const OVER: Duration = Duration::from_secs(61);
+    const HOLDER: &str = OWNER;
+
+    fn fresh() -> World {
+        World::new()
+    }
+
+    fn ours(&self) -> &LockClient {
+        &self.ours
+    }
+
+    fn own(&self) -> LockClient {
+        client(&self.rows, Fleet::Own)
+    }
+
+    fn pass(&self, by: Duration) {
+        self.pass(by);
+    }
+
+    /// The lock id is the key's.
+    fn theirs(&self, key: &str, step: Step) -> bool {
+        match step {
+            Step::Acquire => self.go.xlock(key, key, OWNER, TTL).is_ok(),
+            Step::Heartbeat => self.go.renew(key, TTL).is_ok(),
+            Step::Release => !self.go.unlock(key).is_empty(),
+        }
+    }
+}
+
+mixed::cells!(World:
+    a_live_lock_is_refused, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
+    heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both, clients_of_both_kinds_of_ours_exclude_each_other,
+);
 
 fn client(rows: &Rows, fleet: Fleet) -> LockClient {
     let store = Mongodb::open(MongodbOptions { fleet, ..rows.options() }, &soon()).unwrap();
@@ -106,14 +144,12 @@ fn the_rebuilt_client_writes_what_was_recorded() {
 }
 
 #[test]
-fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
+fn shared_and_endless_locks_are_refused_and_seen_by_the_other() {
     needs_server!();
     let world = World::new();
     world.go.xlock("x", "theirs", OWNER, TTL).unwrap();
     world.go.slock("s", "theirs", OWNER, TTL, 2).unwrap();
-    assert!(world.ours.try_lock("x").unwrap().is_none() && world.ours.try_lock_shared("x").unwrap().is_none());
-    assert!(world.ours.try_lock("s").unwrap().is_none());
-    assert_eq!(world.ours.get("x").unwrap().unwrap().holders()[0].owner(), OWNER);
+    assert!(world.ours.try_lock_shared("x").unwrap().is_none() && world.ours.try_lock("s").unwrap().is_none());
     let both = world.ours.lock_shared("s").unwrap();
     assert_eq!(world.go.slock("s", "more", OWNER, TTL, 2), Err(Unavailable));
     world.go.slock("s", "more", OWNER, TTL, 3).unwrap();
@@ -131,38 +167,10 @@ fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
 }
 
 #[test]
-fn who_crashed_is_taken_over_at_the_end() {
+fn a_released_shared_lock_is_free_at_once() {
     needs_server!();
     let world = World::new();
-    world.go.xlock("theirs", "a", OWNER, TTL).unwrap();
-    let crashed = world.ours.request("ours").acquire().unwrap();
-    world.pass(LEASE - 5 * S);
-    assert!(world.ours.try_lock("theirs").unwrap().is_none());
-    assert_eq!(world.go.xlock("ours", "b", OWNER, TTL), Err(Unavailable));
-    world.pass(6 * S);
-    let _guard = world.ours.try_lock("theirs").unwrap().unwrap();
-    world.go.xlock("ours", "b", OWNER, TTL).unwrap();
-    // A late heartbeat is refused on either side, and so is a release.
-    assert_eq!(world.go.renew("a", TTL), Err(Unavailable));
-    assert_eq!(world.go.unlock("a"), []);
-    assert_eq!(world.ours.heartbeat(&crashed, LEASE).unwrap_err().kind(), ErrorKind::Lost);
-    assert_eq!(world.ours.release(&crashed).unwrap_err().kind(), ErrorKind::Held);
-    world.pass(LEASE + S);
-    assert!(world.ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
-}
-
-#[test]
-fn a_released_lock_is_free_at_once_and_its_token_stays() {
-    needs_server!();
-    let world = World::new();
-    let mut highest = 0;
     for _ in 0..2 {
-        world.go.xlock("k", "a", OWNER, TTL).unwrap();
-        assert_eq!(world.go.unlock("a").len(), 1);
-        let guard = world.ours.try_lock("k").unwrap().unwrap();
-        assert!(guard.fencing_token() > highest);
-        highest = guard.fencing_token();
-        guard.release().unwrap();
         world.go.slock("k", "a", OWNER, TTL, 1).unwrap();
         world.go.unlock("a");
         drop(world.ours.try_lock_shared("k").unwrap().unwrap());
@@ -170,21 +178,14 @@ fn a_released_lock_is_free_at_once_and_its_token_stays() {
 }
 
 #[test]
-fn heartbeats_keep_a_lock() {
+fn heartbeats_keep_a_shared_lock() {
     needs_server!();
     let world = World::new();
-    world.go.xlock("theirs", "a", OWNER, TTL).unwrap();
-    let mine = world.ours.request("ours").acquire().unwrap();
     let shared = world.ours.request("shared").shared().acquire().unwrap();
     for _ in 0..2 {
         world.pass(40 * S);
-        world.go.renew("a", TTL).unwrap();
-        world.ours.heartbeat(&mine, LEASE).unwrap();
         world.ours.heartbeat(&shared, LEASE).unwrap();
-        assert!(world.ours.try_lock("theirs").unwrap().is_none());
-        for resource in ["ours", "shared"] {
-            assert_eq!(world.go.xlock(resource, "b", OWNER, TTL), Err(Unavailable));
-        }
+        assert_eq!(world.go.xlock("shared", "b", OWNER, TTL), Err(Unavailable));
     }
 }
 
@@ -229,6 +230,42 @@ fn nothing_of_the_last_second_is_handed_over() {
         let over = own.request(key).acquire().unwrap();
         world.pass(LEASE + S);
         own.request(key).adopt(over).unwrap().release().unwrap();
+    }
+}
+
+/// A group is renewed by a swap, which may come long after its look: while a user's transaction has the document.
+#[test]
+fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
+    needs_server!();
+    let world = World::new();
+    let store = Mongodb::open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() }, &soon()).unwrap();
+    let get = |key: &str| {
+        let page = store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap();
+        page.records.into_iter().next().unwrap()
+    };
+    for is_shared in [false, true] {
+        let key = format!("shared {is_shared}");
+        let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
+        ask.acquire().unwrap();
+        for (left, right) in [(1_800, true), (900, false), (0, false)] {
+            world.pass(LEASE - Duration::from_millis(left));
+            let seen = get(&key);
+            let (mut longer, mut shorter, mut gone) = (seen.record.clone(), seen.record.clone(), seen.record.clone());
+            let later = End::At(seen.times.now.plus(LEASE));
+            longer.exclusive.iter_mut().chain(&mut longer.shared).for_each(|holder| holder.until = later);
+            let renewed = store.swap(&seen, Some(&longer), &soon()).unwrap();
+            assert_eq!(matches!(renewed, Swapped::Done), right, "{key} {left}: {renewed:?}");
+            if !right {
+                // To end it, or to take it away, is no renewal.
+                let now = End::At(seen.times.now.minus(S));
+                shorter.exclusive.iter_mut().chain(&mut shorter.shared).for_each(|holder| holder.until = now);
+                assert!(matches!(store.swap(&seen, Some(&shorter), &soon()).unwrap(), Swapped::Done));
+                (gone.exclusive, gone.shared) = (None, Vec::new());
+                assert!(matches!(store.swap(&get(&key), Some(&gone), &soon()).unwrap(), Swapped::Done));
+                let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
+                ask.acquire().unwrap();
+            }
+        }
     }
 }
 
@@ -353,18 +390,6 @@ fn a_clock_that_is_off_by_four_seconds_lets_two_hold_one_lock() {
 }
 
 #[test]
-fn a_purge_of_ours_frees_only_what_is_over() {
-    needs_server!();
-    let world = World::new();
-    world.go.xlock("over", "job", OWNER, TTL).unwrap();
-    world.pass(LEASE + S);
-    world.go.xlock("live", "job", OWNER, TTL).unwrap();
-    let freed = client(&world.rows, Fleet::Own).purge(Duration::ZERO).unwrap().freed;
-    assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["over"]);
-    world.go.slock("over", "b", OWNER, TTL, -1).unwrap();
-}
-
-#[test]
 fn what_is_refused_says_why() {
     needs_server!();
     let world = World::new();
@@ -396,22 +421,6 @@ fn what_is_refused_says_why() {
 }
 
 #[test]
-fn clients_of_both_kinds_of_ours_exclude_each_other() {
-    needs_server!();
-    let world = World::new();
-    let own = client(&world.rows, Fleet::Own);
-    for (holds, asks) in [(&own, &world.ours), (&world.ours, &own)] {
-        let guard = holds.lock("k").unwrap();
-        assert!(asks.try_lock("k").unwrap().is_none() && asks.try_lock_shared("k").unwrap().is_none());
-        let token = guard.fencing_token();
-        guard.release().unwrap();
-        let shared = holds.lock_shared("k").unwrap();
-        assert!(shared.fencing_token() > token && asks.try_lock("k").unwrap().is_none());
-        assert!(asks.try_lock_shared("k").unwrap().is_some());
-    }
-}
-
-#[test]
 fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
     needs_server!();
     logs::keep();
@@ -420,6 +429,20 @@ fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
     world.go.xlock(&first, "a", OWNER, 7_200).unwrap();
     world.pass(Duration::from_secs(3_700));
     let own = client(&world.rows, Fleet::Own);
+    // Who only holds hears of it by the loss.
+    let (lost, released) = (unique(), unique());
+    for key in [&lost, &released] {
+        let other = client(&world.rows, Fleet::Own);
+        let held = other.request(key).acquire().unwrap();
+        world.pass(LEASE + S);
+        world.go.xlock(key, key, OWNER, 7_200).unwrap();
+        if *key == lost {
+            drop(other.heartbeat(&held, LEASE))
+        } else {
+            drop(other.release(&held))
+        };
+        assert_eq!(logs::kept(key).len(), 1);
+    }
     assert!(own.try_lock(&first).unwrap().is_none());
     assert_eq!(logs::kept(&first), [""; 0], "it was written an hour ago");
     world.go.slock(&second, "b", OWNER, TTL, -1).unwrap();
@@ -431,44 +454,5 @@ fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
     assert_eq!(logs::kept(&second).len(), 1, "who expects them is not told");
     let found = world.ours.diagnose().unwrap().writers.unwrap();
     let found: Vec<(&str, usize)> = found.iter().map(|writer| (writer.library, writer.holders)).collect();
-    assert_eq!(found, [("leasehold", 1), ("mongo-lock", 2)]);
-}
-
-/// Four of each, who ask at once for the same few locks; the oracle is outside of the collection.
-#[test]
-fn no_two_of_a_fleet_hold_one_lock() {
-    needs_server!();
-    let world = World::new();
-    let held = [false; 3].map(AtomicBool::new);
-    let done = AtomicUsize::new(0);
-    let holds = |key: usize| {
-        assert!(!held[key].swap(true, Ordering::SeqCst), "two hold {key}");
-        std::thread::yield_now();
-        assert!(held[key].swap(false, Ordering::SeqCst));
-        done.fetch_add(1, Ordering::SeqCst);
-    };
-    let goes_on = || done.load(Ordering::SeqCst) < 200;
-    std::thread::scope(|scope| {
-        let (world, holds, goes_on) = (&world, &holds, &goes_on);
-        for n in 0..4_usize {
-            scope.spawn(move || {
-                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
-                    let id = unique();
-                    if world.go.xlock(&key.to_string(), &id, OWNER, TTL).is_ok() {
-                        holds(key);
-                        assert_eq!(world.go.unlock(&id).len(), 1);
-                    }
-                }
-            });
-            scope.spawn(move || {
-                let ours = client(&world.rows, Fleet::Mixed);
-                for key in (n..).map(|key| key % 3).take_while(|_| goes_on()) {
-                    if let Some(guard) = ours.try_lock(&key.to_string()).unwrap() {
-                        holds(key);
-                        guard.release().unwrap();
-                    }
-                }
-            });
-        }
-    });
+    assert_eq!(found, [("leasehold", 1), ("mongo-lock", 4)]);
 }

@@ -1,6 +1,7 @@
 //! A table that nodes of spindle use, too: what becomes of a lock of theirs that ours want, and of one of ours that they
 //! want. The guide's page on moving from there names each outcome, good or bad. Their hosts' clocks decide nothing.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 use sdk::statement::Statement;
 use sdk::value::Value;
 
+use crate::mixed::cells::{self as mixed, S, Step};
 use crate::spanner::*;
 use crate::support::go::spanner::Node;
 use crate::support::logs;
@@ -18,21 +20,20 @@ use crate::support::spanner::{Database, Raw, TABLE, sdk};
 
 /// Of the nodes, and so the lease of ours.
 pub(super) const DURATION: Duration = Duration::from_secs(20);
-/// Nothing in the past is quite as long ago as a test believes.
-pub(super) const S: Duration = Duration::from_secs(1);
 
 /// A table with our client, and nodes as many as are wanted.
 pub(super) struct World {
-    database: Database,
+    pub database: Database,
     pub raw: Raw,
     pub ours: LockClient,
+    nodes: RefCell<BTreeMap<String, Node>>,
 }
 
 impl World {
     pub fn new() -> World {
         let database = Database::fresh();
         let ours = client(&database, Fleet::Mixed);
-        World { raw: database.raw(), ours, database }
+        World { raw: database.raw(), ours, database, nodes: RefCell::default() }
     }
 
     pub fn node(&self, name: &str, id: &str) -> Node {
@@ -65,12 +66,51 @@ impl World {
     }
 }
 
-fn client(database: &Database, fleet: Fleet) -> LockClient {
+impl mixed::World for World {
+    const LEASE: Duration = DURATION;
+    const RESPECTED: Duration = Duration::from_secs(19);
+    const OVER: Duration = Duration::from_secs(22);
+    const HOLDER: &str = "node";
+    const RELEASES: bool = false;
+
+    fn fresh() -> World {
+        World::new()
+    }
+
+    fn ours(&self) -> &LockClient {
+        &self.ours
+    }
+
+    fn own(&self) -> LockClient {
+        client(&self.database, Fleet::Own)
+    }
+
+    fn pass(&self, by: Duration) {
+        self.pass(by);
+    }
+
+    /// A node for each key.
+    fn theirs(&self, key: &str, step: Step) -> bool {
+        let mut nodes = self.nodes.borrow_mut();
+        let node = nodes.entry(key.to_owned()).or_insert_with(|| self.node(key, "node"));
+        node.tick();
+        if step == Step::Heartbeat { node.leads() } else { node.has_lock() }
+    }
+}
+
+mixed::cells!(World:
+    a_live_lock_is_refused, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
+    heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both, clients_of_both_kinds_of_ours_exclude_each_other,
+);
+
+pub(super) fn client(database: &Database, fleet: Fleet) -> LockClient {
+    builder_over(Arc::new(open(database, fleet)), Clock::system()).connect().unwrap()
+}
+
+pub(super) fn open(database: &Database, fleet: Fleet) -> Spanner {
     let mut options = database.options();
     (options.fleet, options.spindle_duration) = (fleet, DURATION);
-    let clock = Clock::system();
-    let store = Spanner::open(options, clock.clone(), &soon()).unwrap();
-    builder_over(Arc::new(store), clock).connect().unwrap()
+    Spanner::open(options, Clock::system(), &soon()).unwrap()
 }
 
 #[track_caller]
@@ -134,84 +174,47 @@ fn the_rebuilt_nodes_write_what_was_recorded() {
 }
 
 #[test]
-fn a_live_lock_is_refused_and_its_holder_is_seen_by_the_other() {
+fn a_leader_is_seen_by_the_other() {
     needs_server!();
     let world = World::new();
     let mut node = world.leader("theirs", "node-a");
-    assert!(world.ours.try_lock("theirs").unwrap().is_none());
-    assert_eq!(world.ours.get("theirs").unwrap().unwrap().holders()[0].owner(), "node-a");
     assert_eq!(world.ours.election("theirs").build().unwrap().leader().unwrap().unwrap().id(), "node-a");
     node.tick();
     assert!(node.leads());
-
-    let guard = world.ours.lock("ours").unwrap();
-    let mut node = world.node("ours", "node-b");
-    node.tick();
-    assert!(!node.has_lock());
+    let _guard = world.ours.lock("ours").unwrap();
     // They know a leader by what it writes, which is our grant id.
-    assert_eq!(node.leader().unwrap().len(), 36);
-    guard.ensure_held_for(DURATION / 2).unwrap();
+    assert_eq!(world.node("ours", "node-b").leader().unwrap().len(), 36);
 }
 
 #[test]
-fn who_crashed_is_taken_over_after_the_duration_and_a_second() {
+fn a_takeover_keeps_other_nodes_out_and_a_leader_that_comes_back() {
     needs_server!();
     let world = World::new();
     let mut theirs = world.leader("theirs", "node-a");
-    let crashed = world.ours.request("ours").acquire().unwrap();
-    let mut node = world.node("ours", "node-b");
-    world.pass(DURATION - S);
-    assert!(world.ours.try_lock("theirs").unwrap().is_none());
-    node.tick();
-    assert!(!node.has_lock());
-    world.pass(3 * S);
+    world.pass(DURATION + 2 * S);
     let before = theirs.hash();
     let guard = world.ours.try_lock("theirs").unwrap().unwrap();
     assert!(world.names().contains(&format!("theirs_{before}")), "what keeps other nodes out: {:?}", world.names());
     theirs.tick();
     assert!(!theirs.has_lock() && !theirs.leads(), "a leader that comes back finds another's token");
     guard.ensure_held_for(DURATION / 2).unwrap();
+}
+
+/// The rows of takeovers are nobody's, and a node takes what was freed.
+#[test]
+fn a_purge_frees_no_takeover() {
+    needs_server!();
+    let world = World::new();
+    world.leader("over", "node-a");
+    world.pass(DURATION + 2 * S);
+    world.ours.request("k").acquire().unwrap();
+    assert_eq!(world.ours.purge(Duration::ZERO).unwrap().freed.len(), 1);
+    let mut node = world.node("over", "node-c");
     node.tick();
     assert!(node.has_lock());
-    assert!(world.ours.try_lock("ours").unwrap().is_none());
-    assert_eq!(world.ours.heartbeat(&crashed, DURATION).unwrap_err().kind(), ErrorKind::Lost);
-    assert_eq!(world.ours.release(&crashed).unwrap_err().kind(), ErrorKind::Held);
-    world.pass(DURATION + 2 * S);
-    assert!(world.ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
 }
 
-#[test]
-fn a_released_lock_is_free_to_both_at_once() {
-    needs_server!();
-    let world = World::new();
-    let guard = world.ours.lock("k").unwrap();
-    let token = guard.fencing_token();
-    guard.release().unwrap();
-    assert!(world.ours.try_lock("k").unwrap().unwrap().fencing_token() > token);
-    let mut node = world.node("k", "node-a");
-    node.tick();
-    assert!(node.has_lock(), "a release leaves no heartbeat");
-    assert!(world.ours.try_lock("k").unwrap().is_none());
-}
-
-#[test]
-fn heartbeats_keep_a_lock() {
-    needs_server!();
-    let world = World::new();
-    let mut theirs = world.leader("theirs", "node-a");
-    let mine = world.ours.request("ours").acquire().unwrap();
-    let mut node = world.node("ours", "node-b");
-    for _ in 0..3 {
-        world.pass(DURATION - S);
-        theirs.tick();
-        world.ours.heartbeat(&mine, DURATION).unwrap();
-        node.tick();
-        assert!(theirs.leads() && !node.has_lock());
-        assert!(world.ours.try_lock("theirs").unwrap().is_none());
-    }
-}
-
-/// Between its look at the token and its heartbeat, which asks for nothing, a node may be stopped.
+/// A task of its own sends its heartbeats, which look at no token, until its next tick finds somebody else.
 #[test]
 fn a_late_heartbeat_of_theirs_takes_nothing_but_time() {
     needs_server!();
@@ -290,21 +293,6 @@ fn their_leader_deletes_what_begins_with_its_name() {
 }
 
 #[test]
-fn a_purge_frees_what_is_over_and_no_takeover() {
-    needs_server!();
-    let world = World::new();
-    world.leader("over", "node-a");
-    world.pass(DURATION + 2 * S);
-    world.leader("live", "node-b");
-    world.ours.request("k").acquire().unwrap();
-    let freed = world.ours.purge(Duration::ZERO).unwrap().freed;
-    assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["over"]);
-    let mut node = world.node("over", "node-c");
-    node.tick();
-    assert!(node.has_lock());
-}
-
-#[test]
 fn what_nodes_would_not_respect_is_refused_with_the_reason() {
     needs_server!();
     let world = World::new();
@@ -349,30 +337,6 @@ fn what_nodes_would_not_respect_is_refused_with_the_reason() {
     let late = LockClient::builder(url("fleet=mixed&spindle_duration=12s")).heartbeat(Duration::from_millis(4_001));
     let error = late.connect().unwrap_err();
     assert!(error.to_string().contains("a third of the lease"), "{error}");
-}
-
-#[test]
-fn clients_of_both_kinds_of_ours_exclude_each_other() {
-    needs_server!();
-    let world = World::new();
-    let own = client(&world.database, Fleet::Own);
-    for (holds, asks) in [(&own, &world.ours), (&world.ours, &own)] {
-        let guard = holds.lock("k").unwrap();
-        assert!(asks.try_lock("k").unwrap().is_none() && asks.try_lock_shared("k").unwrap().is_none());
-        let token = guard.fencing_token();
-        guard.release().unwrap();
-        let shared = holds.lock_shared("k").unwrap();
-        assert!(shared.fencing_token() > token && asks.try_lock("k").unwrap().is_none());
-        assert!(asks.try_lock_shared("k").unwrap().is_some());
-    }
-    // Either takes the other over, and is not taken over before.
-    for (holds, asks) in [(&own, &world.ours), (&world.ours, &own)] {
-        holds.request("t").acquire().unwrap();
-        world.pass(DURATION - S);
-        assert!(asks.try_lock("t").unwrap().is_none());
-        world.pass(2 * S);
-        asks.try_lock("t").unwrap().unwrap().release().unwrap();
-    }
 }
 
 #[test]

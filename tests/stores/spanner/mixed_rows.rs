@@ -1,11 +1,18 @@
 //! The rows on which takeovers contend in a table that nodes of spindle use, too: who looks at them, and who deletes them.
 
+use leasehold::internals::lease::End;
+use leasehold::internals::store::fleet::Fleet;
+use leasehold::internals::store::spanner::SpannerOptions;
+use leasehold::internals::store::{Renewed, Swapped};
+use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, LossReason};
 use sdk::mutation::Mutation;
 use sdk::statement::Statement;
 
-use super::mixed::{DURATION, S, World, assert_lost};
+use super::mixed::{DURATION, World, assert_lost, client, open};
+use crate::mixed::cells::S;
 use crate::spanner::*;
+use crate::support::grpc::{Fault, Grpc};
 use crate::support::spanner::{TABLE, sdk};
 
 /// One that is between its two transactions looks at no heartbeat any more.
@@ -100,4 +107,155 @@ fn a_diagnosis_is_not_kept_from_nodes_by_their_rows_and_says_where_it_stopped() 
     // Released locks are rows like any other.
     rows("b", Some("gone"));
     assert_eq!(found(), (vec![], Some(500)));
+}
+
+/// However many rows a listing has to pass over, each of its requests looks at a bounded number of them.
+#[test]
+fn a_listing_passes_over_the_rows_of_takeovers_in_bounded_requests() {
+    needs_server!();
+    let world = World::new();
+    let row = |n: u32| Mutation::new_insert_builder(TABLE).set("name").to(format!("k_{n:04}")).build();
+    for some in (0..2_500).collect::<Vec<_>>().chunks(500) {
+        let rows: Vec<Mutation> = some.iter().map(|n| row(*n)).collect();
+        world.raw.wait(world.raw.client.write_only_transaction().build().write(rows)).unwrap();
+    }
+    for key in ["k", "k_0500_mine", "l"] {
+        world.ours.request(key).acquire().unwrap();
+    }
+    let database = &world.database;
+    let grpc = Grpc::new(&database.host);
+    let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+    let pages = |prefix: &str| {
+        grpc.restart();
+        let (mut pages, mut from) = (Vec::new(), None);
+        loop {
+            let page = store.read(&Which::Prefix(prefix.to_owned()), from, Consistency::Strong, &soon()).unwrap();
+            pages.push(page.records.into_iter().map(|seen| seen.record.key).collect::<Vec<_>>());
+            from = page.next;
+            if from.is_none() {
+                assert_eq!(grpc.methods().len(), pages.len(), "{:?}", grpc.methods());
+                return pages;
+            }
+        }
+    };
+    let right: [&[&str]; 3] = [&["k", "k_0500_mine"], &[], &["l"]];
+    assert_eq!(pages(""), right);
+    assert_eq!(pages("k_")[0], ["k_0500_mine"]);
+    assert_eq!((pages("k_2").len(), pages("l")), (1, vec![vec!["l".to_owned()]]));
+}
+
+/// A node that takes a shared lock over leaves the entries of the holders where they are.
+#[test]
+fn no_transaction_of_a_shared_holder_passes_after_a_node_took_over() {
+    needs_server!();
+    let world = World::new();
+    let guard = world.ours.lock_shared("k").unwrap();
+    let work = || {
+        let run = leasehold::spanner::run_fenced(&guard, &world.raw.client, async |_| Ok(()));
+        world.raw.wait(run)
+    };
+    work().unwrap();
+    // With another holder beside it, and without.
+    drop(world.ours.lock_shared("k").unwrap());
+    work().unwrap();
+    world.raw.age(DURATION + 2 * S);
+    world.pass(DURATION + 2 * S);
+    let mut node = world.node("k", "node-a");
+    node.tick();
+    assert!(node.has_lock());
+    let error = work().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}
+
+/// A group is renewed by a swap, which asks for the row as it was read and not for the time.
+#[test]
+fn no_swap_renews_what_is_over() {
+    needs_server!();
+    let world = World::new();
+    let store = open(&world.database, Fleet::Mixed);
+    for is_shared in [false, true] {
+        let key = format!("shared {is_shared}");
+        let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
+        ask.acquire().unwrap();
+        // One who reads it in time, and writes when a node may have begun to take it over.
+        if is_shared {
+            world.raw.age(DURATION + 2 * S)
+        } else {
+            world.pass(DURATION + 2 * S)
+        }
+        let seen = get(&store, &key);
+        let mut new = seen.record.clone();
+        let later = End::At(seen.times.now.plus(DURATION));
+        new.exclusive.iter_mut().chain(&mut new.shared).for_each(|holder| holder.until = later);
+        assert!(matches!(store.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Changed), "{key}");
+        // To take a holder away is no renewal.
+        (new.exclusive, new.shared) = (None, Vec::new());
+        assert!(matches!(store.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Done), "{key}");
+    }
+}
+
+/// A node that has ever contended makes no row again: without one it would never lead.
+#[test]
+fn a_purge_leaves_the_row_for_the_nodes() {
+    needs_server!();
+    let world = World::new();
+    let old = "TIMESTAMP_SUB(token, INTERVAL 31 DAY)";
+    let a_month_on = || {
+        world.pass(DURATION + 2 * S);
+        world
+            .raw
+            .update(Statement::builder(format!("UPDATE {TABLE} SET token = {old} WHERE token IS NOT NULL")).build());
+    };
+    world.leader("job", "node-a");
+    let [mut slow, mut other] = ["node-b", "node-c"].map(|id| world.node("job", id));
+    for node in [&mut slow, &mut other] {
+        world.pass(DURATION + 2 * S);
+        node.tick();
+        assert!(node.has_lock());
+    }
+    a_month_on();
+    let purged = world.ours.purge(Duration::ZERO).unwrap();
+    assert_eq!((purged.freed.len(), purged.deleted), (1, 0));
+    slow.tick();
+    assert!(slow.has_lock());
+    // Also where nobody stands in it; without nodes, and when it is only a diagnosis, it goes.
+    let free = || world.ours.lock("free").unwrap().release().unwrap();
+    free();
+    a_month_on();
+    assert_eq!(world.ours.purge(Duration::ZERO).unwrap().deleted, 0);
+    assert_eq!(client(&world.database, Fleet::Own).purge(Duration::ZERO).unwrap().deleted, 2);
+    let before = world.names();
+    world.ours.diagnose().unwrap();
+    assert_eq!(world.names(), before);
+}
+
+/// Its read found the lock live, but a node may have found it over before the commit came.
+#[test]
+fn a_renewal_whose_commit_comes_too_late_is_lost() {
+    needs_server!();
+    let world = World::new();
+    let grpc = Grpc::new(&world.database.host);
+    let options =
+        SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
+    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    for (mode, slow, is_lost) in
+        [(Mode::Exclusive, 10, false), (Mode::Exclusive, 3_000, true), (Mode::Shared, 3_000, true)]
+    {
+        let mut attempt = attempt(&format!("{mode} {slow}"), mode);
+        attempt.ask.lease = DURATION;
+        granted(&store, &mut attempt);
+        world.pass(DURATION - S);
+        if mode == Mode::Shared {
+            world.raw.age(DURATION - S);
+        }
+        grpc.fault("Commit", 0, Fault::Slow(Duration::from_millis(slow)));
+        let renewed = store.renew(&mut attempt, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
+        match renewed {
+            Renewed::Lost(seen) => {
+                assert!(is_lost && seen.record.holders().next().is_none(), "{mode} {slow}: {seen:?}")
+            }
+            other => assert!(!is_lost && matches!(other, Renewed::Until { .. }), "{mode} {slow}: {other:?}"),
+        }
+        assert_eq!(grpc.clear(), 0);
+    }
 }

@@ -165,3 +165,40 @@ impl Go {
 fn text(text: &str) -> AttributeValue {
     AttributeValue::S(text.to_owned())
 }
+
+/// A process of a fleet.
+#[cfg(target_os = "linux")]
+pub struct Worker {
+    go: Go,
+    owner: String,
+    lease: Duration,
+    lock: Option<GoLock>,
+}
+
+#[cfg(target_os = "linux")]
+impl Worker {
+    pub fn new(table: &str, owner: String, lease: Duration) -> Worker {
+        let go = Go::new(&Table(table.to_owned()), &Clock::system());
+        Worker { go, owner, lease, lock: None }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl super::member::Member for Worker {
+    fn take(&mut self, key: &str, number: u64) -> Option<u64> {
+        self.lock = self.go.acquire(key, &self.owner, self.lease).ok();
+        self.lock.as_ref().map(|_| number)
+    }
+
+    fn holds(&mut self, _key: &str) -> bool {
+        self.lock.as_ref().is_some_and(|lock| self.go.now() < lock.leased_until)
+    }
+
+    fn renew(&mut self, _key: &str) {
+        self.lock = self.lock.take().and_then(|lock| self.go.heartbeat(&lock, self.lease).ok());
+    }
+
+    fn leave(&mut self, _key: &str) {
+        let _ = self.lock.take().map(|lock| self.go.release(&lock));
+    }
+}

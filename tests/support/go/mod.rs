@@ -3,6 +3,8 @@
 
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(target_os = "linux")]
+pub mod member;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 #[cfg(feature = "spanner")]

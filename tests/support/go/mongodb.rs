@@ -198,3 +198,50 @@ impl Go {
         }
     }
 }
+
+/// A process of a fleet, which purges now and then.
+#[cfg(target_os = "linux")]
+pub struct Worker {
+    go: Go,
+    ttl: i64,
+    /// The lock id of what it took last, and its end.
+    lock: Option<(String, DateTime)>,
+}
+
+#[cfg(target_os = "linux")]
+impl Worker {
+    pub fn new(name: &str, lease: std::time::Duration) -> Worker {
+        // The collection is another process's to drop.
+        let rows = std::mem::ManuallyDrop::new(Rows(name.to_owned()));
+        Worker { go: Go::new(&rows), ttl: i64::try_from(lease.as_secs()).unwrap(), lock: None }
+    }
+
+    fn end(&self) -> DateTime {
+        self.go.after(self.ttl * 1_000)
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl super::member::Member for Worker {
+    fn take(&mut self, key: &str, number: u64) -> Option<u64> {
+        if fastrand::u8(..8) == 0 {
+            self.go.free_all(&self.go.expired());
+        }
+        let (id, end) = (format!("{number} {}", super::super::stores::unique()), self.end());
+        self.lock = self.go.xlock(key, &id, "worker", self.ttl).ok().map(|()| (id, end));
+        self.lock.as_ref().map(|_| number)
+    }
+
+    fn holds(&mut self, _key: &str) -> bool {
+        self.lock.as_ref().is_some_and(|(_, end)| self.go.now() < *end)
+    }
+
+    fn renew(&mut self, _key: &str) {
+        let end = self.end();
+        self.lock = self.lock.take().filter(|(id, _)| self.go.renew(id, self.ttl).is_ok()).map(|(id, _)| (id, end));
+    }
+
+    fn leave(&mut self, _key: &str) {
+        let _ = self.lock.take().map(|(id, _)| self.go.unlock(&id));
+    }
+}

@@ -1,9 +1,11 @@
 //! spindle: what one node asks at each of its ticks. It has no clock of its own; the service's decides.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::spanner::google_cloud_spanner as sdk;
 use sdk::statement::Statement;
+use sdk::value::Value;
 
 use crate::support::spanner::{Database, Raw, TABLE};
 
@@ -81,9 +83,11 @@ impl Node {
             }
             self.is_new = false;
         }
+        let is_there = !self.row().is_empty();
         let token = self.look().0;
         self.misread |= token != self.looked_at;
-        let token = token.unwrap_or_else(|| "0001-01-01T00:00:00Z".to_owned());
+        let null = if is_there { "0001-01-01T00:00:00Z" } else { "" };
+        let token = token.unwrap_or_else(|| null.to_owned());
         let contended = format!("{}_{}", self.name, xxhash64(token.as_bytes()));
         let insert = format!("INSERT {TABLE} (name) VALUES ('{contended}')");
         self.run(&[Statement::builder(insert).build()]).map(HalfDone)
@@ -101,7 +105,8 @@ impl Node {
         self.token = Some(half.0);
     }
 
-    /// On no condition either; with it goes every row whose name begins with the lock's and `_`.
+    /// On no condition either: another task sends it between half a duration and a duration after the last one, while its
+    /// last tick did not find somebody else leading; a tick does so here, too. With it goes every row whose name begins with the lock's and `_`.
     pub fn heartbeat(&self) {
         let update = format!("UPDATE {TABLE} SET heartbeat = PENDING_COMMIT_TIMESTAMP() WHERE name = @name");
         let update = Statement::builder(update).add_param("name", &self.name).build();
@@ -132,9 +137,12 @@ impl Node {
 
     /// Who leads, as it tells its users.
     pub fn leader(&self) -> Option<String> {
+        self.row().first()?["writer"].as_str().map(str::to_owned)
+    }
+
+    fn row(&self) -> Vec<BTreeMap<String, Value>> {
         let sql = format!("SELECT token, writer FROM {TABLE} WHERE name = @name");
-        let rows = self.raw.query(Statement::builder(sql).add_param("name", &self.name).build());
-        rows.first()?["writer"].as_str().map(str::to_owned)
+        self.raw.query(Statement::builder(sql).add_param("name", &self.name).build())
     }
 
     /// The row's token, and the age of its heartbeat in milliseconds.
@@ -197,4 +205,52 @@ fn xxhash64(text: &[u8]) -> u64 {
     hash = (hash ^ hash >> 33).wrapping_mul(P[1]);
     hash = (hash ^ hash >> 29).wrapping_mul(P[2]);
     hash ^ hash >> 32
+}
+
+/// A process of a fleet, with a node for each lock. It leaves one by ticking no more: the others wait for its duration.
+#[cfg(target_os = "linux")]
+pub struct Worker {
+    database: Database,
+    duration: Duration,
+    nodes: BTreeMap<String, Node>,
+}
+
+#[cfg(target_os = "linux")]
+impl Worker {
+    pub fn new(host: &str, path: &str, duration: Duration) -> Worker {
+        let database = Database { host: host.to_owned(), path: path.to_owned() };
+        Worker { database, duration, nodes: BTreeMap::new() }
+    }
+
+    fn node(&mut self, key: &str) -> &mut Node {
+        let id = format!("node-{}", std::process::id());
+        let new = || Node::new(&self.database, key, &id, self.duration);
+        self.nodes.entry(key.to_owned()).or_insert_with(new)
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl super::member::Member for Worker {
+    fn take(&mut self, key: &str, number: u64) -> Option<u64> {
+        let node = self.node(key);
+        // What it left, and nobody took over: its tick would be a heartbeat.
+        if node.has_lock() {
+            return None;
+        }
+        node.tick();
+        node.has_lock().then(|| number + u64::from(node.misread()))
+    }
+
+    fn holds(&mut self, key: &str) -> bool {
+        self.node(key).has_lock()
+    }
+
+    fn renew(&mut self, key: &str) {
+        let node = self.node(key);
+        if node.has_lock() {
+            node.heartbeat();
+        }
+    }
+
+    fn leave(&mut self, _key: &str) {}
 }

@@ -1,0 +1,142 @@
+//! What becomes of a lock of theirs that ours want, and of one of ours that they want: what is the same with each of the
+//! three Go libraries. A store's `mixed` has its world, and the cells that are its own.
+
+use std::time::Duration;
+
+use leasehold::{ErrorKind, LockClient};
+
+pub const S: Duration = Duration::from_secs(1);
+
+/// What one of theirs does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Acquire,
+    Heartbeat,
+    Release,
+}
+
+/// A table with a client of each library, for whom time passes alike.
+pub trait World {
+    const LEASE: Duration;
+    /// So long after a grant both sides still respect it.
+    const RESPECTED: Duration;
+    /// So long after a grant both sides take it over.
+    const OVER: Duration;
+    /// Who theirs is, to ours.
+    const HOLDER: &str;
+    /// Whether it has such a step.
+    const RELEASES: bool = true;
+
+    fn fresh() -> Self;
+    fn ours(&self) -> &LockClient;
+    /// One of ours without `fleet=mixed`.
+    fn own(&self) -> LockClient;
+    fn pass(&self, by: Duration);
+    /// Whether it was done.
+    fn theirs(&self, key: &str, step: Step) -> bool;
+}
+
+/// Makes a test of each of these cells.
+macro_rules! cells {
+    ($world:ty: $($cell:ident),+ $(,)?) => {$(
+        #[test]
+        fn $cell() {
+            needs_server!();
+            crate::mixed::cells::$cell::<$world>();
+        }
+    )+};
+}
+pub(crate) use cells;
+
+pub fn a_live_lock_is_refused<W: World>() {
+    let world = W::fresh();
+    assert!(world.theirs("theirs", Step::Acquire));
+    assert!(world.ours().try_lock("theirs").unwrap().is_none());
+    let status = world.ours().get("theirs").unwrap().unwrap();
+    assert_eq!(status.holders()[0].owner(), W::HOLDER);
+    assert!(status.holders()[0].remaining() > Some(W::LEASE - 5 * S));
+    let guard = world.ours().lock("ours").unwrap();
+    assert!(!world.theirs("ours", Step::Acquire));
+    guard.ensure_held_for(W::LEASE / 2).unwrap();
+}
+
+pub fn who_crashed_is_taken_over_and_changes_nothing_later<W: World>() {
+    let world = W::fresh();
+    let ours = world.ours();
+    assert!(world.theirs("theirs", Step::Acquire));
+    let crashed = ours.request("ours").acquire().unwrap();
+    world.pass(W::RESPECTED);
+    assert!(ours.try_lock("theirs").unwrap().is_none() && !world.theirs("ours", Step::Acquire));
+    world.pass(W::OVER - W::RESPECTED);
+    let guard = ours.try_lock("theirs").unwrap().unwrap();
+    assert!(!world.theirs("theirs", Step::Heartbeat));
+    assert!(!W::RELEASES || !world.theirs("theirs", Step::Release));
+    guard.ensure_held_for(W::LEASE / 2).unwrap();
+    assert!(world.theirs("ours", Step::Acquire) && ours.try_lock("ours").unwrap().is_none());
+    assert_eq!(ours.heartbeat(&crashed, W::LEASE).unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(ours.release(&crashed).unwrap_err().kind(), ErrorKind::Held);
+    assert!(ours.try_lock("ours").unwrap().is_none());
+    world.pass(W::OVER);
+    // Where theirs dropped the token, too.
+    assert!(ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
+}
+
+pub fn a_released_lock_is_free_at_once<W: World>() {
+    let world = W::fresh();
+    let mut highest = 0;
+    for _ in 0..2 {
+        if W::RELEASES {
+            assert!(world.theirs("k", Step::Acquire) && world.theirs("k", Step::Release));
+        }
+        let guard = world.ours().try_lock("k").unwrap().unwrap();
+        assert!(guard.fencing_token() > highest);
+        highest = guard.fencing_token();
+        guard.release().unwrap();
+    }
+    assert!(world.theirs("k", Step::Acquire) && world.ours().try_lock("k").unwrap().is_none());
+}
+
+pub fn heartbeats_keep_a_lock<W: World>() {
+    let world = W::fresh();
+    assert!(world.theirs("theirs", Step::Acquire));
+    let mine = world.ours().request("ours").acquire().unwrap();
+    for _ in 0..3 {
+        world.pass(W::LEASE * 3 / 4);
+        assert!(world.theirs("theirs", Step::Heartbeat));
+        world.ours().heartbeat(&mine, W::LEASE).unwrap();
+        assert!(world.ours().try_lock("theirs").unwrap().is_none() && !world.theirs("ours", Step::Acquire));
+    }
+}
+
+pub fn a_purge_frees_what_is_over_for_both<W: World>() {
+    let world = W::fresh();
+    assert!(world.theirs("over", Step::Acquire));
+    world.pass(W::OVER);
+    assert!(world.theirs("live", Step::Acquire));
+    let freed = world.own().purge(Duration::ZERO).unwrap().freed;
+    assert_eq!(freed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["over"]);
+    assert!(world.ours().try_lock("live").unwrap().is_none() && world.theirs("live", Step::Heartbeat));
+    assert!(world.theirs("over", Step::Acquire));
+}
+
+pub fn clients_of_both_kinds_of_ours_exclude_each_other<W: World>() {
+    let world = W::fresh();
+    let own = world.own();
+    for (holds, asks) in [(&own, world.ours()), (world.ours(), &own)] {
+        let guard = holds.lock("k").unwrap();
+        assert!(asks.try_lock("k").unwrap().is_none() && asks.try_lock_shared("k").unwrap().is_none());
+        let token = guard.fencing_token();
+        guard.release().unwrap();
+        let shared = holds.lock_shared("k").unwrap();
+        assert!(shared.fencing_token() > token && asks.try_lock("k").unwrap().is_none());
+        assert!(asks.try_lock_shared("k").unwrap().is_some());
+    }
+    // Either takes the other over, and is not taken over before.
+    for (holds, asks) in [(&own, world.ours()), (world.ours(), &own)] {
+        holds.request("t").acquire().unwrap();
+        world.pass(W::RESPECTED);
+        assert!(asks.try_lock("t").unwrap().is_none());
+        world.pass(W::OVER - W::RESPECTED);
+        asks.try_lock("t").unwrap().unwrap().release().unwrap();
+    }
+}
