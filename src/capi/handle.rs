@@ -194,6 +194,12 @@ pub fn remove<T: Object>(handle: u64) -> Result<Arc<T>, Failure> {
     T::tables().here().find(handle, Then::Remove)
 }
 
+/// How many objects of a type there are.
+#[cfg(test)]
+pub fn live<T: Object>() -> usize {
+    T::tables().here().slots.lock().all.iter().filter(|slot| slot.object.is_some()).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::cancel::Cancel;
@@ -239,6 +245,8 @@ mod tests {
         assert_eq!(code(child.find(own, Then::Keep)), Code::Ok);
         assert_eq!(code(child.find(own - 1, Then::Keep)), Code::Forked);
         assert_eq!(code(child.find(own + 1, Then::Keep)), Code::BadHandle);
+        let without_generation = own & !(u64::from(u32::MAX) << INDEX_BITS);
+        assert_eq!(code(child.find(without_generation, Then::Keep)), Code::BadHandle);
         let full = Table::new(1 << INDEX_BITS, None);
         let code = full.insert(Cancel(CancelToken::new())).map_or_else(super::super::failure::keep, |_| Code::Ok);
         assert_eq!(code, Code::TooManyHandles);

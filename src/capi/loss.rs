@@ -247,11 +247,49 @@ mod tests {
             assert!(ends.recv().is_err());
         });
         // It tells once, and nothing after the end.
+        drop(leaves);
         watch.lost(&loss());
         assert!(enters.is_empty());
-        let ended = Watch::new(Some(Callback { function: talk as LossFn, user }));
-        ended.freed();
-        ended.lost(&loss());
-        assert!(enters.is_empty());
+        for end in [Watch::freed, Watch::released] {
+            let ended = Watch::new(Some(Callback { function: talk as LossFn, user }));
+            end(&ended);
+            ended.lost(&loss());
+            assert!(enters.is_empty());
+        }
+    }
+
+    /// What a descriptor says, which must be at its end.
+    #[cfg(unix)]
+    fn said(watch: &Watch) -> Option<String> {
+        let mut descriptor = UnixStream::from(watch.descriptor().ok()?);
+        descriptor.set_nonblocking(true).ok()?;
+        let mut said = String::new();
+        descriptor.read_to_string(&mut said).ok().map(|_| said)
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn how_the_hold_ended_first_is_what_later_descriptors_say() {
+        let (lost, released) = (Watch::new(None), Watch::new(None));
+        lost.lost(&loss());
+        lost.released();
+        released.released();
+        released.lost(&loss());
+        for _ in 0..2 {
+            assert_eq!((said(&lost).as_deref(), said(&released).as_deref()), (Some("!"), Some("")));
+        }
+    }
+
+    /// While it is held nothing is to be read, however many others were given out.
+    #[cfg(unix)]
+    #[test]
+    fn a_descriptor_is_silent_while_the_lock_is_held() {
+        let watch = Watch::new(None);
+        let given: Vec<_> = (0..3).filter_map(|_| watch.descriptor().ok().map(UnixStream::from)).collect();
+        let is_silent = |mut one: &UnixStream| {
+            let nothing = one.set_nonblocking(true).map(|()| one.read(&mut [0; 8]).map_err(|error| error.kind()));
+            matches!(nothing, Ok(Err(std::io::ErrorKind::WouldBlock)))
+        };
+        assert!(given.len() == 3 && given.iter().all(is_silent));
     }
 }

@@ -93,8 +93,10 @@ mod tests {
     fn no_panic_leaves_a_call() {
         assert_eq!(call(|| Ok(())), Code::Ok);
         assert_eq!(call(|| panic!("as a test")), Code::Panic);
-        let text = failure::message();
-        assert!(text.contains("as a test") && text.contains("bug"), "{text}");
+        assert_eq!(failure::message(), "a bug in the library: as a test");
+        let made = "made of parts".to_owned();
+        assert_eq!(call(|| std::panic::panic_any(made)), Code::Panic);
+        assert_eq!(failure::message(), "a bug in the library: made of parts");
         // A payload whose drop panics as well.
         struct Worse;
         impl Drop for Worse {
@@ -103,6 +105,7 @@ mod tests {
             }
         }
         assert_eq!(call(|| std::panic::panic_any(Worse)), Code::Panic);
+        assert_eq!(failure::message(), "a bug in the library: it panicked");
     }
 
     #[test]
