@@ -32,10 +32,14 @@ pub struct Guard {
     watch: Arc<Watch>,
 }
 
-handle::object!(Guard = 4, "guard");
+handle::object!(Guard = 4, GuardHandle, "guard");
 
 /// A lock that is held: its own thread renews it. Free it with leasehold_guard_free, which releases it.
-pub type GuardHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuardHandle {
+    pub id: u64,
+}
 
 impl Guard {
     pub fn new(guard: LockGuard, watch: Arc<Watch>) -> Self {
@@ -94,10 +98,9 @@ impl Guard {
 
 /// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
 /// and does not wait. A call that fails, as one after a fork, writes false, too.
-///
-/// # Safety
-/// `held` must be writable.
+/// \param held Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut bool) -> Code {
     call(|| {
         let held = out_arg!(held).or(false);
@@ -109,6 +112,7 @@ pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut 
 /// LEASEHOLD_CODE_CLOSED after it was released, handed over, or its client closed. Call it right before each step that
 /// must not overlap with another holder's.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
@@ -121,6 +125,7 @@ pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
 /// for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
 /// renewal gives, LEASEHOLD_CODE_STORE when the renewal was not answered.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
@@ -131,10 +136,9 @@ pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -
 
 /// How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
 /// lease has no end.
-///
-/// # Safety
-/// `ms` must be writable.
+/// \param ms Gets the milliseconds.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut u64) -> Code {
     call(|| {
         let ms = out_arg!(ms);
@@ -145,10 +149,9 @@ pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut 
 /// The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
 /// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. It fits
 /// into an int64_t.
-///
-/// # Safety
-/// `token` must be writable.
+/// \param token Gets the fencing token.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
@@ -157,10 +160,9 @@ pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u
 }
 
 /// How the lock is held: exclusive or shared.
-///
-/// # Safety
-/// `mode` must be writable.
+/// \param mode Gets the mode.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_mode(guard: GuardHandle, mode: *mut ModeCode) -> Code {
     call(|| {
         let mode = out_arg!(mode);
@@ -169,10 +171,9 @@ pub unsafe extern "C" fn leasehold_guard_mode(guard: GuardHandle, mode: *mut Mod
 }
 
 /// The name of the lock.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_key(
     guard: GuardHandle,
     buffer: *mut c_char,
@@ -187,10 +188,9 @@ pub unsafe extern "C" fn leasehold_guard_key(
 }
 
 /// The group that the lock belongs to.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_lock_id(
     guard: GuardHandle,
     buffer: *mut c_char,
@@ -205,10 +205,9 @@ pub unsafe extern "C" fn leasehold_guard_lock_id(
 }
 
 /// A copy of the lock as data; the guard goes on. Free it with leasehold_lock_free.
-///
-/// # Safety
-/// `lock` must be writable.
+/// \param lock Gets the data.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_info(guard: GuardHandle, lock: *mut LockHandle) -> Code {
     call(|| {
         let lock = out_arg!(lock);
@@ -220,10 +219,10 @@ pub unsafe extern "C" fn leasehold_guard_info(guard: GuardHandle, lock: *mut Loc
 
 /// How the lock was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
 /// lost.
-///
-/// # Safety
-/// `reason` must be writable, and `buffer` as for every text, see the top.
+/// \param reason Gets the reason.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_loss(
     guard: GuardHandle,
     reason: *mut Reason,
@@ -245,6 +244,7 @@ pub unsafe extern "C" fn leasehold_guard_loss(
 /// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the lock was released or handed over, or its client closed. The guard
 /// may be freed meanwhile.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
         // It can be freed meanwhile, which takes out what is to be released.
@@ -269,11 +269,10 @@ pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64) -> Outcome {
 /// guard is released or freed or its client closed, and stays readable: read() gives one byte if the lock was lost, and
 /// then, or instead, 0 for the end. It is yours: close() it, before or after the guard. Each call gives a new one, with
 /// a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on Windows.
-///
-/// # Safety
-/// `descriptor` must be writable.
+/// \param descriptor Gets the descriptor.
 #[cfg(unix)]
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, descriptor: *mut i32) -> Code {
     use std::os::fd::IntoRawFd;
 
@@ -289,6 +288,7 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
 /// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
 /// closing the client has released it. After any other failure it can be called again. The guard stays yours to free.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
     call(|| handle::get::<Guard>(guard)?.release())
 }
@@ -296,10 +296,9 @@ pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
 /// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
 /// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_CLOSED when the guard was released already. The guard
 /// stays yours to free, which releases nothing then.
-///
-/// # Safety
-/// `lock` must be writable.
+/// \param lock Gets the data.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mut LockHandle) -> Code {
     call(|| {
         let lock = out_arg!(lock);

@@ -109,31 +109,33 @@ fn a_release_that_comes_too_late_ends_the_descriptor() {
 fn freeing_the_last_handle_has_one_bound() {
     use std::time::Instant;
 
-    use super::super::client::{Client, leasehold_client_free};
-    use super::super::election::{find, leasehold_election_free, leasehold_election_new, leasehold_election_run};
+    use super::super::client::{Client, ClientHandle, leasehold_client_free};
+    use super::super::election::{
+        ElectionHandle, find, leasehold_election_free, leasehold_election_new, leasehold_election_run,
+    };
     use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
     use crate::store::memory::Memory;
     use crate::sys::clock::Clock;
 
-    type Last = fn(&LockClient, u64) -> Result<u64, Failure>;
-    let guard: Last = |client, _| handle::insert(Guard::new(client.lock("k")?, Watch::new(None)));
+    type Last = fn(&LockClient, ClientHandle) -> Result<u64, Failure>;
+    let guard: Last = |client, _| Ok(handle::insert(Guard::new(client.lock("k")?, Watch::new(None)))?.id);
     let election: Last = |_, client| {
-        let mut election = 0;
+        let mut election = ElectionHandle::default();
         // SAFETY: a text, and a place that can be written to.
         let code = unsafe { leasehold_election_new(client, "k".as_ptr().cast(), 1, &mut election) };
         assert_eq!((code, leasehold_election_run(election)), (Code::Ok, Code::Ok));
         while !find(election)?.is_leader() {
             std::thread::yield_now();
         }
-        Ok(election)
+        Ok(election.id)
     };
     let (bound, slack) = (Duration::from_millis(2500), Duration::from_millis(1500));
-    let frees = |last: Last, free: extern "C" fn(u64) -> Code| {
+    let frees = |last: Last, free: fn(u64) -> Code| {
         let (clock, faults) = (Clock::system(), FaultPlan::default());
         let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
         let client = crate::ClientBuilder::over(Arc::new(store), clock);
         let Ok(client) = client.lease(LONG * 3).drop_timeout(bound).connect() else { panic!("no client") };
-        let Ok(of) = handle::insert(Client::new(client.clone())) else { panic!("no handle") };
+        let Ok(of) = handle::insert(Client::new(client.clone(), None)) else { panic!("no handle") };
         let Ok(last) = last(&client, of) else { panic!("no lock") };
         faults.next(Call::Acquire, Fault::ApplyThenHang);
         faults.always(Call::Release, Fault::HangBefore);
@@ -145,8 +147,8 @@ fn freeing_the_last_handle_has_one_bound() {
         assert!(started.elapsed() < bound + slack, "it took {:?}", started.elapsed());
     };
     std::thread::scope(|scope| {
-        scope.spawn(|| frees(guard, leasehold_guard_free));
-        scope.spawn(|| frees(election, leasehold_election_free));
+        scope.spawn(|| frees(guard, |id| leasehold_guard_free(GuardHandle { id })));
+        scope.spawn(|| frees(election, |id| leasehold_election_free(ElectionHandle { id })));
     });
 }
 
@@ -158,14 +160,14 @@ fn a_guard_that_is_lost_hands_nothing_over() {
     assert!(held.loss().wait_timeout(LONG).is_some());
     let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
     assert_eq!(leasehold_guard_release(guard), Code::Lost);
-    let mut lock = 0;
+    let mut lock = LockHandle::default();
     for _ in 0..100 {
         // SAFETY: a place that can be written to.
         assert_eq!(unsafe { leasehold_guard_into_lock(guard, &mut lock) }, Code::Lost);
     }
     // Other tests may have a few.
-    assert!(handle::live::<LockData>() < 50, "{} are kept", handle::live::<LockData>());
-    assert_eq!((lock, leasehold_guard_free(guard)), (0, Code::Ok));
+    assert!(handle::all::<LockData>().len() < 50, "{} are kept", handle::all::<LockData>().len());
+    assert_eq!((lock, leasehold_guard_free(guard)), (LockHandle::default(), Code::Ok));
 }
 
 static TOLD: AtomicBool = AtomicBool::new(false);

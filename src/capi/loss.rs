@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -50,6 +51,8 @@ impl From<&LossReason> for Reason {
 /// during the callback.
 #[repr(C)]
 pub struct LossInfo {
+    /// The size of this struct as the library has it: later versions may add fields at its end.
+    pub size: usize,
     /// The fencing token that is out of date now.
     pub token: u64,
     /// How long it had been held, in milliseconds.
@@ -67,6 +70,11 @@ pub struct LossInfo {
 /// Called with the loss and the `user` pointer that was given.
 pub type OnLoss = Option<unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void)>;
 
+/// Called with the milliseconds that are left until the loss and the `user` pointer that was given.
+pub type OnWarning = Option<unsafe extern "C" fn(left_ms: u64, user: *mut c_void)>;
+
+pub type WarnFn = unsafe extern "C" fn(left_ms: u64, user: *mut c_void);
+
 pub type LossFn = unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void);
 
 /// Calls it with the loss.
@@ -78,6 +86,7 @@ unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
     let (key_len, key) = ended(loss.key.clone());
     let (text_len, text) = ended(loss.to_string());
     let info = LossInfo {
+        size: size_of::<LossInfo>(),
         token: loss.fencing_token,
         held_for_ms: as_millis(loss.held_for),
         key: key.as_ptr().cast(),
@@ -93,6 +102,7 @@ unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
 /// What of a guard hears of its loss.
 pub struct Watch {
     callback: Option<Callback<LossFn>>,
+    warning: Option<Callback<WarnFn>>,
     gate: Gate,
     state: Mutex<State>,
 }
@@ -114,13 +124,19 @@ enum Phase {
 }
 
 impl Watch {
+    #[cfg(test)]
     pub fn new(callback: Option<Callback<LossFn>>) -> Arc<Self> {
+        Watch::of(callback, None)
+    }
+
+    /// A function that hears of the loss, and one that hears before.
+    pub fn of(callback: Option<Callback<LossFn>>, warning: Option<Callback<WarnFn>>) -> Arc<Self> {
         let state = State {
             phase: Phase::Held,
             #[cfg(unix)]
             ends: Vec::new(),
         };
-        Arc::new(Watch { callback, gate: Gate::default(), state: Mutex::new(state) })
+        Arc::new(Watch { callback, warning, gate: Gate::default(), state: Mutex::new(state) })
     }
 
     /// Tells the loss. Runs on a thread of its own.
@@ -130,6 +146,16 @@ impl Watch {
         {
             // SAFETY: whoever set it promised that it may be called until the guard is freed; freeing closes the gate.
             self.gate.pass(|| unsafe { tell(callback, loss) });
+        }
+    }
+
+    /// Tells that renewals fail. Runs on a thread of its own.
+    pub fn warns(&self, left: Duration) {
+        if let Some(Callback { function, user }) = self.warning
+            && self.state.lock().phase == Phase::Held
+        {
+            // SAFETY: as for a loss.
+            self.gate.pass(|| unsafe { function(as_millis(left), user) });
         }
     }
 
@@ -195,8 +221,6 @@ fn is_closed(mut end: &UnixStream) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use crossbeam_channel::{Receiver, Sender, bounded};
 
     use super::*;

@@ -3,6 +3,7 @@
 //! Its reference is the header `leasehold.h`, which is written from the comments in here: they are read by C
 //! programmers. Only the public API is used, and this is the only place with `unsafe`.
 
+mod admin;
 mod asked;
 mod callback;
 mod cancel;
@@ -12,19 +13,24 @@ mod client_lock;
 mod code;
 mod election;
 mod error;
+mod event;
 mod failure;
 mod filter;
 mod guard;
+mod guards;
 mod handle;
 mod leadership;
 mod list;
 mod lock;
+mod logging;
 mod loss;
 mod request;
 mod status;
 mod text;
 #[cfg(all(test, feature = "_internals"))]
 mod trouble_tests;
+mod version;
+mod waiting;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, SystemTime};
