@@ -1,7 +1,7 @@
 //! Functions of C's that the library calls.
 
+use std::cell::Cell;
 use std::ffi::c_void;
-use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -28,13 +28,22 @@ pub struct Gate {
 struct GateState {
     closed: bool,
     /// A thread may be inside several times: a callback calls the library, which calls another one.
-    inside: Vec<ThreadId>,
+    inside: Vec<usize>,
+}
+
+/// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
+/// when `thread::current()` panics.
+fn here() -> usize {
+    thread_local! {
+        static HERE: Cell<u8> = const { Cell::new(0) };
+    }
+    HERE.with(|here| here.as_ptr().addr())
 }
 
 impl Gate {
     /// Runs a callback, unless the gate is closed.
     pub fn pass<T>(&self, callback: impl FnOnce() -> T) -> Option<T> {
-        let here = std::thread::current().id();
+        let here = here();
         {
             let mut state = self.state.lock();
             if state.closed {
@@ -55,7 +64,7 @@ impl Gate {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        let here = std::thread::current().id();
+        let here = here();
         while state.inside.iter().any(|thread| *thread != here) {
             self.left.wait(&mut state);
         }

@@ -256,6 +256,7 @@ static void of_several(void) {
   CHECK(now(&seen.losses) == 1);
 
   /* Freeing releases. */
+  OK(leasehold_request_set_wait(request, 60000));
   OK(leasehold_request_lock_all(request, &guards));
   OK(leasehold_guards_free(guards));
   OK(leasehold_request_try_lock_all(request, &guards));
@@ -293,7 +294,9 @@ int main(int argc, char **argv) {
   CHECK(pthread_key_create(&inside, NULL) == 0);
   leasehold_builder builder = {0};
   OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, argv[1], SIZE_MAX, &builder));
-  OK(leasehold_builder_set_lease(builder, 3000));
+  OK(leasehold_builder_set_heartbeat(builder, 500)); /* which learns of a loss */
+  OK(leasehold_builder_set_request_timeout(builder, 60000));
+  OK(leasehold_builder_set_drop_timeout(builder, 60000));
   OK(leasehold_builder_set_on_event(builder, on_event, &seen));
   OK(leasehold_builder_connect(builder, &seen.client));
   of_messages();
@@ -312,7 +315,7 @@ int main(int argc, char **argv) {
   CHECK(events[LEASEHOLD_EVENT_KIND_WAIT_BEGAN] > 0 && events[LEASEHOLD_EVENT_KIND_LOST] >= 2);
   CHECK(events[LEASEHOLD_EVENT_KIND_WAIT_BEGAN] == events[LEASEHOLD_EVENT_KIND_WAIT_ENDED]);
   CHECK(events[LEASEHOLD_EVENT_KIND_GRANTED] ==
-        events[LEASEHOLD_EVENT_KIND_RELEASED] + events[LEASEHOLD_EVENT_KIND_LOST]);
+        events[LEASEHOLD_EVENT_KIND_RELEASED] + events[LEASEHOLD_EVENT_KIND_LOST] + events[LEASEHOLD_EVENT_KIND_LEFT]);
   pthread_mutex_unlock(&seen.mutex);
   OK(leasehold_client_free(seen.client));
 

@@ -22,7 +22,8 @@ def code_of(call):
 
 
 def main(url):
-    with Client(url, owner="me", lease=5) as client, Client(url) as rival:
+    slow = {"request_timeout": 60, "drop_timeout": 60}  # for a busy machine
+    with Client(url, owner="me", lease=5, **slow) as client, Client(url, **slow) as rival:
         with client.lock("k", comment="why") as guard:
             guard.ensure_held()
             guard.ensure_held(2)

@@ -131,12 +131,16 @@ int main(int argc, char **argv) {
   CHECK(leasehold::from_ms(UINT64_MAX) == leasehold::milliseconds::max() && leasehold::from_ms(7) == 7ms);
   CHECK(thrown([] { leasehold::client("nosuch:store"); }) == LEASEHOLD_CODE_CONFIG);
   leasehold_builder builder{};
-  leasehold_client made{};
+  leasehold_client made{}, others{};
   leasehold::check(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, argv[1], SIZE_MAX, &builder));
+  leasehold::check(leasehold_builder_set_request_timeout(builder, 60000));
+  leasehold::check(leasehold_builder_set_drop_timeout(builder, 60000));
+  leasehold::check(leasehold_builder_connect(builder, &others));
   leasehold::check(leasehold_builder_set_owner(builder, "me", SIZE_MAX));
   leasehold::check(leasehold_builder_connect(builder, &made));
   leasehold::check(leasehold_builder_free(builder));
-  const leasehold::client client(made), rival(argv[1]);
+  const leasehold::client client(made), rival(others);
+  CHECK(leasehold::client(std::string_view(argv[1])).try_lock("first"));
   scopes(client, rival);
   moves(client);
   losses(client);
