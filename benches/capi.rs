@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
-// As src/capi/leasehold.h has them.
+// As src/capi/leasehold.h has them; a struct of one number is passed as that number.
 unsafe extern "C" {
-    fn leasehold_client_connect(url: *const c_char, url_len: usize, client: *mut u64) -> i32;
+    fn leasehold_client_connect(version: u32, url: *const c_char, url_len: usize, client: *mut u64) -> i32;
     fn leasehold_client_lock(client: u64, key: *const c_char, key_len: usize, guard: *mut u64) -> i32;
     fn leasehold_client_try_lock(client: u64, key: *const c_char, key_len: usize, guard: *mut u64) -> i32;
     fn leasehold_client_get(c: u64, key: *const c_char, len: usize, token: *mut u64, list: *mut u64) -> i32;
+    fn leasehold_version_number() -> u32;
     fn leasehold_guard_is_held(guard: u64, held: *mut bool) -> i32;
     fn leasehold_guard_token(guard: u64, token: *mut u64) -> i32;
     fn leasehold_guard_remaining(guard: u64, ms: *mut u64) -> i32;
@@ -57,7 +58,7 @@ fn main() {
     let mut c_client = 0;
     let (url, url_len) = text("memory:bench");
     // SAFETY: the texts live on, and each result has its place; so below.
-    assert_eq!(unsafe { leasehold_client_connect(url, url_len, &mut c_client) }, 0);
+    assert_eq!(unsafe { leasehold_client_connect(leasehold_version_number(), url, url_len, &mut c_client) }, 0);
 
     let (key, len) = text("k");
     let (held_key, held_len) = text("held");

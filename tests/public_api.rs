@@ -73,7 +73,10 @@ fn paths() -> BTreeSet<String> {
 fn in_c() -> BTreeSet<String> {
     let header = read(root().join("src/capi/leasehold.h"));
     let code: Vec<&str> = header.lines().map(str::trim).filter(|line| !line.starts_with(['/', '*'])).collect();
-    let constants = code.iter().filter(|line| line.starts_with("LEASEHOLD_")).map(|line| line.replace(',', ""));
+    let constants = code
+        .iter()
+        .filter(|line| line.starts_with("LEASEHOLD_") && line.contains(" = "))
+        .map(|line| line.replace(',', ""));
     let functions = code.iter().flat_map(|line| line.split([' ', '*'])).filter_map(|word| {
         let (name, _) = word.split_once('(')?;
         name.starts_with("leasehold_").then(|| name.to_owned())

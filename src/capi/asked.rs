@@ -1,27 +1,58 @@
 //! What is asked for by a request, and how it is asked of the Rust API.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::callback::Callback;
 use super::client::{Client, ClientHandle};
+use super::code::Code;
 use super::failure::Failure;
 use super::guard::{Guard, GuardHandle};
-use super::loss::{LossFn, Watch};
+use super::guards::{Guards, GuardsHandle};
+use super::loss::{LossFn, WarnFn, Watch};
+use super::waiting::{self, WaitFn};
 use super::{handle, millis};
 use crate::api::guard::LockGuard;
-use crate::api::request::LockRequest;
+use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::LockAnyRequest;
-use crate::model::error::{Error, Result as ApiResult};
+use crate::model::error::{Error, ErrorKind, Result as ApiResult};
 use crate::model::lock::Lock;
 use crate::model::loss::Loss;
 
-/// One lock, or the first of several that is free.
+/// One lock, the first of several that is free, or all of several.
 pub struct Asked {
     client: Arc<Client>,
     pub keys: Keys,
     /// Everything else, of which a copy is used up each time.
     request: LockRequest,
+    pub callbacks: Callbacks,
+}
+
+/// What is called.
+#[derive(Clone, Copy, Default)]
+pub struct Callbacks {
     pub on_loss: Option<Callback<LossFn>>,
+    pub on_warning: Option<Callback<WarnFn>>,
+    pub on_wait: Option<Callback<WaitFn>>,
+}
+
+impl Callbacks {
+    fn watch(&self) -> Arc<Watch> {
+        Watch::of(self.on_loss, self.on_warning)
+    }
+
+    /// A request that calls them.
+    fn given(&self, request: LockRequest, watch: &Arc<Watch>) -> LockRequest {
+        let (lost, warned) = (watch.clone(), watch.clone());
+        let mut request = request.on_loss(move |loss: Loss| lost.lost(&loss));
+        if self.on_warning.is_some() {
+            request = request.on_warning(move |left| warned.warns(left));
+        }
+        if let Some(callback) = self.on_wait {
+            request = request.on_wait(move |waiting| waiting::tell(callback, waiting));
+        }
+        request
+    }
 }
 
 /// Which locks.
@@ -32,6 +63,9 @@ pub enum Keys {
     AnyOf {
         keys: Vec<String>,
         order: Order,
+    },
+    AllOf {
+        keys: Vec<String>,
     },
 }
 
@@ -53,7 +87,7 @@ impl Asked {
     pub fn one(client: ClientHandle, key: &str) -> Result<Self, Failure> {
         let client: Arc<Client> = handle::get(client)?;
         let request = client.api.request(key);
-        Ok(Asked { client, keys: Keys::One, request, on_loss: None })
+        Ok(Asked { client, keys: Keys::One, request, callbacks: Callbacks::default() })
     }
 
     /// A request for the first of several locks, which are still to be named.
@@ -62,10 +96,15 @@ impl Asked {
         Ok(Asked { keys, ..Asked::one(client, "")? })
     }
 
+    /// A request for all of several locks, which are still to be named.
+    pub fn all(client: ClientHandle) -> Result<Self, Failure> {
+        Ok(Asked { keys: Keys::AllOf { keys: Vec::new() }, ..Asked::one(client, "")? })
+    }
+
     /// The same once more, so that nothing is locked while a wait goes on.
     pub fn again(&self) -> Self {
         let (client, keys, request) = (self.client.clone(), self.keys.clone(), self.request.again());
-        Asked { client, keys, request, on_loss: self.on_loss }
+        Asked { client, keys, request, callbacks: self.callbacks }
     }
 
     pub fn with(mut self, set: impl FnOnce(LockRequest) -> LockRequest) -> Self {
@@ -92,11 +131,53 @@ impl Asked {
         })
     }
 
-    pub fn acquire(self) -> Result<Lock, Error> {
-        match self.with(LockRequest::without_wait).request() {
+    pub fn acquire(self) -> Result<Lock, Failure> {
+        Ok(match self.with(LockRequest::without_wait).request()? {
             Request::One(request) => request.acquire(),
             Request::Any(request) => request.acquire(),
+        }?)
+    }
+
+    /// All of them; with `once` it does not wait for other holders.
+    pub fn lock_all(self, once: bool) -> Result<GuardsHandle, Failure> {
+        let Asked { client, keys: Keys::AllOf { keys }, request, callbacks } = self else {
+            return Err(Failure::new(Code::InvalidInput, "the request is not one for all of several keys"));
+        };
+        let watch = callbacks.watch();
+        client.watch(&watch);
+        // What was lost before all were had was taken anew, or ends the call.
+        let granted: Arc<OnceLock<Vec<Lock>>> = Arc::default();
+        let each = |one: LockRequest| {
+            let mut like = request.again().without_wait();
+            like.spec.lock.key = one.spec.lock.key;
+            let (granted, lost) = (granted.clone(), watch.clone());
+            callbacks.given(like, &watch).on_loss(move |loss| {
+                let is = |lock: &Lock| lock.key() == loss.key && lock.fencing_token() == loss.fencing_token;
+                if granted.get().is_some_and(|granted| granted.iter().any(is)) {
+                    lost.lost(&loss);
+                }
+            })
+        };
+        let mut all = client.api.request_all(&keys).each(each);
+        if let Some(lock_id) = &request.spec.lock.lock_id {
+            all = all.lock_id(lock_id);
         }
+        let all = match request.spec.wait {
+            _ if once => all.wait(Duration::ZERO),
+            Some(AskedWait::For(wait)) => all.wait(wait),
+            Some(AskedWait::Until(until)) => all.wait_until(until),
+            None => all,
+        };
+        let refused = |error: Error| match error.kind() {
+            ErrorKind::TimedOut if once && !error.holders().is_empty() => Failure::with_code(error, Code::Held),
+            _ => error.into(),
+        };
+        let made = all.lock().map_err(refused).and_then(|held| {
+            granted.get_or_init(|| held.guards().iter().map(LockGuard::info).collect());
+            held.ensure_held()?;
+            handle::insert(Guards::new(held, watch.clone()))
+        });
+        give(made, watch)
     }
 
     pub fn adopt(self, lock: Lock) -> Result<GuardHandle, Failure> {
@@ -108,28 +189,31 @@ impl Asked {
         })
     }
 
-    fn request(self) -> Request {
-        match self.keys {
+    fn request(self) -> Result<Request, Failure> {
+        Ok(match self.keys {
             Keys::One => Request::One(self.request),
             Keys::AnyOf { keys, order } => {
                 let any = self.client.api.request_any(&keys).like(self.request);
                 Request::Any(if order == Order::AsGiven { any.in_order() } else { any })
             }
-        }
+            Keys::AllOf { .. } => {
+                let message = "the request is for all of several keys: use leasehold_request_lock_all";
+                return Err(Failure::new(Code::InvalidInput, message));
+            }
+        })
     }
 
     fn guard(self, start: impl FnOnce(Request) -> ApiResult<LockGuard>) -> Result<GuardHandle, Failure> {
-        let watch = Watch::new(self.on_loss);
+        let (callbacks, watch) = (self.callbacks, self.callbacks.watch());
         self.client.watch(&watch);
-        let told = watch.clone();
-        let request = self.with(|request| request.on_loss(move |loss: Loss| told.lost(&loss))).request();
-        give(start(request), watch)
+        let started = start(self.with(|request| callbacks.given(request, &watch)).request()?);
+        let made = started.map_err(Failure::from).and_then(|guard| handle::insert(Guard::new(guard, watch.clone())));
+        give(made, watch)
     }
 }
 
-/// Makes the handle of what was started.
-fn give(started: ApiResult<LockGuard>, watch: Arc<Watch>) -> Result<GuardHandle, Failure> {
-    let made = started.map_err(Failure::from).and_then(|guard| handle::insert(Guard::new(guard, watch.clone())));
+/// The handle of what was started, if there is one.
+fn give<H>(made: Result<H, Failure>, watch: Arc<Watch>) -> Result<H, Failure> {
     if made.is_err() {
         // Nobody has a guard whose freeing would say until when `user` is used: it is until now.
         watch.freed();
@@ -141,12 +225,9 @@ fn give(started: ApiResult<LockGuard>, watch: Arc<Watch>) -> Result<GuardHandle,
 mod tests {
     use std::ffi::c_void;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
-    use super::super::code::Code;
     use super::super::loss::LossInfo;
     use super::*;
-    use crate::ErrorKind;
     use crate::model::loss::LossReason;
 
     static CALLED: AtomicBool = AtomicBool::new(false);
@@ -163,7 +244,7 @@ mod tests {
     #[test]
     fn nothing_is_called_for_a_guard_that_nobody_got() {
         let watch = Watch::new(Some(Callback { function: called as LossFn, user: std::ptr::null_mut() }));
-        let answer = give(Err(Error::new(ErrorKind::Held, "as a test")), watch.clone());
+        let answer = give::<GuardHandle>(Err(Error::new(ErrorKind::Held, "as a test").into()), watch.clone());
         assert_eq!(code(answer), Code::Held);
         watch.lost(&Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: Duration::ZERO });
         assert!(!CALLED.load(Ordering::SeqCst), "it was called");
@@ -194,7 +275,7 @@ mod tests {
             let builder = crate::ClientBuilder::over(Arc::new(store), clock.clone()).observer(Arc::new(Jumps(clock)));
             let Ok(client) = builder.request_timeout(Duration::from_millis(100)).connect() else { panic!("no client") };
             // So long a lease is set by a renewal, and too much time passes while that is under way.
-            let asked = handle::insert(Client::new(client.clone())).and_then(|client| Asked::one(client, "k"));
+            let asked = handle::insert(Client::new(client.clone(), None)).and_then(|client| Asked::one(client, "k"));
             let Ok(asked) = asked else { panic!("no request") };
             let asked = Asked { keys, ..asked }.with(|request| request.lease(2 * MINUTE));
             faults.always(Call::Renew, Fault::ApplyThenDelay(MINUTE));

@@ -1,7 +1,7 @@
 //! Functions of C's that the library calls.
 
+use std::cell::Cell;
 use std::ffi::c_void;
-use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -27,30 +27,91 @@ pub struct Gate {
 #[derive(Default)]
 struct GateState {
     closed: bool,
-    inside: Option<ThreadId>,
+    /// A thread may be inside several times: a callback calls the library, which calls another one.
+    inside: Vec<usize>,
+}
+
+/// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
+/// when `thread::current()` panics.
+fn here() -> usize {
+    thread_local! {
+        static HERE: Cell<u8> = const { Cell::new(0) };
+    }
+    HERE.with(|here| here.as_ptr().addr())
 }
 
 impl Gate {
-    /// Runs a callback, unless the gate is closed. The library calls them one after the other.
-    pub fn pass(&self, callback: impl FnOnce()) {
+    /// Runs a callback, unless the gate is closed.
+    pub fn pass<T>(&self, callback: impl FnOnce() -> T) -> Option<T> {
+        let here = here();
         {
             let mut state = self.state.lock();
             if state.closed {
-                return;
+                return None;
             }
-            state.inside = Some(std::thread::current().id());
+            state.inside.push(here);
         }
-        callback();
-        self.state.lock().inside = None;
+        let answer = callback();
+        let mut state = self.state.lock();
+        if let Some(at) = state.inside.iter().position(|thread| *thread == here) {
+            state.inside.swap_remove(at);
+        }
         self.left.notify_all();
+        Some(answer)
     }
 
     /// No callback begins any more, and none runs on another thread.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        while state.inside.is_some_and(|thread| thread != std::thread::current().id()) {
+        let here = here();
+        while state.inside.iter().any(|thread| *thread != here) {
             self.left.wait(&mut state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crossbeam_channel::bounded;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A health check beside another callback, each of which may take long.
+    #[test]
+    fn a_gate_closes_when_the_last_of_several_has_left() {
+        let gate = Gate::default();
+        let (entered, enters) = bounded(2);
+        let leave: Vec<_> = (0..2).map(|_| bounded::<()>(1)).collect();
+        std::thread::scope(|scope| {
+            for (_, leave) in &leave {
+                scope.spawn(|| gate.pass(|| (entered.send(()), leave.recv_timeout(LONG))));
+            }
+            assert_eq!((enters.recv(), enters.recv()), (Ok(()), Ok(())));
+            let (closed, closes) = bounded(1);
+            let gate = &gate;
+            scope.spawn(move || (gate.close(), closed.send(())));
+            for (leaves, _) in &leave {
+                assert!(closes.recv_timeout(Duration::from_millis(200)).is_err(), "it did not wait for all");
+                assert!(leaves.send(()).is_ok());
+            }
+            assert_eq!(closes.recv(), Ok(()));
+        });
+        assert_eq!(gate.pass(|| 1), None);
+    }
+
+    #[test]
+    fn what_closes_a_gate_from_inside_does_not_wait_for_itself() {
+        let (ended, ends) = bounded(1);
+        std::thread::spawn(move || {
+            let gate = Gate::default();
+            let inside = gate.pass(|| gate.pass(|| gate.close()));
+            ended.send((inside, gate.pass(|| 1)))
+        });
+        assert_eq!(ends.recv_timeout(LONG), Ok((Some(Some(())), None)));
     }
 }

@@ -6,16 +6,19 @@ use crate::CancelToken;
 
 /// A switch that ends waits.
 pub struct Cancel(pub CancelToken);
-handle::object!(Cancel = 8, "cancel token");
+handle::object!(Cancel = 8, CancelHandle, "cancel token");
 
 /// A switch that ends the waits of requests it was given to. Free it with leasehold_cancel_free.
-pub type CancelHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CancelHandle {
+    pub id: u64,
+}
 
 /// Makes a token that is not cancelled yet.
-///
-/// # Safety
-/// `cancel` must be writable.
+/// \param cancel Gets the token.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_cancel_new(cancel: *mut CancelHandle) -> Code {
     call(|| {
         let cancel = out_arg!(cancel);

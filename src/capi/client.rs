@@ -1,34 +1,41 @@
 //! Clients: connecting and closing.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::callback::Callback;
 use super::code::Code;
+use super::event::{EventFn, Events, OnEvent};
 use super::loss::Watch;
-use super::{Outcome, call, handle, millis, out_arg, text_arg};
+use super::{Outcome, call, handle, millis, out_arg, text_arg, version};
 use crate::api::client::LockClient;
 use crate::model::error::Result;
 
 /// Options of a client. Can be used for several.
 pub struct Builder(Mutex<Options>);
-handle::object!(Builder = 1, "builder");
+handle::object!(Builder = 1, BuilderHandle, "builder");
 
 /// Options of a client. Free it with leasehold_builder_free.
-pub type BuilderHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BuilderHandle {
+    pub id: u64,
+}
 
 /// The way to every lock of one store.
 pub struct Client {
     pub api: LockClient,
     /// Of its guards, some of which are gone.
     watches: Mutex<Vec<Weak<Watch>>>,
+    events: Option<Arc<Events>>,
 }
 
 impl Client {
-    pub fn new(api: LockClient) -> Self {
-        Client { api, watches: Mutex::default() }
+    pub fn new(api: LockClient, events: Option<Arc<Events>>) -> Self {
+        Client { api, watches: Mutex::default(), events }
     }
 
     /// Closing the client ends all watches.
@@ -44,13 +51,18 @@ impl Client {
         let closed = self.api.close();
         let watches = std::mem::take(&mut *self.watches.lock());
         watches.iter().filter_map(Weak::upgrade).for_each(|watch| watch.released());
+        self.events.iter().for_each(|events| events.end());
         Ok(closed?)
     }
 }
-handle::object!(Client = 2, "client");
+handle::object!(Client = 2, ClientHandle, "client");
 
 /// The way to every lock of one store; any number of threads may use it. Free it with leasehold_client_free.
-pub type ClientHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientHandle {
+    pub id: u64,
+}
 
 #[derive(Clone)]
 struct Options {
@@ -64,11 +76,15 @@ struct Options {
     drop_timeout: Option<Duration>,
     must_exist: bool,
     create_schema: bool,
+    on_event: Option<Callback<EventFn>>,
 }
 
 impl Options {
-    fn connect(&self) -> Result<LockClient> {
+    fn connect(&self, events: Option<Arc<Events>>) -> Result<LockClient> {
         let mut builder = LockClient::builder(self.url.as_str());
+        if let Some(events) = events {
+            builder = builder.observer(events);
+        }
         if let Some(owner) = &self.owner {
             builder = builder.owner(owner.as_str());
         }
@@ -101,16 +117,19 @@ fn set(builder: BuilderHandle, set: impl FnOnce(&mut Options)) -> Outcome {
 
 /// Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
 /// copied, and checked by leasehold_builder_connect.
-///
-/// # Safety
-/// `url` must have `url_len` readable bytes, and `builder` be writable.
+/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+/// \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param builder Gets the builder.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_builder_new(
+    version: u32,
     url: *const c_char,
     url_len: usize,
     builder: *mut BuilderHandle,
 ) -> Code {
     call(|| {
+        version::check(version)?;
         let url = text_arg!(url, url_len).to_owned();
         let builder = out_arg!(builder);
         let (poll, request_timeout, drop_timeout) = (None, None, None);
@@ -125,15 +144,14 @@ pub unsafe extern "C" fn leasehold_builder_new(
             drop_timeout,
             must_exist: false,
             create_schema: false,
+            on_event: None,
         };
         builder.write(handle::insert(Builder(Mutex::new(options)))?)
     })
 }
 
 /// What others see as the holder of its locks, for people to read: 1 to 1,024 bytes. Defaults to host:pid.
-///
-/// # Safety
-/// `owner` must have `owner_len` readable bytes.
+/// \param owner `owner_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_builder_set_owner(
     builder: BuilderHandle,
@@ -200,17 +218,32 @@ pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) ->
     call(|| set(builder, |options| options.create_schema = true))
 }
 
+/// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
+/// happens, several at once, and while a call of the program's is under way. It should return at once, may call every
+/// function of this header, and must return: no exception, longjmp() or pthread_exit(). leasehold_client_close waits
+/// until other threads have left it; then it is not called any more, so that `user` can be freed. A client that is only
+/// freed may call it for as long as the process lives. NULL for none, which is the default.
+/// \param on_event Any thread may call it with `user` until the clients are closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_builder_set_on_event(
+    builder: BuilderHandle,
+    on_event: OnEvent,
+    user: *mut c_void,
+) -> Code {
+    call(|| set(builder, |options| options.on_event = on_event.map(|function| Callback { function, user })))
+}
+
 /// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for
 /// the store for at most the request timeout. The builder stays yours and can be used again.
-///
-/// # Safety
-/// `client` must be writable.
+/// \param client Gets the client.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_builder_connect(builder: BuilderHandle, client: *mut ClientHandle) -> Code {
     call(|| {
         let client = out_arg!(client);
         let options = handle::get::<Builder>(builder)?.0.lock().clone();
-        client.write(handle::insert(Client::new(options.connect()?))?)
+        let events = options.on_event.map(Events::new);
+        client.write(handle::insert(Client::new(options.connect(events.clone())?, events))?)
     })
 }
 
@@ -222,32 +255,36 @@ pub extern "C" fn leasehold_builder_free(builder: BuilderHandle) -> Code {
 
 /// Connects to the store that `url` names, like "sqlite:locks.db", with default options. The same as a
 /// builder with no option set: see leasehold_builder_connect.
-///
-/// # Safety
-/// `url` must have `url_len` readable bytes, and `client` be writable.
+/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+/// \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param client Gets the client.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_connect(
+    version: u32,
     url: *const c_char,
     url_len: usize,
     client: *mut ClientHandle,
 ) -> Code {
     call(|| {
+        version::check(version)?;
         let url = text_arg!(url, url_len);
         let client = out_arg!(client);
-        client.write(handle::insert(Client::new(LockClient::connect(url)?))?)
+        client.write(handle::insert(Client::new(LockClient::connect(url)?, None))?)
     })
 }
 
 /// leasehold_client_connect with the URL in the environment variable LEASEHOLD_STORE; LEASEHOLD_CODE_CONFIG when it is
 /// not set.
-///
-/// # Safety
-/// `client` must be writable.
+/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+/// \param client Gets the client.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_client_from_env(client: *mut ClientHandle) -> Code {
+#[must_use]
+pub unsafe extern "C" fn leasehold_client_from_env(version: u32, client: *mut ClientHandle) -> Code {
     call(|| {
+        version::check(version)?;
         let client = out_arg!(client);
-        client.write(handle::insert(Client::new(LockClient::from_env()?))?)
+        client.write(handle::insert(Client::new(LockClient::from_env()?, None))?)
     })
 }
 
@@ -268,12 +305,34 @@ pub extern "C" fn leasehold_client_free(client: ClientHandle) -> Code {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::super::event::EventInfo;
     use super::*;
+    use crate::{Event, Observer};
+
+    static EVENTS: AtomicU32 = AtomicU32::new(0);
+
+    unsafe extern "C" fn counts(_: *const EventInfo, _: *mut c_void) {
+        EVENTS.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn a_client_that_was_closed_tells_no_event() {
+        let events = Events::new(Callback { function: counts as EventFn, user: std::ptr::null_mut() });
+        let Ok(api) = LockClient::connect("memory:") else { panic!("no client") };
+        let client = Client::new(api, Some(events.clone()));
+        for told in [1, 1] {
+            events.event(&Event::WaitBegan { key: "k" });
+            assert_eq!(EVENTS.load(Ordering::SeqCst), told);
+            assert!(client.close().is_ok());
+        }
+    }
 
     #[test]
     fn what_watched_guards_that_are_gone_is_not_kept() {
         let Ok(api) = LockClient::connect("memory:") else { panic!("no client") };
-        let (client, kept) = (Client::new(api), Watch::new(None));
+        let (client, kept) = (Client::new(api, None), Watch::new(None));
         client.watch(&kept);
         (0..10_000).for_each(|_| client.watch(&Watch::new(None)));
         let watches = client.watches.lock();

@@ -10,10 +10,9 @@ use super::{call, handle, millis, out_arg};
 /// Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
 /// nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
 /// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it. The data stays yours to free.
-///
-/// # Safety
-/// `guard` must be writable.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_adopt(
     client: ClientHandle,
     lock: LockHandle,
@@ -29,6 +28,7 @@ pub unsafe extern "C" fn leasehold_client_adopt(
 /// Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
 /// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHandle, lease_ms: u64) -> Code {
     call(|| {
         let client = handle::get::<Client>(client)?;
@@ -42,6 +42,7 @@ pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHan
 /// Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
 /// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {
     call(|| {
         let client = handle::get::<Client>(client)?;

@@ -11,10 +11,10 @@ use crate::api::request::LockRequest;
 
 /// Waits for the lock, without limit, and gives a guard: the lock is held, and renewed by a thread of the library's,
 /// until the guard is released or freed. LEASEHOLD_CODE_CLOSED when the client is closed meanwhile.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_lock(
     client: ClientHandle,
     key: *const c_char,
@@ -28,10 +28,10 @@ pub unsafe extern "C" fn leasehold_client_lock(
 }
 
 /// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_try_lock(
     client: ClientHandle,
     key: *const c_char,
@@ -46,10 +46,10 @@ pub unsafe extern "C" fn leasehold_client_try_lock(
 
 /// leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
 /// lock all the while.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_lock_for(
     client: ClientHandle,
     key: *const c_char,
@@ -64,10 +64,10 @@ pub unsafe extern "C" fn leasehold_client_lock_for(
 }
 
 /// leasehold_client_lock, together with other shared holders.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_lock_shared(
     client: ClientHandle,
     key: *const c_char,
@@ -81,10 +81,10 @@ pub unsafe extern "C" fn leasehold_client_lock_shared(
 }
 
 /// leasehold_client_try_lock, together with other shared holders.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_try_lock_shared(
     client: ClientHandle,
     key: *const c_char,
@@ -98,10 +98,10 @@ pub unsafe extern "C" fn leasehold_client_try_lock_shared(
 }
 
 /// leasehold_client_lock_for, together with other shared holders.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `guard` be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_lock_shared_for(
     client: ClientHandle,
     key: *const c_char,

@@ -121,10 +121,3 @@ pub extern "C" fn leasehold_code_name(code: i32) -> *const c_char {
     let named = NAMES.iter().find(|(known, _)| *known as i32 == code);
     named.map_or(c"LEASEHOLD_CODE_?", |(_, name)| name).as_ptr()
 }
-
-/// The version of the library, like "0.1.0". The text is static: do not free it.
-#[unsafe(no_mangle)]
-pub extern "C" fn leasehold_version() -> *const c_char {
-    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
-    VERSION.as_ptr().cast()
-}

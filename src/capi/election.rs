@@ -12,7 +12,7 @@ use super::code::Code;
 use super::failure::Failure;
 use super::{Outcome, call, handle, millis, out_arg, text, text_arg};
 use crate::CancelToken;
-use crate::api::election::{Election, TermEnd};
+use crate::api::election::{Election, Leader, TermEnd};
 use crate::model::error::{Error, ErrorKind};
 use crate::sys::drop_bound::DropBound;
 
@@ -25,11 +25,15 @@ pub struct ElectionData {
     gate: Arc<Gate>,
 }
 
-handle::object!(ElectionData = 9, "election");
+handle::object!(ElectionData = 9, ElectionHandle, "election");
 
 /// A node of an election: of all nodes that campaign, at most one leads at a time. Free it with
 /// leasehold_election_free.
-pub type ElectionHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ElectionHandle {
+    pub id: u64,
+}
 
 struct Options {
     client: Arc<Client>,
@@ -40,10 +44,22 @@ struct Options {
     once: bool,
     on_won: Option<Callback<WonFn>>,
     on_lost: Option<Callback<LostFn>>,
+    on_leader: Option<Callback<LeaderFn>>,
+    health_check: Option<Callback<HealthFn>>,
 }
 
 type WonFn = unsafe extern "C" fn(token: u64, user: *mut c_void);
 type LostFn = unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void);
+
+type LeaderFn = unsafe extern "C" fn(token: u64, id: *const c_char, id_len: usize, user: *mut c_void);
+type HealthFn = unsafe extern "C" fn(user: *mut c_void) -> bool;
+
+/// Called with the fencing token of a leader's term, its name, and what was given along. The text ends in a NUL that its
+/// length leaves out, and is only there during the callback.
+pub type OnLeader = Option<unsafe extern "C" fn(token: u64, id: *const c_char, id_len: usize, user: *mut c_void)>;
+
+/// Called with the `user` pointer that was given; answers whether this node is healthy enough to lead.
+pub type HealthCheck = Option<unsafe extern "C" fn(user: *mut c_void) -> bool>;
 
 /// Called with the fencing token of a term that was won, and the `user` pointer that was given.
 pub type OnWon = Option<unsafe extern "C" fn(token: u64, user: *mut c_void)>;
@@ -101,6 +117,24 @@ impl ElectionData {
                 gate.pass(|| unsafe { function(token, text.as_ptr().cast(), text.len() - 1, user) });
             });
         }
+        if let Some(callback) = options.on_leader {
+            let gate = self.gate.clone();
+            builder = builder.on_leader(move |leader: &Leader| {
+                let Callback { function, user } = { callback };
+                let id = format!("{}\0", leader.id());
+                let token = leader.fencing_token();
+                // SAFETY: as above; the text lives until it returns.
+                gate.pass(|| unsafe { function(token, id.as_ptr().cast(), id.len() - 1, user) });
+            });
+        }
+        if let Some(callback) = options.health_check {
+            let gate = self.gate.clone();
+            builder = builder.health_check(move || {
+                let Callback { function, user } = { callback };
+                // SAFETY: as above.
+                gate.pass(|| unsafe { function(user) }).unwrap_or(false)
+            });
+        }
         let election = Arc::new(builder.build()?);
         *built = Some(election.clone());
         Ok(election)
@@ -117,10 +151,10 @@ fn set(election: ElectionHandle, set: impl FnOnce(&mut Options)) -> Outcome {
 
 /// Makes a node for the election of this name, which is also the key of the leader's lock. Nothing is sent to the store
 /// yet. Call the functions that set something before all others: later they return LEASEHOLD_CODE_INVALID_INPUT.
-///
-/// # Safety
-/// `name` must have `name_len` readable bytes, and `election` be writable.
+/// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param election Gets the election.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_election_new(
     client: ClientHandle,
     name: *const c_char,
@@ -131,16 +165,17 @@ pub unsafe extern "C" fn leasehold_election_new(
         let (name, election) = (text_arg!(name, name_len).to_owned(), out_arg!(election));
         let client = handle::get::<Client>(client)?;
         let (id, lease, max_hold, on_won, on_lost) = (None, None, None, None, None);
-        let options = Mutex::new(Options { client, name, id, lease, max_hold, once: false, on_won, on_lost });
+        let (on_leader, health_check) = (None, None);
+        let options =
+            Options { client, name, id, lease, max_hold, once: false, on_won, on_lost, on_leader, health_check };
+        let options = Mutex::new(options);
         let data = ElectionData { options, built: Mutex::default(), freed: CancelToken::new(), gate: Arc::default() };
         election.write(handle::insert(data)?)
     })
 }
 
 /// The name by which others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
-///
-/// # Safety
-/// `id` must have `id_len` readable bytes.
+/// \param id `id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_election_set_id(election: ElectionHandle, id: *const c_char, id_len: usize) -> Code {
     call(|| {
@@ -173,9 +208,7 @@ pub extern "C" fn leasehold_election_set_once(election: ElectionHandle) -> Code 
 /// "lost" before the next "won". They may call every function of this header, and must return: no exception, longjmp()
 /// or pthread_exit(). Once leasehold_election_free has returned, none of them is running or is called any more, unless
 /// one of them freed the election; then `user` can be freed. NULL for none, which is the default.
-///
-/// # Safety
-/// Any thread must be able to call `on_won` with `user` until the election is freed.
+/// \param on_won Any thread may call it with `user` until the election is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_election_set_on_won(
     election: ElectionHandle,
@@ -189,9 +222,7 @@ pub unsafe extern "C" fn leasehold_election_set_on_won(
 }
 
 /// Sets a function that is called when a term that this node had won is over. See leasehold_election_set_on_won.
-///
-/// # Safety
-/// Any thread must be able to call `on_lost` with `user` until the election is freed.
+/// \param on_lost Any thread may call it with `user` until the election is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_election_set_on_lost(
     election: ElectionHandle,
@@ -204,18 +235,51 @@ pub unsafe extern "C" fn leasehold_election_set_on_lost(
     })
 }
 
+/// Sets a function that is called when this node sees a new leader, itself included, while it campaigns or leads. See
+/// leasehold_election_set_on_won.
+/// \param on_leader Any thread may call it with `user` until the election is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_set_on_leader(
+    election: ElectionHandle,
+    on_leader: OnLeader,
+    user: *mut c_void,
+) -> Code {
+    call(|| {
+        let callback = on_leader.map(|function| Callback { function, user });
+        set(election, |options| options.on_leader = callback)
+    })
+}
+
+/// Sets a function that answers whether this node is healthy enough to lead: it is called on a thread of its own before
+/// the node campaigns, and every third of the lease while it leads. When it answers false, or not within a lease, the
+/// node resigns, and campaigns again once it answers true. To stop or free the election inside it waits in vain for its
+/// answer, for at most the drop timeout. For the rest see leasehold_election_set_on_won. NULL for
+/// always healthy, which is the default.
+/// \param health_check Any thread may call it with `user` until the election is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_election_set_health_check(
+    election: ElectionHandle,
+    health_check: HealthCheck,
+    user: *mut c_void,
+) -> Code {
+    call(|| {
+        let callback = health_check.map(|function| Callback { function, user });
+        set(election, |options| options.health_check = callback)
+    })
+}
+
 /// Starts a thread that campaigns, and again after each term, until leasehold_election_stop; returns at once.
 /// Errors of the store do not end it. LEASEHOLD_CODE_ALREADY_HELD when this node already campaigns or leads.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.run()?))
 }
 
 /// Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
-///
-/// # Safety
-/// `leader` must be writable.
+/// \param leader Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, leader: *mut bool) -> Code {
     call(|| {
         let leader = out_arg!(leader).or(false);
@@ -224,10 +288,9 @@ pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, 
 }
 
 /// The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Asks nobody.
-///
-/// # Safety
-/// `token` must be writable.
+/// \param token Gets the fencing token.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
@@ -239,10 +302,10 @@ pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, toke
 
 /// Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
 /// when nobody leads.
-///
-/// # Safety
-/// `token` must be writable, and `buffer` as for every text, see the top.
+/// \param token Gets the fencing token.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_election_leader(
     election: ElectionHandle,
     token: *mut u64,
@@ -319,8 +382,8 @@ mod tests {
     /// A node of a store of its own, a call that is inside it, and a client of the same store.
     fn node() -> (ElectionHandle, Arc<Election>, LockClient) {
         let made = LockClient::connect("memory:").map_err(Failure::from).and_then(|client| {
-            let (name, mut election) = ("job", 0);
-            let of = handle::insert(Client::new(client.clone()))?;
+            let (name, mut election) = ("job", ElectionHandle::default());
+            let of = handle::insert(Client::new(client.clone(), None))?;
             // SAFETY: a text, and a place that can be written to.
             let code = unsafe { leasehold_election_new(of, name.as_ptr().cast(), name.len(), &mut election) };
             assert_eq!(code, Code::Ok);

@@ -35,9 +35,7 @@ pub extern "C" fn leasehold_error_code() -> Code {
 
 /// What went wrong in the last call of this thread that failed, for people: one line that names key, store and
 /// cause, and never a secret.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_message(buffer: *mut c_char, capacity: usize, len: *mut usize) -> Code {
     // SAFETY: passed on from the caller.
@@ -45,9 +43,7 @@ pub unsafe extern "C" fn leasehold_error_message(buffer: *mut c_char, capacity: 
 }
 
 /// The key that the failed call was about; empty when it was about none.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_key(buffer: *mut c_char, capacity: usize, len: *mut usize) -> Code {
     // SAFETY: passed on from the caller.
@@ -55,9 +51,7 @@ pub unsafe extern "C" fn leasehold_error_key(buffer: *mut c_char, capacity: usiz
 }
 
 /// The store of the failed call as scheme, host and database; empty when it was about none.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_store(buffer: *mut c_char, capacity: usize, len: *mut usize) -> Code {
     // SAFETY: passed on from the caller.
@@ -65,9 +59,7 @@ pub unsafe extern "C" fn leasehold_error_store(buffer: *mut c_char, capacity: us
 }
 
 /// The holder of the lock that was refused, or the first of several; empty when none is known.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_holder(buffer: *mut c_char, capacity: usize, len: *mut usize) -> Code {
     let first = |failure: &Failure| Some(failure.error.as_ref()?.holders().first()?.owner().to_owned());
@@ -77,9 +69,7 @@ pub unsafe extern "C" fn leasehold_error_holder(buffer: *mut c_char, capacity: u
 
 /// All holders of the lock that was refused; an empty list when none is known. Free it with
 /// leasehold_list_free.
-///
-/// # Safety
-/// `list` must be writable.
+/// \param list Gets the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_holders(list: *mut ListHandle) -> Code {
     call(|| {

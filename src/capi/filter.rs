@@ -11,11 +11,15 @@ use crate::api::filter::Filter;
 
 /// A filter; see the Rust API.
 pub struct FilterData(Mutex<Filter>);
-handle::object!(FilterData = 7, "filter");
+handle::object!(FilterData = 7, FilterHandle, "filter");
 
 /// Which locks leasehold_client_list finds: those that fit everything that is set. Free it with
 /// leasehold_filter_free.
-pub type FilterHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FilterHandle {
+    pub id: u64,
+}
 
 impl FilterData {
     pub fn copy(&self) -> Filter {
@@ -31,10 +35,9 @@ fn set(filter: FilterHandle, set: impl FnOnce(Filter) -> Filter) -> Outcome {
 }
 
 /// Makes a filter that fits every lock. Each function below lets fewer pass.
-///
-/// # Safety
-/// `filter` must be writable.
+/// \param filter Gets the filter.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_filter_new(filter: *mut FilterHandle) -> Code {
     call(|| {
         let filter = out_arg!(filter);
@@ -43,9 +46,7 @@ pub unsafe extern "C" fn leasehold_filter_new(filter: *mut FilterHandle) -> Code
 }
 
 /// Only this key.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_filter_set_key(filter: FilterHandle, key: *const c_char, key_len: usize) -> Code {
     call(|| {
@@ -55,9 +56,7 @@ pub unsafe extern "C" fn leasehold_filter_set_key(filter: FilterHandle, key: *co
 }
 
 /// Only keys that start with this text, byte by byte; the empty text fits all.
-///
-/// # Safety
-/// `prefix` must have `prefix_len` readable bytes.
+/// \param prefix `prefix_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_filter_set_key_prefix(
     filter: FilterHandle,
@@ -71,9 +70,7 @@ pub unsafe extern "C" fn leasehold_filter_set_key_prefix(
 }
 
 /// Only locks of this group.
-///
-/// # Safety
-/// `lock_id` must have `lock_id_len` readable bytes.
+/// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_filter_set_lock_id(
     filter: FilterHandle,
@@ -87,9 +84,7 @@ pub unsafe extern "C" fn leasehold_filter_set_lock_id(
 }
 
 /// Only locks whose holder has exactly this label.
-///
-/// # Safety
-/// `owner` must have `owner_len` readable bytes.
+/// \param owner `owner_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_filter_set_owner(
     filter: FilterHandle,

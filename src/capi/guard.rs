@@ -32,10 +32,14 @@ pub struct Guard {
     watch: Arc<Watch>,
 }
 
-handle::object!(Guard = 4, "guard");
+handle::object!(Guard = 4, GuardHandle, "guard");
 
 /// A lock that is held: its own thread renews it. Free it with leasehold_guard_free, which releases it.
-pub type GuardHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuardHandle {
+    pub id: u64,
+}
 
 impl Guard {
     pub fn new(guard: LockGuard, watch: Arc<Watch>) -> Self {
@@ -94,10 +98,9 @@ impl Guard {
 
 /// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
 /// and does not wait. A call that fails, as one after a fork, writes false, too.
-///
-/// # Safety
-/// `held` must be writable.
+/// \param held Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut bool) -> Code {
     call(|| {
         let held = out_arg!(held).or(false);
@@ -109,6 +112,7 @@ pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut 
 /// LEASEHOLD_CODE_CLOSED after it was released, handed over, or its client closed. Call it right before each step that
 /// must not overlap with another holder's.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
@@ -121,6 +125,7 @@ pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
 /// for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
 /// renewal gives, LEASEHOLD_CODE_STORE when the renewal was not answered.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
         let guard = handle::get::<Guard>(guard)?;
@@ -131,10 +136,9 @@ pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -
 
 /// How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
 /// lease has no end.
-///
-/// # Safety
-/// `ms` must be writable.
+/// \param ms Gets the milliseconds.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut u64) -> Code {
     call(|| {
         let ms = out_arg!(ms);
@@ -145,10 +149,9 @@ pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut 
 /// The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
 /// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. It fits
 /// into an int64_t.
-///
-/// # Safety
-/// `token` must be writable.
+/// \param token Gets the fencing token.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
@@ -157,10 +160,9 @@ pub unsafe extern "C" fn leasehold_guard_token(guard: GuardHandle, token: *mut u
 }
 
 /// How the lock is held: exclusive or shared.
-///
-/// # Safety
-/// `mode` must be writable.
+/// \param mode Gets the mode.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_mode(guard: GuardHandle, mode: *mut ModeCode) -> Code {
     call(|| {
         let mode = out_arg!(mode);
@@ -169,10 +171,9 @@ pub unsafe extern "C" fn leasehold_guard_mode(guard: GuardHandle, mode: *mut Mod
 }
 
 /// The name of the lock.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_key(
     guard: GuardHandle,
     buffer: *mut c_char,
@@ -187,10 +188,9 @@ pub unsafe extern "C" fn leasehold_guard_key(
 }
 
 /// The group that the lock belongs to.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_lock_id(
     guard: GuardHandle,
     buffer: *mut c_char,
@@ -205,10 +205,9 @@ pub unsafe extern "C" fn leasehold_guard_lock_id(
 }
 
 /// A copy of the lock as data; the guard goes on. Free it with leasehold_lock_free.
-///
-/// # Safety
-/// `lock` must be writable.
+/// \param lock Gets the data.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_info(guard: GuardHandle, lock: *mut LockHandle) -> Code {
     call(|| {
         let lock = out_arg!(lock);
@@ -220,10 +219,10 @@ pub unsafe extern "C" fn leasehold_guard_info(guard: GuardHandle, lock: *mut Loc
 
 /// How the lock was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
 /// lost.
-///
-/// # Safety
-/// `reason` must be writable, and `buffer` as for every text, see the top.
+/// \param reason Gets the reason.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_loss(
     guard: GuardHandle,
     reason: *mut Reason,
@@ -245,6 +244,7 @@ pub unsafe extern "C" fn leasehold_guard_loss(
 /// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the lock was released or handed over, or its client closed. The guard
 /// may be freed meanwhile.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
         // It can be freed meanwhile, which takes out what is to be released.
@@ -269,11 +269,10 @@ pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64) -> Outcome {
 /// guard is released or freed or its client closed, and stays readable: read() gives one byte if the lock was lost, and
 /// then, or instead, 0 for the end. It is yours: close() it, before or after the guard. Each call gives a new one, with
 /// a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on Windows.
-///
-/// # Safety
-/// `descriptor` must be writable.
+/// \param descriptor Gets the descriptor.
 #[cfg(unix)]
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, descriptor: *mut i32) -> Code {
     use std::os::fd::IntoRawFd;
 
@@ -289,6 +288,7 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
 /// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
 /// closing the client has released it. After any other failure it can be called again. The guard stays yours to free.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
     call(|| handle::get::<Guard>(guard)?.release())
 }
@@ -296,10 +296,9 @@ pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
 /// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
 /// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_CLOSED when the guard was released already. The guard
 /// stays yours to free, which releases nothing then.
-///
-/// # Safety
-/// `lock` must be writable.
+/// \param lock Gets the data.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mut LockHandle) -> Code {
     call(|| {
         let lock = out_arg!(lock);
@@ -309,16 +308,12 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         if guard.loss.has_ended() {
             return Err(guard.ended());
         }
-        let mut drop_bound = DropBound::default();
-        // Else there would be nobody who could release it.
+        // Nobody else takes it out meanwhile.
+        let held = guard.guard.read().clone().ok_or_else(|| guard.ended())?;
+        // Made before: a lock that was handed over without it could be released by nobody.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;
-        let held = match guard.take(&mut drop_bound) {
-            Some(held) => held,
-            None => {
-                drop(handle::remove::<LockData>(data));
-                return Err(guard.ended());
-            }
-        };
+        let mut drop_bound = DropBound::default();
+        drop(guard.take(&mut drop_bound));
         handle::get::<LockData>(data)?.set(held.hand_over());
         guard.watch.released();
         lock.write(data)
@@ -347,154 +342,5 @@ pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::ffi::c_void;
-    use std::sync::OnceLock;
-    use std::time::Duration;
-
-    use crossbeam_channel::{Sender, bounded};
-
-    use super::super::callback::Callback;
-    use super::super::loss::{LossFn, LossInfo};
-    use super::*;
-    use crate::{LockClient, Loss, LossReason};
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    struct Talk {
-        guard: OnceLock<Arc<Guard>>,
-        entered: Sender<()>,
-        released: Sender<Code>,
-    }
-
-    /// Found its guard before that was freed, and releases it once freeing has come so far as to end it.
-    unsafe extern "C" fn releases(_: *const LossInfo, user: *mut c_void) {
-        // SAFETY: the test leaks it.
-        let talk = unsafe { &*user.cast::<Talk>() };
-        let _ = talk.entered.send(());
-        let ends = |guard: &Arc<Guard>| guard.guard.try_read().is_some_and(|held| held.is_none());
-        while !talk.guard.get().is_some_and(ends) {
-            std::thread::yield_now();
-        }
-        let _ = talk.released.send(call(|| talk.guard.get().map_or(Ok(()), |guard| guard.release())));
-    }
-
-    #[test]
-    fn freeing_waits_for_a_callback_that_releases() {
-        let Ok(held) = LockClient::connect("memory:").and_then(|client| client.lock("k")) else { panic!("no lock") };
-        let ((entered, enters), (released, releases_too), (freed, frees)) = (bounded(1), bounded(1), bounded(1));
-        let talk: &'static Talk = Box::leak(Box::new(Talk { guard: OnceLock::new(), entered, released }));
-        let callback = Callback { function: releases as LossFn, user: (&raw const *talk).cast_mut().cast() };
-        let watch = Watch::new(Some(callback));
-        let Ok(handle) = handle::insert(Guard::new(held, watch.clone())) else { panic!("no handle") };
-        assert!(handle::get(handle).is_ok_and(|guard| talk.guard.set(guard).is_ok()));
-        let loss = Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: LONG };
-        std::thread::spawn(move || watch.lost(&loss));
-        assert_eq!(enters.recv_timeout(LONG), Ok(()));
-        std::thread::spawn(move || freed.send(leasehold_guard_free(handle)));
-        assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Closed), "they wait for each other");
-        assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
-    }
-
-    /// The store does not answer; neither a release nor a free waits for more than its bound.
-    #[cfg(feature = "_internals")]
-    #[test]
-    fn a_renewal_that_hangs_holds_up_no_release() {
-        use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
-        use crate::store::memory::Memory;
-        use crate::sys::clock::Clock;
-
-        for end in [leasehold_guard_release, leasehold_guard_free] {
-            let (clock, faults) = (Clock::system(), FaultPlan::default());
-            let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-            let client = crate::ClientBuilder::over(Arc::new(store), clock.clone());
-            let client = client.lease(LONG * 3).drop_timeout(LONG / 20).connect();
-            let Ok(held) = client.and_then(|client| client.lock("k")) else { panic!("no lock") };
-            let (needed, lost) = ((LONG * 3).as_millis() as u64, held.loss());
-            let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
-            let (release, stuck) = bounded(0);
-            faults.always(Call::Renew, Fault::Stuck(stuck));
-            let ensures = std::thread::spawn(move || leasehold_guard_ensure_held_for(guard, needed));
-            while faults.count(Call::Renew) == 0 {
-                std::thread::yield_now();
-            }
-            let (ended, ends) = bounded(1);
-            std::thread::spawn(move || ended.send(end(guard)));
-            assert_eq!(ends.recv_timeout(LONG), Ok(Code::Ok), "it waited for the renewal");
-            assert!(lost.wait_timeout(LONG).is_none());
-            drop(release);
-            assert!(matches!(ensures.join(), Ok(Code::Lost | Code::Closed)));
-        }
-    }
-
-    /// An operator released it, and the release is the first to hear of that.
-    #[cfg(unix)]
-    #[test]
-    fn a_release_that_comes_too_late_ends_the_descriptor() {
-        use std::io::Read;
-        use std::os::fd::FromRawFd;
-        use std::os::unix::net::UnixStream;
-
-        let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
-        let Ok(held) = client.lock("k") else { panic!("no lock") };
-        let lock_id = held.lock_id().to_owned();
-        let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
-        let mut descriptor = -1;
-        // SAFETY: a place that can be written to.
-        assert_eq!(unsafe { leasehold_guard_loss_descriptor(guard, &mut descriptor) }, Code::Ok);
-        // SAFETY: it is open, a socket, and nobody else's.
-        let mut descriptor = unsafe { UnixStream::from_raw_fd(descriptor) };
-        assert!(descriptor.set_read_timeout(Some(LONG)).is_ok());
-        assert!(client.unlock(&lock_id).is_ok());
-        assert_eq!(leasehold_guard_release(guard), Code::Lost);
-        assert!(matches!(descriptor.read(&mut [0; 8]), Ok(0)), "it stays silent");
-        assert_eq!(leasehold_guard_free(guard), Code::Ok);
-    }
-
-    /// The last handles take the client with them, which has something to give up.
-    #[cfg(feature = "_internals")]
-    #[test]
-    fn freeing_the_last_handle_has_one_bound() {
-        use std::time::Instant;
-
-        use super::super::client::{Client, leasehold_client_free};
-        use super::super::election::{find, leasehold_election_free, leasehold_election_new, leasehold_election_run};
-        use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
-        use crate::store::memory::Memory;
-        use crate::sys::clock::Clock;
-
-        type Last = fn(&LockClient, u64) -> Result<u64, Failure>;
-        let guard: Last = |client, _| handle::insert(Guard::new(client.lock("k")?, Watch::new(None)));
-        let election: Last = |_, client| {
-            let mut election = 0;
-            // SAFETY: a text, and a place that can be written to.
-            let code = unsafe { leasehold_election_new(client, "k".as_ptr().cast(), 1, &mut election) };
-            assert_eq!((code, leasehold_election_run(election)), (Code::Ok, Code::Ok));
-            while !find(election)?.is_leader() {
-                std::thread::yield_now();
-            }
-            Ok(election)
-        };
-        let (bound, slack) = (Duration::from_millis(2500), Duration::from_millis(1500));
-        let frees = |last: Last, free: extern "C" fn(u64) -> Code| {
-            let (clock, faults) = (Clock::system(), FaultPlan::default());
-            let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-            let client = crate::ClientBuilder::over(Arc::new(store), clock);
-            let Ok(client) = client.lease(LONG * 3).drop_timeout(bound).connect() else { panic!("no client") };
-            let Ok(of) = handle::insert(Client::new(client.clone())) else { panic!("no handle") };
-            let Ok(last) = last(&client, of) else { panic!("no lock") };
-            faults.next(Call::Acquire, Fault::ApplyThenHang);
-            faults.always(Call::Release, Fault::HangBefore);
-            assert!(client.try_lock_for("other", Duration::from_millis(1)).is_err());
-            drop(client);
-            assert_eq!(leasehold_client_free(of), Code::Ok);
-            let started = Instant::now();
-            assert_eq!(free(last), Code::Ok);
-            assert!(started.elapsed() < bound + slack, "it took {:?}", started.elapsed());
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| frees(guard, leasehold_guard_free));
-            scope.spawn(|| frees(election, leasehold_election_free));
-        });
-    }
-}
+#[path = "guard_tests.rs"]
+mod tests;

@@ -18,7 +18,14 @@ const TYPE_SHIFT: u32 = 56;
 /// What stands behind a handle; `object!` makes one of a type.
 pub trait Object: Sized + Send + Sync + 'static {
     type Kind: Kind;
+    type Handle: Handle;
     fn tables() -> &'static Tables<Self>;
+}
+
+/// A handle as C has it: for each type a struct of its own, so that a wrong one does not compile.
+pub trait Handle: Copy {
+    fn of(id: u64) -> Self;
+    fn id(self) -> u64;
 }
 
 /// Which type it is. Each is implemented for an array of its length, so that the compiler lets no two have one number.
@@ -30,11 +37,20 @@ pub trait Kind {
 }
 
 /// Types have the numbers from 1 to this one.
-pub const LAST_NUMBER: u8 = 10;
+pub const LAST_NUMBER: u8 = 13;
 
 /// Gives the objects of a type handles.
 macro_rules! object {
-    ($type:ty = $number:literal, $name:literal) => {
+    ($type:ty = $number:literal, $handle:ident, $name:literal) => {
+        impl $crate::capi::handle::Handle for $handle {
+            fn of(id: u64) -> Self {
+                $handle { id }
+            }
+
+            fn id(self) -> u64 {
+                self.id
+            }
+        }
         impl $crate::capi::handle::Kind for [(); $number] {
             const NUMBER: u8 = {
                 assert!($number >= 1 && $number <= $crate::capi::handle::LAST_NUMBER);
@@ -44,6 +60,7 @@ macro_rules! object {
         }
         impl $crate::capi::handle::Object for $type {
             type Kind = [(); $number];
+            type Handle = $handle;
 
             fn tables() -> &'static $crate::capi::handle::Tables<Self> {
                 static TABLES: $crate::capi::handle::Tables<$type> = $crate::capi::handle::Tables::new();
@@ -180,18 +197,23 @@ impl<T: Object> Table<T> {
 }
 
 /// Gives an object a handle.
-pub fn insert<T: Object>(object: T) -> Result<u64, Failure> {
-    T::tables().here().insert(object)
+pub fn insert<T: Object>(object: T) -> Result<T::Handle, Failure> {
+    T::tables().here().insert(object).map(T::Handle::of)
 }
 
 /// The object of a handle. It lives on for this call when another thread frees it meanwhile.
-pub fn get<T: Object>(handle: u64) -> Result<Arc<T>, Failure> {
-    T::tables().here().find(handle, Then::Keep)
+pub fn get<T: Object>(handle: T::Handle) -> Result<Arc<T>, Failure> {
+    T::tables().here().find(handle.id(), Then::Keep)
 }
 
 /// The same; the handle is of no use afterwards.
-pub fn remove<T: Object>(handle: u64) -> Result<Arc<T>, Failure> {
-    T::tables().here().find(handle, Then::Remove)
+pub fn remove<T: Object>(handle: T::Handle) -> Result<Arc<T>, Failure> {
+    T::tables().here().find(handle.id(), Then::Remove)
+}
+
+/// All objects of a type that this process has.
+pub fn all<T: Object>() -> Vec<Arc<T>> {
+    T::tables().here().slots.lock().all.iter().filter_map(|slot| slot.object.clone()).collect()
 }
 
 #[cfg(test)]
@@ -239,6 +261,8 @@ mod tests {
         assert_eq!(code(child.find(own, Then::Keep)), Code::Ok);
         assert_eq!(code(child.find(own - 1, Then::Keep)), Code::Forked);
         assert_eq!(code(child.find(own + 1, Then::Keep)), Code::BadHandle);
+        let without_generation = own & !(u64::from(u32::MAX) << INDEX_BITS);
+        assert_eq!(code(child.find(without_generation, Then::Keep)), Code::BadHandle);
         let full = Table::new(1 << INDEX_BITS, None);
         let code = full.insert(Cancel(CancelToken::new())).map_or_else(super::super::failure::keep, |_| Code::Ok);
         assert_eq!(code, Code::TooManyHandles);

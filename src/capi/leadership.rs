@@ -19,10 +19,14 @@ pub struct LeadershipData {
     loss: LossWatch,
 }
 
-handle::object!(LeadershipData = 10, "leadership");
+handle::object!(LeadershipData = 10, LeadershipHandle, "leadership");
 
 /// A term as the leader. Free it with leasehold_leadership_free, which resigns.
-pub type LeadershipHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeadershipHandle {
+    pub id: u64,
+}
 
 impl LeadershipData {
     fn won(won: Leadership) -> Result<LeadershipHandle, Failure> {
@@ -37,10 +41,9 @@ impl LeadershipData {
 
 /// Waits, without limit, until this node leads, and gives the term: use this or leasehold_election_run.
 /// leasehold_election_stop or leasehold_election_free on another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
-///
-/// # Safety
-/// `leadership` must be writable.
+/// \param leadership Gets the term.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_election_campaign(
     election: ElectionHandle,
     leadership: *mut LeadershipHandle,
@@ -53,10 +56,9 @@ pub unsafe extern "C" fn leasehold_election_campaign(
 
 /// leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
 /// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does.
-///
-/// # Safety
-/// `leadership` must be writable.
+/// \param leadership Gets the term.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_election_campaign_for(
     election: ElectionHandle,
     wait_ms: u64,
@@ -70,10 +72,9 @@ pub unsafe extern "C" fn leasehold_election_campaign_for(
 
 /// Writes whether this node still leads. It does not wait and asks nobody. It is false before another node can win, and
 /// once false it stays false.
-///
-/// # Safety
-/// `leader` must be writable.
+/// \param leader Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHandle, leader: *mut bool) -> Code {
     call(|| {
         let leader = out_arg!(leader).or(false);
@@ -83,10 +84,9 @@ pub unsafe extern "C" fn leasehold_leadership_is_leader(leadership: LeadershipHa
 }
 
 /// The fencing token of the term: greater than that of every earlier term of the election.
-///
-/// # Safety
-/// `token` must be writable.
+/// \param token Gets the fencing token.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle, token: *mut u64) -> Code {
     call(|| {
         let token = out_arg!(token);
@@ -95,10 +95,9 @@ pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle
 }
 
 /// How many milliseconds this node goes on leading if no further renewal succeeds; 0 when it does not lead.
-///
-/// # Safety
-/// `ms` must be writable.
+/// \param ms Gets the milliseconds.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHandle, ms: *mut u64) -> Code {
     call(|| {
         let ms = out_arg!(ms);
@@ -109,6 +108,7 @@ pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHa
 /// Waits until the leadership is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen
 /// within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once it was resigned, or its client closed.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
@@ -120,6 +120,7 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
 /// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
 /// leadership stays yours to free.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;

@@ -2,8 +2,9 @@
  *
  * Written by tests/capi from the comments in src/capi: do not edit.
  *
- * Handles: an object is known by a number, never by a pointer. 0 is no handle. A handle that is wrong, was freed or
- * is of another type is answered with a code and does no harm. What a function gives you is yours: free it once, by
+ * Handles: an object is known by a number, never by a pointer. For each type the number is in a struct of its own, so
+ * that a handle of another type does not compile; {0} is no handle. One that is wrong or was freed is answered with a
+ * code and does no harm. What a function gives you is yours: free it once, by
  * the function that its type names. What you pass in stays yours, and can be freed as soon as the call has returned:
  * whoever still needs the object keeps it. Any thread may use any handle, also while another thread is inside a call
  * with it.
@@ -23,6 +24,10 @@
  * Threads: the library has threads of its own, which also run your callbacks. No function may be called by a signal
  * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call.
  *
+ * Versions: whoever connects passes LEASEHOLD_VERSION_NUMBER. A library that does not fit to it refuses, instead of
+ * doing something else than the header says. Structs that the library fills can grow at their end: those that the
+ * caller has come with the size that he knows, those of callbacks say theirs in `size`.
+ *
  * fork(): in the child the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
  * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child.
  *
@@ -31,7 +36,8 @@
  * locks that the library has on them. On Linux it keeps its log safe from that, but not a write that is under way;
  * elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
  *
- * Texts go in as UTF-8 with their length in bytes; they need no NUL. Texts come out into a buffer of the caller's: as
+ * Texts go in as UTF-8 with their length in bytes, and need no NUL; or with SIZE_MAX as their length, and end in one.
+ * Texts come out into a buffer of the caller's: as
  * much as fits is written, with a NUL behind it, and the length of the whole text without the NUL goes to `len`,
  * which may be NULL. If it did not all fit, that is LEASEHOLD_CODE_BUFFER_TOO_SMALL. To ask for the length alone,
  * pass a capacity of 0; only then the buffer may be NULL.
@@ -44,6 +50,27 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+// With LEASEHOLD_STATIC the static library is linked, which only Windows has to know.
+#if defined(_WIN32) && !defined(LEASEHOLD_STATIC)
+#define LEASEHOLD_API __declspec(dllimport)
+#else
+#define LEASEHOLD_API
+#endif
+
+// A code that must not be left unread.
+#if defined(__GNUC__)
+#define LEASEHOLD_NODISCARD __attribute__((warn_unused_result))
+#elif defined(_MSC_VER)
+#define LEASEHOLD_NODISCARD _Check_return_
+#else
+#define LEASEHOLD_NODISCARD
+#endif
+
+// The version of this header, as a text and as a number: 1,000,000 for a major version, 1,000 for a minor one.
+#define LEASEHOLD_VERSION "0.1.0"
+#define LEASEHOLD_VERSION_NUMBER 1000u
+
 
 // What a function returns. The numbers never change; later versions may add some.
 enum leasehold_code
@@ -109,6 +136,72 @@ enum leasehold_code
 typedef enum leasehold_code leasehold_code;
 #else
 typedef int32_t leasehold_code;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// How important a message is.
+enum leasehold_log_level
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Something is wrong for good, like a lock that is lost.
+  LEASEHOLD_LOG_LEVEL_ERROR = 1,
+  // Something may become wrong, like a renewal that fails.
+  LEASEHOLD_LOG_LEVEL_WARN = 2,
+  LEASEHOLD_LOG_LEVEL_INFO = 3,
+  LEASEHOLD_LOG_LEVEL_DEBUG = 4,
+  LEASEHOLD_LOG_LEVEL_TRACE = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum leasehold_log_level leasehold_log_level;
+#else
+typedef int32_t leasehold_log_level;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What happened. The numbers never change; later versions may add some.
+enum leasehold_event_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // A request to the store was answered, failed or ran out of time; `ms` is how long it took.
+  LEASEHOLD_EVENT_KIND_REQUEST = 1,
+  // No answer settled whether a write happened. It is repeated or given up.
+  LEASEHOLD_EVENT_KIND_UNKNOWN = 2,
+  // A hold begins: a lock was granted; `ms` is how long the call had waited. It ends by exactly one of
+  // LEASEHOLD_EVENT_KIND_RELEASED, _LOST, _HANDED_OVER and _LEFT.
+  LEASEHOLD_EVENT_KIND_GRANTED = 3,
+  // Others hold the lock.
+  LEASEHOLD_EVENT_KIND_REFUSED = 4,
+  // A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
+  LEASEHOLD_EVENT_KIND_WAIT_BEGAN = 5,
+  // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted.
+  LEASEHOLD_EVENT_KIND_WAIT_ENDED = 6,
+  // A wait goes on, since `ms`.
+  LEASEHOLD_EVENT_KIND_WAITED = 7,
+  // A lease was extended; `ms` was left before.
+  LEASEHOLD_EVENT_KIND_RENEWED = 8,
+  // Renewals fail, and only `ms` is left: see leasehold_request_set_warn_before.
+  LEASEHOLD_EVENT_KIND_RENEWAL_LATE = 9,
+  // A lock was lost, after `ms`; `text` says how.
+  LEASEHOLD_EVENT_KIND_LOST = 10,
+  // A guard released its lock, after `ms`.
+  LEASEHOLD_EVENT_KIND_RELEASED = 11,
+  // The lock is data from now on, after `ms`.
+  LEASEHOLD_EVENT_KIND_HANDED_OVER = 12,
+  // A guard ended after `ms`, and no release was answered: the lock may stand until its lease ends.
+  LEASEHOLD_EVENT_KIND_LEFT = 13,
+  // A lock that was data was released.
+  LEASEHOLD_EVENT_KIND_RELEASED_DATA = 14,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum leasehold_event_kind leasehold_event_kind;
+#else
+typedef int32_t leasehold_event_kind;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -186,27 +279,91 @@ typedef int32_t leasehold_text;
 #endif // __cplusplus
 
 // Holders as they were when somebody looked. Free it with leasehold_list_free.
-typedef uint64_t leasehold_list;
+typedef struct {
+  uint64_t id;
+} leasehold_list;
+
+// A message. Its texts end in a NUL that their length leaves out, and are only there during the callback. They name
+// keys, owners and stores, and never a secret.
+typedef struct {
+  // The size of this struct as the library has it: later versions may add fields at its end.
+  size_t size;
+  // The part of the library that says it, like "leasehold::heartbeat".
+  const char *target;
+  size_t target_len;
+  // The message, for people.
+  const char *text;
+  size_t text_len;
+  // How important it is.
+  leasehold_log_level level;
+} leasehold_log_record;
+
+// Called with the message and the `user` pointer that was given.
+typedef void (*leasehold_on_log)(const leasehold_log_record *record, void *user);
+
+// A function that gets the library's messages. Free it with leasehold_log_free.
+typedef struct {
+  uint64_t id;
+} leasehold_log;
 
 // Options of a client. Free it with leasehold_builder_free.
-typedef uint64_t leasehold_builder;
+typedef struct {
+  uint64_t id;
+} leasehold_builder;
+
+// Something that a client did. Its texts end in a NUL that their length leaves out, and are only there during the
+// callback. A field that the kind does not mention is 0 or empty.
+typedef struct {
+  // The size of this struct as the library has it: later versions may add fields at its end.
+  size_t size;
+  // The name of the lock; empty when it is about none.
+  const char *key;
+  size_t key_len;
+  // The request that was sent, like "acquire"; else empty.
+  const char *operation;
+  size_t operation_len;
+  // What went wrong, or how the lock was lost, for people; else empty.
+  const char *text;
+  size_t text_len;
+  // The fencing token of a grant, of a loss, or of data that was released.
+  uint64_t token;
+  // A time in milliseconds; the kind says which.
+  uint64_t ms;
+  // What happened.
+  leasehold_event_kind kind;
+  // Of a request, or of a wait that is over: LEASEHOLD_CODE_OK, or why it failed.
+  leasehold_code code;
+} leasehold_event;
+
+// Called with the event and the `user` pointer that was given.
+typedef void (*leasehold_on_event)(const leasehold_event *event, void *user);
 
 // The way to every lock of one store; any number of threads may use it. Free it with leasehold_client_free.
-typedef uint64_t leasehold_client;
+typedef struct {
+  uint64_t id;
+} leasehold_client;
 
 // A lock that is held: its own thread renews it. Free it with leasehold_guard_free, which releases it.
-typedef uint64_t leasehold_guard;
+typedef struct {
+  uint64_t id;
+} leasehold_guard;
 
-// What is asked for: one lock, or the first of several that is free. It can be used any number of times, by any
+// What is asked for: one lock, the first of several that is free, or all of several. It can be used any number of times, by any
 // number of threads. Free it with leasehold_request_free.
-typedef uint64_t leasehold_request;
+typedef struct {
+  uint64_t id;
+} leasehold_request;
 
 // A switch that ends the waits of requests it was given to. Free it with leasehold_cancel_free.
-typedef uint64_t leasehold_cancel;
+typedef struct {
+  uint64_t id;
+} leasehold_cancel;
 
 // A lock that was held and is not any more. Its texts end in a NUL that their length leaves out, and are only there
 // during the callback.
 typedef struct {
+  // The size of this struct as the library has it: later versions may add fields at its end.
+  size_t size;
   // The fencing token that is out of date now.
   uint64_t token;
   // How long it had been held, in milliseconds.
@@ -224,9 +381,49 @@ typedef struct {
 // Called with the loss and the `user` pointer that was given.
 typedef void (*leasehold_on_loss)(const leasehold_loss *loss, void *user);
 
+// Called with the milliseconds that are left until the loss and the `user` pointer that was given.
+typedef void (*leasehold_on_warning)(uint64_t left_ms, void *user);
+
+// A wait that goes on. Its texts end in a NUL that their length leaves out, and are only there during the callback.
+typedef struct {
+  // The size of this struct as the library has it: later versions may add fields at its end.
+  size_t size;
+  // The name of the lock.
+  const char *key;
+  size_t key_len;
+  // Who holds it, or the first of several, as far as is known; else empty.
+  const char *holder;
+  size_t holder_len;
+  // Why the store could not be asked last time, for people; else empty.
+  const char *text;
+  size_t text_len;
+  // For how long this call has waited.
+  uint64_t waited_ms;
+  // When it gives up; UINT64_MAX: never.
+  uint64_t left_ms;
+  // How many others of this process come first.
+  uint64_t place;
+  // How often the store was asked.
+  uint32_t attempts;
+  // Not 0 when a guard of this very client holds the lock: another thread's, or this one's, which would then wait for
+  // itself.
+  uint32_t held_by_this_client;
+} leasehold_waiting;
+
+// Called with the wait and the `user` pointer that was given.
+typedef void (*leasehold_on_wait)(const leasehold_waiting *waiting, void *user);
+
+// All of several locks, in the order of their keys: each is renewed by a thread of its own. Free it with
+// leasehold_guards_free, which releases them.
+typedef struct {
+  uint64_t id;
+} leasehold_guards;
+
 // A lock as data. Having it does not mean that the lock is held. Anyone who has it can renew, release and adopt it, so
 // treat it like a password. Free it with leasehold_lock_free, which releases nothing.
-typedef uint64_t leasehold_lock;
+typedef struct {
+  uint64_t id;
+} leasehold_lock;
 
 // The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
 // numbers at its end: the caller passes the sizeof of its own version, gets that many numbers, and 0 for those that the
@@ -250,11 +447,15 @@ typedef struct {
 
 // Which locks leasehold_client_list finds: those that fit everything that is set. Free it with
 // leasehold_filter_free.
-typedef uint64_t leasehold_filter;
+typedef struct {
+  uint64_t id;
+} leasehold_filter;
 
 // A node of an election: of all nodes that campaign, at most one leads at a time. Free it with
 // leasehold_election_free.
-typedef uint64_t leasehold_election;
+typedef struct {
+  uint64_t id;
+} leasehold_election;
 
 // Called with the fencing token of a term that was won, and the `user` pointer that was given.
 typedef void (*leasehold_on_won)(uint64_t token, void *user);
@@ -263,8 +464,17 @@ typedef void (*leasehold_on_won)(uint64_t token, void *user);
 // ends in a NUL that its length leaves out, and is only there during the callback.
 typedef void (*leasehold_on_lost)(uint64_t token, const char *text, size_t text_len, void *user);
 
+// Called with the fencing token of a leader's term, its name, and what was given along. The text ends in a NUL that its
+// length leaves out, and is only there during the callback.
+typedef void (*leasehold_on_leader)(uint64_t token, const char *id, size_t id_len, void *user);
+
+// Called with the `user` pointer that was given; answers whether this node is healthy enough to lead.
+typedef bool (*leasehold_health_check)(void *user);
+
 // A term as the leader. Free it with leasehold_leadership_free, which resigns.
-typedef uint64_t leasehold_leadership;
+typedef struct {
+  uint64_t id;
+} leasehold_leadership;
 
 
 
@@ -274,151 +484,200 @@ extern "C" {
 
 // The name of a code as in this header, or "LEASEHOLD_CODE_?" for any other number. The text is static: do
 // not free it.
-const char *leasehold_code_name(int32_t code);
+LEASEHOLD_API const char *leasehold_code_name(int32_t code);
 
-// The version of the library, like "0.1.0". The text is static: do not free it.
+// The version of the library that runs, like "0.1.0"; LEASEHOLD_VERSION is that of the header. The text is static: do
+// not free it.
+LEASEHOLD_API
 const char *leasehold_version(void);
+
+// The version of the library that runs as LEASEHOLD_VERSION_NUMBER has it: 1,000,000 for a major version, 1,000 for a
+// minor one.
+LEASEHOLD_API
+uint32_t leasehold_version_number(void);
 
 // The code of the last call of this thread that failed; LEASEHOLD_CODE_OK when none has. Calls that succeed, and
 // the leasehold_error_ functions, leave it as it is.
+LEASEHOLD_API
 leasehold_code leasehold_error_code(void);
 
 // What went wrong in the last call of this thread that failed, for people: one line that names key, store and
 // cause, and never a secret.
-//
-// # Safety
-// `buffer` as for every text, see the top.
-leasehold_code leasehold_error_message(char *buffer, size_t capacity, size_t *len);
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API leasehold_code leasehold_error_message(char *buffer, size_t capacity, size_t *len);
 
 // The key that the failed call was about; empty when it was about none.
-//
-// # Safety
-// `buffer` as for every text, see the top.
-leasehold_code leasehold_error_key(char *buffer, size_t capacity, size_t *len);
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API leasehold_code leasehold_error_key(char *buffer, size_t capacity, size_t *len);
 
 // The store of the failed call as scheme, host and database; empty when it was about none.
-//
-// # Safety
-// `buffer` as for every text, see the top.
-leasehold_code leasehold_error_store(char *buffer, size_t capacity, size_t *len);
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API leasehold_code leasehold_error_store(char *buffer, size_t capacity, size_t *len);
 
 // The holder of the lock that was refused, or the first of several; empty when none is known.
-//
-// # Safety
-// `buffer` as for every text, see the top.
-leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len);
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len);
 
 // All holders of the lock that was refused; an empty list when none is known. Free it with
 // leasehold_list_free.
-//
-// # Safety
-// `list` must be writable.
-leasehold_code leasehold_error_holders(leasehold_list *list);
+// \param list Gets the list.
+LEASEHOLD_API leasehold_code leasehold_error_holders(leasehold_list *list);
 
 // Whether a guard of the very client that asked was among those that held the lock: another thread's, or this one's,
 // which waited for itself.
+LEASEHOLD_API
 bool leasehold_error_held_by_this_client(void);
 
 // Whether the failed call may succeed later without any change.
-bool leasehold_error_is_retryable(void);
+LEASEHOLD_API bool leasehold_error_is_retryable(void);
+
+// Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
+// called on the thread that has something to say, several at once; it should return at once, may call every function
+// of this header, and must return: no exception, longjmp() or pthread_exit(). What its own calls have to say is not
+// passed to it. A forked child has no such function until it sets one.
+// \param level The least important ones that are passed, one of leasehold_log_level.
+// \param on_log Any thread may call it with `user` until it is freed.
+// \param log Gets the handle.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_log_new(int32_t level,
+                                 leasehold_on_log on_log,
+                                 void *user,
+                                 leasehold_log *log);
+
+// Ends that. Once it has returned, the function is not running and is not called any more, unless it freed itself; then
+// `user` can be freed. Waits until other threads have left the function, however long that takes.
+LEASEHOLD_API
+leasehold_code leasehold_log_free(leasehold_log log);
 
 // Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
 // copied, and checked by leasehold_builder_connect.
-//
-// # Safety
-// `url` must have `url_len` readable bytes, and `builder` be writable.
-leasehold_code leasehold_builder_new(const char *url,
+// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+// \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param builder Gets the builder.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_builder_new(uint32_t version,
+                                     const char *url,
                                      size_t url_len,
                                      leasehold_builder *builder);
 
 // What others see as the holder of its locks, for people to read: 1 to 1,024 bytes. Defaults to host:pid.
-//
-// # Safety
-// `owner` must have `owner_len` readable bytes.
-leasehold_code leasehold_builder_set_owner(leasehold_builder builder, const char *owner, size_t owner_len);
+// \param owner `owner_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+leasehold_code leasehold_builder_set_owner(leasehold_builder builder,
+                                           const char *owner,
+                                           size_t owner_len);
 
 // For how long a lock is held without a renewal, in milliseconds: 1,000 (SQLite and memory: 100) to 30 days.
 // Defaults to 20,000; on MongoDB to 30,000.
-leasehold_code leasehold_builder_set_lease(leasehold_builder builder, uint64_t ms);
+LEASEHOLD_API leasehold_code leasehold_builder_set_lease(leasehold_builder builder, uint64_t ms);
 
 // The time between two renewals in milliseconds, at most half the lease. Defaults to a third of the lease.
-leasehold_code leasehold_builder_set_heartbeat(leasehold_builder builder, uint64_t ms);
+LEASEHOLD_API leasehold_code leasehold_builder_set_heartbeat(leasehold_builder builder, uint64_t ms);
 
 // How long before the end of its lease a holder already counts the lock as lost, in milliseconds. Defaults to a tenth
 // of the lease.
+LEASEHOLD_API
 leasehold_code leasehold_builder_set_margin(leasehold_builder builder,
                                             uint64_t ms);
 
 // How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers.
 // Defaults to 150 and 350.
+LEASEHOLD_API
 leasehold_code leasehold_builder_set_poll(leasehold_builder builder,
                                           uint64_t from_ms,
                                           uint64_t to_ms);
 
 // How long one request to the store may take, in milliseconds. Defaults to 5,000.
-leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder, uint64_t ms);
+LEASEHOLD_API leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder, uint64_t ms);
 
 // How long freeing a guard that is still held, or closing the client, may take, in milliseconds. Defaults to 5,000.
+LEASEHOLD_API
 leasehold_code leasehold_builder_set_drop_timeout(leasehold_builder builder,
                                                   uint64_t ms);
 
 // Connects only to a store that exists: a missing SQLite file, table or collection is an error and is not made, and
 // an SQLite file that this user may only read can be opened. Defaults to making a missing SQLite file.
+LEASEHOLD_API
 leasehold_code leasehold_builder_set_must_exist(leasehold_builder builder);
 
 // Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
 // connecting to a table that is missing succeeds, and its first lock fails. Not together with
 // leasehold_builder_set_must_exist. Defaults to making nothing but a missing SQLite file.
+LEASEHOLD_API
 leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
+
+// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
+// happens, several at once, and while a call of the program's is under way. It should return at once, may call every
+// function of this header, and must return: no exception, longjmp() or pthread_exit(). leasehold_client_close waits
+// until other threads have left it; then it is not called any more, so that `user` can be freed. A client that is only
+// freed may call it for as long as the process lives. NULL for none, which is the default.
+// \param on_event Any thread may call it with `user` until the clients are closed.
+LEASEHOLD_API
+leasehold_code leasehold_builder_set_on_event(leasehold_builder builder,
+                                              leasehold_on_event on_event,
+                                              void *user);
 
 // Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for
 // the store for at most the request timeout. The builder stays yours and can be used again.
-//
-// # Safety
-// `client` must be writable.
+// \param client Gets the client.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_builder_connect(leasehold_builder builder,
                                          leasehold_client *client);
 
 // Frees the builder. Clients that it made are not affected.
-leasehold_code leasehold_builder_free(leasehold_builder builder);
+LEASEHOLD_API leasehold_code leasehold_builder_free(leasehold_builder builder);
 
 // Connects to the store that `url` names, like "sqlite:locks.db", with default options. The same as a
 // builder with no option set: see leasehold_builder_connect.
-//
-// # Safety
-// `url` must have `url_len` readable bytes, and `client` be writable.
-leasehold_code leasehold_client_connect(const char *url, size_t url_len, leasehold_client *client);
+// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+// \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param client Gets the client.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_connect(uint32_t version,
+                                        const char *url,
+                                        size_t url_len,
+                                        leasehold_client *client);
 
 // leasehold_client_connect with the URL in the environment variable LEASEHOLD_STORE; LEASEHOLD_CODE_CONFIG when it is
 // not set.
-//
-// # Safety
-// `client` must be writable.
-leasehold_code leasehold_client_from_env(leasehold_client *client);
+// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+// \param client Gets the client.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_from_env(uint32_t version,
+                                         leasehold_client *client);
 
 // Ends everything: calls that wait return LEASEHOLD_CODE_CLOSED, every guard of this client is released, elections
 // stop, and its threads end. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
 // handler of atexit() may do it. Handles still have to be freed. Closing again changes nothing.
+LEASEHOLD_API
 leasehold_code leasehold_client_close(leasehold_client client);
 
 // Frees the handle, and does not close the client while guards, requests, elections or calls under way still use it.
 // The last of them that is freed closes it, within the drop timeout.
+LEASEHOLD_API
 leasehold_code leasehold_client_free(leasehold_client client);
 
 // Waits for the lock, without limit, and gives a guard: the lock is held, and renewed by a thread of the library's,
 // until the guard is released or freed. LEASEHOLD_CODE_CLOSED when the client is closed meanwhile.
-//
-// # Safety
-// `key` must have `key_len` readable bytes, and `guard` be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_lock(leasehold_client client,
                                      const char *key,
                                      size_t key_len,
                                      leasehold_guard *guard);
 
 // Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some.
-//
-// # Safety
-// `key` must have `key_len` readable bytes, and `guard` be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_try_lock(leasehold_client client,
                                          const char *key,
                                          size_t key_len,
@@ -426,9 +685,10 @@ leasehold_code leasehold_client_try_lock(leasehold_client client,
 
 // leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
 // lock all the while.
-//
-// # Safety
-// `key` must have `key_len` readable bytes, and `guard` be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_lock_for(leasehold_client client,
                                          const char *key,
                                          size_t key_len,
@@ -436,27 +696,30 @@ leasehold_code leasehold_client_lock_for(leasehold_client client,
                                          leasehold_guard *guard);
 
 // leasehold_client_lock, together with other shared holders.
-//
-// # Safety
-// `key` must have `key_len` readable bytes, and `guard` be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_lock_shared(leasehold_client client,
                                             const char *key,
                                             size_t key_len,
                                             leasehold_guard *guard);
 
 // leasehold_client_try_lock, together with other shared holders.
-//
-// # Safety
-// `key` must have `key_len` readable bytes, and `guard` be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_try_lock_shared(leasehold_client client,
                                                 const char *key,
                                                 size_t key_len,
                                                 leasehold_guard *guard);
 
 // leasehold_client_lock_for, together with other shared holders.
-//
-// # Safety
-// `key` must have `key_len` readable bytes, and `guard` be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_lock_shared_for(leasehold_client client,
                                                 const char *key,
                                                 size_t key_len,
@@ -464,9 +727,10 @@ leasehold_code leasehold_client_lock_shared_for(leasehold_client client,
                                                 leasehold_guard *guard);
 
 // Makes a request for one lock. Nothing is sent to the store yet.
-//
-// # Safety
-// `key` must have `key_len` readable bytes, and `request` be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param request Gets the request.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_new(leasehold_client client,
                                      const char *key,
                                      size_t key_len,
@@ -474,85 +738,101 @@ leasehold_code leasehold_request_new(leasehold_client client,
 
 // Makes a request for one of several locks, whichever is free first: leasehold_request_add_key names them, and
 // leasehold_guard_key says which one it was.
-//
-// # Safety
-// `request` must be writable.
+// \param request Gets the request.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_new_any(leasehold_client client,
                                          leasehold_request *request);
 
-// Adds a key to a request made by leasehold_request_new_any; LEASEHOLD_CODE_INVALID_INPUT for any other request.
-//
-// # Safety
-// `key` must have `key_len` readable bytes.
+// Makes a request for all of several locks, held together: leasehold_request_add_key names them, and
+// leasehold_request_lock_all and leasehold_request_try_lock_all end it. They are taken one after the other in the order
+// of their keys, so two requests with crossed orders never wait for each other.
+// \param request Gets the request.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_request_new_all(leasehold_client client,
+                                         leasehold_request *request);
+
+// Adds a key to a request made by leasehold_request_new_any or leasehold_request_new_all; LEASEHOLD_CODE_INVALID_INPUT
+// for any other request.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
 leasehold_code leasehold_request_add_key(leasehold_request request,
                                          const char *key,
                                          size_t key_len);
 
 // Tries the keys as they were added, each time from the first one on. Defaults to random order.
-leasehold_code leasehold_request_set_in_order(leasehold_request request);
+LEASEHOLD_API leasehold_code leasehold_request_set_in_order(leasehold_request request);
 
 // Asks for the lock in shared mode: others may hold it in shared mode at the same time. Defaults to exclusive.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_shared(leasehold_request request);
 
 // Asks for the lock in shared mode, and only while fewer than `n` hold it. Defaults to no limit.
-leasehold_code leasehold_request_set_max_holders(leasehold_request request, uint32_t n);
+LEASEHOLD_API leasehold_code leasehold_request_set_max_holders(leasehold_request request, uint32_t n);
 
 // What others see as the holder, for people to read: 1 to 1,024 bytes. Defaults to the client's owner.
-//
-// # Safety
-// `owner` must have `owner_len` readable bytes.
-leasehold_code leasehold_request_set_owner(leasehold_request request, const char *owner, size_t owner_len);
+// \param owner `owner_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+leasehold_code leasehold_request_set_owner(leasehold_request request,
+                                           const char *owner,
+                                           size_t owner_len);
 
 // A note that others see in the lock's status: 1 to 1,024 bytes. Defaults to none.
-//
-// # Safety
-// `comment` must have `comment_len` readable bytes.
+// \param comment `comment_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_comment(leasehold_request request,
                                              const char *comment,
                                              size_t comment_len);
 
 // Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. Defaults to a random
 // id.
-//
-// # Safety
-// `lock_id` must have `lock_id_len` readable bytes.
+// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_lock_id(leasehold_request request,
                                              const char *lock_id,
                                              size_t lock_id_len);
 
 // For how long the lock is held without a renewal, in milliseconds. Defaults to the client's lease.
-leasehold_code leasehold_request_set_lease(leasehold_request request, uint64_t ms);
+LEASEHOLD_API leasehold_code leasehold_request_set_lease(leasehold_request request, uint64_t ms);
 
 // The lease ends at this time, in milliseconds since 1970, and is not renewed past it. Defaults to the client's lease.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_lease_until(leasehold_request request,
                                                  uint64_t unix_ms);
 
 // The lock is held until it is released: when the process dies, an operator has to do that. Defaults to the client's
 // lease.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_lease_forever(leasehold_request request);
 
 // Takes the lock away from an exclusive holder that has the same owner. That one finds out at its next heartbeat;
 // until then only the fencing token protects what the lock is for. An owner must have been set. Defaults to waiting
 // for such a holder like for any other.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_replace_same_owner(leasehold_request request);
 
 // For how many milliseconds leasehold_request_lock waits while others hold the lock; with 0 it tries once. The calls
 // that try once ignore this. Defaults to no limit.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_wait(leasehold_request request,
                                           uint64_t ms);
 
 // Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
 // several waits can share one deadline. Defaults to no limit.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_deadline_in(leasehold_request request,
                                                  uint64_t ms);
 
 // Gives the request a token: leasehold_cancel_fire ends its waits with LEASEHOLD_CODE_CANCELLED. The handle stays
 // yours to free. Defaults to none.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_cancel(leasehold_request request,
                                             leasehold_cancel cancel);
 
 // For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
 // that hangs. Defaults to no limit.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_max_hold(leasehold_request request,
                                               uint64_t ms);
 
@@ -561,128 +841,177 @@ leasehold_code leasehold_request_set_max_hold(leasehold_request request,
 // client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the
 // function is not running and is not called any more, unless it freed the guard itself; then `user` can be freed. The
 // same holds once a call has returned that gave no guard. NULL for none, which is the default.
-//
-// # Safety
-// Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
+// \param on_loss Any thread may call it with `user` until each guard of the request is freed.
+LEASEHOLD_API
 leasehold_code leasehold_request_set_on_loss(leasehold_request request,
                                              leasehold_on_loss on_loss,
                                              void *user);
 
+// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as an
+// event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. For the function
+// the same holds as for that of leasehold_request_set_on_loss. Defaults to no warning.
+// \param on_warning Any thread may call it with `user` until each guard of the request is freed.
+LEASEHOLD_API
+leasehold_code leasehold_request_set_warn_before(leasehold_request request,
+                                                 uint64_t left_ms,
+                                                 leasehold_on_warning on_warning,
+                                                 void *user);
+
+// Sets a function that is called with `user` while a call of this request waits, when the wait begins and then every
+// `every_ms` milliseconds, at least 10: on the thread that waits, so that it should return soon. It may call every
+// function of this header, also to fire the cancel token or free the request, and must return: no exception, longjmp()
+// or pthread_exit(). NULL for none, which is the default.
+// \param on_wait Called with `user` only during calls that wait.
+LEASEHOLD_API
+leasehold_code leasehold_request_set_on_wait(leasehold_request request,
+                                             uint64_t every_ms,
+                                             leasehold_on_wait on_wait,
+                                             void *user);
+
+// Waits for all locks of a request made by leasehold_request_new_all, for as long as was set for all of them together.
+// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released.
+// Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while others were waited for. The loss
+// callback is called for the first of them that is lost; the others stay held until they are released or freed.
+// \param guards Gets the guard of all of them.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_request_lock_all(leasehold_request request,
+                                          leasehold_guards *guards);
+
+// leasehold_request_lock_all that tries once for each: LEASEHOLD_CODE_HELD when others hold one of them.
+// \param guards Gets the guard of all of them.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_request_try_lock_all(leasehold_request request,
+                                              leasehold_guards *guards);
+
 // Waits for the lock, and gives a guard as leasehold_client_lock does. LEASEHOLD_CODE_TIMED_OUT when the wait that was
 // set is over, LEASEHOLD_CODE_CANCELLED, or LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same
 // lock id.
-//
-// # Safety
-// `guard` must be writable.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_lock(leasehold_request request,
                                       leasehold_guard *guard);
 
 // Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, LEASEHOLD_CODE_TIMED_OUT
 // when the store answered too late for the lock to be held.
-//
-// # Safety
-// `guard` must be writable.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_try_lock(leasehold_request request,
                                           leasehold_guard *guard);
 
 // Tries once, and gives the lock as data: nothing renews or releases it by itself. LEASEHOLD_CODE_HELD when others
 // hold it. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
-//
-// # Safety
-// `lock` must be writable.
+// \param lock Gets the data.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_acquire(leasehold_request request,
                                          leasehold_lock *lock);
 
 // leasehold_client_adopt with the owner, comment, lease and loss callback of the request, which must be for the same
 // key.
-//
-// # Safety
-// `guard` must be writable.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_adopt(leasehold_request request,
                                        leasehold_lock lock,
                                        leasehold_guard *guard);
 
 // Frees the request. Guards that it gave, and calls that wait, go on.
-leasehold_code leasehold_request_free(leasehold_request request);
+LEASEHOLD_API leasehold_code leasehold_request_free(leasehold_request request);
 
 // Makes a token that is not cancelled yet.
-//
-// # Safety
-// `cancel` must be writable.
-leasehold_code leasehold_cancel_new(leasehold_cancel *cancel);
+// \param cancel Gets the token.
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_cancel_new(leasehold_cancel *cancel);
 
 // Ends every wait that was started with the token, now and later, with LEASEHOLD_CODE_CANCELLED. Any thread may call
 // it, but not a signal handler. Doing it again changes nothing.
+LEASEHOLD_API
 leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 
 // Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
-leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
+LEASEHOLD_API leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
 // Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
 // and does not wait. A call that fails, as one after a fork, writes false, too.
-//
-// # Safety
-// `held` must be writable.
+// \param held Gets the answer; false when the call fails.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_is_held(leasehold_guard guard,
                                        bool *held);
 
 // leasehold_guard_is_held as a code: LEASEHOLD_CODE_OK while the lock is held, LEASEHOLD_CODE_LOST when it was lost,
 // LEASEHOLD_CODE_CLOSED after it was released, handed over, or its client closed. Call it right before each step that
 // must not overlap with another holder's.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_ensure_held(leasehold_guard guard);
 
 // Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
 // for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
 // renewal gives, LEASEHOLD_CODE_STORE when the renewal was not answered.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_ensure_held_for(leasehold_guard guard,
                                                uint64_t ms);
 
 // How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
 // lease has no end.
-//
-// # Safety
-// `ms` must be writable.
+// \param ms Gets the milliseconds.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_remaining(leasehold_guard guard,
                                          uint64_t *ms);
 
 // The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
 // Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. It fits
 // into an int64_t.
-//
-// # Safety
-// `token` must be writable.
+// \param token Gets the fencing token.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_token(leasehold_guard guard,
                                      uint64_t *token);
 
 // How the lock is held: exclusive or shared.
-//
-// # Safety
-// `mode` must be writable.
-leasehold_code leasehold_guard_mode(leasehold_guard guard, leasehold_mode *mode);
+// \param mode Gets the mode.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guard_mode(leasehold_guard guard,
+                                    leasehold_mode *mode);
 
 // The name of the lock.
-//
-// # Safety
-// `buffer` as for every text, see the top.
-leasehold_code leasehold_guard_key(leasehold_guard guard, char *buffer, size_t capacity, size_t *len);
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guard_key(leasehold_guard guard,
+                                   char *buffer,
+                                   size_t capacity,
+                                   size_t *len);
 
 // The group that the lock belongs to.
-//
-// # Safety
-// `buffer` as for every text, see the top.
-leasehold_code leasehold_guard_lock_id(leasehold_guard guard, char *buffer, size_t capacity, size_t *len);
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guard_lock_id(leasehold_guard guard,
+                                       char *buffer,
+                                       size_t capacity,
+                                       size_t *len);
 
 // A copy of the lock as data; the guard goes on. Free it with leasehold_lock_free.
-//
-// # Safety
-// `lock` must be writable.
-leasehold_code leasehold_guard_info(leasehold_guard guard, leasehold_lock *lock);
+// \param lock Gets the data.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guard_info(leasehold_guard guard,
+                                    leasehold_lock *lock);
 
 // How the lock was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
 // lost.
-//
-// # Safety
-// `reason` must be writable, and `buffer` as for every text, see the top.
+// \param reason Gets the reason.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_loss(leasehold_guard guard,
                                     leasehold_reason *reason,
                                     char *buffer,
@@ -692,6 +1021,8 @@ leasehold_code leasehold_guard_loss(leasehold_guard guard,
 // Waits until the lock is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
 // `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the lock was released or handed over, or its client closed. The guard
 // may be freed meanwhile.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_wait_loss(leasehold_guard guard,
                                          uint64_t ms);
 
@@ -699,23 +1030,25 @@ leasehold_code leasehold_guard_wait_loss(leasehold_guard guard,
 // guard is released or freed or its client closed, and stays readable: read() gives one byte if the lock was lost, and
 // then, or instead, 0 for the end. It is yours: close() it, before or after the guard. Each call gives a new one, with
 // a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on Windows.
-//
-// # Safety
-// `descriptor` must be writable.
+// \param descriptor Gets the descriptor.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
                                                int32_t *descriptor);
 
 // Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
 // held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
 // closing the client has released it. After any other failure it can be called again. The guard stays yours to free.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
 // Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
 // leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_CLOSED when the guard was released already. The guard
 // stays yours to free, which releases nothing then.
-//
-// # Safety
-// `lock` must be writable.
+// \param lock Gets the data.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_into_lock(leasehold_guard guard,
                                          leasehold_lock *lock);
 
@@ -723,20 +1056,84 @@ leasehold_code leasehold_guard_into_lock(leasehold_guard guard,
 // succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
 // returned, however long that takes. So do not hold a mutex that the callback takes, and do not let two callbacks free
 // each other's guards: both would wait for ever.
+LEASEHOLD_API
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
+// How many locks there are.
+// \param len Gets the number.
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_guards_len(leasehold_guards guards, size_t *len);
+
+// The name of one of the locks, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_key(leasehold_guards guards,
+                                    size_t index,
+                                    char *buffer,
+                                    size_t capacity,
+                                    size_t *len);
+
+// The fencing token of one of the locks, for what that key protects. See leasehold_guard_token.
+// \param token Gets the fencing token.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_token(leasehold_guards guards,
+                                      size_t index,
+                                      uint64_t *token);
+
+// The group that all of them belong to.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_lock_id(leasehold_guards guards,
+                                        char *buffer,
+                                        size_t capacity,
+                                        size_t *len);
+
+// Writes whether all of them are held. See leasehold_guard_is_held.
+// \param held Gets the answer; false when the call fails.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_is_held(leasehold_guards guards,
+                                        bool *held);
+
+// leasehold_guards_is_held as a code: LEASEHOLD_CODE_OK while all of them are held, LEASEHOLD_CODE_LOST when one was
+// lost, LEASEHOLD_CODE_CLOSED after they were released. The error names the key.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_ensure_held(leasehold_guards guards);
+
+// How many milliseconds all of them stay held if no further renewal succeeds: 0 when one is not held.
+// \param ms Gets the milliseconds.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_remaining(leasehold_guards guards,
+                                          uint64_t *ms);
+
+// Releases all of them, within the client's drop timeout together. LEASEHOLD_CODE_LOST when one was not held any more,
+// LEASEHOLD_CODE_CLOSED when they were released already. All others are released all the same, and what could not be is
+// given up in the background: it can't be called again. The guard stays yours to free.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_release(leasehold_guards guards);
+
+// Frees the guard, and releases what is still held, within the client's drop timeout. If the loss callback is running
+// on another thread, this waits until it has returned: see leasehold_guard_free.
+LEASEHOLD_API
+leasehold_code leasehold_guards_free(leasehold_guards guards);
+
 // The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
-//
-// # Safety
-// `status_size` bytes at `status` must be writable.
+// \param status Gets the numbers; `status_size` bytes.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_lock_status(leasehold_lock lock,
                                      leasehold_status *status,
                                      size_t status_size);
 
 // A text of a lock; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
-//
-// # Safety
-// `buffer` as for every text, see the top.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_lock_text(leasehold_lock lock,
                                    int32_t text,
                                    char *buffer,
@@ -745,9 +1142,9 @@ leasehold_code leasehold_lock_text(leasehold_lock lock,
 
 // Writes the lock as bytes, for another process; they are as secret as the lock id. `len` gets how many bytes there
 // are. If they do not fit, none is written, which is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
-//
-// # Safety
-// `buffer` must have room for `capacity` bytes, or be NULL and `capacity` 0; `len` must be writable or NULL.
+// \param buffer Has room for `capacity` bytes; may be NULL if that is 0.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_lock_to_bytes(leasehold_lock lock,
                                        uint8_t *buffer,
                                        size_t capacity,
@@ -755,58 +1152,70 @@ leasehold_code leasehold_lock_to_bytes(leasehold_lock lock,
 
 // Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
 // LEASEHOLD_CODE_INVALID_INPUT when they are something else.
-//
-// # Safety
-// `bytes` must have `bytes_len` readable bytes, and `lock` be writable.
-leasehold_code leasehold_lock_from_bytes(const uint8_t *bytes, size_t bytes_len, leasehold_lock *lock);
+// \param bytes `bytes_len` bytes.
+// \param lock Gets the data.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_lock_from_bytes(const uint8_t *bytes,
+                                         size_t bytes_len,
+                                         leasehold_lock *lock);
 
 // Frees the data. The lock itself stays held until it is released or its lease ends.
-leasehold_code leasehold_lock_free(leasehold_lock lock);
+LEASEHOLD_API leasehold_code leasehold_lock_free(leasehold_lock lock);
 
 // Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
 // nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
 // before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it. The data stays yours to free.
-//
-// # Safety
-// `guard` must be writable.
+// \param guard Gets the guard.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_adopt(leasehold_client client,
                                       leasehold_lock lock,
                                       leasehold_guard *guard);
 
 // Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
 // LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_heartbeat(leasehold_client client,
                                           leasehold_lock lock,
                                           uint64_t lease_ms);
 
 // Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
 // lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_release(leasehold_client client,
                                         leasehold_lock lock);
 
 // What the store knows of a key: the highest fencing token that was ever issued, and every holder in the record, the
 // expired ones included. LEASEHOLD_CODE_NOT_FOUND when nobody ever held it or its row was deleted. For finding out
 // who holds a lock, not for checking before taking it.
-//
-// # Safety
-// `key` must have `key_len` readable bytes; `token` and `holders` must be writable.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param token Gets the fencing token.
+// \param holders Gets the holders.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_get(leasehold_client client,
                                     const char *key,
                                     size_t key_len,
                                     uint64_t *token,
                                     leasehold_list *holders);
 
-// Lists every lock that fits the filter, newest first. `filter` may be 0, for all locks.
-//
-// # Safety
-// `list` must be writable.
-leasehold_code leasehold_client_list(leasehold_client client, leasehold_filter filter, leasehold_list *list);
+// Lists every lock that fits the filter, newest first. `filter` may be {0}, for all locks.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_list(leasehold_client client,
+                                     leasehold_filter filter,
+                                     leasehold_list *list);
 
 // Renews all locks of a group for this many milliseconds from now on, and lists them. LEASEHOLD_CODE_LOST when there
 // is none, or one of them has less than a second left.
-//
-// # Safety
-// `lock_id` must have `lock_id_len` readable bytes, and `list` be writable.
+// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_renew_group(leasehold_client client,
                                             const char *lock_id,
                                             size_t lock_id_len,
@@ -814,52 +1223,53 @@ leasehold_code leasehold_client_renew_group(leasehold_client client,
                                             leasehold_list *list);
 
 // Releases all locks of a group, newest first, and lists what was released.
-//
-// # Safety
-// `lock_id` must have `lock_id_len` readable bytes, and `list` be writable.
+// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_unlock_group(leasehold_client client,
                                              const char *lock_id,
                                              size_t lock_id_len,
                                              leasehold_list *list);
 
 // Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them.
-//
-// # Safety
-// `list` must be writable.
-leasehold_code leasehold_client_purge(leasehold_client client, uint64_t older_than_ms, leasehold_list *list);
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_purge(leasehold_client client,
+                                      uint64_t older_than_ms,
+                                      leasehold_list *list);
 
 // Creates the tables and indexes that the store needs, where they are missing.
-leasehold_code leasehold_client_create_schema(leasehold_client client);
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_client_create_schema(leasehold_client client);
 
 // What leasehold_client_create_schema would do, as a text for an administrator: for programs that may not do it.
-//
-// # Safety
-// `buffer` as for every text, see the top.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_schema(leasehold_client client,
                                        char *buffer,
                                        size_t capacity,
                                        size_t *len);
 
 // How many holders the list has.
-//
-// # Safety
-// `len` must be writable.
-leasehold_code leasehold_list_len(leasehold_list list, size_t *len);
+// \param len Gets the number.
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_list_len(leasehold_list list, size_t *len);
 
 // The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof
 // *status`.
-//
-// # Safety
-// `status_size` bytes at `status` must be writable.
+// \param status Gets the numbers; `status_size` bytes.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_list_status(leasehold_list list,
                                      size_t index,
                                      leasehold_status *status,
                                      size_t status_size);
 
 // A text of a holder; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
-//
-// # Safety
-// `buffer` as for every text, see the top.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_list_text(leasehold_list list,
                                    size_t index,
                                    int32_t text,
@@ -868,135 +1278,196 @@ leasehold_code leasehold_list_text(leasehold_list list,
                                    size_t *len);
 
 // Frees the list. Texts that were copied out of it stay.
-leasehold_code leasehold_list_free(leasehold_list list);
+LEASEHOLD_API leasehold_code leasehold_list_free(leasehold_list list);
 
 // Makes a filter that fits every lock. Each function below lets fewer pass.
-//
-// # Safety
-// `filter` must be writable.
-leasehold_code leasehold_filter_new(leasehold_filter *filter);
+// \param filter Gets the filter.
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_filter_new(leasehold_filter *filter);
 
 // Only this key.
-//
-// # Safety
-// `key` must have `key_len` readable bytes.
-leasehold_code leasehold_filter_set_key(leasehold_filter filter, const char *key, size_t key_len);
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+leasehold_code leasehold_filter_set_key(leasehold_filter filter,
+                                        const char *key,
+                                        size_t key_len);
 
 // Only keys that start with this text, byte by byte; the empty text fits all.
-//
-// # Safety
-// `prefix` must have `prefix_len` readable bytes.
+// \param prefix `prefix_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
 leasehold_code leasehold_filter_set_key_prefix(leasehold_filter filter,
                                                const char *prefix,
                                                size_t prefix_len);
 
 // Only locks of this group.
-//
-// # Safety
-// `lock_id` must have `lock_id_len` readable bytes.
-leasehold_code leasehold_filter_set_lock_id(leasehold_filter filter, const char *lock_id, size_t lock_id_len);
+// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+leasehold_code leasehold_filter_set_lock_id(leasehold_filter filter,
+                                            const char *lock_id,
+                                            size_t lock_id_len);
 
 // Only locks whose holder has exactly this label.
-//
-// # Safety
-// `owner` must have `owner_len` readable bytes.
-leasehold_code leasehold_filter_set_owner(leasehold_filter filter, const char *owner, size_t owner_len);
+// \param owner `owner_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+leasehold_code leasehold_filter_set_owner(leasehold_filter filter,
+                                          const char *owner,
+                                          size_t owner_len);
 
 // Only exclusive holders.
-leasehold_code leasehold_filter_set_exclusive(leasehold_filter filter);
+LEASEHOLD_API leasehold_code leasehold_filter_set_exclusive(leasehold_filter filter);
 
 // Only shared holders.
-leasehold_code leasehold_filter_set_shared(leasehold_filter filter);
+LEASEHOLD_API leasehold_code leasehold_filter_set_shared(leasehold_filter filter);
 
 // Only locks whose lease is running.
-leasehold_code leasehold_filter_set_live(leasehold_filter filter);
+LEASEHOLD_API leasehold_code leasehold_filter_set_live(leasehold_filter filter);
 
 // Only locks whose lease has ended and that nobody has taken or purged since.
-leasehold_code leasehold_filter_set_expired(leasehold_filter filter);
+LEASEHOLD_API leasehold_code leasehold_filter_set_expired(leasehold_filter filter);
 
 // Only locks that were granted before this time, in milliseconds since 1970.
-leasehold_code leasehold_filter_set_created_before(leasehold_filter filter, uint64_t unix_ms);
+LEASEHOLD_API leasehold_code leasehold_filter_set_created_before(leasehold_filter filter, uint64_t unix_ms);
 
 // Only locks that were granted at this time or later, in milliseconds since 1970.
-leasehold_code leasehold_filter_set_created_after(leasehold_filter filter, uint64_t unix_ms);
+LEASEHOLD_API leasehold_code leasehold_filter_set_created_after(leasehold_filter filter, uint64_t unix_ms);
 
 // Only locks with fewer milliseconds than this left of their lease, the expired ones included.
-leasehold_code leasehold_filter_set_remaining_below(leasehold_filter filter, uint64_t ms);
+LEASEHOLD_API leasehold_code leasehold_filter_set_remaining_below(leasehold_filter filter, uint64_t ms);
 
 // Only locks with at least this many milliseconds left of their lease.
-leasehold_code leasehold_filter_set_remaining_at_least(leasehold_filter filter, uint64_t ms);
+LEASEHOLD_API leasehold_code leasehold_filter_set_remaining_at_least(leasehold_filter filter, uint64_t ms);
 
 // Frees the filter.
-leasehold_code leasehold_filter_free(leasehold_filter filter);
+LEASEHOLD_API leasehold_code leasehold_filter_free(leasehold_filter filter);
+
+// Frees a key, whoever holds it, and lists who did. That breaks the promise that was given to the holder: it hears of
+// its loss at its next heartbeat, and until then only the fencing token protects.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_force_release(leasehold_client client,
+                                              const char *key,
+                                              size_t key_len,
+                                              leasehold_list *list);
+
+// Frees one key of a group, and lists who held it: what leasehold_client_unlock_group does to all of them.
+// LEASEHOLD_CODE_HELD when only others hold the key.
+// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_unlock_key(leasehold_client client,
+                                           const char *key,
+                                           size_t key_len,
+                                           const char *lock_id,
+                                           size_t lock_id_len,
+                                           leasehold_list *list);
+
+// Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a round
+// trip takes, and what this client may do there: it writes a row of its own, and deletes it again. Takes at most twice
+// the request timeout. What is wrong with the store is in the answer, one line for each thing.
+// \param well Gets whether nothing is wrong; false when the call fails.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_diagnose(leasehold_client client,
+                                         bool *well,
+                                         char *buffer,
+                                         size_t capacity,
+                                         size_t *len);
 
 // Makes a node for the election of this name, which is also the key of the leader's lock. Nothing is sent to the store
 // yet. Call the functions that set something before all others: later they return LEASEHOLD_CODE_INVALID_INPUT.
-//
-// # Safety
-// `name` must have `name_len` readable bytes, and `election` be writable.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param election Gets the election.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_election_new(leasehold_client client,
                                       const char *name,
                                       size_t name_len,
                                       leasehold_election *election);
 
 // The name by which others see this node when it leads: 1 to 1,024 bytes. Defaults to the client's owner.
-//
-// # Safety
-// `id` must have `id_len` readable bytes.
-leasehold_code leasehold_election_set_id(leasehold_election election, const char *id, size_t id_len);
+// \param id `id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+leasehold_code leasehold_election_set_id(leasehold_election election,
+                                         const char *id,
+                                         size_t id_len);
 
 // For how many milliseconds a leader leads without a renewal, at least 1,000: so long after a leader died, another
 // node can win. Defaults to the client's lease.
+LEASEHOLD_API
 leasehold_code leasehold_election_set_lease(leasehold_election election,
                                             uint64_t ms);
 
 // Ends a term after `ms` milliseconds, so that others get their turn. Defaults to no limit.
-leasehold_code leasehold_election_set_max_hold(leasehold_election election, uint64_t ms);
+LEASEHOLD_API leasehold_code leasehold_election_set_max_hold(leasehold_election election, uint64_t ms);
 
 // Ends leasehold_election_run after one term. Defaults to campaigning again after each term.
-leasehold_code leasehold_election_set_once(leasehold_election election);
+LEASEHOLD_API leasehold_code leasehold_election_set_once(leasehold_election election);
 
 // Sets a function that is called when this node has won a term, with the term's fencing token and `user`. The
 // callbacks of an election run on one thread of the library's, one after the other, and each "won" is followed by one
 // "lost" before the next "won". They may call every function of this header, and must return: no exception, longjmp()
 // or pthread_exit(). Once leasehold_election_free has returned, none of them is running or is called any more, unless
 // one of them freed the election; then `user` can be freed. NULL for none, which is the default.
-//
-// # Safety
-// Any thread must be able to call `on_won` with `user` until the election is freed.
+// \param on_won Any thread may call it with `user` until the election is freed.
+LEASEHOLD_API
 leasehold_code leasehold_election_set_on_won(leasehold_election election,
                                              leasehold_on_won on_won,
                                              void *user);
 
 // Sets a function that is called when a term that this node had won is over. See leasehold_election_set_on_won.
-//
-// # Safety
-// Any thread must be able to call `on_lost` with `user` until the election is freed.
+// \param on_lost Any thread may call it with `user` until the election is freed.
+LEASEHOLD_API
 leasehold_code leasehold_election_set_on_lost(leasehold_election election,
                                               leasehold_on_lost on_lost,
                                               void *user);
 
+// Sets a function that is called when this node sees a new leader, itself included, while it campaigns or leads. See
+// leasehold_election_set_on_won.
+// \param on_leader Any thread may call it with `user` until the election is freed.
+LEASEHOLD_API
+leasehold_code leasehold_election_set_on_leader(leasehold_election election,
+                                                leasehold_on_leader on_leader,
+                                                void *user);
+
+// Sets a function that answers whether this node is healthy enough to lead: it is called on a thread of its own before
+// the node campaigns, and every third of the lease while it leads. When it answers false, or not within a lease, the
+// node resigns, and campaigns again once it answers true. To stop or free the election inside it waits in vain for its
+// answer, for at most the drop timeout. For the rest see leasehold_election_set_on_won. NULL for
+// always healthy, which is the default.
+// \param health_check Any thread may call it with `user` until the election is freed.
+LEASEHOLD_API
+leasehold_code leasehold_election_set_health_check(leasehold_election election,
+                                                   leasehold_health_check health_check,
+                                                   void *user);
+
 // Starts a thread that campaigns, and again after each term, until leasehold_election_stop; returns at once.
 // Errors of the store do not end it. LEASEHOLD_CODE_ALREADY_HELD when this node already campaigns or leads.
-leasehold_code leasehold_election_run(leasehold_election election);
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_election_run(leasehold_election election);
 
 // Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
-//
-// # Safety
-// `leader` must be writable.
-leasehold_code leasehold_election_is_leader(leasehold_election election, bool *leader);
+// \param leader Gets the answer; false when the call fails.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_election_is_leader(leasehold_election election,
+                                            bool *leader);
 
 // The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Asks nobody.
-//
-// # Safety
-// `token` must be writable.
-leasehold_code leasehold_election_token(leasehold_election election, uint64_t *token);
+// \param token Gets the fencing token.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_election_token(leasehold_election election,
+                                        uint64_t *token);
 
 // Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
 // when nobody leads.
-//
-// # Safety
-// `token` must be writable, and `buffer` as for every text, see the top.
+// \param token Gets the fencing token.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_election_leader(leasehold_election election,
                                          uint64_t *token,
                                          char *buffer,
@@ -1005,67 +1476,73 @@ leasehold_code leasehold_election_leader(leasehold_election election,
 
 // Waits, without limit, until the thread that leasehold_election_run started is over: after leasehold_election_stop or
 // leasehold_client_close, or after one term with leasehold_election_set_once. Returns at once if it was not started.
+LEASEHOLD_API
 leasehold_code leasehold_election_wait(leasehold_election election);
 
 // Ends this node's campaign, and resigns if it leads, so that the next node takes over at once. Waits
 // for the store for at most the drop timeout. The node can campaign again later.
-leasehold_code leasehold_election_stop(leasehold_election election);
+LEASEHOLD_API leasehold_code leasehold_election_stop(leasehold_election election);
 
 // Frees the election, and stops what leasehold_election_run started, within the client's drop timeout. Other threads
 // may be inside calls: leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
 // before goes on. If a callback of this election is running on another thread, this waits until it has returned,
 // however long that takes: see leasehold_guard_free.
+LEASEHOLD_API
 leasehold_code leasehold_election_free(leasehold_election election);
 
 // Waits, without limit, until this node leads, and gives the term: use this or leasehold_election_run.
 // leasehold_election_stop or leasehold_election_free on another thread ends the wait with LEASEHOLD_CODE_CANCELLED.
-//
-// # Safety
-// `leadership` must be writable.
+// \param leadership Gets the term.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_election_campaign(leasehold_election election,
                                            leasehold_leadership *leadership);
 
 // leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
 // LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does.
-//
-// # Safety
-// `leadership` must be writable.
+// \param leadership Gets the term.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_election_campaign_for(leasehold_election election,
                                                uint64_t wait_ms,
                                                leasehold_leadership *leadership);
 
 // Writes whether this node still leads. It does not wait and asks nobody. It is false before another node can win, and
 // once false it stays false.
-//
-// # Safety
-// `leader` must be writable.
+// \param leader Gets the answer; false when the call fails.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_is_leader(leasehold_leadership leadership,
                                               bool *leader);
 
 // The fencing token of the term: greater than that of every earlier term of the election.
-//
-// # Safety
-// `token` must be writable.
-leasehold_code leasehold_leadership_token(leasehold_leadership leadership, uint64_t *token);
+// \param token Gets the fencing token.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leadership_token(leasehold_leadership leadership,
+                                          uint64_t *token);
 
 // How many milliseconds this node goes on leading if no further renewal succeeds; 0 when it does not lead.
-//
-// # Safety
-// `ms` must be writable.
-leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership, uint64_t *ms);
+// \param ms Gets the milliseconds.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership,
+                                              uint64_t *ms);
 
 // Waits until the leadership is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen
 // within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once it was resigned, or its client closed.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
 // Gives the leadership up, so that the next node takes over at once, within the client's drop timeout.
 // LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
 // leadership stays yours to free.
-leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
 
 // Frees the leadership, and resigns if this node still leads, within the client's drop timeout.
-leasehold_code leasehold_leadership_free(leasehold_leadership leadership);
+LEASEHOLD_API leasehold_code leasehold_leadership_free(leasehold_leadership leadership);
 
 #ifdef __cplusplus
 }  // extern "C"

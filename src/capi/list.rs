@@ -14,18 +14,23 @@ use crate::model::lock::LockStatus;
 
 /// Holders as they were when somebody looked.
 pub struct List(pub Vec<LockStatus>);
-handle::object!(List = 6, "list");
+handle::object!(List = 6, ListHandle, "list");
 
 /// Holders as they were when somebody looked. Free it with leasehold_list_free.
-pub type ListHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListHandle {
+    pub id: u64,
+}
 
 /// What the store knows of a key: the highest fencing token that was ever issued, and every holder in the record, the
 /// expired ones included. LEASEHOLD_CODE_NOT_FOUND when nobody ever held it or its row was deleted. For finding out
 /// who holds a lock, not for checking before taking it.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes; `token` and `holders` must be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param token Gets the fencing token.
+/// \param holders Gets the holders.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_get(
     client: ClientHandle,
     key: *const c_char,
@@ -44,11 +49,10 @@ pub unsafe extern "C" fn leasehold_client_get(
     })
 }
 
-/// Lists every lock that fits the filter, newest first. `filter` may be 0, for all locks.
-///
-/// # Safety
-/// `list` must be writable.
+/// Lists every lock that fits the filter, newest first. `filter` may be {0}, for all locks.
+/// \param list Gets the list.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_list(
     client: ClientHandle,
     filter: FilterHandle,
@@ -57,17 +61,18 @@ pub unsafe extern "C" fn leasehold_client_list(
     call(|| {
         let list = out_arg!(list);
         let client = handle::get::<Client>(client)?;
-        let filter = if filter == 0 { Filter::new() } else { handle::get::<FilterData>(filter)?.copy() };
+        let filter =
+            if filter == FilterHandle::default() { Filter::new() } else { handle::get::<FilterData>(filter)?.copy() };
         list.write(handle::insert(List(client.api.list(&filter)?))?)
     })
 }
 
 /// Renews all locks of a group for this many milliseconds from now on, and lists them. LEASEHOLD_CODE_LOST when there
 /// is none, or one of them has less than a second left.
-///
-/// # Safety
-/// `lock_id` must have `lock_id_len` readable bytes, and `list` be writable.
+/// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param list Gets the list.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_renew_group(
     client: ClientHandle,
     lock_id: *const c_char,
@@ -83,10 +88,10 @@ pub unsafe extern "C" fn leasehold_client_renew_group(
 }
 
 /// Releases all locks of a group, newest first, and lists what was released.
-///
-/// # Safety
-/// `lock_id` must have `lock_id_len` readable bytes, and `list` be writable.
+/// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param list Gets the list.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_unlock_group(
     client: ClientHandle,
     lock_id: *const c_char,
@@ -101,10 +106,9 @@ pub unsafe extern "C" fn leasehold_client_unlock_group(
 }
 
 /// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them.
-///
-/// # Safety
-/// `list` must be writable.
+/// \param list Gets the list.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_purge(
     client: ClientHandle,
     older_than_ms: u64,
@@ -119,6 +123,7 @@ pub unsafe extern "C" fn leasehold_client_purge(
 
 /// Creates the tables and indexes that the store needs, where they are missing.
 #[unsafe(no_mangle)]
+#[must_use]
 pub extern "C" fn leasehold_client_create_schema(client: ClientHandle) -> Code {
     call(|| {
         handle::get::<Client>(client)?.api.create_schema()?;
@@ -127,10 +132,9 @@ pub extern "C" fn leasehold_client_create_schema(client: ClientHandle) -> Code {
 }
 
 /// What leasehold_client_create_schema would do, as a text for an administrator: for programs that may not do it.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_client_schema(
     client: ClientHandle,
     buffer: *mut c_char,
@@ -145,10 +149,9 @@ pub unsafe extern "C" fn leasehold_client_schema(
 }
 
 /// How many holders the list has.
-///
-/// # Safety
-/// `len` must be writable.
+/// \param len Gets the number.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_list_len(list: ListHandle, len: *mut usize) -> Code {
     call(|| {
         let len = out_arg!(len);
@@ -158,10 +161,9 @@ pub unsafe extern "C" fn leasehold_list_len(list: ListHandle, len: *mut usize) -
 
 /// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof
 /// *status`.
-///
-/// # Safety
-/// `status_size` bytes at `status` must be writable.
+/// \param status Gets the numbers; `status_size` bytes.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_list_status(
     list: ListHandle,
     index: usize,
@@ -184,10 +186,9 @@ pub unsafe extern "C" fn leasehold_list_status(
 }
 
 /// A text of a holder; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_list_text(
     list: ListHandle,
     index: usize,

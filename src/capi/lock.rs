@@ -13,11 +13,15 @@ use crate::model::lock::Lock;
 
 /// A lock as data.
 pub struct LockData(Mutex<Lock>);
-handle::object!(LockData = 5, "lock");
+handle::object!(LockData = 5, LockHandle, "lock");
 
 /// A lock as data. Having it does not mean that the lock is held. Anyone who has it can renew, release and adopt it, so
 /// treat it like a password. Free it with leasehold_lock_free, which releases nothing.
-pub type LockHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LockHandle {
+    pub id: u64,
+}
 
 impl LockData {
     pub fn new(lock: Lock) -> Self {
@@ -34,10 +38,9 @@ impl LockData {
 }
 
 /// The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
-///
-/// # Safety
-/// `status_size` bytes at `status` must be writable.
+/// \param status Gets the numbers; `status_size` bytes.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_lock_status(lock: LockHandle, status: *mut Status, status_size: usize) -> Code {
     call(|| {
         let status = sized_out_arg!(status, status_size, STATUS_FIRST_SIZE);
@@ -55,10 +58,9 @@ pub unsafe extern "C" fn leasehold_lock_status(lock: LockHandle, status: *mut St
 }
 
 /// A text of a lock; `text` is one of leasehold_text. LEASEHOLD_CODE_NOT_FOUND when it has none.
-///
-/// # Safety
-/// `buffer` as for every text, see the top.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_lock_text(
     lock: LockHandle,
     text: i32,
@@ -76,10 +78,9 @@ pub unsafe extern "C" fn leasehold_lock_text(
 
 /// Writes the lock as bytes, for another process; they are as secret as the lock id. `len` gets how many bytes there
 /// are. If they do not fit, none is written, which is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
-///
-/// # Safety
-/// `buffer` must have room for `capacity` bytes, or be NULL and `capacity` 0; `len` must be writable or NULL.
+/// \param buffer Has room for `capacity` bytes; may be NULL if that is 0.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_lock_to_bytes(
     lock: LockHandle,
     buffer: *mut u8,
@@ -97,10 +98,10 @@ pub unsafe extern "C" fn leasehold_lock_to_bytes(
 
 /// Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
 /// LEASEHOLD_CODE_INVALID_INPUT when they are something else.
-///
-/// # Safety
-/// `bytes` must have `bytes_len` readable bytes, and `lock` be writable.
+/// \param bytes `bytes_len` bytes.
+/// \param lock Gets the data.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_lock_from_bytes(bytes: *const u8, bytes_len: usize, lock: *mut LockHandle) -> Code {
     call(|| {
         // SAFETY: the header asks the caller for `bytes_len` readable bytes; NULL is refused.

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -50,6 +51,8 @@ impl From<&LossReason> for Reason {
 /// during the callback.
 #[repr(C)]
 pub struct LossInfo {
+    /// The size of this struct as the library has it: later versions may add fields at its end.
+    pub size: usize,
     /// The fencing token that is out of date now.
     pub token: u64,
     /// How long it had been held, in milliseconds.
@@ -67,6 +70,11 @@ pub struct LossInfo {
 /// Called with the loss and the `user` pointer that was given.
 pub type OnLoss = Option<unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void)>;
 
+/// Called with the milliseconds that are left until the loss and the `user` pointer that was given.
+pub type OnWarning = Option<unsafe extern "C" fn(left_ms: u64, user: *mut c_void)>;
+
+pub type WarnFn = unsafe extern "C" fn(left_ms: u64, user: *mut c_void);
+
 pub type LossFn = unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void);
 
 /// Calls it with the loss.
@@ -78,6 +86,7 @@ unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
     let (key_len, key) = ended(loss.key.clone());
     let (text_len, text) = ended(loss.to_string());
     let info = LossInfo {
+        size: size_of::<LossInfo>(),
         token: loss.fencing_token,
         held_for_ms: as_millis(loss.held_for),
         key: key.as_ptr().cast(),
@@ -93,6 +102,7 @@ unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
 /// What of a guard hears of its loss.
 pub struct Watch {
     callback: Option<Callback<LossFn>>,
+    warning: Option<Callback<WarnFn>>,
     gate: Gate,
     state: Mutex<State>,
 }
@@ -114,13 +124,19 @@ enum Phase {
 }
 
 impl Watch {
+    #[cfg(test)]
     pub fn new(callback: Option<Callback<LossFn>>) -> Arc<Self> {
+        Watch::of(callback, None)
+    }
+
+    /// A function that hears of the loss, and one that hears before.
+    pub fn of(callback: Option<Callback<LossFn>>, warning: Option<Callback<WarnFn>>) -> Arc<Self> {
         let state = State {
             phase: Phase::Held,
             #[cfg(unix)]
             ends: Vec::new(),
         };
-        Arc::new(Watch { callback, gate: Gate::default(), state: Mutex::new(state) })
+        Arc::new(Watch { callback, warning, gate: Gate::default(), state: Mutex::new(state) })
     }
 
     /// Tells the loss. Runs on a thread of its own.
@@ -130,6 +146,16 @@ impl Watch {
         {
             // SAFETY: whoever set it promised that it may be called until the guard is freed; freeing closes the gate.
             self.gate.pass(|| unsafe { tell(callback, loss) });
+        }
+    }
+
+    /// Tells that renewals fail. Runs on a thread of its own.
+    pub fn warns(&self, left: Duration) {
+        if let Some(Callback { function, user }) = self.warning
+            && self.state.lock().phase == Phase::Held
+        {
+            // SAFETY: as for a loss.
+            self.gate.pass(|| unsafe { function(as_millis(left), user) });
         }
     }
 
@@ -195,8 +221,6 @@ fn is_closed(mut end: &UnixStream) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use crossbeam_channel::{Receiver, Sender, bounded};
 
     use super::*;
@@ -247,11 +271,49 @@ mod tests {
             assert!(ends.recv().is_err());
         });
         // It tells once, and nothing after the end.
+        drop(leaves);
         watch.lost(&loss());
         assert!(enters.is_empty());
-        let ended = Watch::new(Some(Callback { function: talk as LossFn, user }));
-        ended.freed();
-        ended.lost(&loss());
-        assert!(enters.is_empty());
+        for end in [Watch::freed, Watch::released] {
+            let ended = Watch::new(Some(Callback { function: talk as LossFn, user }));
+            end(&ended);
+            ended.lost(&loss());
+            assert!(enters.is_empty());
+        }
+    }
+
+    /// What a descriptor says, which must be at its end.
+    #[cfg(unix)]
+    fn said(watch: &Watch) -> Option<String> {
+        let mut descriptor = UnixStream::from(watch.descriptor().ok()?);
+        descriptor.set_nonblocking(true).ok()?;
+        let mut said = String::new();
+        descriptor.read_to_string(&mut said).ok().map(|_| said)
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn how_the_hold_ended_first_is_what_later_descriptors_say() {
+        let (lost, released) = (Watch::new(None), Watch::new(None));
+        lost.lost(&loss());
+        lost.released();
+        released.released();
+        released.lost(&loss());
+        for _ in 0..2 {
+            assert_eq!((said(&lost).as_deref(), said(&released).as_deref()), (Some("!"), Some("")));
+        }
+    }
+
+    /// While it is held nothing is to be read, however many others were given out.
+    #[cfg(unix)]
+    #[test]
+    fn a_descriptor_is_silent_while_the_lock_is_held() {
+        let watch = Watch::new(None);
+        let given: Vec<_> = (0..3).filter_map(|_| watch.descriptor().ok().map(UnixStream::from)).collect();
+        let is_silent = |mut one: &UnixStream| {
+            let nothing = one.set_nonblocking(true).map(|()| one.read(&mut [0; 8]).map_err(|error| error.kind()));
+            matches!(nothing, Ok(Err(std::io::ErrorKind::WouldBlock)))
+        };
+        assert!(given.len() == 3 && given.iter().all(is_silent));
     }
 }

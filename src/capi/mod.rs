@@ -3,6 +3,7 @@
 //! Its reference is the header `leasehold.h`, which is written from the comments in here: they are read by C
 //! programmers. Only the public API is used, and this is the only place with `unsafe`.
 
+mod admin;
 mod asked;
 mod callback;
 mod cancel;
@@ -12,19 +13,24 @@ mod client_lock;
 mod code;
 mod election;
 mod error;
+mod event;
 mod failure;
 mod filter;
 mod guard;
+mod guards;
 mod handle;
 mod leadership;
 mod list;
 mod lock;
+mod logging;
 mod loss;
 mod request;
 mod status;
 mod text;
 #[cfg(all(test, feature = "_internals"))]
 mod trouble_tests;
+mod version;
+mod waiting;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, SystemTime};
@@ -93,8 +99,10 @@ mod tests {
     fn no_panic_leaves_a_call() {
         assert_eq!(call(|| Ok(())), Code::Ok);
         assert_eq!(call(|| panic!("as a test")), Code::Panic);
-        let text = failure::message();
-        assert!(text.contains("as a test") && text.contains("bug"), "{text}");
+        assert_eq!(failure::message(), "a bug in the library: as a test");
+        let made = "made of parts".to_owned();
+        assert_eq!(call(|| std::panic::panic_any(made)), Code::Panic);
+        assert_eq!(failure::message(), "a bug in the library: made of parts");
         // A payload whose drop panics as well.
         struct Worse;
         impl Drop for Worse {
@@ -103,6 +111,7 @@ mod tests {
             }
         }
         assert_eq!(call(|| std::panic::panic_any(Worse)), Code::Panic);
+        assert_eq!(failure::message(), "a bug in the library: it panicked");
     }
 
     #[test]

@@ -12,19 +12,25 @@ use super::client::ClientHandle;
 use super::code::Code;
 use super::failure::Failure;
 use super::guard::GuardHandle;
+use super::guards::GuardsHandle;
 use super::lock::{LockData, LockHandle};
-use super::loss::OnLoss;
+use super::loss::{OnLoss, OnWarning};
+use super::waiting::OnWait;
 use super::{Outcome, call, handle, millis, out_arg, text_arg, unix_time};
 use crate::api::request::{LockRequest, SameOwner};
 use crate::sys::deadline::far_from;
 
 /// A request; unlike the one of the Rust API it can be used any number of times.
 pub struct Request(Mutex<Asked>);
-handle::object!(Request = 3, "request");
+handle::object!(Request = 3, RequestHandle, "request");
 
-/// What is asked for: one lock, or the first of several that is free. It can be used any number of times, by any
+/// What is asked for: one lock, the first of several that is free, or all of several. It can be used any number of times, by any
 /// number of threads. Free it with leasehold_request_free.
-pub type RequestHandle = u64;
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestHandle {
+    pub id: u64,
+}
 
 /// A copy, so that nothing is locked while a wait goes on.
 fn asked(request: RequestHandle) -> Result<Asked, Failure> {
@@ -39,10 +45,10 @@ fn set(request: RequestHandle, set: impl FnOnce(LockRequest) -> LockRequest) -> 
 }
 
 /// Makes a request for one lock. Nothing is sent to the store yet.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes, and `request` be writable.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param request Gets the request.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_request_new(
     client: ClientHandle,
     key: *const c_char,
@@ -57,10 +63,9 @@ pub unsafe extern "C" fn leasehold_request_new(
 
 /// Makes a request for one of several locks, whichever is free first: leasehold_request_add_key names them, and
 /// leasehold_guard_key says which one it was.
-///
-/// # Safety
-/// `request` must be writable.
+/// \param request Gets the request.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_request_new_any(client: ClientHandle, request: *mut RequestHandle) -> Code {
     call(|| {
         let request = out_arg!(request);
@@ -68,17 +73,29 @@ pub unsafe extern "C" fn leasehold_request_new_any(client: ClientHandle, request
     })
 }
 
-/// Adds a key to a request made by leasehold_request_new_any; LEASEHOLD_CODE_INVALID_INPUT for any other request.
-///
-/// # Safety
-/// `key` must have `key_len` readable bytes.
+/// Makes a request for all of several locks, held together: leasehold_request_add_key names them, and
+/// leasehold_request_lock_all and leasehold_request_try_lock_all end it. They are taken one after the other in the order
+/// of their keys, so two requests with crossed orders never wait for each other.
+/// \param request Gets the request.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_request_new_all(client: ClientHandle, request: *mut RequestHandle) -> Code {
+    call(|| {
+        let request = out_arg!(request);
+        request.write(handle::insert(Request(Mutex::new(Asked::all(client)?)))?)
+    })
+}
+
+/// Adds a key to a request made by leasehold_request_new_any or leasehold_request_new_all; LEASEHOLD_CODE_INVALID_INPUT
+/// for any other request.
+/// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_add_key(request: RequestHandle, key: *const c_char, key_len: usize) -> Code {
     call(|| {
         let key = text_arg!(key, key_len).to_owned();
         let request = handle::get::<Request>(request)?;
         match &mut request.0.lock().keys {
-            Keys::AnyOf { keys, .. } => keys.push(key),
+            Keys::AnyOf { keys, .. } | Keys::AllOf { keys } => keys.push(key),
             Keys::One => return Err(Failure::new(Code::InvalidInput, "the request is for one key")),
         }
         Ok(())
@@ -110,9 +127,7 @@ pub extern "C" fn leasehold_request_set_max_holders(request: RequestHandle, n: u
 }
 
 /// What others see as the holder, for people to read: 1 to 1,024 bytes. Defaults to the client's owner.
-///
-/// # Safety
-/// `owner` must have `owner_len` readable bytes.
+/// \param owner `owner_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_owner(
     request: RequestHandle,
@@ -126,9 +141,7 @@ pub unsafe extern "C" fn leasehold_request_set_owner(
 }
 
 /// A note that others see in the lock's status: 1 to 1,024 bytes. Defaults to none.
-///
-/// # Safety
-/// `comment` must have `comment_len` readable bytes.
+/// \param comment `comment_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_comment(
     request: RequestHandle,
@@ -143,9 +156,7 @@ pub unsafe extern "C" fn leasehold_request_set_comment(
 
 /// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. Defaults to a random
 /// id.
-///
-/// # Safety
-/// `lock_id` must have `lock_id_len` readable bytes.
+/// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_lock_id(
     request: RequestHandle,
@@ -227,9 +238,7 @@ pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64
 /// client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the
 /// function is not running and is not called any more, unless it freed the guard itself; then `user` can be freed. The
 /// same holds once a call has returned that gave no guard. NULL for none, which is the default.
-///
-/// # Safety
-/// Any thread must be able to call `on_loss` with `user` until each guard of the request is freed.
+/// \param on_loss Any thread may call it with `user` until each guard of the request is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_on_loss(
     request: RequestHandle,
@@ -237,18 +246,82 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
     user: *mut c_void,
 ) -> Code {
     call(|| {
-        handle::get::<Request>(request)?.0.lock().on_loss = on_loss.map(|function| Callback { function, user });
+        let callback = on_loss.map(|function| Callback { function, user });
+        handle::get::<Request>(request)?.0.lock().callbacks.on_loss = callback;
         Ok(())
+    })
+}
+
+/// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as an
+/// event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. For the function
+/// the same holds as for that of leasehold_request_set_on_loss. Defaults to no warning.
+/// \param on_warning Any thread may call it with `user` until each guard of the request is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_set_warn_before(
+    request: RequestHandle,
+    left_ms: u64,
+    on_warning: OnWarning,
+    user: *mut c_void,
+) -> Code {
+    call(|| {
+        set(request, |request| request.warn_before(millis(left_ms)))?;
+        let callback = on_warning.map(|function| Callback { function, user });
+        handle::get::<Request>(request)?.0.lock().callbacks.on_warning = callback;
+        Ok(())
+    })
+}
+
+/// Sets a function that is called with `user` while a call of this request waits, when the wait begins and then every
+/// `every_ms` milliseconds, at least 10: on the thread that waits, so that it should return soon. It may call every
+/// function of this header, also to fire the cancel token or free the request, and must return: no exception, longjmp()
+/// or pthread_exit(). NULL for none, which is the default.
+/// \param on_wait Called with `user` only during calls that wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_request_set_on_wait(
+    request: RequestHandle,
+    every_ms: u64,
+    on_wait: OnWait,
+    user: *mut c_void,
+) -> Code {
+    call(|| {
+        set(request, |request| request.on_wait_every(millis(every_ms)))?;
+        let callback = on_wait.map(|function| Callback { function, user });
+        handle::get::<Request>(request)?.0.lock().callbacks.on_wait = callback;
+        Ok(())
+    })
+}
+
+/// Waits for all locks of a request made by leasehold_request_new_all, for as long as was set for all of them together.
+/// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released.
+/// Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while others were waited for. The loss
+/// callback is called for the first of them that is lost; the others stay held until they are released or freed.
+/// \param guards Gets the guard of all of them.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_request_lock_all(request: RequestHandle, guards: *mut GuardsHandle) -> Code {
+    call(|| {
+        let guards = out_arg!(guards);
+        guards.write(asked(request)?.lock_all(false)?)
+    })
+}
+
+/// leasehold_request_lock_all that tries once for each: LEASEHOLD_CODE_HELD when others hold one of them.
+/// \param guards Gets the guard of all of them.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_request_try_lock_all(request: RequestHandle, guards: *mut GuardsHandle) -> Code {
+    call(|| {
+        let guards = out_arg!(guards);
+        guards.write(asked(request)?.lock_all(true)?)
     })
 }
 
 /// Waits for the lock, and gives a guard as leasehold_client_lock does. LEASEHOLD_CODE_TIMED_OUT when the wait that was
 /// set is over, LEASEHOLD_CODE_CANCELLED, or LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same
 /// lock id.
-///
-/// # Safety
-/// `guard` must be writable.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *mut GuardHandle) -> Code {
     call(|| {
         let guard = out_arg!(guard);
@@ -258,10 +331,9 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
 
 /// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, LEASEHOLD_CODE_TIMED_OUT
 /// when the store answered too late for the lock to be held.
-///
-/// # Safety
-/// `guard` must be writable.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guard: *mut GuardHandle) -> Code {
     call(|| {
         let guard = out_arg!(guard);
@@ -271,10 +343,9 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
 
 /// Tries once, and gives the lock as data: nothing renews or releases it by itself. LEASEHOLD_CODE_HELD when others
 /// hold it. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
-///
-/// # Safety
-/// `lock` must be writable.
+/// \param lock Gets the data.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_request_acquire(request: RequestHandle, lock: *mut LockHandle) -> Code {
     call(|| {
         let lock = out_arg!(lock);
@@ -284,10 +355,9 @@ pub unsafe extern "C" fn leasehold_request_acquire(request: RequestHandle, lock:
 
 /// leasehold_client_adopt with the owner, comment, lease and loss callback of the request, which must be for the same
 /// key.
-///
-/// # Safety
-/// `guard` must be writable.
+/// \param guard Gets the guard.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn leasehold_request_adopt(
     request: RequestHandle,
     lock: LockHandle,

@@ -1,6 +1,6 @@
 //! Texts and places that C passes as pointers.
 
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 
 use super::code::Code;
 use super::failure::{Failure, Outcome};
@@ -8,8 +8,12 @@ use super::failure::{Failure, Outcome};
 /// A text of the caller's.
 ///
 /// # Safety
-/// Unless it is NULL, `text` points to `len` bytes that nobody writes to during the call.
+/// Unless it is NULL, `text` points to `len` bytes, or with `usize::MAX` to a NUL at their end, that nobody writes to
+/// during the call.
 pub unsafe fn read<'a>(name: &str, text: *const c_char, len: usize) -> Result<&'a str, Failure> {
+    let is_ended = len == usize::MAX && !text.is_null();
+    // SAFETY: not NULL, and it ends in a NUL as the caller promises.
+    let len = if is_ended { unsafe { CStr::from_ptr(text) }.count_bytes() } else { len };
     // SAFETY: passed on from the caller.
     let bytes = unsafe { read_bytes(name, text.cast(), len) }?;
     std::str::from_utf8(bytes).map_err(|error| {

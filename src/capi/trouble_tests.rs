@@ -2,18 +2,19 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::admin::leasehold_client_diagnose;
 use super::callback::Callback;
-use super::client::{Client, leasehold_client_close, leasehold_client_free};
+use super::client::{Client, ClientHandle, leasehold_client_close, leasehold_client_free};
 use super::client_lock::leasehold_client_try_lock;
 use super::code::Code;
 use super::election::{
-    leasehold_election_free, leasehold_election_new, leasehold_election_run, leasehold_election_set_on_lost,
-    leasehold_election_set_on_won,
+    ElectionHandle, leasehold_election_free, leasehold_election_new, leasehold_election_run,
+    leasehold_election_set_on_lost, leasehold_election_set_on_won,
 };
 use super::error::{leasehold_error_held_by_this_client, leasehold_error_is_retryable};
 use super::failure;
@@ -21,9 +22,16 @@ use super::guard::{
     Guard, GuardHandle, leasehold_guard_ensure_held, leasehold_guard_free, leasehold_guard_into_lock,
     leasehold_guard_is_held, leasehold_guard_release,
 };
+use super::guards::{GuardsHandle, leasehold_guards_ensure_held, leasehold_guards_free};
 use super::handle;
 use super::list::leasehold_client_create_schema;
+use super::lock::LockHandle;
 use super::loss::{LossFn, LossInfo, Watch};
+use super::request::{
+    RequestHandle, leasehold_request_add_key, leasehold_request_free, leasehold_request_lock,
+    leasehold_request_lock_all, leasehold_request_new, leasehold_request_new_all, leasehold_request_set_lease,
+    leasehold_request_set_on_loss, leasehold_request_set_warn_before,
+};
 use crate::ClientBuilder;
 use crate::model::loss::{Loss, LossReason};
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -31,16 +39,16 @@ use crate::store::memory::Memory;
 use crate::sys::clock::Clock;
 
 /// A client whose requests meet faults, and what it is by its handle.
-fn client() -> (u64, FaultPlan) {
+fn client() -> (ClientHandle, FaultPlan) {
     let (clock, faults) = (Clock::system(), FaultPlan::default());
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
     let short = Duration::from_millis(300);
     let builder = ClientBuilder::over(Arc::new(store), clock).request_timeout(short).drop_timeout(short);
-    let client = builder.connect().ok().and_then(|client| handle::insert(Client::new(client)).ok());
+    let client = builder.connect().ok().and_then(|client| handle::insert(Client::new(client, None)).ok());
     (client.expect("a client"), faults)
 }
 
-fn try_lock(client: u64, guard: &mut GuardHandle) -> Code {
+fn try_lock(client: ClientHandle, guard: &mut GuardHandle) -> Code {
     // SAFETY: a text, and a place that can be written to.
     unsafe { leasehold_client_try_lock(client, "k".as_ptr().cast(), 1, guard) }
 }
@@ -54,7 +62,7 @@ fn is_held(guard: GuardHandle) -> bool {
 
 #[test]
 fn a_release_that_failed_can_be_called_again() {
-    let ((client, faults), mut guard, mut other) = (client(), 0, 0);
+    let ((client, faults), mut guard, mut other) = (client(), GuardHandle::default(), GuardHandle::default());
     assert_eq!(try_lock(client, &mut guard), Code::Ok);
     assert!(is_held(guard) && leasehold_guard_ensure_held(guard) == Code::Ok);
     faults.always(Call::Release, Fault::FailBefore);
@@ -67,15 +75,10 @@ fn a_release_that_failed_can_be_called_again() {
     assert_eq!(leasehold_guard_release(guard), Code::Ok);
     assert_eq!(leasehold_guard_release(guard), Code::Closed);
     assert_eq!(try_lock(client, &mut other), Code::Ok);
-    assert_eq!(try_lock(client, &mut 0), Code::Held);
+    assert_eq!(try_lock(client, &mut GuardHandle::default()), Code::Held);
     assert!(leasehold_error_held_by_this_client());
-    for (freed, free) in [
-        (guard, leasehold_guard_free as extern "C" fn(u64) -> Code),
-        (other, leasehold_guard_free),
-        (client, leasehold_client_free),
-    ] {
-        assert_eq!(free(freed), Code::Ok);
-    }
+    assert_eq!([guard, other].map(|guard| leasehold_guard_free(guard)), [Code::Ok; 2]);
+    assert_eq!(leasehold_client_free(client), Code::Ok);
 }
 
 #[test]
@@ -86,12 +89,20 @@ fn what_the_store_refuses_is_told() {
     let message = failure::message();
     assert!(message.ends_with("refused the request: permission denied"), "with its cause: {message}");
     assert_eq!(leasehold_client_create_schema(client), Code::Ok);
+    let (mut well, mut text) = (true, [0; 2048]);
+    faults.always(Call::Acquire, Fault::Refuse);
+    // SAFETY: places that can be written to.
+    let code =
+        unsafe { leasehold_client_diagnose(client, &mut well, text.as_mut_ptr(), text.len(), std::ptr::null_mut()) };
+    // SAFETY: it was written with a NUL at its end.
+    let text = unsafe { std::ffi::CStr::from_ptr(text.as_ptr()) }.to_string_lossy();
+    assert!(code == Code::Ok && !well && text.contains("acquire a lock: failed: "), "{code:?}: {text}");
     assert_eq!(leasehold_client_free(client), Code::Ok);
 }
 
 #[test]
 fn what_an_operator_released_stays_lost() {
-    let ((client, _), mut guard) = (client(), 0);
+    let ((client, _), mut guard) = (client(), GuardHandle::default());
     assert_eq!(try_lock(client, &mut guard), Code::Ok);
     assert!(handle::get::<Client>(client).is_ok_and(|client| client.api.force_release("k").is_ok()));
     for _ in 0..2 {
@@ -99,16 +110,16 @@ fn what_an_operator_released_stays_lost() {
         assert_eq!(leasehold_guard_ensure_held(guard), Code::Lost);
     }
     // Nothing to hand over, and no handle is kept for it.
-    let mut lock = 0;
+    let mut lock = LockHandle::default();
     // SAFETY: a place that can be written to.
     assert_eq!(unsafe { leasehold_guard_into_lock(guard, &mut lock) }, Code::Lost);
-    assert_eq!(lock, 0);
+    assert_eq!(lock, LockHandle::default());
     assert_eq!((leasehold_guard_free(guard), leasehold_client_free(client)), (Code::Ok, Code::Ok));
 }
 
 #[test]
 fn a_close_whose_release_fails_says_so() {
-    let ((client, faults), mut guard) = (client(), 0);
+    let ((client, faults), mut guard) = (client(), GuardHandle::default());
     assert_eq!(try_lock(client, &mut guard), Code::Ok);
     faults.always(Call::Release, Fault::FailBefore);
     assert_eq!(leasehold_client_close(client), Code::Store);
@@ -161,7 +172,7 @@ unsafe extern "C" fn loses(_: u64, _: *const c_char, _: usize, _: *mut c_void) {
 /// The callback takes longer than the drop timeout, and the next one is to be called by then.
 #[test]
 fn no_callback_of_an_election_begins_once_it_is_freed() {
-    let ((client, _), mut election) = (client(), 0);
+    let ((client, _), mut election) = (client(), ElectionHandle::default());
     let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
     let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
     let user = (&raw const *talk).cast_mut().cast();
@@ -187,4 +198,98 @@ fn no_callback_of_an_election_begins_once_it_is_freed() {
         std::thread::yield_now();
     }
     assert_eq!(leasehold_client_free(client), Code::Ok);
+}
+
+static LEFT: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn warns(left_ms: u64, user: *mut c_void) {
+    // SAFETY: as above.
+    let talk = unsafe { &*user.cast::<Talk>() };
+    LEFT.store(left_ms, Ordering::SeqCst);
+    let _ = talk.entered.send(());
+    let _ = talk.leave.recv();
+}
+
+/// Renewals fail; and the guard is freed while the warning is being told.
+#[test]
+fn a_loss_that_may_come_is_told_before() {
+    let ((client, faults), mut request, mut guard) = (client(), RequestHandle::default(), GuardHandle::default());
+    let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
+    let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
+    // SAFETY: a text, places that can be written to, and a function that any thread may call.
+    let set = unsafe {
+        [
+            leasehold_request_new(client, c"k".as_ptr(), usize::MAX, &mut request),
+            leasehold_request_set_lease(request, 1_000),
+            leasehold_request_set_warn_before(request, 500, Some(warns), (&raw const *talk).cast_mut().cast()),
+            leasehold_request_lock(request, &mut guard),
+        ]
+    };
+    assert_eq!(set, [Code::Ok; 4]);
+    faults.always(Call::Renew, Fault::FailBefore);
+    assert_eq!(enters.recv_timeout(Duration::from_secs(20)), Ok(()), "nobody was warned");
+    assert!((1..=500).contains(&LEFT.load(Ordering::SeqCst)));
+    let (freed, frees) = bounded(1);
+    std::thread::spawn(move || freed.send(leasehold_guard_free(guard)));
+    assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
+    drop(leaves);
+    assert_eq!(frees.recv(), Ok(Code::Ok));
+    assert_eq!((leasehold_request_free(request), leasehold_client_free(client)), (Code::Ok, Code::Ok));
+}
+
+#[derive(Default)]
+struct Losses(AtomicU64);
+
+impl crate::Observer for Losses {
+    fn event(&self, event: &crate::Event<'_>) {
+        self.0.fetch_add(u64::from(matches!(event, crate::Event::Lost { .. })), Ordering::SeqCst);
+    }
+}
+
+/// One of several is lost while another one is waited for, and taken anew: only what comes after that is a loss.
+#[test]
+fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
+    let (clock, losses) = (Clock::system(), Arc::new(Losses::default()));
+    let builder = ClientBuilder::over(Arc::new(Memory::open("", clock.clone())), clock).observer(losses.clone());
+    let Ok(api) = builder.lease(Duration::from_secs(1)).connect() else { panic!("no client") };
+    let Ok(rival) = api.lock("b") else { panic!("no lock") };
+    let Ok(client) = handle::insert(Client::new(api.clone(), None)) else { panic!("no handle") };
+    let (mut request, mut guards) = (RequestHandle::default(), GuardsHandle::default());
+    let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
+    let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
+    // SAFETY: texts, a place that can be written to, and a function that any thread may call.
+    let set = unsafe {
+        [
+            leasehold_request_new_all(client, &mut request),
+            leasehold_request_add_key(request, c"a".as_ptr(), 1),
+            leasehold_request_add_key(request, c"b".as_ptr(), 1),
+            leasehold_request_set_on_loss(request, Some(talks), (&raw const *talk).cast_mut().cast()),
+        ]
+    };
+    assert_eq!(set, [Code::Ok; 4]);
+    let until = |what: &str, done: &dyn Fn() -> bool| {
+        let began = std::time::Instant::now();
+        while !done() {
+            assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        // SAFETY: a place that can be written to.
+        let locks = scope.spawn(|| unsafe { leasehold_request_lock_all(request, &mut guards) });
+        until("it takes the first", &|| api.held().iter().any(|lock| lock.key() == "a"));
+        assert!(api.force_release("a").is_ok());
+        until("the first is lost", &|| losses.0.load(Ordering::SeqCst) == 1);
+        drop(rival);
+        assert!(matches!(locks.join(), Ok(Code::Ok)));
+    });
+    assert!(leasehold_guards_ensure_held(guards) == Code::Ok && enters.is_empty());
+    assert!(api.force_release("a").is_ok());
+    assert_eq!(enters.recv_timeout(Duration::from_secs(20)), Ok(()), "the loss is not told");
+    let (freed, frees) = bounded(1);
+    std::thread::spawn(move || freed.send(leasehold_guards_free(guards)));
+    assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
+    drop(leaves);
+    assert_eq!(frees.recv(), Ok(Code::Ok));
+    assert_eq!((leasehold_request_free(request), leasehold_client_free(client)), (Code::Ok, Code::Ok));
 }

@@ -27,9 +27,9 @@ static void do_once(leasehold_guard guard, const char *folder, int job, int work
 static void work(const char *url, const char *folder, int worker) {
   char owner[32];
   snprintf(owner, sizeof owner, "worker-%d", worker);
-  leasehold_builder builder = 0;
-  leasehold_client client = 0;
-  OK(leasehold_builder_new(TEXT(url), &builder));
+  leasehold_builder builder = {0};
+  leasehold_client client = {0};
+  OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
   OK(leasehold_builder_set_owner(builder, TEXT(owner)));
   OK(leasehold_builder_set_request_timeout(builder, 60000)); /* disks can be slow */
   OK(leasehold_builder_connect(builder, &client));
@@ -39,7 +39,7 @@ static void work(const char *url, const char *folder, int worker) {
     for (int job = 0; job < JOBS; job++) {
       char key[64];
       snprintf(key, sizeof key, "job-%d", job);
-      leasehold_guard guard = 0;
+      leasehold_guard guard = {0};
       leasehold_code code = round == 0 ? leasehold_client_try_lock(client, TEXT(key), &guard)
                                        : leasehold_client_lock(client, TEXT(key), &guard);
       if (code != LEASEHOLD_CODE_HELD) {

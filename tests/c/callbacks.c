@@ -65,12 +65,32 @@ static void frees(uint64_t token, void *user) {
   finish(talk);
 }
 
+/* On the thread of the checks. */
+static bool frees_when_asked(void *user) {
+  struct talk *talk = (struct talk *)user;
+  OK(leasehold_election_free(talk->election));
+  finish(talk);
+  return true;
+}
+
+static void frees_when_led(uint64_t token, const char *id, size_t id_len, void *user) {
+  CHECK(token > 0 && id_len == strlen(id));
+  frees(token, user);
+}
+
+/* What ends by its own limit is no renewal that fails. */
+static void warned(uint64_t left_ms, void *user) {
+  (void)left_ms, (void)user;
+  CHECK(!"it warned");
+}
+
 static leasehold_guard lost_soon(struct talk *talk, leasehold_on_loss on_loss) {
-  leasehold_request request = 0;
-  leasehold_guard guard = 0;
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
   OK(leasehold_request_new(talk->client, TEXT("k"), &request));
   OK(leasehold_request_set_max_hold(request, 50));
   OK(leasehold_request_set_on_loss(request, on_loss, talk));
+  OK(leasehold_request_set_warn_before(request, 1000, warned, talk));
   OK(leasehold_request_lock(request, &guard));
   OK(leasehold_request_free(request));
   return guard;
@@ -103,6 +123,20 @@ int main(int argc, char **argv) {
   OK(leasehold_election_free(talk.election));
   OK(leasehold_election_new(talk.client, TEXT("job"), &talk.election));
   OK(leasehold_election_set_on_won(talk.election, frees, &talk));
+  OK(leasehold_election_run(talk.election));
+  wait_until_done(&talk);
+  EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_election_free(talk.election));
+  OK(leasehold_client_free(talk.client));
+
+  talk.client = connected(argv[1]);
+  OK(leasehold_election_new(talk.client, TEXT("job"), &talk.election));
+  OK(leasehold_election_set_lease(talk.election, 1000)); /* for so long an answer is waited for */
+  OK(leasehold_election_set_health_check(talk.election, frees_when_asked, &talk));
+  OK(leasehold_election_run(talk.election));
+  wait_until_done(&talk);
+  EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_election_free(talk.election));
+  OK(leasehold_election_new(talk.client, TEXT("job"), &talk.election));
+  OK(leasehold_election_set_on_leader(talk.election, frees_when_led, &talk));
   OK(leasehold_election_run(talk.election));
   wait_until_done(&talk);
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_election_free(talk.election));

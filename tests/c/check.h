@@ -32,9 +32,9 @@ static inline void expect(leasehold_code wanted, leasehold_code code, const char
 
 /* A client that bears a slow disk. */
 static inline leasehold_client connected(const char *url) {
-  leasehold_builder builder = 0;
-  leasehold_client client = 0;
-  OK(leasehold_builder_new(TEXT(url), &builder));
+  leasehold_builder builder = {0};
+  leasehold_client client = {0};
+  OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
   OK(leasehold_builder_set_request_timeout(builder, 60000));
   OK(leasehold_builder_set_drop_timeout(builder, 60000));
   OK(leasehold_builder_connect(builder, &client));

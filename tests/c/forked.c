@@ -7,10 +7,10 @@
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  leasehold_client client = 0;
-  leasehold_request request = 0;
-  leasehold_guard guard = 0;
-  leasehold_lock lock = 0;
+  leasehold_client client = {0};
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
+  leasehold_lock lock = {0};
   client = connected(argv[1]);
   OK(leasehold_request_new(client, TEXT("other"), &request));
   OK(leasehold_client_lock(client, TEXT("held"), &guard));
@@ -19,8 +19,8 @@ int main(int argc, char **argv) {
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
-    leasehold_client own = 0;
-    leasehold_guard own_guard = 0, none = 0;
+    leasehold_client own = {0};
+    leasehold_guard own_guard = {0}, none = {0};
     bool held = true;
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_lock(client, TEXT("other"), &none));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_request_lock(request, &none));
@@ -31,18 +31,18 @@ int main(int argc, char **argv) {
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_free(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_lock_free(lock));
     /* Neither SQLite's file locks nor its mutexes outlive a fork: every file is refused. */
-    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT(argv[1]), &own));
+    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, TEXT(argv[1]), &own));
     char url[1024];
     CHECK(snprintf(url, sizeof url, "%s-child", argv[1]) < (int)sizeof url);
-    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(TEXT(url), &own));
+    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, TEXT(url), &own));
     /* Its own are new numbers, and the parent's stay what they are. */
     own = connected("memory:");
-    CHECK(own != client);
+    CHECK(own.id != client.id);
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_close(client));
     OK(leasehold_client_lock(own, TEXT("other"), &own_guard));
     OK(leasehold_guard_free(own_guard));
     OK(leasehold_client_free(own));
-    CHECK(none == 0);
+    CHECK(none.id == 0);
     _exit(0);
   }
   int status = 0;

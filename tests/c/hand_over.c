@@ -10,9 +10,9 @@ static void taker(const char *url, int from) {
   for (ssize_t got; (got = read(from, bytes + len, sizeof bytes - len)) > 0;) {
     len += (size_t)got;
   }
-  leasehold_client client = 0;
-  leasehold_lock lock = 0;
-  leasehold_guard guard = 0, again = 0;
+  leasehold_client client = {0};
+  leasehold_lock lock = {0};
+  leasehold_guard guard = {0}, again = {0};
   leasehold_status status;
   uint64_t token = 0;
   client = connected(url);
@@ -22,7 +22,7 @@ static void taker(const char *url, int from) {
   OK(leasehold_guard_token(guard, &token));
   CHECK(token > status.token && status.remaining_ms > 0 && status.remaining_ms <= 20000);
   EXPECT(LEASEHOLD_CODE_LOST, leasehold_client_adopt(client, lock, &again));
-  CHECK(again == 0);
+  CHECK(again.id == 0);
   OK(leasehold_lock_free(lock));
   OK(leasehold_guard_release(guard));
   OK(leasehold_guard_free(guard));
@@ -43,10 +43,10 @@ int main(int argc, char **argv) {
   }
   close(ends[0]);
 
-  leasehold_client client = 0;
-  leasehold_request request = 0;
-  leasehold_guard guard = 0;
-  leasehold_lock lock = 0;
+  leasehold_client client = {0};
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
+  leasehold_lock lock = {0};
   client = connected(argv[1]);
   OK(leasehold_request_new(client, TEXT("migration"), &request));
   OK(leasehold_request_set_comment(request, TEXT("half done")));
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 
   /* Without a guard: a lock as data, renewed and released by hand. */
-  leasehold_lock plain = 0;
+  leasehold_lock plain = {0};
   leasehold_status before, after;
   OK(leasehold_request_acquire(request, &plain));
   OK(leasehold_lock_status(plain, &before, sizeof before));

@@ -1,17 +1,17 @@
 /* From nothing to a held lock. */
 #include <stdio.h>
-#include <string.h>
 
 #include <leasehold.h>
 
 int main(int argc, char **argv) {
   const char *url = argc > 1 ? argv[1] : "sqlite:locks.db", *key = "nightly-report";
-  leasehold_client client = 0;
-  leasehold_guard guard = 0;
+  leasehold_client client = {0};
+  leasehold_guard guard = {0};
   uint64_t token = 0;
 
-  if (leasehold_client_connect(url, strlen(url), &client) != LEASEHOLD_CODE_OK ||
-      leasehold_client_lock(client, key, strlen(key), &guard) != LEASEHOLD_CODE_OK || /* waits; renewed by a thread */
+  /* SIZE_MAX: the text ends in a NUL. To lock waits; the lock is renewed by a thread. */
+  if (leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, url, SIZE_MAX, &client) != LEASEHOLD_CODE_OK ||
+      leasehold_client_lock(client, key, SIZE_MAX, &guard) != LEASEHOLD_CODE_OK ||
       leasehold_guard_token(guard, &token) != LEASEHOLD_CODE_OK) {
     char why[512];
     leasehold_error_message(why, sizeof why, NULL);
@@ -19,7 +19,7 @@ int main(int argc, char **argv) {
   } else {
     printf("proof: %s is ours, with a token above %d\n", key, token > 0 ? 0 : -1);
   }
-  leasehold_guard_free(guard); /* releases it; a handle that is 0 does no harm */
+  leasehold_guard_free(guard); /* releases it; {0} does no harm */
   leasehold_client_free(client);
   return token > 0 ? 0 : 1;
 }

@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
   to_close = connected(argv[1]);
-  leasehold_guard guard = 0;
+  leasehold_guard guard = {0};
   OK(leasehold_client_try_lock(to_close, TEXT("exit"), &guard));
   OK(leasehold_guard_free(guard));
 
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
   OK(leasehold_guard_free(guard));
 
   /* A loss that nobody wants to hear of any more. */
-  leasehold_request request = 0;
+  leasehold_request request = {0};
   int descriptor = -1;
   OK(leasehold_request_new(to_close, TEXT("lost"), &request));
   OK(leasehold_request_set_max_hold(request, 50));
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
 
   /* What is handed over is nothing to poll for any more. */
   char byte;
-  leasehold_lock lock = 0;
+  leasehold_lock lock = {0};
   OK(leasehold_client_lock(to_close, TEXT("handed over"), &guard));
   OK(leasehold_guard_loss_descriptor(guard, &descriptor));
   OK(leasehold_guard_into_lock(guard, &lock));
@@ -103,6 +103,7 @@ int main(int argc, char **argv) {
   CHECK(read(descriptor, &byte, 1) == 0 && close(descriptor) == 0);
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 10000));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));
   OK(leasehold_guard_release(guard)); /* closing has done it */
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_release(guard));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_into_lock(guard, &lock));

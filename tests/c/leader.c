@@ -45,9 +45,9 @@ struct inside {
 
 static void *campaigns(void *user) {
   struct inside *inside = (struct inside *)user;
-  leasehold_leadership term = 0;
+  leasehold_leadership term = {0};
   inside->code = leasehold_election_campaign(inside->election, &term);
-  CHECK(term == 0);
+  CHECK(term.id == 0);
   return NULL;
 }
 
@@ -72,9 +72,9 @@ int main(int argc, char **argv) {
   struct node node;
   memset(&node, 0, sizeof node);
   CHECK(pthread_mutex_init(&node.mutex, NULL) == 0 && pthread_cond_init(&node.changed, NULL) == 0);
-  leasehold_client client = 0, other = 0;
-  leasehold_election first = 0, second = 0;
-  leasehold_leadership term = 0;
+  leasehold_client client = {0}, other = {0};
+  leasehold_election first = {0}, second = {0};
+  leasehold_leadership term = {0};
   uint64_t token = 0, seen = 0;
   bool leader = false;
   struct inside campaign, wait;
@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
   CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
   CHECK(campaign.code == LEASEHOLD_CODE_CANCELLED || campaign.code == LEASEHOLD_CODE_STALE_HANDLE);
   CHECK(wait.code == LEASEHOLD_CODE_OK || wait.code == LEASEHOLD_CODE_STALE_HANDLE);
-  leasehold_guard guard = 0;
+  leasehold_guard guard = {0};
   OK(leasehold_client_try_lock(other, TEXT("other"), &guard)); /* it resigned, if it led */
   OK(leasehold_guard_free(guard));
 

@@ -23,7 +23,7 @@ static void on_loss(const leasehold_loss *loss, void *user) {
   snprintf(seen->key, sizeof seen->key, "%s", loss->key);
   leasehold_guard guard = seen->guard;
   pthread_mutex_unlock(&seen->mutex);
-  if (guard != 0) {
+  if (guard.id != 0) {
     OK(leasehold_guard_free(guard));
   }
   pthread_mutex_lock(&seen->mutex);
@@ -42,10 +42,10 @@ static void wait_for_calls(struct seen *seen, int calls) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  leasehold_client client = 0;
-  leasehold_request request = 0;
-  leasehold_guard guard = 0;
-  leasehold_list ended = 0;
+  leasehold_client client = {0};
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
+  leasehold_list ended = {0};
   uint64_t token = 0;
   struct seen seen;
   memset(&seen, 0, sizeof seen);
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
 
   /* Never after a release: no third call, however long the lock would have been held. */
-  seen.guard = 0;
+  seen.guard.id = 0;
   OK(leasehold_request_lock(request, &guard));
   OK(leasehold_guard_release(guard));
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 5000));

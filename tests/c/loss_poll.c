@@ -5,8 +5,8 @@
 #include "check.h"
 
 static leasehold_guard take(leasehold_client client, uint64_t max_hold_ms) {
-  leasehold_request request = 0;
-  leasehold_guard guard = 0;
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
   OK(leasehold_request_new(client, TEXT("loop"), &request));
   if (max_hold_ms > 0) {
     OK(leasehold_request_set_max_hold(request, max_hold_ms));
@@ -18,7 +18,7 @@ static leasehold_guard take(leasehold_client client, uint64_t max_hold_ms) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  leasehold_client client = 0;
+  leasehold_client client = {0};
   client = connected(argv[1]);
 
   int events[2];

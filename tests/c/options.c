@@ -9,7 +9,7 @@ enum { HOUR = 3600 * 1000 };
 static leasehold_client client;
 
 static leasehold_status status_of(leasehold_guard guard) {
-  leasehold_lock lock = 0;
+  leasehold_lock lock = {0};
   leasehold_status status;
   OK(leasehold_guard_info(guard, &lock));
   OK(leasehold_lock_status(lock, &status, sizeof status));
@@ -21,8 +21,8 @@ static leasehold_status status_of(leasehold_guard guard) {
 static void is_text(leasehold_guard guard, int32_t text, const char *wanted) {
   char of_lock[64], of_list[64], key[64];
   uint64_t token = 0;
-  leasehold_lock lock = 0;
-  leasehold_list list = 0;
+  leasehold_lock lock = {0};
+  leasehold_list list = {0};
   OK(leasehold_guard_info(guard, &lock));
   OK(leasehold_guard_key(guard, key, sizeof key, NULL));
   OK(leasehold_client_get(client, TEXT(key), &token, &list));
@@ -35,7 +35,7 @@ static void is_text(leasehold_guard guard, int32_t text, const char *wanted) {
 
 /* What a guard of this request may still hold without a renewal, in milliseconds. */
 static uint64_t left(leasehold_request request) {
-  leasehold_guard guard = 0;
+  leasehold_guard guard = {0};
   OK(leasehold_request_try_lock(request, &guard));
   uint64_t left = status_of(guard).remaining_ms;
   OK(leasehold_guard_free(guard));
@@ -44,26 +44,26 @@ static uint64_t left(leasehold_request request) {
 
 static void of_clients(const char *url) {
   char missing[512];
-  leasehold_builder builder = 0;
-  leasehold_client other = 0;
-  leasehold_guard guard = 0;
+  leasehold_builder builder = {0};
+  leasehold_client other = {0};
+  leasehold_guard guard = {0};
   uint64_t ms = 0;
   leasehold_code (*const refused[])(leasehold_builder, uint64_t) = {
       leasehold_builder_set_request_timeout, leasehold_builder_set_drop_timeout, leasehold_builder_set_margin};
   const uint64_t wrong[] = {0, 0, HOUR};
   for (int i = 0; i < 4; i++) {
-    OK(leasehold_builder_new(TEXT(url), &builder));
+    OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
     OK(i < 3 ? refused[i](builder, wrong[i]) : leasehold_builder_set_poll(builder, 10, 5));
     EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_builder_connect(builder, &other));
     OK(leasehold_builder_free(builder));
   }
   snprintf(missing, sizeof missing, "%s.missing", url);
-  OK(leasehold_builder_new(TEXT(missing), &builder));
+  OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(missing), &builder));
   OK(leasehold_builder_set_must_exist(builder));
   EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_builder_connect(builder, &other));
   OK(leasehold_builder_free(builder));
 
-  OK(leasehold_builder_new(TEXT(url), &builder));
+  OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
   OK(leasehold_builder_set_owner(builder, TEXT("ann")));
   OK(leasehold_builder_set_lease(builder, HOUR));
   OK(leasehold_builder_set_heartbeat(builder, 100)); /* the default would be 20 minutes */
@@ -87,8 +87,8 @@ static void of_clients(const char *url) {
 }
 
 static void of_requests(void) {
-  leasehold_request request = 0, other = 0;
-  leasehold_guard guard = 0, none = 0;
+  leasehold_request request = {0}, other = {0};
+  leasehold_guard guard = {0}, none = {0};
   leasehold_mode mode = LEASEHOLD_MODE_EXCLUSIVE;
   OK(leasehold_request_new(client, TEXT("of a request"), &request));
   OK(leasehold_request_set_owner(request, TEXT("bob")));
@@ -124,6 +124,15 @@ static void of_requests(void) {
   CHECK(left(request) <= 2 * HOUR && left(request) > HOUR);
   OK(leasehold_request_set_lease_forever(request));
   CHECK(left(request) == UINT64_MAX);
+  OK(leasehold_request_try_lock(request, &guard));
+  leasehold_list list = {0};
+  leasehold_status unending;
+  uint64_t highest = 0;
+  OK(leasehold_client_get(client, TEXT("of a request"), &highest, &list));
+  OK(leasehold_list_status(list, 0, &unending, sizeof unending));
+  CHECK(unending.remaining_ms == UINT64_MAX && unending.leased_until_ms == UINT64_MAX && unending.token == highest);
+  OK(leasehold_list_free(list));
+  OK(leasehold_guard_free(guard));
   OK(leasehold_request_free(request));
 
   OK(leasehold_request_new(client, TEXT("of a request"), &request));
@@ -151,7 +160,7 @@ static void of_requests(void) {
 
 /* How many locks fit. */
 static size_t found(leasehold_filter filter) {
-  leasehold_list list = 0;
+  leasehold_list list = {0};
   size_t len = 0;
   OK(leasehold_client_list(client, filter, &list));
   OK(leasehold_list_len(list, &len));
@@ -161,7 +170,7 @@ static size_t found(leasehold_filter filter) {
 }
 
 static leasehold_filter all(void) {
-  leasehold_filter filter = 0;
+  leasehold_filter filter = {0};
   OK(leasehold_filter_new(&filter));
   OK(leasehold_filter_set_key_prefix(filter, TEXT("list/")));
   return filter;
@@ -180,7 +189,7 @@ static void of_filters(void) {
   leasehold_lock locks[3];
   uint64_t now = (uint64_t)time(NULL) * 1000;
   for (int i = 0; i < 3; i++) {
-    leasehold_request request = 0;
+    leasehold_request request = {0};
     OK(leasehold_request_new(client, TEXT(keys[i]), &request));
     OK(leasehold_request_set_owner(request, TEXT(keys[i])));
     OK(leasehold_request_set_lock_id(request, TEXT(keys[i])));
@@ -191,7 +200,7 @@ static void of_filters(void) {
     OK(leasehold_request_acquire(request, &locks[i]));
     OK(leasehold_request_free(request));
   }
-  leasehold_filter over = 0;
+  leasehold_filter over = {0};
   do {
     over = all();
     OK(leasehold_filter_set_expired(over));
@@ -224,8 +233,8 @@ static void of_filters(void) {
 }
 
 static void of_elections(void) {
-  leasehold_election election = 0;
-  leasehold_leadership term = 0;
+  leasehold_election election = {0};
+  leasehold_leadership term = {0};
   uint64_t ms = 0;
   OK(leasehold_election_new(client, TEXT("elected"), &election));
   OK(leasehold_election_set_lease(election, HOUR));

@@ -13,7 +13,7 @@ struct writer {
 
 static void *write_once(void *data) {
   struct writer *writer = (struct writer *)data;
-  leasehold_guard guard = 0;
+  leasehold_guard guard = {0};
   OK(leasehold_client_lock(writer->client, TEXT(KEY), &guard));
   OK(leasehold_guard_token(guard, &writer->token));
   OK(leasehold_guard_free(guard));
@@ -22,11 +22,11 @@ static void *write_once(void *data) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  leasehold_client client = 0;
+  leasehold_client client = {0};
   client = connected(argv[1]);
 
-  leasehold_request reader = 0;
-  leasehold_guard readers[READERS], fourth = 0;
+  leasehold_request reader = {0};
+  leasehold_guard readers[READERS], fourth = {0};
   OK(leasehold_request_new(client, TEXT(KEY), &reader));
   OK(leasehold_request_set_max_holders(reader, READERS));
   OK(leasehold_request_set_owner(reader, TEXT("a reader")));
@@ -37,11 +37,11 @@ int main(int argc, char **argv) {
     CHECK(mode == LEASEHOLD_MODE_SHARED);
   }
   EXPECT(LEASEHOLD_CODE_HELD, leasehold_request_try_lock(reader, &fourth));
-  CHECK(fourth == 0);
+  CHECK(fourth.id == 0);
   char holder[32];
   OK(leasehold_error_holder(holder, sizeof holder, NULL));
   CHECK(strcmp(holder, "a reader") == 0);
-  leasehold_list holders = 0;
+  leasehold_list holders = {0};
   size_t count = 0;
   OK(leasehold_error_holders(&holders));
   OK(leasehold_list_len(holders, &count));

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 OK, HELD, LOST = 0, 1, 4
 FOR_EVER = 2**64 - 1
+VERSION = 1_000  # LEASEHOLD_VERSION_NUMBER: the header that this was written for
 
 
 class LockError(Exception):
@@ -47,7 +48,7 @@ class Client:
 
     def __init__(self, path, url):
         self._dll = ctypes.CDLL(path)
-        self._handle = self._made("client_connect", *text(url))
+        self._handle = self._made("client_connect", ctypes.c_uint32(VERSION), *text(url))
 
     def call(self, name, *args):
         code = getattr(self._dll, "leasehold_" + name)(*args)

@@ -7,20 +7,26 @@ use std::path::PathBuf;
 use crate::library::root;
 
 /// In the order in which a reader wants them.
-const FILES: [&str; 15] = [
+const FILES: [&str; 21] = [
     "code",
+    "version",
     "error",
+    "logging",
+    "event",
     "client",
     "client_lock",
     "request",
+    "waiting",
     "cancel",
     "guard",
     "loss",
+    "guards",
     "status",
     "lock",
     "client_data",
     "list",
     "filter",
+    "admin",
     "election",
     "leadership",
 ];
@@ -39,10 +45,24 @@ pub fn functions() -> BTreeSet<String> {
     words.filter_map(|word| word.strip_prefix("leasehold_")?.split_once('(')).map(|(name, _)| name.to_owned()).collect()
 }
 
+/// What a program was compiled for.
+fn version() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let part = |text: &str| text.parse::<u32>().expect("a number");
+    let number = part(env!("CARGO_PKG_VERSION_MAJOR")) * 1_000_000
+        + part(env!("CARGO_PKG_VERSION_MINOR")) * 1_000
+        + part(env!("CARGO_PKG_VERSION_PATCH"));
+    format!(
+        "\n// The version of this header, as a text and as a number: 1,000,000 for a major version, 1,000 for a minor one.\n\
+         #define LEASEHOLD_VERSION \"{version}\"\n#define LEASEHOLD_VERSION_NUMBER {number}u\n"
+    )
+}
+
 #[test]
 fn the_header_is_what_the_code_says() {
-    let mut builder = cbindgen::Builder::new()
-        .with_config(cbindgen::Config::from_file(folder().join("cbindgen.toml")).expect("a configuration"));
+    let mut config = cbindgen::Config::from_file(folder().join("cbindgen.toml")).expect("a configuration");
+    config.after_includes = Some(config.after_includes.unwrap_or_default() + &version());
+    let mut builder = cbindgen::Builder::new().with_config(config);
     for file in FILES {
         builder = builder.with_src(folder().join(file).with_extension("rs"));
     }

@@ -59,8 +59,13 @@ fn a_program_outside_uses_the_installed_library() {
         assert_eq!(run(&mut program), "proof: nightly-report is ours, with a token above 0\n");
     }
 
+    let mut cpp = compiler(Language::Cpp17);
+    cpp.args(["-std=c++17", "-fsyntax-only", "-x", "c++"]).arg(root().join("tests/c/wrapped.cpp"));
+    run(cpp.args(pkg_config(&prefix, &["--cflags"])));
+
     run(&mut make(&["uninstall"]));
-    assert!(!installed("libleasehold.so").exists() && !prefix.join("include/leasehold.h").exists());
+    let headers = ["leasehold.h", "leasehold.hpp"].map(|name| prefix.join("include").join(name));
+    assert!(!installed("libleasehold.so").exists() && headers.iter().all(|header| !header.exists()));
 }
 
 /// As in a fresh checkout, where no folder for what is built exists yet.

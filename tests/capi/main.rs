@@ -8,3 +8,4 @@ mod programs;
 #[path = "../support/skip.rs"]
 mod skip;
 mod tools;
+mod wrappers;

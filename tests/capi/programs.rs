@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use crate::library::{Language, compile, library, root, run, store};
 
 /// Whoever adds a program names it here, with its proof.
-pub const PROGRAMS: [(&str, &str); 12] = [
+pub const PROGRAMS: [(&str, &str); 13] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
     ("callbacks", "callbacks lock, close, stop and free"),
     ("forked", "dead in the child, alive in the parent"),
@@ -19,6 +19,7 @@ pub const PROGRAMS: [(&str, &str); 12] = [
     ("loss_callback", "called at each loss, once, with its reason, and never after a release"),
     ("loss_poll", "poll() woke at the loss, and saw the end at the release"),
     ("misuse", "every wrong handle, pointer and text was answered with its code"),
+    ("observed", "messages, events, waits, losses and leaders were told"),
     ("options", "every option did what it says"),
     ("shared_readers", "3 readers at once, the next refused, and the writer after them"),
 ];

@@ -7,14 +7,14 @@ use crate::programs::{PROGRAMS, prove, with_each};
 use crate::skip::skip;
 
 /// Whether a tool is there.
-fn there(tool: &str, found: bool) -> bool {
+pub fn there(tool: &str, found: bool) -> bool {
     if !found {
         skip(&format!("{tool} is missing"));
     }
     found
 }
 
-fn answers(command: &mut Command) -> bool {
+pub fn answers(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 

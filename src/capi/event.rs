@@ -1,0 +1,172 @@
+//! What a client does, for metrics.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::as_millis;
+use super::callback::{Callback, Gate};
+use super::code::Code;
+use crate::model::event::{Event, Observer, Operation, WaitEnd};
+
+/// What happened. The numbers never change; later versions may add some.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A request to the store was answered, failed or ran out of time; `ms` is how long it took.
+    Request = 1,
+    /// No answer settled whether a write happened. It is repeated or given up.
+    Unknown = 2,
+    /// A hold begins: a lock was granted; `ms` is how long the call had waited. It ends by exactly one of
+    /// LEASEHOLD_EVENT_KIND_RELEASED, _LOST, _HANDED_OVER and _LEFT.
+    Granted = 3,
+    /// Others hold the lock.
+    Refused = 4,
+    /// A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
+    WaitBegan = 5,
+    /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted.
+    WaitEnded = 6,
+    /// A wait goes on, since `ms`.
+    Waited = 7,
+    /// A lease was extended; `ms` was left before.
+    Renewed = 8,
+    /// Renewals fail, and only `ms` is left: see leasehold_request_set_warn_before.
+    RenewalLate = 9,
+    /// A lock was lost, after `ms`; `text` says how.
+    Lost = 10,
+    /// A guard released its lock, after `ms`.
+    Released = 11,
+    /// The lock is data from now on, after `ms`.
+    HandedOver = 12,
+    /// A guard ended after `ms`, and no release was answered: the lock may stand until its lease ends.
+    Left = 13,
+    /// A lock that was data was released.
+    ReleasedData = 14,
+}
+
+/// Something that a client did. Its texts end in a NUL that their length leaves out, and are only there during the
+/// callback. A field that the kind does not mention is 0 or empty.
+#[repr(C)]
+pub struct EventInfo {
+    /// The size of this struct as the library has it: later versions may add fields at its end.
+    pub size: usize,
+    /// The name of the lock; empty when it is about none.
+    pub key: *const c_char,
+    pub key_len: usize,
+    /// The request that was sent, like "acquire"; else empty.
+    pub operation: *const c_char,
+    pub operation_len: usize,
+    /// What went wrong, or how the lock was lost, for people; else empty.
+    pub text: *const c_char,
+    pub text_len: usize,
+    /// The fencing token of a grant, of a loss, or of data that was released.
+    pub token: u64,
+    /// A time in milliseconds; the kind says which.
+    pub ms: u64,
+    /// What happened.
+    pub kind: EventKind,
+    /// Of a request, or of a wait that is over: LEASEHOLD_CODE_OK, or why it failed.
+    pub code: Code,
+}
+
+/// Called with the event and the `user` pointer that was given.
+pub type OnEvent = Option<unsafe extern "C" fn(event: *const EventInfo, user: *mut c_void)>;
+
+pub type EventFn = unsafe extern "C" fn(event: *const EventInfo, user: *mut c_void);
+
+/// Passes events on until the client is closed.
+pub struct Events {
+    callback: Callback<EventFn>,
+    gate: Gate,
+}
+
+impl Events {
+    pub fn new(callback: Callback<EventFn>) -> Arc<Self> {
+        Arc::new(Events { callback, gate: Gate::default() })
+    }
+
+    /// No event is told any more, and none is being told by another thread.
+    pub fn end(&self) {
+        self.gate.close();
+    }
+}
+
+/// What one kind of event has.
+#[derive(Default)]
+struct Parts {
+    key: String,
+    operation: &'static str,
+    text: String,
+    token: u64,
+    time: Duration,
+    code: Option<Code>,
+}
+
+fn parts(event: &Event<'_>) -> (EventKind, Parts) {
+    let about = |key: &str, time: Duration| Parts { key: key.to_owned(), time, ..Parts::default() };
+    let name = Operation::name;
+    match *event {
+        Event::Request { operation, key, took, error } => {
+            let (text, code) =
+                (error.map(ToString::to_string).unwrap_or_default(), error.map(|error| error.kind().into()));
+            let about = about(key.unwrap_or_default(), took);
+            (EventKind::Request, Parts { operation: name(operation), text, code, ..about })
+        }
+        Event::Unknown { operation, key, error } => {
+            let (text, code) = (error.to_string(), Some(error.kind().into()));
+            (EventKind::Unknown, Parts { operation: name(operation), text, code, ..about(key, Duration::ZERO) })
+        }
+        Event::Granted { key, fencing_token: token, waited } => {
+            (EventKind::Granted, Parts { token, ..about(key, waited) })
+        }
+        Event::Refused { key, .. } => (EventKind::Refused, about(key, Duration::ZERO)),
+        Event::WaitBegan { key } => (EventKind::WaitBegan, about(key, Duration::ZERO)),
+        Event::WaitEnded { key, waited, end } => {
+            let code = Some(match end {
+                WaitEnd::Granted => Code::Ok,
+                WaitEnd::OtherGranted => Code::Held,
+                WaitEnd::TimedOut => Code::TimedOut,
+                WaitEnd::Cancelled => Code::Cancelled,
+                WaitEnd::Closed => Code::Closed,
+                WaitEnd::Failed => Code::Store,
+            });
+            (EventKind::WaitEnded, Parts { code, ..about(key, waited) })
+        }
+        Event::Waited { key, waited } => (EventKind::Waited, about(key, waited)),
+        Event::Renewed { key, left } => (EventKind::Renewed, about(key, left)),
+        Event::RenewalLate { key, left } => (EventKind::RenewalLate, about(key, left)),
+        Event::Lost { loss } => {
+            let (text, token) = (loss.to_string(), loss.fencing_token);
+            (EventKind::Lost, Parts { text, token, ..about(&loss.key, loss.held_for) })
+        }
+        Event::Released { key, held_for } => (EventKind::Released, about(key, held_for)),
+        Event::HandedOver { key, held_for } => (EventKind::HandedOver, about(key, held_for)),
+        Event::Left { key, held_for } => (EventKind::Left, about(key, held_for)),
+        Event::ReleasedData { key, fencing_token: token } => {
+            (EventKind::ReleasedData, Parts { token, ..about(key, Duration::ZERO) })
+        }
+    }
+}
+
+impl Observer for Events {
+    fn event(&self, event: &Event<'_>) {
+        let (kind, Parts { key, operation, text, token, time, code }) = parts(event);
+        let [key, operation, text] = [key, operation.to_owned(), text].map(|text| text + "\0");
+        let info = EventInfo {
+            size: size_of::<EventInfo>(),
+            key: key.as_ptr().cast(),
+            key_len: key.len() - 1,
+            operation: operation.as_ptr().cast(),
+            operation_len: operation.len() - 1,
+            text: text.as_ptr().cast(),
+            text_len: text.len() - 1,
+            token,
+            ms: as_millis(time),
+            kind,
+            code: code.unwrap_or(Code::Ok),
+        };
+        let Callback { function, user } = self.callback;
+        // SAFETY: whoever set it promised that it may be called until the client is closed; closing closes the gate.
+        self.gate.pass(|| unsafe { function(&info, user) });
+    }
+}

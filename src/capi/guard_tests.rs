@@ -1,0 +1,191 @@
+//! What no program in C can bring about in the life of a guard.
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded};
+
+use super::super::callback::Callback;
+use super::super::loss::{LossFn, LossInfo};
+use super::*;
+use crate::{LockClient, Loss, LossReason};
+
+const LONG: Duration = Duration::from_secs(20);
+
+struct Talk {
+    guard: OnceLock<Arc<Guard>>,
+    entered: Sender<()>,
+    released: Sender<Code>,
+}
+
+/// Found its guard before that was freed, and releases it once freeing has come so far as to end it.
+unsafe extern "C" fn releases(_: *const LossInfo, user: *mut c_void) {
+    // SAFETY: the test leaks it.
+    let talk = unsafe { &*user.cast::<Talk>() };
+    let _ = talk.entered.send(());
+    let ends = |guard: &Arc<Guard>| guard.guard.try_read().is_some_and(|held| held.is_none());
+    while !talk.guard.get().is_some_and(ends) {
+        std::thread::yield_now();
+    }
+    let _ = talk.released.send(call(|| talk.guard.get().map_or(Ok(()), |guard| guard.release())));
+}
+
+#[test]
+fn freeing_waits_for_a_callback_that_releases() {
+    let Ok(held) = LockClient::connect("memory:").and_then(|client| client.lock("k")) else { panic!("no lock") };
+    let ((entered, enters), (released, releases_too), (freed, frees)) = (bounded(1), bounded(1), bounded(1));
+    let talk: &'static Talk = Box::leak(Box::new(Talk { guard: OnceLock::new(), entered, released }));
+    let callback = Callback { function: releases as LossFn, user: (&raw const *talk).cast_mut().cast() };
+    let watch = Watch::new(Some(callback));
+    let Ok(handle) = handle::insert(Guard::new(held, watch.clone())) else { panic!("no handle") };
+    assert!(handle::get(handle).is_ok_and(|guard| talk.guard.set(guard).is_ok()));
+    let loss = Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: LONG };
+    std::thread::spawn(move || watch.lost(&loss));
+    assert_eq!(enters.recv_timeout(LONG), Ok(()));
+    std::thread::spawn(move || freed.send(leasehold_guard_free(handle)));
+    assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Closed), "they wait for each other");
+    assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
+}
+
+/// The store does not answer; neither a release nor a free waits for more than its bound.
+#[cfg(feature = "_internals")]
+#[test]
+fn a_renewal_that_hangs_holds_up_no_release() {
+    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+    use crate::sys::clock::Clock;
+
+    for end in [leasehold_guard_release, leasehold_guard_free] {
+        let (clock, faults) = (Clock::system(), FaultPlan::default());
+        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+        let client = crate::ClientBuilder::over(Arc::new(store), clock.clone());
+        let client = client.lease(LONG * 3).drop_timeout(LONG / 20).connect();
+        let Ok(held) = client.and_then(|client| client.lock("k")) else { panic!("no lock") };
+        let (needed, lost) = ((LONG * 3).as_millis() as u64, held.loss());
+        let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+        let (release, stuck) = bounded(0);
+        faults.always(Call::Renew, Fault::Stuck(stuck));
+        let ensures = std::thread::spawn(move || leasehold_guard_ensure_held_for(guard, needed));
+        while faults.count(Call::Renew) == 0 {
+            std::thread::yield_now();
+        }
+        let (ended, ends) = bounded(1);
+        std::thread::spawn(move || ended.send(end(guard)));
+        assert_eq!(ends.recv_timeout(LONG), Ok(Code::Ok), "it waited for the renewal");
+        assert!(lost.wait_timeout(LONG).is_none());
+        drop(release);
+        assert!(matches!(ensures.join(), Ok(Code::Lost | Code::Closed)));
+    }
+}
+
+/// An operator released it, and the release is the first to hear of that.
+#[cfg(unix)]
+#[test]
+fn a_release_that_comes_too_late_ends_the_descriptor() {
+    use std::io::Read;
+    use std::os::fd::FromRawFd;
+    use std::os::unix::net::UnixStream;
+
+    let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+    let Ok(held) = client.lock("k") else { panic!("no lock") };
+    let lock_id = held.lock_id().to_owned();
+    let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+    let mut descriptor = -1;
+    // SAFETY: a place that can be written to.
+    assert_eq!(unsafe { leasehold_guard_loss_descriptor(guard, &mut descriptor) }, Code::Ok);
+    // SAFETY: it is open, a socket, and nobody else's.
+    let mut descriptor = unsafe { UnixStream::from_raw_fd(descriptor) };
+    assert!(descriptor.set_read_timeout(Some(LONG)).is_ok());
+    assert!(client.unlock(&lock_id).is_ok());
+    assert_eq!(leasehold_guard_release(guard), Code::Lost);
+    assert!(matches!(descriptor.read(&mut [0; 8]), Ok(0)), "it stays silent");
+    assert_eq!(leasehold_guard_free(guard), Code::Ok);
+}
+
+/// The last handles take the client with them, which has something to give up.
+#[cfg(feature = "_internals")]
+#[test]
+fn freeing_the_last_handle_has_one_bound() {
+    use std::time::Instant;
+
+    use super::super::client::{Client, ClientHandle, leasehold_client_free};
+    use super::super::election::{
+        ElectionHandle, find, leasehold_election_free, leasehold_election_new, leasehold_election_run,
+    };
+    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+    use crate::sys::clock::Clock;
+
+    type Last = fn(&LockClient, ClientHandle) -> Result<u64, Failure>;
+    let guard: Last = |client, _| Ok(handle::insert(Guard::new(client.lock("k")?, Watch::new(None)))?.id);
+    let election: Last = |_, client| {
+        let mut election = ElectionHandle::default();
+        // SAFETY: a text, and a place that can be written to.
+        let code = unsafe { leasehold_election_new(client, "k".as_ptr().cast(), 1, &mut election) };
+        assert_eq!((code, leasehold_election_run(election)), (Code::Ok, Code::Ok));
+        while !find(election)?.is_leader() {
+            std::thread::yield_now();
+        }
+        Ok(election.id)
+    };
+    let (bound, slack) = (Duration::from_millis(2500), Duration::from_millis(1500));
+    let frees = |last: Last, free: fn(u64) -> Code| {
+        let (clock, faults) = (Clock::system(), FaultPlan::default());
+        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+        let client = crate::ClientBuilder::over(Arc::new(store), clock);
+        let Ok(client) = client.lease(LONG * 3).drop_timeout(bound).connect() else { panic!("no client") };
+        let Ok(of) = handle::insert(Client::new(client.clone(), None)) else { panic!("no handle") };
+        let Ok(last) = last(&client, of) else { panic!("no lock") };
+        faults.next(Call::Acquire, Fault::ApplyThenHang);
+        faults.always(Call::Release, Fault::HangBefore);
+        assert!(client.try_lock_for("other", Duration::from_millis(1)).is_err());
+        drop(client);
+        assert_eq!(leasehold_client_free(of), Code::Ok);
+        let started = Instant::now();
+        assert_eq!(free(last), Code::Ok);
+        assert!(started.elapsed() < bound + slack, "it took {:?}", started.elapsed());
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| frees(guard, |id| leasehold_guard_free(GuardHandle { id })));
+        scope.spawn(|| frees(election, |id| leasehold_election_free(ElectionHandle { id })));
+    });
+}
+
+/// Who hands over a lock that was lost gets nothing, and no handle is kept for it.
+#[test]
+fn a_guard_that_is_lost_hands_nothing_over() {
+    let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+    let Ok(held) = client.request("k").max_hold(Duration::from_millis(1)).lock() else { panic!("no lock") };
+    assert!(held.loss().wait_timeout(LONG).is_some());
+    let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+    assert_eq!(leasehold_guard_release(guard), Code::Lost);
+    let mut lock = LockHandle::default();
+    for _ in 0..100 {
+        // SAFETY: a place that can be written to.
+        assert_eq!(unsafe { leasehold_guard_into_lock(guard, &mut lock) }, Code::Lost);
+    }
+    // Other tests may have a few.
+    assert!(handle::all::<LockData>().len() < 50, "{} are kept", handle::all::<LockData>().len());
+    assert_eq!((lock, leasehold_guard_free(guard)), (LockHandle::default(), Code::Ok));
+}
+
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn told(_: *const LossInfo, _: *mut c_void) {
+    TOLD.store(true, Ordering::SeqCst);
+}
+
+/// The loss was found, and its callback is about to begin on a thread of its own.
+#[test]
+fn a_release_between_the_loss_and_its_callback_silences_nothing() {
+    let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+    let Ok(held) = client.request("k").max_hold(Duration::from_millis(1)).lock() else { panic!("no lock") };
+    let loss = held.loss().wait_timeout(LONG);
+    let watch = Watch::new(Some(Callback { function: told as LossFn, user: std::ptr::null_mut() }));
+    let Ok(guard) = handle::insert(Guard::new(held, watch.clone())) else { panic!("no handle") };
+    assert_eq!(leasehold_guard_release(guard), Code::Lost);
+    loss.iter().for_each(|loss| watch.lost(loss));
+    assert!(TOLD.load(Ordering::SeqCst), "nobody heard of the loss");
+    assert_eq!(leasehold_guard_free(guard), Code::Ok);
+}

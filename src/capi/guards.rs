@@ -1,0 +1,170 @@
+//! Guards of several locks that are held together.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::code::Code;
+use super::failure::{Failure, about};
+use super::loss::Watch;
+use super::{as_millis, call, handle, out_arg, text};
+use crate::api::request_all::LockAllGuard;
+use crate::model::error::ErrorKind;
+use crate::model::lock::Lock;
+
+/// All of several locks; their names and tokens stay readable after they were released.
+pub struct Guards {
+    /// Taken only to end it. No I/O under the lock.
+    held: RwLock<Option<LockAllGuard>>,
+    granted: Vec<Lock>,
+    watch: Arc<Watch>,
+}
+
+handle::object!(Guards = 12, GuardsHandle, "guard of several locks");
+
+/// All of several locks, in the order of their keys: each is renewed by a thread of its own. Free it with
+/// leasehold_guards_free, which releases them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuardsHandle {
+    pub id: u64,
+}
+
+impl Guards {
+    pub fn new(held: LockAllGuard, watch: Arc<Watch>) -> Self {
+        let granted = held.guards().iter().map(|guard| guard.info()).collect();
+        Guards { held: RwLock::new(Some(held)), granted, watch }
+    }
+
+    /// What `ask` says; `None` when they were released. Waits for nobody.
+    fn ask<T>(&self, ask: impl FnOnce(&LockAllGuard) -> T) -> Option<T> {
+        self.held.try_read().and_then(|held| held.as_ref().map(ask))
+    }
+
+    fn at(&self, index: usize) -> Result<&Lock, Failure> {
+        let none = || Failure::new(Code::NotFound, format!("index is {index}, but there are {}", self.granted.len()));
+        self.granted.get(index).ok_or_else(none)
+    }
+
+    fn ended(&self) -> Failure {
+        let ended = |granted| about(granted, ErrorKind::Closed, "the guard was released already").into();
+        self.granted.first().map_or_else(|| Failure::new(Code::Closed, "it was released already"), ended)
+    }
+}
+
+/// How many locks there are.
+/// \param len Gets the number.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_guards_len(guards: GuardsHandle, len: *mut usize) -> Code {
+    call(|| {
+        let len = out_arg!(len);
+        len.write(handle::get::<Guards>(guards)?.granted.len())
+    })
+}
+
+/// The name of one of the locks, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_guards_key(
+    guards: GuardsHandle,
+    index: usize,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let guards = handle::get::<Guards>(guards)?;
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(guards.at(index)?.key(), buffer, capacity, len) }
+    })
+}
+
+/// The fencing token of one of the locks, for what that key protects. See leasehold_guard_token.
+/// \param token Gets the fencing token.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_guards_token(guards: GuardsHandle, index: usize, token: *mut u64) -> Code {
+    call(|| {
+        let token = out_arg!(token);
+        token.write(handle::get::<Guards>(guards)?.at(index)?.fencing_token())
+    })
+}
+
+/// The group that all of them belong to.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_guards_lock_id(
+    guards: GuardsHandle,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let guards = handle::get::<Guards>(guards)?;
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(guards.at(0)?.lock_id(), buffer, capacity, len) }
+    })
+}
+
+/// Writes whether all of them are held. See leasehold_guard_is_held.
+/// \param held Gets the answer; false when the call fails.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_guards_is_held(guards: GuardsHandle, held: *mut bool) -> Code {
+    call(|| {
+        let held = out_arg!(held).or(false);
+        held.write(handle::get::<Guards>(guards)?.ask(LockAllGuard::is_held).unwrap_or(false))
+    })
+}
+
+/// leasehold_guards_is_held as a code: LEASEHOLD_CODE_OK while all of them are held, LEASEHOLD_CODE_LOST when one was
+/// lost, LEASEHOLD_CODE_CLOSED after they were released. The error names the key.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn leasehold_guards_ensure_held(guards: GuardsHandle) -> Code {
+    call(|| {
+        let guards = handle::get::<Guards>(guards)?;
+        Ok(guards.ask(LockAllGuard::ensure_held).ok_or_else(|| guards.ended())??)
+    })
+}
+
+/// How many milliseconds all of them stay held if no further renewal succeeds: 0 when one is not held.
+/// \param ms Gets the milliseconds.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_guards_remaining(guards: GuardsHandle, ms: *mut u64) -> Code {
+    call(|| {
+        let ms = out_arg!(ms);
+        ms.write(handle::get::<Guards>(guards)?.ask(LockAllGuard::remaining).map_or(0, as_millis))
+    })
+}
+
+/// Releases all of them, within the client's drop timeout together. LEASEHOLD_CODE_LOST when one was not held any more,
+/// LEASEHOLD_CODE_CLOSED when they were released already. All others are released all the same, and what could not be is
+/// given up in the background: it can't be called again. The guard stays yours to free.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
+    call(|| {
+        let guards = handle::get::<Guards>(guards)?;
+        let held = guards.held.write().take().ok_or_else(|| guards.ended())?;
+        Ok(held.release()?)
+    })
+}
+
+/// Frees the guard, and releases what is still held, within the client's drop timeout. If the loss callback is running
+/// on another thread, this waits until it has returned: see leasehold_guard_free.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_guards_free(guards: GuardsHandle) -> Code {
+    call(|| {
+        let guards = handle::remove::<Guards>(guards)?;
+        let held = guards.held.write().take();
+        drop(held);
+        guards.watch.freed();
+        Ok(())
+    })
+}

@@ -1,0 +1,235 @@
+//! What the library has to say while it works: the records of the crate `log`.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_void};
+use std::sync::OnceLock;
+
+use ::log::kv::{self, Key, Value, VisitSource};
+use ::log::{Level, LevelFilter, Log, Metadata, Record};
+
+use super::callback::{Callback, Gate};
+use super::code::Code;
+use super::failure::{Failure, Outcome};
+use super::{call, handle, out_arg};
+
+/// How important a message is.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Something is wrong for good, like a lock that is lost.
+    Error = 1,
+    /// Something may become wrong, like a renewal that fails.
+    Warn = 2,
+    Info = 3,
+    Debug = 4,
+    Trace = 5,
+}
+
+/// A message. Its texts end in a NUL that their length leaves out, and are only there during the callback. They name
+/// keys, owners and stores, and never a secret.
+#[repr(C)]
+pub struct LogRecord {
+    /// The size of this struct as the library has it: later versions may add fields at its end.
+    pub size: usize,
+    /// The part of the library that says it, like "leasehold::heartbeat".
+    pub target: *const c_char,
+    pub target_len: usize,
+    /// The message, for people.
+    pub text: *const c_char,
+    pub text_len: usize,
+    /// How important it is.
+    pub level: LogLevel,
+}
+
+/// Called with the message and the `user` pointer that was given.
+pub type OnLog = Option<unsafe extern "C" fn(record: *const LogRecord, user: *mut c_void)>;
+
+type LogFn = unsafe extern "C" fn(record: *const LogRecord, user: *mut c_void);
+
+/// A function that gets messages.
+pub struct LogSink {
+    most: LevelFilter,
+    callback: Callback<LogFn>,
+    gate: Gate,
+}
+
+handle::object!(LogSink = 11, LogHandle, "log");
+
+/// A function that gets the library's messages. Free it with leasehold_log_free.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogHandle {
+    pub id: u64,
+}
+
+thread_local! {
+    /// A callback that calls the library, which has something to say, is not called again for that.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The logger of this copy of the crate `log`.
+struct Logger;
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("leasehold")
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) || INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
+            return;
+        }
+        for sink in handle::all::<LogSink>() {
+            if record.level() <= sink.most {
+                sink.tell(record);
+            }
+        }
+        let _ = INSIDE.try_with(|inside| inside.set(false));
+    }
+
+    fn flush(&self) {}
+}
+
+/// The message, and behind it what it is about: C has no fields.
+fn text(record: &Record<'_>) -> String {
+    struct Fields(Vec<String>);
+    impl<'a> VisitSource<'a> for Fields {
+        fn visit_pair(&mut self, key: Key<'a>, value: Value<'a>) -> Result<(), kv::Error> {
+            self.0.push(format!("{key}={value}"));
+            Ok(())
+        }
+    }
+    let mut fields = Fields(Vec::new());
+    let _ = record.key_values().visit(&mut fields);
+    let message = record.args();
+    if fields.0.is_empty() { message.to_string() } else { format!("{message} ({})", fields.0.join(", ")) }
+}
+
+impl LogSink {
+    fn tell(&self, record: &Record<'_>) {
+        let (target, text) = (format!("{}\0", record.target()), format!("{}\0", text(record)));
+        let info = LogRecord {
+            size: size_of::<LogRecord>(),
+            target: target.as_ptr().cast(),
+            target_len: target.len() - 1,
+            text: text.as_ptr().cast(),
+            text_len: text.len() - 1,
+            level: match record.level() {
+                Level::Error => LogLevel::Error,
+                Level::Warn => LogLevel::Warn,
+                Level::Info => LogLevel::Info,
+                Level::Debug => LogLevel::Debug,
+                Level::Trace => LogLevel::Trace,
+            },
+        };
+        let Callback { function, user } = self.callback;
+        // SAFETY: whoever set it promised that it may be called until it is freed; freeing closes the gate.
+        self.gate.pass(|| unsafe { function(&info, user) });
+    }
+}
+
+/// Becomes the logger, unless the program is in Rust and has one.
+fn install() -> Outcome {
+    static IS_OURS: OnceLock<bool> = OnceLock::new();
+    match IS_OURS.get_or_init(|| ::log::set_logger(&Logger).is_ok()) {
+        true => Ok(()),
+        false => {
+            Err(Failure::new(Code::Config, "the program has a logger of the crate log already: it gets everything"))
+        }
+    }
+}
+
+/// As many as the most talkative one wants.
+fn choose_level() {
+    let most = || handle::all::<LogSink>().iter().map(|sink| sink.most).max().unwrap_or(LevelFilter::Off);
+    // Another thread may do the same, and set what it found before. No mutex: a forked child could find it held.
+    loop {
+        let found = most();
+        ::log::set_max_level(found);
+        if most() == found {
+            return;
+        }
+    }
+}
+
+/// Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
+/// called on the thread that has something to say, several at once; it should return at once, may call every function
+/// of this header, and must return: no exception, longjmp() or pthread_exit(). What its own calls have to say is not
+/// passed to it. A forked child has no such function until it sets one.
+/// \param level The least important ones that are passed, one of leasehold_log_level.
+/// \param on_log Any thread may call it with `user` until it is freed.
+/// \param log Gets the handle.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_log_new(level: i32, on_log: OnLog, user: *mut c_void, log: *mut LogHandle) -> Code {
+    call(|| {
+        let most = LevelFilter::iter().find(|most| *most as i32 == level && *most != LevelFilter::Off);
+        let wrong =
+            || Failure::new(Code::InvalidInput, format!("level is {level}, but must be one of leasehold_log_level"));
+        let most = most.ok_or_else(wrong)?;
+        let function = on_log.ok_or_else(|| super::text::null("on_log"))?;
+        let log = out_arg!(log);
+        install()?;
+        let made = handle::insert(LogSink { most, callback: Callback { function, user }, gate: Gate::default() })?;
+        choose_level();
+        log.write(made)
+    })
+}
+
+/// Ends that. Once it has returned, the function is not running and is not called any more, unless it freed itself; then
+/// `user` can be freed. Waits until other threads have left the function, however long that takes.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_log_free(log: LogHandle) -> Code {
+    call(|| {
+        let sink = handle::remove::<LogSink>(log)?;
+        choose_level();
+        sink.gate.close();
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crossbeam_channel::{Receiver, Sender, bounded};
+
+    use super::*;
+
+    struct Talk {
+        entered: Sender<String>,
+        leave: Receiver<()>,
+    }
+
+    unsafe extern "C" fn talks(record: *const LogRecord, user: *mut c_void) {
+        // SAFETY: the test leaks it, and the record is there during the call.
+        let (talk, text) = unsafe { (&*user.cast::<Talk>(), std::ffi::CStr::from_ptr((*record).text)) };
+        // Other tests have something to say, too.
+        if text.to_string_lossy().contains("of this test") {
+            let _ = talk.entered.send(text.to_string_lossy().into_owned());
+            let _ = talk.leave.recv_timeout(Duration::from_secs(20));
+            ::log::warn!(target: "leasehold::test", "said by the callback of this test");
+        }
+    }
+
+    #[test]
+    fn freeing_a_log_waits_for_its_callback() {
+        let ((entered, enters), (leaves, leave)) = (bounded(9), bounded::<()>(0));
+        let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
+        let (mut log, user) = (LogHandle::default(), (&raw const *talk).cast_mut().cast());
+        // SAFETY: a place that can be written to, and a function that any thread may call.
+        let code = unsafe { leasehold_log_new(LogLevel::Warn as i32, Some(talks), user, &mut log) };
+        assert_eq!(code, Code::Ok);
+        ::log::warn!(target: "another", "of this test, and not of the library");
+        let says = std::thread::spawn(|| ::log::warn!(target: "leasehold::test", key = "k"; "of this test"));
+        assert_eq!(enters.recv().as_deref(), Ok("of this test (key=k)"));
+        let (freed, frees) = bounded(1);
+        std::thread::spawn(move || freed.send(leasehold_log_free(log)));
+        assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
+        drop(leaves);
+        assert_eq!(frees.recv(), Ok(Code::Ok));
+        assert!(says.join().is_ok());
+        ::log::warn!(target: "leasehold::test", "of this test, too late");
+        assert!(enters.is_empty());
+    }
+}

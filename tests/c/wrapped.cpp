@@ -1,0 +1,153 @@
+// The C++ header: what is held ends with its scope, what fails throws.
+#include <leasehold.hpp>
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+using namespace std::chrono_literals;
+
+#define CHECK(what) ((what) ? (void)0 : failed(#what, __LINE__))
+
+static void failed(const char *what, int line) {
+  std::fprintf(stderr, "wrapped.cpp:%d: %s\n", line, what);
+  std::exit(1);
+}
+
+// The code of the error that `work` throws.
+template <typename Work>
+static leasehold_code thrown(Work work) {
+  try {
+    work();
+  } catch (const leasehold::error &error) {
+    CHECK(error.what()[0] != '\0');
+    return error.code();
+  }
+  return LEASEHOLD_CODE_OK;
+}
+
+struct seen {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int losses = 0;
+  leasehold::guard guard;
+};
+
+static void scopes(const leasehold::client &client, const leasehold::client &rival) {
+  uint64_t first = 0;
+  {
+    const auto guard = client.lock("k");
+    CHECK(guard.is_held() && guard.key() == "k" && guard.remaining() > 0ms);
+    guard.ensure_held();
+    guard.ensure_held_for(100ms);
+    first = guard.token();
+    CHECK(!rival.try_lock("k") && !rival.try_lock_for("k", 20ms) && !guard.wait_loss(0ms));
+    try {
+      rival.request("k").wait(20ms).lock();
+      CHECK(!"two hold it");
+    } catch (const leasehold::error &error) {
+      CHECK(error.code() == LEASEHOLD_CODE_TIMED_OUT && error.key() == "k" && error.holder() == "me");
+    }
+  }
+  auto guard = rival.try_lock("k");
+  CHECK(guard && guard->token() > first);
+  guard->release();
+  CHECK(!guard->is_held() && thrown([&] { guard->release(); }) == LEASEHOLD_CODE_CLOSED);
+  try {
+    const auto held = client.lock("k");
+    throw std::runtime_error("the work failed");
+  } catch (const leasehold::error &) {
+    CHECK(!"it is no error of the library");
+  } catch (const std::runtime_error &) {
+  }
+  CHECK(client.try_lock("k"));
+}
+
+static void moves(const leasehold::client &client) {
+  auto guard = client.lock("moved");
+  leasehold::guard other = std::move(guard);
+  CHECK(!guard && other && other.is_held() && !guard.is_held());
+  CHECK(thrown([&] { guard.token(); }) == LEASEHOLD_CODE_BAD_HANDLE);
+  other = client.lock("another"); // which releases the first
+  CHECK(client.try_lock("moved") && other.key() == "another");
+  const auto &self = other;
+  other = std::move(const_cast<leasehold::guard &>(self));
+  CHECK(other.is_held());
+  other = leasehold::guard();
+  CHECK(client.try_lock("another"));
+}
+
+static void losses(const leasehold::client &client) {
+  seen seen;
+  {
+    auto request = client.request("short");
+    request.max_hold(300ms).comment("to be lost").call_on_loss([&seen](const leasehold::loss &loss) {
+      CHECK(loss.key == "short" && loss.token > 0 && loss.reason == LEASEHOLD_REASON_MAX_HOLD && !loss.text.empty());
+      const std::lock_guard<std::mutex> lock(seen.mutex);
+      seen.guard = leasehold::guard(); // ends what it belongs to
+      seen.losses++;
+      seen.changed.notify_all();
+    });
+    std::unique_lock<std::mutex> lock(seen.mutex);
+    seen.guard = request.lock();
+    CHECK(seen.changed.wait_for(lock, 60s, [&] { return seen.losses == 1; }));
+    CHECK(!seen.guard);
+    // A function that is set later is not that of a guard that stands.
+    auto guard = request.lock();
+    request.call_on_loss([](const leasehold::loss &) { CHECK(!"it is for later guards"); });
+    CHECK(seen.changed.wait_for(lock, 60s, [&] { return seen.losses == 2; }));
+    CHECK(guard.wait_loss(0ms) && !guard.is_held());
+    CHECK(thrown([&] { guard.ensure_held(); }) == LEASEHOLD_CODE_LOST);
+  }
+  CHECK(seen.losses == 2);
+}
+
+static void several(const leasehold::client &client, const leasehold::client &rival) {
+  auto request = client.request_all({"b", "a"});
+  auto guards = request.lock_all();
+  CHECK(guards.is_held() && guards.size() == 2 && guards.token(0) > 0);
+  guards.ensure_held();
+  CHECK(!request.try_lock_all() && !rival.try_lock("a"));
+  CHECK(rival.request_any({"a", "c"}).try_lock()->key() == "c");
+  guards.release();
+  CHECK(rival.try_lock("a"));
+  CHECK(request.try_lock_all());
+  CHECK(thrown([&] { request.lock(); }) == LEASEHOLD_CODE_INVALID_INPUT);
+}
+
+static void waits(const leasehold::client &client) {
+  const auto guard = client.lock("waited for");
+  leasehold::cancel cancel;
+  std::thread fires([&] { cancel.fire(); });
+  CHECK(thrown([&] { client.request("waited for").cancel_by(cancel).lock(); }) == LEASEHOLD_CODE_CANCELLED);
+  fires.join();
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  CHECK(leasehold::to_ms(leasehold::milliseconds::max()) == UINT64_MAX && leasehold::to_ms(-1ms) == 0);
+  CHECK(leasehold::from_ms(UINT64_MAX) == leasehold::milliseconds::max() && leasehold::from_ms(7) == 7ms);
+  CHECK(thrown([] { leasehold::client("nosuch:store"); }) == LEASEHOLD_CODE_CONFIG);
+  leasehold_builder builder{};
+  leasehold_client made{}, others{};
+  leasehold::check(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, argv[1], SIZE_MAX, &builder));
+  leasehold::check(leasehold_builder_set_request_timeout(builder, 60000));
+  leasehold::check(leasehold_builder_set_drop_timeout(builder, 60000));
+  leasehold::check(leasehold_builder_connect(builder, &others));
+  leasehold::check(leasehold_builder_set_owner(builder, "me", SIZE_MAX));
+  leasehold::check(leasehold_builder_connect(builder, &made));
+  leasehold::check(leasehold_builder_free(builder));
+  const leasehold::client client(made), rival(others);
+  CHECK(leasehold::client(std::string_view(argv[1])).try_lock("first"));
+  scopes(client, rival);
+  moves(client);
+  losses(client);
+  several(client, rival);
+  waits(client);
+  client.close();
+  CHECK(thrown([&] { client.lock("k"); }) == LEASEHOLD_CODE_CLOSED);
+  std::printf("proof: what is held ends with its scope, and what fails throws\n");
+  return 0;
+}
