@@ -26,6 +26,8 @@ pub mod nobody;
 pub mod oracle;
 #[cfg(all(feature = "mongodb", target_os = "linux"))]
 pub mod own;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(target_os = "linux")]
 pub mod process;
 pub mod proxy;
