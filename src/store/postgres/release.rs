@@ -9,6 +9,8 @@ use crate::sys::deadline::Deadline;
 
 impl Postgres {
     pub(super) fn release_grant(&self, attempt: &Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        // A copy of an acquire that was repeated may still be on its way.
+        let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { purpose };
         if attempt.ask.mode == Mode::Shared {
             return transactional::release(self, attempt, purpose, by);
         }
