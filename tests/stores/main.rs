@@ -8,6 +8,8 @@ mod dynamodb;
 mod fuzz;
 #[cfg(feature = "mongodb")]
 mod mongodb;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod proxy;
 mod servers;
 #[cfg(feature = "spanner")]

@@ -37,6 +37,11 @@ impl Rows {
         PostgresOptions::new(config(), &self.0).unwrap()
     }
 
+    /// At another server.
+    pub fn options_at(&self, host: &str) -> PostgresOptions {
+        PostgresOptions::new(format!("postgres://leasehold@{host}/postgres").parse().unwrap(), &self.0).unwrap()
+    }
+
     /// The URL of it.
     pub fn url(&self) -> String {
         format!("{}?table={}", postgres_server().unwrap(), self.0)

@@ -83,6 +83,12 @@ impl PostgresError {
             let cause = Cause::of(error);
             return match stage {
                 Stage::Connecting if cause.says("does not allow writes") => refused(Own::ReadOnly, cause),
+                // A password that is missing, or one that was refused by the protocol of passwords.
+                Stage::Connecting
+                    if ["invalid configuration", "authentication error"].iter().any(|said| cause.says(said)) =>
+                {
+                    (Fate::Refused, PostgresError::Credentials { cause })
+                }
                 Stage::Connecting => (Fate::NotDone, PostgresError::Unreachable { cause }),
                 Stage::Sent => (Fate::Unknown, PostgresError::Unanswered { cause: Some(cause) }),
             };

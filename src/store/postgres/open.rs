@@ -74,6 +74,9 @@ impl PostgresOptions {
     /// From a URL of libpq's form, which the driver reads, but for the option that is ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let (rest, query) = url.split_once('?').unwrap_or((url, ""));
+        if query.contains('@') && !rest.contains('@') {
+            return Err(config("the postgres: URL is wrong: in a user name or password write ? as %3F"));
+        }
         let (mut seen, mut table, mut theirs) = (Vec::new(), None, Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -94,7 +97,7 @@ impl PostgresOptions {
         let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
         // The driver quotes no values.
         let parsed = Config::from_str(&url).map_err(|error| {
-            let right = "in a user name or password write @ : / % as %40 %3A %2F %25";
+            let right = "in a user name or password write @ : / % ? as %40 %3A %2F %25 %3F";
             config(&format!("the postgres: URL is wrong: {}; {right}", Cause::of(&error)))
         })?;
         PostgresOptions::new(parsed, table.unwrap_or_else(|| TABLE.to_owned()))

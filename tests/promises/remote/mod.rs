@@ -1,6 +1,9 @@
 //! What holds of every store behind a network, one test for each: bounds behind a server that says nothing,
 //! children that a connected process forks, connections that go silent, and panics inside an SDK.
-#![cfg(all(target_os = "linux", any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]
+#![cfg(all(
+    target_os = "linux",
+    any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")
+))]
 mod forks;
 mod holes;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
@@ -67,9 +70,8 @@ fn postgres() -> Option<Remote> {
     let server = servers::postgres_server()?;
     let rows = Rows::fresh();
     let table = rows.0.clone();
-    let at = move |host: &str| {
-        leasehold::LockClient::builder(format!("postgres://leasehold@{host}/postgres?table={table}"))
-    };
+    let at =
+        move |host: &str| leasehold::LockClient::builder(format!("postgres://leasehold@{host}/postgres?table={table}"));
     Some(Remote::new(&servers::postgres::host(&server)?, at, rows))
 }
 

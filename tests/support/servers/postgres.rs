@@ -19,6 +19,15 @@ pub const SERVER: Server = Server {
     ready,
 };
 
+/// One that a test may end: of what is not waited for nothing is on its disk.
+pub const OWN: Server = Server {
+    start: |home, port, data| {
+        let settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=/tmp", "wal_writer_delay=10s"];
+        with(home, port, data, &settings)
+    },
+    ..SERVER
+};
+
 /// Makes a database cluster and runs it. PostgreSQL refuses to run as root; then it is its own user, who may not come to
 /// where the tests' folder is.
 const RUN: &str = r#"#!/bin/sh
