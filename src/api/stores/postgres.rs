@@ -31,7 +31,7 @@
 //!
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
-//! `synchronous_commit` says by default. A release does not wait for that. After the failover to an asynchronous
+//! `synchronous_commit` says by default. The release of a lease with an end does not wait for that. After the failover to an asynchronous
 //! standby a grant of the last moment may be missing: two may then believe that they hold the lock. Tokens rise by time,
 //! so the later holder has the higher one where the servers' clocks differ by less than what was lost.
 //!
@@ -48,7 +48,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::postgres::PostgresOptions;
-use crate::store::postgres::fence::{Assertion, in_context};
+use crate::store::postgres::fence::{Assertion, judged};
 use crate::sys::clock::Clock;
 
 /// A client of the locks in this table, `leasehold` or with its schema `app.leasehold`, with the hosts and credentials of
@@ -79,7 +79,7 @@ pub trait AssertIn: Fenced {
     ///
     /// # Errors
     /// `Lost` when it is not held any more: **do not commit**. `Store` with the driver's own as its source, retryable where
-    /// a serializable transaction must begin again; `InvalidInput` for a lock of another store or of another database's
+    /// a serializable transaction must begin again; `Schema` where the table lacks an index; `InvalidInput` for a lock of another store or of another database's
     /// table; `Closed` in a forked child.
     fn assert_in(&self, transaction: &Transaction<'_>) -> impl Future<Output = Result<()>>;
 }
@@ -87,10 +87,6 @@ pub trait AssertIn: Fenced {
 impl<T: Fenced> AssertIn for T {
     async fn assert_in(&self, transaction: &Transaction<'_>) -> Result<()> {
         let standing = self.standing()?;
-        match Assertion::of(standing)?.run(transaction).await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(in_context(None, standing)),
-            Err(error) => Err(in_context(Some(error), standing)),
-        }
+        judged(Assertion::of(standing)?.run(transaction).await, standing)
     }
 }

@@ -15,31 +15,22 @@ impl Postgres {
         if ask.mode == Mode::Shared {
             return transactional::acquire(self, attempt, by);
         }
-        loop {
-            let text = if ask.instead_of.is_some() { &self.statements.transfer } else { &self.statements.acquire };
-            let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
-            let statement = statement.text(&ask.labels.owner).maybe_text(ask.labels.host.as_deref());
-            let statement = statement.maybe_text(ask.labels.comment.as_deref()).number(micros(ask.lease));
-            let statement = statement.time(self.not_after());
-            let statement = match &ask.instead_of {
-                Some((old, token)) => statement.text(old.as_str()).number(number(*token)),
-                None => statement,
-            };
-            match self.write(by, Lane::Wanting, &attempt.key, statement)? {
-                Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
-                Wrote::Answered(Some(found)) => {
-                    return match answer(attempt, found)? {
-                        Some(answer) => Ok(answer),
-                        None => transactional::acquire(self, attempt, by),
-                    };
-                }
-                // Nothing was there for a transfer, or the row came while it was looked for: it is there now.
-                Wrote::Answered(None) if ask.instead_of.is_some() => {
-                    return transactional::acquire(self, attempt, by);
-                }
-                Wrote::Answered(None) | Wrote::Duplicate => {}
-            }
-        }
+        let text = if ask.instead_of.is_some() { &self.statements.transfer } else { &self.statements.acquire };
+        let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
+        let statement = statement.text(&ask.labels.owner).maybe_text(ask.labels.host.as_deref());
+        let statement = statement.maybe_text(ask.labels.comment.as_deref()).number(micros(ask.lease));
+        let statement = statement.time(self.not_after());
+        let statement = match &ask.instead_of {
+            Some((old, token)) => statement.text(old.as_str()).number(number(*token)),
+            None => statement,
+        };
+        let answered = match self.write(by, Lane::Wanting, &attempt.key, statement)? {
+            Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+            Wrote::Answered(Some(found)) => answer(attempt, found)?,
+            // There was no row when the statement began, and it made none: another was faster, or it came too late.
+            Wrote::Answered(None) | Wrote::Duplicate => None,
+        };
+        answered.map_or_else(|| transactional::acquire(self, attempt, by), Ok)
     }
 }
 

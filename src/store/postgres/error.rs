@@ -101,7 +101,10 @@ impl PostgresError {
         }
         let (code, table) = (answer.code(), table.to_owned());
         let own = match *code {
-            SqlState::UNIQUE_VIOLATION | SqlState::DUPLICATE_TABLE | SqlState::DUPLICATE_COLUMN => {
+            SqlState::UNIQUE_VIOLATION
+            | SqlState::DUPLICATE_TABLE
+            | SqlState::DUPLICATE_OBJECT
+            | SqlState::DUPLICATE_COLUMN => {
                 return (Fate::Duplicate, PostgresError::Own(Own::Ended, Some(cause)));
             }
             SqlState::INVALID_CATALOG_NAME => Own::NoDatabase,

@@ -31,23 +31,38 @@ impl Assertion {
         Ok(Assertion { sql: sql.clone(), key: lock.key.clone(), holder })
     }
 
-    /// Asserts in this transaction. The row's lock ends with it, or with the savepoint that is rolled back.
+    /// `None`: the grant does not stand, `Some(false)`: it can't be kept. The row's lock ends with it, or with the savepoint that is rolled back.
     pub(crate) async fn run(
         &self,
         transaction: &tokio_postgres::Transaction<'_>,
-    ) -> std::result::Result<bool, tokio_postgres::Error> {
+    ) -> std::result::Result<Option<bool>, tokio_postgres::Error> {
         let key: &(dyn ToSql + Sync) = &self.key;
         let rows = transaction.query_typed(&self.sql, &[(key, Type::TEXT), (&self.holder, Type::TEXT)]).await?;
-        Ok(!rows.is_empty())
+        rows.first().map(|row| row.try_get(0)).transpose()
     }
 }
 
-/// The error where it is not held, or what the driver says.
-pub(crate) fn in_context(failed: Option<tokio_postgres::Error>, standing: Standing<'_>) -> Error {
+/// What the answer means.
+pub(crate) fn judged(
+    answer: std::result::Result<Option<bool>, tokio_postgres::Error>,
+    standing: Standing<'_>,
+) -> Result<()> {
+    match answer {
+        Ok(Some(true)) => Ok(()),
+        Ok(Some(false)) => {
+            let missing = "the table lacks the unique index on key and grant_id, without which nothing keeps rivals out; \
+                           create_schema() adds it";
+            Err(standing.error(ErrorKind::Schema, missing))
+        }
+        Ok(None) => {
+            Err(standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"))
+        }
+        Err(failed) => Err(in_context(failed, standing)),
+    }
+}
+
+fn in_context(failed: tokio_postgres::Error, standing: Standing<'_>) -> Error {
     use tokio_postgres::error::SqlState;
-    let Some(failed) = failed else {
-        return standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed");
-    };
     let is_conflict = matches!(
         failed.code(),
         Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::LOCK_NOT_AVAILABLE)

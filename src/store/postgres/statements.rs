@@ -42,9 +42,20 @@ pub(super) const CHANNEL: &str = "leasehold";
 pub(super) const HASH: &str = "hashtextextended(key, 0)::text";
 /// The time, once for all that a statement writes by it.
 const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
+/// Never less than that the server, and a synchronous standby, have it on disk.
+macro_rules! level {
+    () => {
+        "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on' \
+         ELSE current_setting('synchronous_commit') END"
+    };
+}
 /// The commit of this statement waits for the disk, and for a synchronous standby.
-const DURABLE: &str = "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') \
-     THEN 'on' ELSE current_setting('synchronous_commit') END, true)";
+const DURABLE: &str = concat!("set_config('synchronous_commit', ", level!(), ", true)");
+const LEVEL: &str = level!();
+/// Whether there is the unique index by which the weakest lock keeps rivals out.
+const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_index AS i WHERE i.indrelid = t.tableoid AND i.indisunique AND i.indisvalid \
+     AND i.indpred IS NULL AND ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = i.indrelid \
+     AND a.attnum = ANY (i.indkey::smallint[]) ORDER BY 1) = ARRAY['grant_id', 'key'])";
 const FORMAT: &str = "t.format LIKE '1.%'";
 
 impl Statements {
@@ -85,7 +96,10 @@ impl Statements {
                       created = NULL, renewed = NULL, until = NULL";
         // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. To wait for the disk
         // would also let all commits that tell something wait for each other.
-        let loose = "set_config('synchronous_commit', 'off', true)";
+        let loose = format!(
+            "set_config('synchronous_commit', CASE WHEN (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
+             THEN {LEVEL} ELSE 'off' END, true)"
+        );
         let gives_up = format!(
             "CASE WHEN $3 THEN coalesce({pruned}, '{{}}') || jsonb_build_object($2::text, {now} + {}) ELSE {pruned} END",
             remembered()
@@ -131,7 +145,7 @@ impl Statements {
                 ),
                 &told,
             )
-            .replace(DURABLE, loose)
+            .replace(DURABLE, &loose)
             .into(),
             swap: format!(
                 "WITH w AS (UPDATE {table} AS t SET {assigned} WHERE t.key = $1 AND t.version = ${} \
@@ -167,8 +181,11 @@ impl Statements {
                  OR (shared IS NOT NULL AND shared @> $3::text::jsonb)) ORDER BY key LIMIT $4"
             )
             .into(),
-            assert_exclusive: format!("SELECT 1 FROM {table} WHERE key = $1 AND grant_id = $2 FOR KEY SHARE").into(),
-            assert_shared: format!("SELECT 1 FROM {table} WHERE key = $1 AND shared @> $2::text::jsonb FOR SHARE")
+            assert_exclusive: format!(
+                "SELECT {HAS_INDEX} FROM {table} AS t WHERE key = $1 AND grant_id = $2 FOR KEY SHARE OF t"
+            )
+            .into(),
+            assert_shared: format!("SELECT true FROM {table} WHERE key = $1 AND shared @> $2::text::jsonb FOR SHARE")
                 .into(),
         }
     }

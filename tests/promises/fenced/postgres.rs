@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use leasehold::postgres::AssertIn;
-use leasehold::{ClientBuilder, LockClient};
+use leasehold::{ClientBuilder, ErrorKind, LockClient};
 
 use crate::fenced::cases::lost;
 use crate::fenced::data::postgres::Texts;
@@ -71,4 +71,11 @@ fn a_rival_waits_for_the_commit_and_heartbeats_do_not() {
     });
     let transaction = open.data.wait(user.transaction()).unwrap();
     lost(open.data.wait(client.fence(&lock).assert_in(&transaction)));
+    drop(transaction);
+    // Without its index the assertion would keep nobody out.
+    let next = rival.lock("a").unwrap();
+    sql_at(&config(), &format!("DROP INDEX {table}_grant_id"));
+    let transaction = open.data.wait(user.transaction()).unwrap();
+    let error = open.data.wait(next.assert_in(&transaction)).unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
 }

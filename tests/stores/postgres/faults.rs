@@ -276,6 +276,15 @@ fn what_is_forgotten_comes_back() {
     assert_eq!(at.holders("negative control").len(), 1);
 }
 
+/// The network was slow, or the server's clock was set: what the statement does not do is done by the answer's time.
+#[test]
+fn what_comes_too_late_and_is_waited_for_is_granted_all_the_same() {
+    needs_server!();
+    let at = behind();
+    at.fault(Network::Delay(Duration::from_millis(10_500)));
+    granted(&at.store, &mut exclusive(&at.store, "missing"));
+}
+
 /// A copy that comes ten seconds late does nothing, whoever remembers it: here the clock tells so at once.
 #[test]
 fn a_copy_that_is_too_late_by_the_servers_clock_does_nothing() {
