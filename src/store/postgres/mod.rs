@@ -42,7 +42,7 @@ mod transact;
 mod wakeup;
 
 use error::PostgresError;
-pub use open::{PostgresOptions, TABLE};
+pub use open::PostgresOptions;
 use open::{Table, Tls};
 use send::Clocked;
 use statements::Statements;

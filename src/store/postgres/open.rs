@@ -20,7 +20,7 @@ use crate::store::failure::Cause;
 use crate::store::url::{self, config};
 
 /// The table where none is named.
-pub const TABLE: &str = "leasehold";
+const TABLE: &str = "leasehold";
 /// What the driver reads in a URL; `table` is ours.
 const OPTIONS: [&str; 18] = [
     "table",

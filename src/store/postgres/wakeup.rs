@@ -80,7 +80,7 @@ impl Postgres {
             owned.waking.0.replace(Some((connected, watched)));
             Ok(())
         });
-        let answer = answer.unwrap_or_else(|_| Err((Fate::NotDone, PostgresError::NotSent)));
+        let answer = answer.unwrap_or(Err((Fate::NotDone, PostgresError::NotSent)));
         answer.map(|()| true).map_err(|(_, error): (Fate, PostgresError)| error.of_read())
     }
 }

@@ -32,10 +32,8 @@ impl Server {
     }
 
     fn store(&self) -> Postgres {
-        let options = leasehold::internals::store::postgres::PostgresOptions::new(
-            self.0.url().parse().unwrap(),
-            leasehold::internals::store::postgres::TABLE,
-        );
+        let options =
+            leasehold::internals::store::postgres::PostgresOptions::new(self.0.url().parse().unwrap(), "leasehold");
         Postgres::open(options.unwrap(), &soon()).unwrap()
     }
 
