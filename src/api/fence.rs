@@ -20,7 +20,7 @@
 )]
 #![cfg_attr(
     feature = "postgres",
-    doc = "- PostgreSQL: [`AssertIn`](crate::api::stores::postgres::AssertIn) for `tokio_postgres::Transaction`."
+    doc = "- PostgreSQL: [`AssertIn`](crate::api::stores::postgres::AssertIn) for the driver's `Transaction`."
 )]
 #![cfg_attr(
     feature = "spanner",
