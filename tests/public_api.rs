@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The features of this build, as the docs need them, too. A store's paths are there only with its own.
-const FEATURES: [(&str, bool); 8] = [
+const FEATURES: [(&str, bool); 9] = [
     ("capi", cfg!(feature = "capi")),
     ("cli", cfg!(feature = "cli")),
     ("dynamodb", cfg!(feature = "dynamodb")),
     ("mongodb", cfg!(feature = "mongodb")),
+    ("postgres", cfg!(feature = "postgres")),
     ("serde", cfg!(feature = "serde")),
     ("spanner", cfg!(feature = "spanner")),
     ("sqlite", cfg!(feature = "sqlite")),

@@ -19,6 +19,10 @@
     doc = "- MongoDB: [`AssertIn`](crate::api::stores::mongodb::AssertIn) for sessions, and [`run_fenced`](crate::api::stores::mongodb::run_fenced), which repeats."
 )]
 #![cfg_attr(
+    feature = "postgres",
+    doc = "- PostgreSQL: [`AssertIn`](crate::api::stores::postgres::AssertIn) for the driver's `Transaction`."
+)]
+#![cfg_attr(
     feature = "spanner",
     doc = "- Cloud Spanner: [`AssertIn`](crate::api::stores::spanner::AssertIn) for a `ReadWriteTransaction`, and [`run_fenced`](crate::api::stores::spanner::run_fenced)."
 )]

@@ -30,6 +30,7 @@ The store, one of
   sqlite:PATH                            a file that the processes of one host share
   dynamodb://TABLE?region=..             a DynamoDB table
   mongodb://HOST/DATABASE?collection=..  a MongoDB collection
+  postgres://HOST/DATABASE?table=..      a table of PostgreSQL
   spanner:projects/P/instances/I/databases/D?table=..
                                          a table of Cloud Spanner
 as far as they are compiled in; the documentation of the library has their options. A URL with a password \

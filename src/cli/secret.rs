@@ -19,12 +19,13 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {error}")))
 }
 
-/// Whether a URL that a client has connected with may hold one. Only MongoDB's can: as a part of its hosts, or as an
-/// option.
+/// Whether a URL that a client has connected with may hold one. MongoDB's and PostgreSQL's can: as a part of their
+/// hosts, or as an option.
 pub fn has_password(url: &str) -> bool {
     let url = url.to_ascii_lowercase();
     let may = |word: &str| url.contains(word);
-    url.starts_with("mongodb") && ["@", "%40", "password", "properties"].into_iter().any(may)
+    ["mongodb", "postgres"].iter().any(|scheme| url.starts_with(scheme))
+        && ["@", "%40", "password", "properties"].into_iter().any(may)
 }
 
 /// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.
@@ -87,7 +88,12 @@ mod tests {
 
     #[test]
     fn a_url_with_a_password_is_known() {
-        for with in ["mongodb://u:p@h/d", "mongodb+srv://u:p@h/d", "MongoDB://h/d?tlsCertificateKeyFilePassword=x"] {
+        for with in [
+            "mongodb://u:p@h/d",
+            "mongodb+srv://u:p@h/d",
+            "MongoDB://h/d?tlsCertificateKeyFilePassword=x",
+            "postgres://h/d?password=x",
+        ] {
             assert!(has_password(with), "{with}");
         }
         let spanner = "spanner:projects/p/instances/i/databases/d?table=t";

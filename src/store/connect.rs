@@ -25,6 +25,8 @@ const STORES: &[(&str, Option<Read>)] = &[
     ("dynamodb", store!("dynamodb", super::dynamodb::DynamodbOptions)),
     ("mongodb", store!("mongodb", super::mongodb::MongodbOptions)),
     ("mongodb+srv", store!("mongodb", super::mongodb::MongodbOptions)),
+    ("postgres", store!("postgres", super::postgres::PostgresOptions)),
+    ("postgresql", store!("postgres", super::postgres::PostgresOptions)),
     ("spanner", store!("spanner", super::spanner::SpannerOptions)),
 ];
 
@@ -41,7 +43,7 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
     match STORES.iter().find(|(known, _)| *known == scheme) {
         Some((_, Some(read))) => read(url),
         Some((scheme, None)) => {
-            let feature = scheme.trim_end_matches("+srv");
+            let feature = scheme.trim_end_matches("+srv").trim_end_matches("ql");
             let in_c = if cfg!(feature = "capi") {
                 format!(" (the C library: make FEATURES={feature})")
             } else {

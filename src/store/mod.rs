@@ -54,6 +54,8 @@ pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 pub mod observed;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "spanner")]
 pub mod spanner;
 #[cfg(feature = "sqlite")]

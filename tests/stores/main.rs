@@ -9,6 +9,8 @@ mod fuzz;
 mod mixed;
 #[cfg(feature = "mongodb")]
 mod mongodb;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod proxy;
 mod servers;
 #[cfg(feature = "spanner")]

@@ -7,7 +7,7 @@ pub mod asks;
 pub mod bench;
 pub mod between;
 pub mod calls;
-#[cfg(all(feature = "mongodb", target_os = "linux"))]
+#[cfg(all(any(feature = "mongodb", feature = "postgres"), target_os = "linux"))]
 pub mod cluster;
 pub mod contract;
 #[cfg(feature = "dynamodb")]
@@ -26,8 +26,10 @@ pub mod mongodb;
 pub mod nobody;
 #[cfg(target_os = "linux")]
 pub mod oracle;
-#[cfg(all(feature = "mongodb", target_os = "linux"))]
+#[cfg(all(any(feature = "mongodb", feature = "postgres"), target_os = "linux"))]
 pub mod own;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(target_os = "linux")]
 pub mod process;
 pub mod proxy;

@@ -46,6 +46,11 @@ impl Own {
         (self.server.url)(self.port)
     }
 
+    /// Where its data is.
+    pub fn data(&self) -> &std::path::Path {
+        self.data.path()
+    }
+
     /// On the same port and the same data. It serves when this returns.
     pub fn start_again(&mut self) {
         let (url, started) = (self.url(), Instant::now());

@@ -41,6 +41,8 @@ macro_rules! for_each_store {
         $each!(dynamodb);
         #[cfg(feature = "mongodb")]
         $each!(mongodb);
+        #[cfg(feature = "postgres")]
+        $each!(postgres);
         #[cfg(feature = "spanner")]
         $each!(spanner);
     };
@@ -141,6 +143,17 @@ pub fn enrolled(module: &str) -> Option<Store> {
             tells: true,
             swaps_give_up: false,
             open: mongodb,
+        })?,
+        #[cfg(feature = "postgres")]
+        "postgres" => super::servers::postgres_server().map(|_| Store {
+            module: "postgres",
+            remembers_who_gave_up: true,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: true,
+            tells: true,
+            swaps_give_up: false,
+            open: postgres,
         })?,
         #[cfg(feature = "spanner")]
         "spanner" => super::servers::spanner_emulator().map(|_| Store {
@@ -277,6 +290,22 @@ fn dynamodb() -> Opened {
 #[cfg(feature = "mongodb")]
 fn mongodb() -> Opened {
     let rows = Arc::new(super::mongodb::Rows::fresh());
+    let open = || Arc::new(rows.open());
+    let aged = rows.clone();
+    Opened {
+        store: open(),
+        second: open(),
+        clock: Clock::system(),
+        slack: Duration::ZERO,
+        age: Some(Box::new(move |by| aged.age(by))),
+        _room: Some(Box::new(rows.clone())),
+    }
+}
+
+/// The server's clock is its own: what is stored gets older instead.
+#[cfg(feature = "postgres")]
+fn postgres() -> Opened {
+    let rows = Arc::new(super::postgres::Rows::fresh());
     let open = || Arc::new(rows.open());
     let aged = rows.clone();
     Opened {

@@ -63,6 +63,8 @@ pub fn of(module: &str) -> Option<Shared> {
         "dynamodb" => super::servers::dynamodb_local().map(|endpoint| dynamodb(&endpoint)),
         #[cfg(feature = "mongodb")]
         "mongodb" => super::servers::mongod().map(|_| mongodb()),
+        #[cfg(feature = "postgres")]
+        "postgres" => super::servers::postgres_server().map(|_| postgres()),
         #[cfg(feature = "spanner")]
         "spanner" => super::servers::spanner_emulator().map(|_| spanner()),
         _ => None,
@@ -93,6 +95,12 @@ fn dynamodb(endpoint: &str) -> Shared {
 fn mongodb() -> Shared {
     let rows = super::mongodb::Rows::fresh();
     by_url("mongodb", rows.url(), Duration::from_millis(20), rows)
+}
+
+#[cfg(feature = "postgres")]
+fn postgres() -> Shared {
+    let rows = super::postgres::Rows::fresh();
+    by_url("postgres", rows.url(), Duration::from_millis(20), rows)
 }
 
 #[cfg(feature = "spanner")]

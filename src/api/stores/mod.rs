@@ -16,6 +16,8 @@ macro_rules! named_by_text {
 pub mod dynamodb;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "spanner")]
 pub mod spanner;
 #[cfg(feature = "sqlite")]

@@ -9,6 +9,8 @@ mod dynamodb;
 mod late;
 #[cfg(feature = "mongodb")]
 mod mongodb;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "spanner")]
 mod spanner;
 #[cfg(feature = "sqlite")]
@@ -114,6 +116,8 @@ fn worker() {
         "dynamodb" => late::holder::<dynamodb::Kind>(url, lease),
         #[cfg(feature = "mongodb")]
         "mongodb" => late::holder::<mongodb::Kind>(url, lease),
+        #[cfg(feature = "postgres")]
+        "postgres" => late::holder::<postgres::Kind>(url, lease),
         #[cfg(feature = "spanner")]
         "spanner" => late::holder::<spanner::Kind>(url, lease),
         _ => panic!("no store has this URL: {url}"),

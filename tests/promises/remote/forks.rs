@@ -74,6 +74,12 @@ fn a_child_connects_anew_to_mongodb() {
     on("remote::forks::a_child_connects_anew_to_mongodb", crate::remote::mongodb);
 }
 
+#[cfg(feature = "postgres")]
+#[test]
+fn a_child_connects_anew_to_postgres() {
+    on("remote::forks::a_child_connects_anew_to_postgres", crate::remote::postgres);
+}
+
 #[cfg(feature = "spanner")]
 #[test]
 fn a_child_connects_anew_to_spanner() {

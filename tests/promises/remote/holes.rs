@@ -133,6 +133,12 @@ fn no_call_outlives_its_bound_on_mongodb() {
     on(crate::remote::mongodb());
 }
 
+#[cfg(feature = "postgres")]
+#[test]
+fn no_call_outlives_its_bound_on_postgres() {
+    on(crate::remote::postgres());
+}
+
 #[cfg(feature = "spanner")]
 #[test]
 fn no_call_outlives_its_bound_on_spanner() {

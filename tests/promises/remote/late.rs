@@ -133,3 +133,20 @@ fn what_was_given_up_is_never_granted_on_mongodb() {
         late(proxy, "findAndModify", behind, beside)
     });
 }
+
+#[cfg(feature = "postgres")]
+#[test]
+fn what_was_given_up_is_never_granted_on_postgres() {
+    use crate::support::postgres::Rows;
+    use crate::support::servers::{postgres, postgres_server};
+    let Some(host) = postgres_server().and_then(|server| postgres::host(&server)) else { return };
+    let rows: Vec<Rows> = (0..6).map(|_| Rows::fresh()).collect();
+    let names = std::sync::Mutex::new(rows.iter().map(|rows| rows.0.clone()).collect::<Vec<String>>());
+    on(|| {
+        let name = names.lock().unwrap().pop().expect("a name for each");
+        let proxy = crate::support::proxy::Proxy::postgres(&host);
+        let at = |host: &str| LockClient::builder(format!("postgres://leasehold@{host}/postgres?table={name}"));
+        let (behind, beside) = (at(&proxy.addr().to_string()), at(&host));
+        late(proxy, "INSERT INTO", behind, beside)
+    });
+}

@@ -1,9 +1,12 @@
 //! What holds of every store behind a network, one test for each: bounds behind a server that says nothing,
 //! children that a connected process forks, connections that go silent, and panics inside an SDK.
-#![cfg(all(target_os = "linux", any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+#![cfg(all(
+    target_os = "linux",
+    any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")
+))]
 mod forks;
 mod holes;
-#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 mod late;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 mod panics;
@@ -59,6 +62,17 @@ fn mongodb() -> Option<Remote> {
     let options = format!("directConnection=true&collection={}", rows.0);
     let at = move |host: &str| leasehold::LockClient::builder(with_database(&format!("mongodb://{host}"), &options));
     Some(Remote::new(&host(&server), at, rows))
+}
+
+#[cfg(feature = "postgres")]
+fn postgres() -> Option<Remote> {
+    use crate::support::{postgres::Rows, servers};
+    let server = servers::postgres_server()?;
+    let rows = Rows::fresh();
+    let table = rows.0.clone();
+    let at =
+        move |host: &str| leasehold::LockClient::builder(format!("postgres://leasehold@{host}/postgres?table={table}"));
+    Some(Remote::new(&servers::postgres::host(&server)?, at, rows))
 }
 
 #[cfg(feature = "spanner")]

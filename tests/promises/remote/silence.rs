@@ -35,6 +35,12 @@ fn a_silent_connection_to_mongodb_is_left() {
     on(crate::remote::mongodb());
 }
 
+#[cfg(feature = "postgres")]
+#[test]
+fn a_silent_connection_to_postgres_is_left() {
+    on(crate::remote::postgres());
+}
+
 #[cfg(feature = "spanner")]
 #[test]
 fn a_silent_connection_to_spanner_is_left() {

@@ -58,7 +58,7 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
     ("Election", &["fencing_token", "id", "is_leader", "is_standing", "iterations", "lease", "name", "terms", "wait"]),
 ];
 /// What needs a server, or a connection of the user's: `tests/stores` and `tests/promises/fenced` have its faults.
-const ELSEWHERE: [&str; 4] = ["dynamodb", "mongodb", "spanner", "sqlite"];
+const ELSEWHERE: [&str; 5] = ["dynamodb", "mongodb", "postgres", "spanner", "sqlite"];
 
 /// The functions of the public API, and the fields of its values: their types and names.
 fn functions() -> BTreeSet<(String, String)> {

@@ -117,6 +117,7 @@ fn every_store_is_in_the_table() {
             "sqlite" => cfg!(not(feature = "sqlite")),
             "dynamodb" => cfg!(not(feature = "dynamodb")),
             "mongodb" => cfg!(not(feature = "mongodb")),
+            "postgres" => cfg!(not(feature = "postgres")),
             "spanner" => cfg!(not(feature = "spanner")),
             _ => false,
         };

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::message::{Message, Peer, Wire};
+use super::message::{Message, Peer, STARTUP, Wire};
 use super::{Answer, Inner, KEPT, Mode, Request, reset_on_close};
 
 pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
@@ -14,6 +14,10 @@ pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<
 
 pub fn serve_mongodb(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
     serve_as(Wire::Mongodb, inner, id, client)
+}
+
+pub fn serve_postgres(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
+    serve_as(Wire::Postgres, inner, id, client)
 }
 
 fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
@@ -99,7 +103,13 @@ impl Server<'_> {
         }
         if self.peer.is_none() {
             let (id, stream) = self.inner.connect(self.client)?;
-            self.peer = Some((id, Peer::new(stream, self.wire)));
+            let mut peer = Peer::new(stream, self.wire);
+            // The first one of PostgreSQL's begins with its length.
+            if matches!(self.wire, Wire::Postgres) && request.body.first() != Some(&0) {
+                peer.write(&Message { head: String::new(), body: STARTUP.to_vec(), is_last: false })?;
+                peer.answer()?;
+            }
+            self.peer = Some((id, peer));
         }
         let Some((_, peer)) = &mut self.peer else { unreachable!("it was just made") };
         peer.write(request)?;

@@ -1,4 +1,4 @@
-//! Requests and answers of HTTP/1.1 or of MongoDB, and where they end.
+//! Requests and answers of HTTP/1.1, of MongoDB or of PostgreSQL, and where they end.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,12 @@ pub enum Wire {
     Http,
     /// Each begins with its length, and a request has one answer.
     Mongodb,
+    /// But for the first one, each has a letter and its length; a request is all up to one that asks for an answer.
+    Postgres,
 }
+
+/// What the harness's user says first.
+pub const STARTUP: &[u8] = b"\0\0\0\x2a\0\x03\0\0user\0leasehold\0database\0postgres\0\0";
 
 /// A request or an answer, as its bytes were.
 #[derive(Debug, Clone)]
@@ -55,11 +60,13 @@ pub struct Peer {
     wire: Wire,
     /// What was read beyond the last message.
     ahead: Vec<u8>,
+    /// A client's first message was read.
+    has_begun: bool,
 }
 
 impl Peer {
     pub fn new(stream: Arc<TcpStream>, wire: Wire) -> Peer {
-        Peer { stream, wire, ahead: Vec::new() }
+        Peer { stream, wire, ahead: Vec::new(), has_begun: false }
     }
 
     pub fn write(&self, message: &Message) -> io::Result<()> {
@@ -86,7 +93,37 @@ impl Peer {
         match self.wire {
             Wire::Http => self.http_message(is_answer),
             Wire::Mongodb => self.mongodb_message(),
+            Wire::Postgres => self.postgres_message(is_answer),
         }
+    }
+
+    fn postgres_message(&mut self, is_answer: bool) -> io::Result<Option<Message>> {
+        let (mut body, letters) = (Vec::new(), usize::from(is_answer || self.has_begun));
+        loop {
+            while self.ahead.len() < letters + 4 {
+                if self.more()? == 0 {
+                    // A session that the server ends says why.
+                    let is_over = body.first() == Some(&b'E') || (body.is_empty() && self.ahead.is_empty());
+                    let message = Message { head: String::new(), body, is_last: true };
+                    return if !is_over {
+                        Err(io::ErrorKind::UnexpectedEof.into())
+                    } else {
+                        Ok(Some(message).filter(|message| !message.body.is_empty()))
+                    };
+                }
+            }
+            let letter = (letters == 1).then_some(self.ahead[0]);
+            let length = u32::from_be_bytes(self.ahead[letters..letters + 4].try_into().expect("four bytes"));
+            body.extend(self.take(letters + length as usize)?);
+            match letter {
+                Some(b'X') if !is_answer => return Ok(None),
+                None | Some(b'Z') => break,
+                Some(b'S' | b'Q' | b'p') if !is_answer => break,
+                Some(_) => {}
+            }
+        }
+        self.has_begun = true;
+        Ok(Some(Message { head: String::new(), body, is_last: false }))
     }
 
     fn mongodb_message(&mut self) -> io::Result<Option<Message>> {

@@ -161,6 +161,11 @@ impl Proxy {
         Proxy::start(upstream, http::serve_mongodb)
     }
 
+    /// For PostgreSQL, in front of `host:port`. What the server says unasked comes with its next answer.
+    pub fn postgres(upstream: &str) -> Proxy {
+        Proxy::start(upstream, http::serve_postgres)
+    }
+
     /// For any protocol.
     pub fn raw(upstream: &str) -> Proxy {
         Proxy::start(upstream, raw::serve)

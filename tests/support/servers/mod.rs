@@ -8,6 +8,7 @@
 
 pub mod dynamodb;
 pub mod mongod;
+pub mod postgres;
 #[path = "../skip.rs"]
 mod skip;
 pub mod spanner;
@@ -78,6 +79,14 @@ pub fn spanner_emulator() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
     let server = if spanner::aborts_at_random() { &spanner::FAULTY } else { &spanner::SERVER };
     shared(server, &SHARED)
+}
+
+/// The URL of a PostgreSQL that may be written, with a database. None where there is none to be had, after a line on
+/// standard error.
+#[track_caller]
+pub fn postgres_server() -> Option<String> {
+    static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
+    shared(&postgres::SERVER, &SHARED)
 }
 
 #[track_caller]

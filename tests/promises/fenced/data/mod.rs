@@ -6,6 +6,8 @@
 pub mod dynamodb;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "spanner")]
 pub mod spanner;
 #[cfg(feature = "sqlite")]

@@ -1,0 +1,51 @@
+//! To be granted a key: one statement in the common cases, and for the rest the pure rule on the row that was read.
+
+use super::Postgres;
+use super::error::PostgresError;
+use super::row::{Found, micros, number};
+use super::send::{Lane, Statement, Wrote};
+use crate::lease::{AcquireAnswer, Mode, transition};
+use crate::model::error::Result;
+use crate::store::{Acquired, Attempt, transactional};
+use crate::sys::deadline::Deadline;
+
+impl Postgres {
+    pub(super) fn acquire_key(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        let ask = &attempt.ask;
+        if ask.mode == Mode::Shared {
+            return transactional::acquire(self, attempt, by);
+        }
+        let text = if ask.instead_of.is_some() { &self.statements.transfer } else { &self.statements.acquire };
+        let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
+        let statement = statement.text(&ask.labels.owner).maybe_text(ask.labels.host.as_deref());
+        let statement = statement.maybe_text(ask.labels.comment.as_deref()).number(micros(ask.lease));
+        let statement = statement.time(self.not_after());
+        let statement = match &ask.instead_of {
+            Some((old, token)) => statement.text(old.as_str()).number(number(*token)),
+            None => statement,
+        };
+        let answered = match self.write(by, Lane::Wanting, &attempt.key, statement)? {
+            Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+            Wrote::Answered(Some(found)) => answer(attempt, found)?,
+            // There was no row when the statement began, and it made none: another was faster, or it came too late.
+            Wrote::Answered(None) | Wrote::Duplicate => None,
+        };
+        answered.map_or_else(|| transactional::acquire(self, attempt, by), Ok)
+    }
+}
+
+/// What the row says of the attempt; `None`: by the pure rule it could be granted, but the statement can't say so.
+fn answer(attempt: &Attempt, found: Found) -> Result<Option<Acquired>, PostgresError> {
+    found.record.check_format()?;
+    let now = found.now.time();
+    if found.written {
+        let holder = found.record.exclusive.ok_or_else(|| PostgresError::Damaged("it has no holder".to_owned()))?;
+        return Ok(Some(Acquired::Granted { holder, repeated: false, now }));
+    }
+    let step = transition::acquire(&found.record, &attempt.ask, &found.times());
+    Ok(match step.answer {
+        AcquireAnswer::Granted { holder, repeated: true } => Some(Acquired::Granted { holder, repeated: true, now }),
+        AcquireAnswer::Granted { .. } => None,
+        AcquireAnswer::Refused(_) => Some(Acquired::Refused(found.seen())),
+    })
+}

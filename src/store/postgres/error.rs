@@ -1,0 +1,148 @@
+//! What can go wrong here: the one place that says what an answer of the server means.
+
+use tokio_postgres::Error as DriverError;
+use tokio_postgres::error::{DbError, SqlState};
+
+use crate::model::error::ErrorKind;
+use crate::store::failure::{self, Cause, Failure, Fate, Words};
+
+/// What went wrong with the database.
+pub(super) type PostgresError = Failure<Own>;
+
+/// What only PostgreSQL says.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum Own {
+    #[error("the database does not exist; correct the URL, or create it")]
+    NoDatabase,
+
+    #[error("there is no table {table}; create_schema() makes it, or correct the option table=..")]
+    NoTable { table: String },
+
+    #[error("the table {table} lacks a column or its schema; create_schema() adds what is missing")]
+    Columns { table: String },
+
+    #[error("access is denied; the user needs SELECT, INSERT, UPDATE and DELETE on the table {table}")]
+    Denied { table: String },
+
+    #[error("{0}")]
+    MayNotMake(String),
+
+    #[error(
+        "the server does not allow writes: it is a standby, or sessions of this user are read-only; connect to the primary"
+    )]
+    ReadOnly,
+
+    #[error(
+        "the server ended the statement before it was done: it waited too long for the row, or was in conflict with others"
+    )]
+    Ended,
+
+    #[error("the server has no connection or no space left; nothing was written")]
+    Full,
+
+    #[error("the database can't store a character of a text; its encoding should be UTF8")]
+    Encoding,
+}
+
+impl failure::Own for Own {
+    const WORDS: Words = Words {
+        server: "server",
+        sdk: "tokio-postgres",
+        row: "row",
+        write: "statement",
+        not_sent: "there was no connection in the time that this call had; check that the server runs",
+        unreachable: "no connection can be made; check that the server runs, its address and the network",
+        check: "check that the server runs",
+        credentials: "the server does not accept the user or its password",
+    };
+
+    fn kind(&self) -> (ErrorKind, bool) {
+        match self {
+            Own::NoDatabase => (ErrorKind::Config, false),
+            Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
+            Own::Denied { .. } | Own::MayNotMake(_) => (ErrorKind::Permission, false),
+            Own::ReadOnly | Own::Ended | Own::Full => (ErrorKind::Store, true),
+            Own::Encoding => (ErrorKind::InvalidInput, false),
+        }
+    }
+}
+
+/// How far a request was when an error came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The connection for it was being made.
+    Connecting,
+    /// The statement may have left this host.
+    Sent,
+}
+
+impl PostgresError {
+    /// What an error of the driver means.
+    pub fn classify(error: &DriverError, stage: Stage, table: &str) -> (Fate, Self) {
+        let Some(answer) = error.as_db_error() else {
+            let cause = Cause::of(error);
+            return match stage {
+                Stage::Connecting if cause.says("does not allow writes") => refused(Own::ReadOnly, cause),
+                // A password that is missing, or one that was refused by the protocol of passwords.
+                Stage::Connecting
+                    if ["invalid configuration", "authentication error"].iter().any(|said| cause.says(said)) =>
+                {
+                    (Fate::Refused, PostgresError::Credentials { cause })
+                }
+                Stage::Connecting => (Fate::NotDone, PostgresError::Unreachable { cause }),
+                Stage::Sent => (Fate::Unknown, PostgresError::Unanswered { cause: Some(cause) }),
+            };
+        };
+        // Without its details, which show rows, and so grant ids.
+        let cause = Cause::from(format!("{} ({})", answer.message(), answer.code().code()));
+        // The session ends with it: perhaps after the commit.
+        if stage == Stage::Sent && is_fatal(answer) {
+            return (Fate::Unknown, PostgresError::Unanswered { cause: Some(cause) });
+        }
+        let (code, table) = (answer.code(), table.to_owned());
+        let own = match *code {
+            SqlState::UNIQUE_VIOLATION
+            | SqlState::DUPLICATE_TABLE
+            | SqlState::DUPLICATE_OBJECT
+            | SqlState::DUPLICATE_COLUMN => {
+                return (Fate::Duplicate, PostgresError::Own(Own::Ended, Some(cause)));
+            }
+            SqlState::INVALID_CATALOG_NAME => Own::NoDatabase,
+            SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => Own::NoTable { table },
+            SqlState::UNDEFINED_COLUMN | SqlState::INVALID_COLUMN_REFERENCE => Own::Columns { table },
+            SqlState::INSUFFICIENT_PRIVILEGE if stage == Stage::Sent => Own::Denied { table },
+            SqlState::READ_ONLY_SQL_TRANSACTION => Own::ReadOnly,
+            SqlState::UNTRANSLATABLE_CHARACTER | SqlState::CHARACTER_NOT_IN_REPERTOIRE => Own::Encoding,
+            _ => match &code.code()[..2] {
+                "28" | "42" if stage == Stage::Connecting => {
+                    return (Fate::Refused, PostgresError::Credentials { cause });
+                }
+                // Out of resources.
+                "53" => Own::Full,
+                // In conflict, cancelled, or the server goes or comes.
+                "40" | "55" | "57" => Own::Ended,
+                "08" => return (Fate::NotDone, PostgresError::Unreachable { cause }),
+                _ => return (Fate::Refused, PostgresError::Other { cause }),
+            },
+        };
+        refused(own, cause)
+    }
+
+    /// An answer that comes without the commit being safe on the standbys that it must be on.
+    pub fn unreplicated() -> Self {
+        let cause = Cause::from("the wait for the synchronous standby was cancelled".to_owned());
+        PostgresError::Unanswered { cause: Some(cause) }
+    }
+}
+
+fn refused(own: Own, cause: Cause) -> (Fate, PostgresError) {
+    (Fate::NotDone, PostgresError::Own(own, Some(cause)))
+}
+
+fn is_fatal(answer: &DbError) -> bool {
+    use tokio_postgres::error::Severity;
+    match answer.parsed_severity() {
+        Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
+        None => matches!(answer.severity(), "FATAL" | "PANIC"),
+    }
+}

@@ -1,0 +1,126 @@
+//! A store in a table of PostgreSQL.
+//!
+//! Atomic: an exclusive acquire, its renewal and its release are one statement each that means the pure transition. What
+//! that statement can't say (shared holders, who gave up, `SameOwner::Replace`) is the pure transition on the row that
+//! was read, written if the row's version is still the same. Clock: the server's, `clock_timestamp()` after the row's
+//! lock was waited for, never the time when a transaction began; there is no grace. Unanswered: connections that are
+//! lost after a statement may have left, sessions that the server ends, and a commit whose standby was not waited for.
+//! Giving up: the grant id stays in the row for a minute, and no copy of an acquire does anything ten seconds after it
+//! was sent, by the server's clock.
+//!
+//! Every write waits until its commit is on the server's disk, whatever the user's default of `synchronous_commit` is,
+//! but the release of a lease with an end: one that is lost in a crash leaves a lease that ends by itself. tokio-postgres lives on one thread.
+
+use std::fmt;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+use super::{
+    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
+    Swapped, Which,
+};
+use crate::lease::LockRecord;
+use crate::model::error::Result;
+use crate::sys::deadline::Deadline;
+use crate::sys::driver::Driver;
+
+mod acquire;
+mod error;
+pub mod fence;
+mod open;
+mod read;
+mod release;
+mod renew;
+mod row;
+mod schema;
+mod send;
+mod statements;
+mod swap;
+mod transact;
+mod wakeup;
+
+use error::PostgresError;
+pub use open::PostgresOptions;
+use open::{Table, Tls};
+use send::Clocked;
+use statements::Statements;
+
+/// See the module.
+pub struct Postgres {
+    info: StoreInfo,
+    table: Table,
+    statements: Statements,
+    clocked: Mutex<Clocked>,
+    driver: Driver<send::Owned>,
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Postgres {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_secs(1);
+
+    /// Connects and learns what kind of server it is. The table may be missing.
+    pub fn open(options: PostgresOptions, by: &Deadline) -> Result<Postgres> {
+        let label = options.label();
+        Postgres::connect(options, by).map_err(|error| error.with_store(&label))
+    }
+
+    fn connect(options: PostgresOptions, by: &Deadline) -> Result<Postgres> {
+        let info = StoreInfo::new(options.label(), "the PostgreSQL server's, clock_timestamp()", Postgres::MIN_LEASE);
+        let (table, config) = (options.table(), options.config());
+        let (said, hears) = crossbeam_channel::bounded(1);
+        let name = table.name.clone();
+        let over = |_| PostgresError::NotSent.into();
+        let init = move || async move {
+            let (owned, server) = send::Owned::new(config, Tls::None, name).await?;
+            let _ = said.send(server);
+            Ok(owned)
+        };
+        let driver = Driver::start(by, init, over)?;
+        let server = hears.try_recv().map_err(|_| PostgresError::NotSent)?;
+        let clocked = Mutex::new(Clocked::just(server.now));
+        let statements = Statements::of(&table.quoted);
+        Ok(Postgres { info, table, statements, clocked, driver })
+    }
+}
+
+impl Backend for Postgres {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        Ok(self.table_schema(what, by)?)
+    }
+
+    fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        self.acquire_key(attempt, by)
+    }
+
+    fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        self.renew_grant(attempt, renewal, by)
+    }
+
+    fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        self.release_grant(attempt, purpose, by)
+    }
+
+    fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page> {
+        Ok(self.read_page(which, from, consistency, by)?)
+    }
+
+    fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
+        Ok(self.swap_record(seen, new, by)?)
+    }
+
+    fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
+        Ok(self.wake_keys(keys, to, by)?)
+    }
+}

@@ -1,0 +1,75 @@
+//! To read one row or many, each with the server's time: one request for a page.
+
+use serde_json::json;
+
+use super::Postgres;
+use super::error::PostgresError;
+use super::row::Found;
+use super::send::{Lane, Statement};
+use crate::store::{Consistency, Page, Which};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// How many rows a page holds.
+const PAGE: usize = 200;
+
+impl Postgres {
+    /// The row of a key, or that there is none.
+    pub(super) fn look(&self, key: &str, lane: Lane, by: &Deadline) -> Result<Found, PostgresError> {
+        let asked = key.to_owned();
+        let statement = Statement::new(&self.statements.read).text(key);
+        let mut rows = self.ask(by, lane, statement, move |answer| Found::read(answer, Some(&asked)))?;
+        let found = rows.pop().ok_or_else(|| PostgresError::Damaged("the query of it has no answer".to_owned()))?;
+        let found = found.map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
+        self.clocked(found.now);
+        Ok(found)
+    }
+
+    pub(super) fn read_page(
+        &self,
+        which: &Which,
+        from: Option<String>,
+        consistency: Consistency,
+        by: &Deadline,
+    ) -> Result<Page, PostgresError> {
+        let lane = match consistency {
+            Consistency::Strong => Lane::Holding,
+            Consistency::Eventual => Lane::Wanting,
+        };
+        let (statements, from, page) = (&self.statements, from.unwrap_or_default(), PAGE as i64);
+        let statement = match which {
+            Which::Key(key) => {
+                return Ok(Page { records: vec![self.look(key, lane, by)?.seen()], next: None });
+            }
+            Which::Prefix(prefix) => Statement::new(&statements.by_prefix).text(&from).text(prefix),
+            Which::LockId(id) => {
+                let holder = json!([{ "lock_id": id }]).to_string();
+                Statement::new(&statements.by_lock_id).text(&from).text(id).text(&holder)
+            }
+        };
+        let rows = self.ask(by, lane, statement.number(page), |answer| Found::read(answer, None))?;
+        let (count, mut records, mut last) = (rows.len(), Vec::new(), None);
+        for row in rows {
+            let key = match &row {
+                Ok(found) => found.record.key.clone(),
+                Err((key, _)) => key.clone(),
+            };
+            // Keys are sorted by their bytes: none that follows begins so.
+            if let Which::Prefix(prefix) = which
+                && !key.starts_with(prefix.as_str())
+            {
+                return Ok(Page { records, next: None });
+            }
+            match row {
+                Ok(found) if which.matches(&found.record) => records.push(found.seen()),
+                Ok(_) => {}
+                Err((_, wrong)) => {
+                    let error = PostgresError::Damaged(wrong);
+                    log::warn!(target: "leasehold::postgres", key:?; "a damaged row is passed over: {error}");
+                }
+            }
+            last = Some(key);
+        }
+        Ok(Page { records, next: last.filter(|_| count == PAGE) })
+    }
+}

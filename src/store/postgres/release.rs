@@ -1,0 +1,39 @@
+//! To remove a holder: one statement for an exclusive one that stands.
+
+use super::Postgres;
+use super::send::{Lane, Statement, Wrote};
+use crate::lease::{Mode, ReleaseAnswer, transition};
+use crate::model::error::Result;
+use crate::store::{Attempt, Purpose, Released, transactional};
+use crate::sys::deadline::Deadline;
+
+impl Postgres {
+    pub(super) fn release_grant(&self, attempt: &Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        // A copy of an acquire that was repeated may still be on its way.
+        let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { purpose };
+        if attempt.ask.mode == Mode::Shared {
+            return transactional::release(self, attempt, purpose, by);
+        }
+        let statement = Statement::new(&self.statements.release).text(&attempt.key).text(attempt.grant().as_str());
+        let statement = statement.flag(purpose == Purpose::GiveUp);
+        let found = match self.write(by, Lane::Holding, &attempt.key, statement)? {
+            Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
+            Wrote::Answered(Some(found)) => found,
+            Wrote::Answered(None) if purpose == Purpose::Release => return Ok(Released::Free),
+            Wrote::Answered(None) | Wrote::Duplicate => return transactional::release(self, attempt, purpose, by),
+        };
+        if found.written {
+            return Ok(Released::Done);
+        }
+        found.record.check_format().map_err(transactional::newer_format)?;
+        if purpose == Purpose::GiveUp {
+            return transactional::release(self, attempt, purpose, by);
+        }
+        match transition::release(&found.record, attempt.grant(), &found.times()).answer {
+            ReleaseAnswer::Free => Ok(Released::Free),
+            ReleaseAnswer::HeldByOther => Ok(Released::HeldByOther(found.seen())),
+            // It is shared, or what is shown is a moment older than what was decided by.
+            ReleaseAnswer::Released => transactional::release(self, attempt, purpose, by),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! To extend a lease while its grant holds: one statement for an exclusive holder.
+
+use super::Postgres;
+use super::row::micros;
+use super::send::{Lane, Statement, Wrote};
+use crate::lease::{Lease, Mode, RenewAnswer, transition};
+use crate::model::error::Result;
+use crate::store::{Attempt, Renewal, Renewed, transactional};
+use crate::sys::deadline::Deadline;
+
+impl Postgres {
+    pub(super) fn renew_grant(&self, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        // An end that moves back wakes waiters.
+        if attempt.ask.mode == Mode::Shared || renewal.may_end_endless {
+            return transactional::renew(self, attempt, renewal, by);
+        }
+        let lease = match renewal.lease {
+            Lease::For(lease) => Some(micros(lease)),
+            Lease::Forever => None,
+        };
+        let statement = Statement::new(&self.statements.renew).text(&attempt.key).text(attempt.grant().as_str());
+        let found = match self.write(by, Lane::Holding, &attempt.key, statement.maybe_number(lease))? {
+            Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
+            Wrote::Answered(Some(found)) => found,
+            Wrote::Answered(None) | Wrote::Duplicate => return transactional::renew(self, attempt, renewal, by),
+        };
+        found.record.check_format().map_err(transactional::newer_format)?;
+        match (found.written, found.record.standing(attempt.grant())) {
+            (true, Some((_, holder))) => Ok(Renewed::Until { until: holder.until, now: found.now.time() }),
+            _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {
+                RenewAnswer::Lost => Ok(Renewed::Lost(found.seen())),
+                // The row that is shown is a moment older than what was decided by.
+                RenewAnswer::Until(_) => transactional::renew(self, attempt, renewal, by),
+            },
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! A row of the table as the record that the pure rules see, and back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use serde_json::{Value as Json, json};
+use tokio_postgres::Row as Answer;
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
+
+use crate::lease::record::parse_format;
+use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
+use crate::store::Seen;
+
+/// The columns, in the order in which they are read, and how they are made.
+pub(super) const COLUMNS: [(&str, &str); 17] = [
+    ("key", "text COLLATE \"C\" PRIMARY KEY"),
+    ("kind", "text NOT NULL"),
+    ("fence", "bigint NOT NULL"),
+    ("grant_id", "text"),
+    ("lock_id", "text"),
+    ("owner", "text"),
+    ("host", "text"),
+    ("comment", "text"),
+    ("token", "bigint"),
+    ("created", "timestamptz"),
+    ("renewed", "timestamptz"),
+    ("until", "timestamptz"),
+    ("shared", "jsonb"),
+    ("pins", "text[]"),
+    ("given_up", "jsonb"),
+    ("version", "bigint NOT NULL"),
+    ("format", "text NOT NULL"),
+];
+
+/// Microseconds from 1970 to 2000, where the server begins to count.
+const EPOCH: i64 = 946_684_800_000_000;
+/// How long an acquisition that was given up is remembered: six times as long as a copy of it may be late.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// A `timestamptz` in microseconds since 1970; the greatest number is `infinity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Micros(pub i64);
+
+impl Micros {
+    const INFINITY: Micros = Micros(i64::MAX);
+
+    pub fn of(at: StoreTime) -> Micros {
+        Micros(at.as_nanos().div_euclid(1_000))
+    }
+
+    pub fn plus(self, by: Duration) -> Micros {
+        Micros(self.0.saturating_add(micros(by)))
+    }
+
+    pub fn time(self) -> StoreTime {
+        StoreTime::from_nanos(self.0.saturating_mul(1_000))
+    }
+
+    pub fn stamp(self) -> u64 {
+        u64::try_from(self.0).unwrap_or(0)
+    }
+
+    /// An end is never stored earlier than it is.
+    fn end(end: End) -> Micros {
+        match end {
+            End::Never => Micros::INFINITY,
+            End::At(at) => Micros::of(StoreTime::from_nanos(at.as_nanos().saturating_add(999))),
+        }
+    }
+
+    fn as_end(self) -> End {
+        if self == Micros::INFINITY { End::Never } else { End::At(self.time()) }
+    }
+}
+
+/// As the server counts; more than 250,000 years are beyond what it can say.
+pub(super) fn micros(of: Duration) -> i64 {
+    i64::try_from(of.as_micros()).unwrap_or(i64::MAX).min(8_000_000_000_000_000_000)
+}
+
+impl<'a> FromSql<'a> for Micros {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(match i64::from_be_bytes(raw.try_into()?) {
+            i64::MAX => Micros::INFINITY,
+            micros => Micros(micros.saturating_add(EPOCH)),
+        })
+    }
+
+    accepts!(TIMESTAMPTZ);
+}
+
+impl ToSql for Micros {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
+        let raw = if *self == Micros::INFINITY { i64::MAX } else { self.0.saturating_sub(EPOCH) };
+        out.extend_from_slice(&raw.to_be_bytes());
+        Ok(IsNull::No)
+    }
+
+    accepts!(TIMESTAMPTZ);
+    to_sql_checked!();
+}
+
+/// What a swap compares, and what a record does not say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Native {
+    /// The version of the row; `None` where there is none.
+    pub version: Option<i64>,
+    /// The acquisitions that were given up, and until when each is remembered, in microseconds since 1970.
+    pub given_up: BTreeMap<String, i64>,
+}
+
+/// A row, or that there is none, at this time.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// The statement wrote it.
+    pub written: bool,
+    pub now: Micros,
+    pub record: LockRecord,
+    pub native: Native,
+}
+
+impl Found {
+    pub fn times(&self) -> Times {
+        Times::without_grace(self.now.time(), self.now.stamp())
+    }
+
+    pub fn seen(self) -> Seen {
+        let times = self.times();
+        Seen::new(self.record, times, Some(Box::new(self.native)))
+    }
+
+    /// From an answer that begins with whether it was written, the time, and [`COLUMNS`]. An error has the key, too.
+    pub fn read(answer: &Answer, asked: Option<&str>) -> Result<Found, (String, String)> {
+        let key = get::<Option<String>>(answer, 2).ok().flatten();
+        let name = key.as_deref().or(asked).unwrap_or_default().to_owned();
+        Found::decode(answer, key, &name).map_err(|wrong| (name, wrong))
+    }
+
+    fn decode(answer: &Answer, key: Option<String>, name: &str) -> Result<Found, String> {
+        let (written, now) = (get(answer, 0)?, get(answer, 1)?);
+        if key.is_none() {
+            return Ok(Found { written, now, record: LockRecord::missing(name), native: Native::default() });
+        }
+        let kind: String = get(answer, 3)?;
+        let fence: i64 = get(answer, 4)?;
+        let grant: Option<String> = get(answer, 5)?;
+        let shared: Option<String> = get(answer, 14)?;
+        let pins: Option<Vec<String>> = get(answer, 15)?;
+        let given_up: Option<String> = get(answer, 16)?;
+        let version: i64 = get(answer, 17)?;
+        let format: String = get(answer, 18)?;
+        let exclusive = match grant {
+            None => None,
+            Some(grant) => Some(Holder {
+                grant: GrantId::from_text(grant),
+                lock_id: get::<Option<_>>(answer, 6)?.unwrap_or_default(),
+                labels: Labels {
+                    owner: get::<Option<_>>(answer, 7)?.unwrap_or_default(),
+                    host: get(answer, 8)?,
+                    comment: get(answer, 9)?,
+                },
+                token: token(get::<Option<_>>(answer, 10)?.unwrap_or(fence))?,
+                created: get::<Option<Micros>>(answer, 11)?.unwrap_or(now).time(),
+                renewed: get::<Option<Micros>>(answer, 12)?.map(Micros::time),
+                until: get::<Option<Micros>>(answer, 13)?.ok_or("its holder has no end")?.as_end(),
+            }),
+        };
+        let given_up = given_up.as_deref().map_or(Ok(BTreeMap::new()), decode_given_up)?;
+        let record = LockRecord {
+            key: name.to_owned(),
+            kind: Kind::parse(Some(&kind))?,
+            token: token(fence)?,
+            exclusive,
+            shared: shared.as_deref().map_or(Ok(Vec::new()), decode_shared)?,
+            pins: pins.into_iter().flatten().collect(),
+            given_up: given_up.keys().cloned().map(GrantId::from_text).collect(),
+            gave_up_at: given_up.values().max().map_or(0, |at| u64::try_from(*at).unwrap_or(0)),
+            version: u64::try_from(version).ok().filter(|version| *version > 0).ok_or("its version is below 1")?,
+            format: parse_format(Some(&format))?,
+        };
+        Ok(Found { written, now, record, native: Native { version: Some(version), given_up } })
+    }
+}
+
+impl Native {
+    /// What a write of this record leaves in `given_up`: those that are new are remembered for a while, and what is past
+    /// is forgotten.
+    pub fn next_given_up(&self, new: &BTreeSet<GrantId>, now: Micros) -> Option<String> {
+        let until = |grant: &GrantId| self.given_up.get(grant.as_str()).copied().unwrap_or(now.plus(REMEMBERED).0);
+        let all = new.iter().map(|grant| (grant.as_str(), until(grant))).filter(|(_, until)| *until > now.0);
+        let all: serde_json::Map<String, Json> = all.map(|(grant, until)| (grant.to_owned(), json!(until))).collect();
+        (!all.is_empty()).then(|| Json::Object(all).to_string())
+    }
+}
+
+/// How long one that is given up now is remembered, for a statement that writes it.
+pub(super) fn remembered() -> i64 {
+    micros(REMEMBERED)
+}
+
+fn get<'a, T: FromSql<'a>>(answer: &'a Answer, column: usize) -> Result<T, String> {
+    let name = || column.checked_sub(2).and_then(|at| COLUMNS.get(at)).map_or("time", |(name, _)| *name);
+    answer.try_get(column).map_err(|_| format!("its {} is of another type", name()))
+}
+
+fn token(of: i64) -> Result<u64, String> {
+    u64::try_from(of).map_err(|_| "its token is below zero".to_owned())
+}
+
+/// The server's numbers have a sign.
+pub(super) fn number(token: u64) -> i64 {
+    i64::try_from(token).unwrap_or(i64::MAX)
+}
+
+fn decode_given_up(text: &str) -> Result<BTreeMap<String, i64>, String> {
+    serde_json::from_str(text).map_err(|_| "its given_up is no set of times".to_owned())
+}
+
+fn decode_shared(text: &str) -> Result<Vec<Holder>, String> {
+    let wrong = || "its shared is no array of holders".to_owned();
+    let all: Vec<Json> = serde_json::from_str(text).map_err(|_| wrong())?;
+    all.iter().map(|entry| decode_holder(entry).ok_or_else(wrong)).collect()
+}
+
+fn decode_holder(entry: &Json) -> Option<Holder> {
+    let text = |name: &str| entry.get(name).and_then(Json::as_str).map(str::to_owned);
+    let time = |name: &str| entry.get(name).and_then(Json::as_i64).map(|at| Micros(at).time());
+    Some(Holder {
+        grant: GrantId::from_text(text("grant_id")?),
+        lock_id: text("lock_id")?,
+        labels: Labels { owner: text("owner")?, host: text("host"), comment: text("comment") },
+        token: entry.get("token").and_then(Json::as_u64)?,
+        created: time("created")?,
+        renewed: time("renewed"),
+        until: match entry.get("until")? {
+            Json::Null => End::Never,
+            until => End::At(Micros(until.as_i64()?).time()),
+        },
+    })
+}
+
+/// The shared holders, null where there are none.
+pub(super) fn encode_shared(holders: &[Holder]) -> Option<String> {
+    let entry = |holder: &Holder| {
+        let until = match Micros::end(holder.until) {
+            Micros::INFINITY => Json::Null,
+            Micros(until) => json!(until),
+        };
+        json!({
+            "grant_id": holder.grant.as_str(), "lock_id": holder.lock_id, "owner": holder.labels.owner,
+            "host": holder.labels.host, "comment": holder.labels.comment, "token": holder.token,
+            "created": Micros::of(holder.created).0, "renewed": holder.renewed.map(|at| Micros::of(at).0),
+            "until": until,
+        })
+    };
+    (!holders.is_empty()).then(|| Json::Array(holders.iter().map(entry).collect()).to_string())
+}
+
+/// The end of an exclusive holder, as it is stored.
+pub(super) fn end(of: End) -> Micros {
+    Micros::end(of)
+}

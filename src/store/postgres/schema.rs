@@ -1,0 +1,167 @@
+//! The table: checked, described, made.
+
+use std::collections::BTreeMap;
+
+use super::Postgres;
+use super::error::{Own, PostgresError};
+use super::row::COLUMNS;
+use super::send::{Lane, Statement};
+use crate::store::Schema;
+use crate::store::failure::Fate;
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// The columns of the table with their types, and of its indexes their columns. No row where there is no table.
+const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), c.collname::text, false \
+     FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation \
+     WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped \
+     UNION ALL SELECT string_agg(a.attname::text, ',' ORDER BY k.place), \
+     CASE WHEN i.indisunique AND i.indpred IS NULL THEN 'unique' ELSE 'index' END, NULL, true FROM pg_index AS i \
+     CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (number, place) \
+     JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number \
+     WHERE i.indrelid = to_regclass($1) AND i.indisvalid GROUP BY i.indexrelid, i.indisunique, i.indpred";
+
+/// What stands in the database.
+#[derive(Debug, Default)]
+struct Made {
+    /// Type and collation.
+    columns: BTreeMap<String, (String, String)>,
+    /// The columns of each index, and whether it is unique.
+    indexes: Vec<(String, bool)>,
+}
+
+impl Postgres {
+    pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, PostgresError> {
+        let table = &self.table.name;
+        let right = |is: &str| format!("{table}: the table {is}, with all its columns and indexes");
+        if what == Schema::Describe {
+            return Ok(self.statements_for(&Made::default()).join(";\n") + ";");
+        }
+        let found = self.made(by)?;
+        self.check(&found)?;
+        let missing = self.statements_for(&found);
+        let is_missing = found.columns.is_empty();
+        match what {
+            _ if missing.is_empty() => Ok(right("is there")),
+            Schema::Create => {
+                for statement in &missing {
+                    self.make(statement, by)?;
+                }
+                let found = self.made(by)?;
+                self.check(&found)?;
+                Ok(if is_missing {
+                    right("was made")
+                } else {
+                    format!("{table}: the table is there, and got what it lacked: {}", missing.join("; "))
+                })
+            }
+            _ => {
+                let lacks = if is_missing {
+                    PostgresError::Own(Own::NoTable { table: table.clone() }, None)
+                } else {
+                    let missing = missing.join("; ");
+                    PostgresError::Schema(format!("the table {table} lacks what create_schema() adds: {missing}"))
+                };
+                if is_missing && what.needs_table() || what == Schema::Check {
+                    return Err(lacks);
+                }
+                // Every use that needs it is an error.
+                log::warn!(target: "leasehold::postgres", table:?; "{lacks}");
+                Ok(lacks.to_string())
+            }
+        }
+    }
+
+    fn made(&self, by: &Deadline) -> Result<Made, PostgresError> {
+        let statement = Statement::new(&LOOK.into()).text(&self.table.quoted);
+        let rows = self.ask(by, Lane::Holding, statement, |row| {
+            let text = |column| row.try_get::<_, Option<String>>(column).ok().flatten().unwrap_or_default();
+            (text(0), text(1), text(2), row.try_get(3).unwrap_or(false))
+        })?;
+        let mut made = Made::default();
+        for (name, kind, collation, is_index) in rows {
+            if is_index {
+                made.indexes.push((name, kind == "unique"));
+            } else {
+                made.columns.insert(name, (kind, collation));
+            }
+        }
+        Ok(made)
+    }
+
+    /// Does one statement of DDL. Where another process was faster, it is done.
+    fn make(&self, statement: &str, by: &Deadline) -> Result<(), PostgresError> {
+        match self.send(by, Lane::Holding, Statement::new(&statement.into()), |_| ()) {
+            Ok(_) | Err((Fate::Duplicate, _)) => Ok(()),
+            Err((_, PostgresError::Own(Own::Denied { table }, cause))) => {
+                let message = format!("the table {table} can't be made: the user needs CREATE on its schema");
+                Err(PostgresError::Own(Own::MayNotMake(message), cause))
+            }
+            Err((_, error)) => Err(error),
+        }
+    }
+
+    /// The DDL that is missing to what was found.
+    fn statements_for(&self, found: &Made) -> Vec<String> {
+        let (table, last) = (&self.table.quoted, &self.table.last);
+        let mut statements = Vec::new();
+        if found.columns.is_empty() {
+            let columns: Vec<String> = COLUMNS.iter().map(|(name, kind)| format!("{name} {kind}")).collect();
+            let columns = columns.join(",\n  ");
+            statements.push(format!(
+                "CREATE TABLE IF NOT EXISTS {table} (\n  {columns}\n) WITH (fillfactor = 50, \
+                 autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)"
+            ));
+        } else {
+            let is_missing = |(name, _): &&(&str, &str)| !found.columns.contains_key(*name);
+            let add = |(name, kind): &(&str, &str)| {
+                // A row that is there has none.
+                let kind = kind.trim_end_matches(" NOT NULL");
+                format!("ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
+            };
+            statements.extend(COLUMNS.iter().filter(is_missing).map(add));
+        }
+        let has = |columns: &str, unique| found.indexes.iter().any(|(of, is)| of == columns && *is >= unique);
+        if !has("key,grant_id", true) {
+            statements
+                .push(format!("CREATE UNIQUE INDEX IF NOT EXISTS \"{last}_grant_id\" ON {table} (key, grant_id)"));
+        }
+        if !has("lock_id", false) {
+            statements.push(format!(
+                "CREATE INDEX IF NOT EXISTS \"{last}_lock_id\" ON {table} (lock_id) WHERE lock_id IS NOT NULL"
+            ));
+        }
+        if found.indexes.iter().filter(|(of, is)| of == "key" && !is).count() == 0 {
+            statements.push(format!(
+                "CREATE INDEX IF NOT EXISTS \"{last}_shared\" ON {table} (key) WHERE shared IS NOT NULL"
+            ));
+        }
+        statements
+    }
+
+    /// Refuses a table that can't be made right by adding to it.
+    fn check(&self, found: &Made) -> Result<(), PostgresError> {
+        if found.columns.is_empty() {
+            return Ok(());
+        }
+        let mut wrong = Vec::new();
+        if !found.indexes.iter().any(|(of, unique)| of == "key" && *unique) {
+            wrong.push("its primary key is not key alone".to_owned());
+        }
+        for (name, kind) in COLUMNS {
+            let Some((is, collation)) = found.columns.get(name) else { continue };
+            let right = kind.split(' ').next().unwrap_or_default();
+            let right = if right == "timestamptz" { "timestamp with time zone" } else { right };
+            if is != right {
+                wrong.push(format!("{name} is {is}, not {right}"));
+            } else if name == "key" && collation != "C" {
+                wrong.push(format!("key has the collation {collation}, not \"C\""));
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let (table, wrong) = (&self.table.name, wrong.join("; "));
+        Err(PostgresError::Schema(format!("the table {table} is no table of leasehold: {wrong}; name another one")))
+    }
+}

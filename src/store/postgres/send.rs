@@ -1,0 +1,322 @@
+//! One statement at a time: on the driver's thread, over one of a few connections, within its deadline, and what became
+//! of it.
+//!
+//! Statements are not prepared: each goes in one message with its values, alone on its connection. A statement that its
+//! caller has left goes with its connection, so that nothing queues behind it.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::RecvTimeoutError::Disconnected;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{AsyncMessage, Client, Config, Error as DriverError, Row as Answer};
+
+use super::Postgres;
+use super::error::{PostgresError, Stage};
+use super::open::{self, Tls};
+use super::row::{Found, Micros};
+use crate::lease::StoreTime;
+use crate::store::failure::{Cause, Fate, Left};
+use crate::sys::deadline::Deadline;
+
+/// How many connections those may use who want a lock: there may be a thousand of them, and a rival's open transaction
+/// can make each wait. Heartbeats and releases have as many of their own.
+const CONNECTIONS: usize = 4;
+/// How long making a connection may take.
+const CONNECTION: Duration = Duration::from_secs(3);
+/// How long a caller whose time is over waits to hear whether its statement had left.
+const HEAR: Duration = Duration::from_millis(20);
+/// A copy of an acquire does nothing so long after it was sent, by the server's clock.
+const LATE: Duration = Duration::from_secs(10);
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Who wants a lock.
+    Wanting,
+    /// Who holds one, and the rest.
+    Holding,
+}
+
+/// What lives on the driver's thread.
+pub(super) struct Owned {
+    config: Config,
+    tls: Tls,
+    table: String,
+    wanting: Semaphore,
+    holding: Semaphore,
+    idle: RefCell<Vec<Connected>>,
+    pub waking: super::wakeup::Waking,
+}
+
+/// A connection, and the task that moves its bytes. It ends with it, whatever is under way.
+pub(super) struct Connected {
+    pub client: Client,
+    task: AbortHandle,
+    /// The server said that the last commit is not on the standbys that it must be on.
+    unreplicated: Rc<Cell<bool>>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A statement and its values.
+pub(super) struct Statement {
+    sql: Arc<str>,
+    values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
+}
+
+impl Statement {
+    pub fn new(sql: &Arc<str>) -> Self {
+        Statement { sql: sql.clone(), values: Vec::new() }
+    }
+
+    fn with(mut self, value: impl ToSql + Sync + Send + 'static, kind: Type) -> Self {
+        self.values.push((Box::new(value), kind));
+        self
+    }
+
+    pub fn text(self, value: &str) -> Self {
+        self.with(value.to_owned(), Type::TEXT)
+    }
+
+    pub fn maybe_text(self, value: Option<&str>) -> Self {
+        self.with(value.map(str::to_owned), Type::TEXT)
+    }
+
+    pub fn texts(self, values: Option<Vec<String>>) -> Self {
+        self.with(values, Type::TEXT_ARRAY)
+    }
+
+    pub fn number(self, value: i64) -> Self {
+        self.with(value, Type::INT8)
+    }
+
+    pub fn maybe_number(self, value: Option<i64>) -> Self {
+        self.with(value, Type::INT8)
+    }
+
+    pub fn time(self, value: Micros) -> Self {
+        self.with(value, Type::TIMESTAMPTZ)
+    }
+
+    pub fn maybe_time(self, value: Option<Micros>) -> Self {
+        self.with(value, Type::TIMESTAMPTZ)
+    }
+
+    pub fn flag(self, value: bool) -> Self {
+        self.with(value, Type::BOOL)
+    }
+}
+
+/// How a write went.
+#[derive(Debug)]
+pub(super) enum Wrote<T> {
+    /// The server did it, or decided not to.
+    Answered(T),
+    /// Somebody else wrote the row at the same time.
+    Duplicate,
+    /// It may or may not be written.
+    Unknown(PostgresError),
+}
+
+/// What the server's time was, and when that came.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clocked(StoreTime, Instant);
+
+impl Owned {
+    pub async fn new(config: Config, tls: Tls, table: String) -> Result<(Owned, open::Server), PostgresError> {
+        let owned = Owned {
+            config,
+            tls,
+            table,
+            wanting: Semaphore::new(CONNECTIONS),
+            holding: Semaphore::new(CONNECTIONS),
+            idle: RefCell::default(),
+            waking: super::wakeup::Waking::default(),
+        };
+        let (first, server) = owned.connect(|_| {}).await.map_err(|(_, error)| error)?;
+        owned.idle.borrow_mut().push(first);
+        Ok((owned, server))
+    }
+
+    /// Makes a connection. `hear` is called for each notification.
+    pub async fn connect(
+        &self,
+        hear: impl Fn(&str) + 'static,
+    ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
+        let connecting = tokio::time::timeout(CONNECTION, self.make(hear)).await;
+        let late = || {
+            let cause = Cause::from(format!("it was not made in {} s", CONNECTION.as_secs()));
+            (Fate::NotDone, PostgresError::Unreachable { cause })
+        };
+        connecting.unwrap_or_else(|_| Err(late()))
+    }
+
+    async fn make(&self, hear: impl Fn(&str) + 'static) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
+        let failed = |error| PostgresError::classify(&error, Stage::Connecting, &self.table);
+        let (client, mut connection) = self.tls.connect(&self.config).await.map_err(failed)?;
+        let unreplicated = Rc::<Cell<bool>>::default();
+        let theirs = unreplicated.clone();
+        let moving = async move {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll(context)).await {
+                match message {
+                    AsyncMessage::Notification(told) => hear(told.payload()),
+                    // "The transaction has already committed locally, but .."
+                    AsyncMessage::Notice(notice) if *notice.code() == SqlState::QUERY_CANCELED => theirs.set(true),
+                    _ => {}
+                }
+            }
+        };
+        let task = tokio::task::spawn_local(moving).abort_handle();
+        let connected = Connected { client, task, unreplicated };
+        let said = connected.client.simple_query(open::SESSION).await.map_err(failed)?;
+        let server = open::Server::of(&said).map_err(|error| (Fate::Refused, error))?;
+        Ok((connected, server))
+    }
+
+    fn spare(&self) -> Option<Connected> {
+        let mut idle = self.idle.borrow_mut();
+        idle.retain(|connected| !connected.client.is_closed());
+        idle.pop()
+    }
+
+    /// Does one statement. `sent` is set before it may leave.
+    async fn ask(
+        &self,
+        lane: Lane,
+        statement: &Statement,
+        sent: &AtomicBool,
+    ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
+        let turns = if lane == Lane::Wanting { &self.wanting } else { &self.holding };
+        let _turn = turns.acquire().await;
+        let connected = match self.spare() {
+            Some(connected) => connected,
+            None => self.connect(|_| {}).await?.0,
+        };
+        let values: Vec<_> = statement.values.iter().map(|(value, kind)| (&**value as _, kind.clone())).collect();
+        sent.store(true, Ordering::SeqCst);
+        let mut asking = Asking { owned: self, connected: Some(connected) };
+        let Some(connected) = &asking.connected else { return Err((Fate::NotDone, PostgresError::NotSent)) };
+        let answer = connected.client.query_typed(&statement.sql, &values).await;
+        let unreplicated = connected.unreplicated.take();
+        if let Some(connected) = asking.connected.take().filter(|connected| !connected.client.is_closed()) {
+            self.idle.borrow_mut().push(connected);
+        }
+        match answer {
+            Ok(_) if unreplicated => Err((Fate::Unknown, PostgresError::unreplicated())),
+            Ok(rows) => Ok(rows),
+            Err(error) => Err(self.classify(&error)),
+        }
+    }
+
+    pub fn classify(&self, error: &DriverError) -> (Fate, PostgresError) {
+        PostgresError::classify(error, Stage::Sent, &self.table)
+    }
+}
+
+/// A statement under way. Where its caller leaves it, its connection ends; and the idle ones, since the network may be
+/// dead.
+struct Asking<'a> {
+    owned: &'a Owned,
+    connected: Option<Connected>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if self.connected.is_some() {
+            self.owned.idle.borrow_mut().clear();
+        }
+    }
+}
+
+impl Postgres {
+    /// Does one statement, and reads its rows with `read` on the driver's thread. The error says whether it may have
+    /// happened.
+    pub(super) fn send<T: Send + 'static>(
+        &self,
+        by: &Deadline,
+        lane: Lane,
+        statement: Statement,
+        read: impl Fn(&Answer) -> T + Send + 'static,
+    ) -> Result<Vec<T>, (Fate, PostgresError)> {
+        if by.is_over() {
+            return Err((Fate::NotDone, PostgresError::NotSent));
+        }
+        let started = Instant::now();
+        let sent = Arc::<AtomicBool>::default();
+        let (theirs, (alive, gone)) = (sent.clone(), crossbeam_channel::bounded::<()>(0));
+        let stopped = match self.driver.run(by, move |owned| async move {
+            let _alive = alive;
+            let rows = owned.ask(lane, &statement, &theirs).await;
+            rows.map(|rows| rows.iter().map(read).collect())
+        }) {
+            Ok(answer) => return answer,
+            Err(stopped) => stopped,
+        };
+        // Until its future is dropped it may still leave.
+        let is_gone = gone.recv_timeout(HEAR) == Err(Disconnected);
+        let left = if is_gone && !sent.load(Ordering::SeqCst) { Left::No } else { Left::Maybe };
+        Err(PostgresError::stopped(stopped, left, started.elapsed()))
+    }
+
+    /// Does one statement that writes nothing.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        by: &Deadline,
+        lane: Lane,
+        statement: Statement,
+        read: impl Fn(&Answer) -> T + Send + 'static,
+    ) -> Result<Vec<T>, PostgresError> {
+        self.send(by, lane, statement, read).map_err(|(_, error)| error.of_read())
+    }
+
+    /// Does a write whose answer is the row as it is afterwards. There may be none.
+    pub(super) fn write(
+        &self,
+        by: &Deadline,
+        lane: Lane,
+        key: &str,
+        statement: Statement,
+    ) -> Result<Wrote<Option<Found>>, PostgresError> {
+        let asked = key.to_owned();
+        let rows = self.send(by, lane, statement, move |answer| Found::read(answer, Some(&asked)));
+        let row = match rows {
+            Ok(mut rows) => rows.pop(),
+            Err((Fate::Unknown, error)) => return Ok(Wrote::Unknown(error)),
+            Err((Fate::Duplicate, _)) => return Ok(Wrote::Duplicate),
+            Err((_, error)) => return Err(error),
+        };
+        let found = row.transpose().map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
+        found.iter().for_each(|found| self.clocked(found.now));
+        Ok(Wrote::Answered(found))
+    }
+
+    /// Notes the server's time that an answer brought.
+    pub(super) fn clocked(&self, now: Micros) {
+        *self.clocked.lock() = Clocked::just(now);
+    }
+
+    /// The moment after which a copy of a statement that is sent now does nothing. A clock of the server's that was set
+    /// forward makes it too early: the answer brings the right time, and the next one is right.
+    pub(super) fn not_after(&self) -> Micros {
+        let Clocked(now, at) = *self.clocked.lock();
+        Micros::of(now.plus(at.elapsed())).plus(LATE)
+    }
+}
+
+impl Clocked {
+    pub fn just(now: Micros) -> Clocked {
+        Clocked(now.time(), Instant::now())
+    }
+}

@@ -1,0 +1,216 @@
+//! The statements. Those that write answer with one row: whether they wrote it, the server's time, and the row as it is
+//! afterwards, or else as it stood when the statement began. That may be a moment older than what the write was decided
+//! by, and is never taken for the truth about what is free.
+//!
+//! `clock_timestamp()` stands in the conditions and assignments, where it is evaluated after the wait for the row's lock.
+
+use std::sync::Arc;
+
+use super::row::{COLUMNS, remembered};
+
+/// The text of each statement, with the table's name.
+pub(super) struct Statements {
+    /// key, grant id, lock id, owner, host, comment, lease, not after
+    pub acquire: Arc<str>,
+    /// The same, the old grant id, its token
+    pub transfer: Arc<str>,
+    /// key, grant id, lease or null for one without end
+    pub renew: Arc<str>,
+    /// key, grant id, whether it is to be given up
+    pub release: Arc<str>,
+    /// The columns, the version that was seen, not after, whether it frees the key
+    pub swap: Arc<str>,
+    /// The columns, not after
+    pub insert: Arc<str>,
+    /// key, version, not after
+    pub delete: Arc<str>,
+    /// key
+    pub read: Arc<str>,
+    /// after, prefix, how many
+    pub by_prefix: Arc<str>,
+    /// after, lock id, an array with a shared holder of it, how many
+    pub by_lock_id: Arc<str>,
+    /// grant id, key
+    pub assert_exclusive: Arc<str>,
+    /// an array with the shared holder, key
+    pub assert_shared: Arc<str>,
+}
+
+/// The channel on which releases are told.
+pub(super) const CHANNEL: &str = "leasehold";
+/// What is told of a key: everybody may listen.
+pub(super) const HASH: &str = "hashtextextended(key, 0)::text";
+/// The time, once for all that a statement writes by it.
+const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
+/// Never less than that the server, and a synchronous standby, have it on disk.
+macro_rules! level {
+    () => {
+        "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on' \
+         ELSE current_setting('synchronous_commit') END"
+    };
+}
+/// The commit of this statement waits for the disk, and for a synchronous standby.
+const DURABLE: &str = concat!("set_config('synchronous_commit', ", level!(), ", true)");
+const LEVEL: &str = level!();
+/// Whether there is the unique index by which the weakest lock keeps rivals out.
+const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_index AS i WHERE i.indrelid = t.tableoid AND i.indisunique AND i.indisvalid \
+     AND i.indpred IS NULL AND ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = i.indrelid \
+     AND a.attnum = ANY (i.indkey::smallint[]) ORDER BY 1) = ARRAY['grant_id', 'key'])";
+const FORMAT: &str = "t.format LIKE '1.%'";
+
+impl Statements {
+    pub fn of(table: &str) -> Self {
+        let columns = columns();
+        let told = format!("pg_notify('{CHANNEL}', {HASH})");
+        // The row that was written, else what stands.
+        let answer = |write: &str, told: &str| -> Arc<str> {
+            let told = if told.is_empty() { String::new() } else { format!(", {told}") };
+            let none = if told.is_empty() { "" } else { ", NULL" };
+            format!(
+                "WITH w AS ({write} RETURNING t.*, {DURABLE} AS durable) \
+                 SELECT true, clock_timestamp(), {columns}{told} FROM w \
+                 UNION ALL SELECT false, clock_timestamp(), {columns}{none} FROM {table} \
+                 WHERE key = $1 AND NOT EXISTS (SELECT 1 FROM w)"
+            )
+            .into()
+        };
+        let now = stamp("clock_timestamp()");
+        let still = format!(
+            "(SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(t.given_up) AS e WHERE e.value::bigint > {now})"
+        );
+        let pruned = format!("CASE WHEN t.given_up IS NOT NULL THEN {still} END");
+        let granted = format!(
+            "(fence, token, created, until) = (SELECT greatest(t.fence + 1, {}), greatest(t.fence + 1, {}), c.now, {} \
+             FROM {CLOCK}), grant_id = $2, lock_id = $3, owner = $4, host = $5, comment = $6, renewed = NULL, \
+             given_up = {pruned}, version = t.version + 1",
+            stamp("c.now"),
+            stamp("c.now"),
+            end("$7"),
+        );
+        let grantable = format!(
+            "clock_timestamp() < $8 AND t.kind = 'lock' AND t.shared IS NULL AND {FORMAT} \
+             AND NOT coalesce(t.given_up ? $2, false)"
+        );
+        let asked = format!("CASE WHEN $3::bigint IS NULL THEN 'infinity' ELSE {} END", end("$3"));
+        let nobody = "grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, comment = NULL, token = NULL, \
+                      created = NULL, renewed = NULL, until = NULL";
+        // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. To wait for the disk
+        // would also let all commits that tell something wait for each other.
+        let loose = format!(
+            "set_config('synchronous_commit', CASE WHEN (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
+             THEN {LEVEL} ELSE 'off' END, true)"
+        );
+        let gives_up = format!(
+            "CASE WHEN $3 THEN coalesce({pruned}, '{{}}') || jsonb_build_object($2::text, {now} + {}) ELSE {pruned} END",
+            remembered()
+        );
+        let places: Vec<String> = (1..=COLUMNS.len()).map(|at| format!("${at}{}", cast(at))).collect();
+        let assigned: Vec<String> =
+            (1..COLUMNS.len()).map(|at| format!("{} = {}", COLUMNS[at].0, places[at])).collect();
+        let (places, assigned) = (places.join(", "), assigned.join(", "));
+        let names = COLUMNS.map(|(name, _)| name).join(", ");
+        Statements {
+            acquire: answer(
+                &format!(
+                    "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, comment, created, \
+                     until, version, format) \
+                     SELECT $1, 'lock', {0}, {0}, $2, $3, $4, $5, $6, c.now, {1}, {0}, '1.0' FROM {CLOCK} \
+                     WHERE c.now < $8 ON CONFLICT (key) DO UPDATE SET {granted} \
+                     WHERE {grantable} AND (t.grant_id IS NULL OR t.until <= clock_timestamp())",
+                    stamp("c.now"),
+                    end("$7"),
+                ),
+                "",
+            ),
+            transfer: answer(
+                &format!(
+                    "UPDATE {table} AS t SET {granted} \
+                     WHERE t.key = $1 AND t.grant_id = $9 AND t.token = $10 AND {grantable}"
+                ),
+                // As the row was before.
+                &format!("CASE WHEN until < (SELECT o.until FROM {table} AS o WHERE o.key = $1) THEN {told} END"),
+            ),
+            renew: answer(
+                &format!(
+                    "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
+                     CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = t.version + 1 \
+                     WHERE t.key = $1 AND t.grant_id = $2 AND {FORMAT}"
+                ),
+                "",
+            ),
+            release: answer(
+                &format!(
+                    "UPDATE {table} AS t SET {nobody}, given_up = {gives_up}, version = t.version + 1 \
+                     WHERE t.key = $1 AND t.grant_id = $2 AND {FORMAT}"
+                ),
+                &told,
+            )
+            .replace(DURABLE, &loose)
+            .into(),
+            swap: format!(
+                "WITH w AS (UPDATE {table} AS t SET {assigned} WHERE t.key = $1 AND t.version = ${} \
+                 AND clock_timestamp() < ${} RETURNING t.key, {DURABLE} AS durable) \
+                 SELECT CASE WHEN ${} THEN {told} END FROM w",
+                COLUMNS.len() + 1,
+                COLUMNS.len() + 2,
+                COLUMNS.len() + 3,
+            )
+            .into(),
+            insert: format!(
+                "INSERT INTO {table} AS t ({names}) SELECT {places} WHERE clock_timestamp() < ${} \
+                 ON CONFLICT (key) DO NOTHING RETURNING {DURABLE}",
+                COLUMNS.len() + 1,
+            )
+            .into(),
+            delete: format!(
+                "WITH w AS (DELETE FROM {table} AS t WHERE t.key = $1 AND t.version = $2 AND clock_timestamp() < $3 \
+                 RETURNING t.key, {DURABLE} AS durable) SELECT {told} FROM w"
+            )
+            .into(),
+            read: format!(
+                "SELECT false, clock_timestamp(), {columns} FROM (SELECT 1) AS one LEFT JOIN {table} ON key = $1"
+            )
+            .into(),
+            by_prefix: format!(
+                "SELECT false, clock_timestamp(), {columns} FROM {table} WHERE key > $1 AND key >= $2 \
+                 ORDER BY key LIMIT $3"
+            )
+            .into(),
+            by_lock_id: format!(
+                "SELECT false, clock_timestamp(), {columns} FROM {table} WHERE key > $1 AND (lock_id = $2 \
+                 OR (shared IS NOT NULL AND shared @> $3::text::jsonb)) ORDER BY key LIMIT $4"
+            )
+            .into(),
+            assert_exclusive: format!(
+                "SELECT {HAS_INDEX} FROM {table} AS t WHERE key = $1 AND grant_id = $2 FOR KEY SHARE OF t"
+            )
+            .into(),
+            assert_shared: format!("SELECT true FROM {table} WHERE key = $1 AND shared @> $2::text::jsonb FOR SHARE")
+                .into(),
+        }
+    }
+}
+
+/// Microseconds since 1970.
+fn stamp(now: &str) -> String {
+    format!("(extract(epoch FROM {now}) * 1000000)::bigint")
+}
+
+/// So many microseconds from now.
+fn end(lease: &str) -> String {
+    format!("c.now + {lease} * interval '1 microsecond'")
+}
+
+/// The columns as they are read. What is not there as a binary form comes as text.
+fn columns() -> String {
+    let read = |(name, kind): (&str, &str)| if kind == "jsonb" { format!("{name}::text") } else { name.to_owned() };
+    COLUMNS.map(read).join(", ")
+}
+
+/// What makes the value at this place, from 1, one of its column.
+fn cast(at: usize) -> &'static str {
+    match COLUMNS[at - 1].1 {
+        "jsonb" => "::text::jsonb",
+        _ => "",
+    }
+}

@@ -1,0 +1,100 @@
+//! To write a whole record, if nothing changed since it was read: every write raises the row's version.
+
+use super::Postgres;
+use super::error::PostgresError;
+use super::row::{Micros, Native, encode_shared, end, number};
+use super::send::{Lane, Statement, Wrote};
+use crate::lease::{LockRecord, transition};
+use crate::store::failure::Fate;
+use crate::store::{Seen, Swapped};
+use crate::sys::deadline::Deadline;
+
+impl Postgres {
+    pub(super) fn swap_record(
+        &self,
+        seen: &Seen,
+        new: Option<&LockRecord>,
+        by: &Deadline,
+    ) -> Result<Swapped, PostgresError> {
+        let native = seen.native.as_ref().and_then(|native| native.downcast_ref::<Native>());
+        let Some(native) = native else { return Err(PostgresError::NotRead) };
+        let (old, now) = (&seen.record, Micros::of(seen.times.now));
+        old.check_format()?;
+        match self.swap_row(&old.key, old, native, now, new, Lane::Holding, by)? {
+            Wrote::Answered(Some(_)) => Ok(Swapped::Done),
+            Wrote::Answered(None) => {
+                // Also where a newer version wrote it.
+                self.look(&old.key, Lane::Holding, by)?.record.check_format()?;
+                Ok(Swapped::Changed)
+            }
+            Wrote::Duplicate => Ok(Swapped::Changed),
+            Wrote::Unknown(error) => Ok(Swapped::Unknown(error.into())),
+        }
+    }
+
+    /// The version that the row has then; `None` where it is not as it was read.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn swap_row(
+        &self,
+        key: &str,
+        old: &LockRecord,
+        native: &Native,
+        now: Micros,
+        new: Option<&LockRecord>,
+        lane: Lane,
+        by: &Deadline,
+    ) -> Result<Wrote<Option<u64>>, PostgresError> {
+        let not_after = self.not_after();
+        let (statement, version) = match (native.version, new) {
+            // Nothing to write; but a row may have come.
+            (None, None) => {
+                let is_there = self.look(key, lane, by)?.record.exists();
+                return Ok(Wrote::Answered((!is_there).then_some(0)));
+            }
+            (Some(version), None) => {
+                let statement = Statement::new(&self.statements.delete).text(key).number(version);
+                (statement.time(not_after), version)
+            }
+            // A row that is made anew is another one: it begins at the time.
+            (None, Some(new)) => {
+                let version = now.0.max(1);
+                let statement = Statement::new(&self.statements.insert);
+                (columns(statement, new, native, version, now).time(not_after), version)
+            }
+            (Some(seen), Some(new)) => {
+                let version = seen.saturating_add(1);
+                let statement = columns(Statement::new(&self.statements.swap), new, native, version, now);
+                (statement.number(seen).time(not_after).flag(transition::frees(old, new)), version)
+            }
+        };
+        match self.send(by, lane, statement, |_| ()) {
+            Ok(rows) if rows.is_empty() => Ok(Wrote::Answered(None)),
+            Ok(_) => Ok(Wrote::Answered(u64::try_from(version).ok())),
+            Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),
+            Err((Fate::Duplicate, _)) => Ok(Wrote::Answered(None)),
+            Err((_, error)) => Err(error),
+        }
+    }
+}
+
+/// The values of all columns.
+fn columns(statement: Statement, new: &LockRecord, native: &Native, version: i64, now: Micros) -> Statement {
+    let holder = new.exclusive.as_ref();
+    let labels = holder.map(|holder| &holder.labels);
+    let pins: Vec<String> = new.pins.iter().cloned().collect();
+    let (major, minor) = new.format;
+    let statement = statement.text(&new.key).text(new.kind.as_str()).number(number(new.token));
+    let statement = statement.maybe_text(holder.map(|holder| holder.grant.as_str()));
+    let statement = statement.maybe_text(holder.map(|holder| holder.lock_id.as_str()));
+    let statement = statement.maybe_text(labels.map(|labels| labels.owner.as_str()));
+    let statement = statement.maybe_text(labels.and_then(|labels| labels.host.as_deref()));
+    let statement = statement.maybe_text(labels.and_then(|labels| labels.comment.as_deref()));
+    let statement = statement.maybe_number(holder.map(|holder| number(holder.token)));
+    let statement = statement.maybe_time(holder.map(|holder| Micros::of(holder.created)));
+    let statement = statement.maybe_time(holder.and_then(|holder| holder.renewed).map(Micros::of));
+    let statement = statement.maybe_time(holder.map(|holder| end(holder.until)));
+    let statement = statement.maybe_text(encode_shared(&new.shared).as_deref());
+    let statement = statement.texts((!pins.is_empty()).then_some(pins));
+    let statement = statement.maybe_text(native.next_given_up(&new.given_up, now).as_deref());
+    statement.number(version).text(&format!("{major}.{minor}"))
+}

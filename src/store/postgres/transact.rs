@@ -1,0 +1,38 @@
+//! What no single statement can say: the pure rule on the row that was read, written if the row is still the same.
+
+use super::Postgres;
+use super::error::PostgresError;
+use super::row::Found;
+use super::send::{Lane, Wrote};
+use crate::lease::{LockRecord, Step, Times};
+use crate::model::error::Result;
+use crate::store::transactional::{Durability, Transacted, Transactional};
+use crate::sys::deadline::Deadline;
+
+impl Transactional for Postgres {
+    fn transact<A: Send + 'static>(
+        &self,
+        key: &str,
+        durability: Durability,
+        by: &Deadline,
+        mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
+    ) -> Result<Transacted<A>> {
+        // Only who wants a lock needs its token to outlive everything.
+        let lane = if durability == Durability::PowerCut { Lane::Wanting } else { Lane::Holding };
+        loop {
+            let found = self.look(key, lane, by)?;
+            found.record.check_format().map_err(PostgresError::from)?;
+            let step = transition(&found.record, &found.times());
+            let Some(new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };
+            match self.swap_row(key, &found.record, &found.native, found.now, Some(&new), lane, by)? {
+                Wrote::Answered(Some(version)) => {
+                    let record = LockRecord { version, ..new };
+                    return Ok(Transacted::Done(step.answer, Found { record, ..found }.seen()));
+                }
+                Wrote::Unknown(error) => return Ok(Transacted::Unknown(error.into())),
+                // Another wrote it meanwhile.
+                Wrote::Answered(None) | Wrote::Duplicate => {}
+            }
+        }
+    }
+}

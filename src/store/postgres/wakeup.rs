@@ -1,0 +1,86 @@
+//! Wakes waiters when a key may have become free: `LISTEN` on one connection for all keys that somebody waits for, and a
+//! `NOTIFY` of the key's hash in every transaction that removes a holder.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use crossbeam_channel::Sender;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::Postgres;
+use super::error::PostgresError;
+use super::send::Connected;
+use super::statements::{CHANNEL, HASH};
+use crate::store::failure::Fate;
+use crate::sys::deadline::Deadline;
+
+/// Whom to tell: the keys by their hashes.
+struct Told {
+    names: HashMap<String, Vec<String>>,
+    to: Sender<String>,
+}
+
+/// What the listener's connection tells, `None` once it has ended: then `to` is dropped.
+type Watched = Rc<RefCell<Option<Told>>>;
+
+/// The connection that listens, on the driver's thread.
+#[derive(Default)]
+pub(super) struct Waking(RefCell<Option<(Connected, Watched)>>);
+
+/// Drops `to` with the connection's task, so that whoever waits polls.
+struct Until(Watched);
+
+impl Drop for Until {
+    fn drop(&mut self) {
+        self.0.borrow_mut().take();
+    }
+}
+
+impl Postgres {
+    pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, PostgresError> {
+        let keys = keys.to_vec();
+        let answer = self.driver.run(by, move |owned| async move {
+            if keys.is_empty() {
+                owned.waking.0.take();
+                return Ok(());
+            }
+            let standing = owned.waking.0.borrow_mut().take().filter(|(connected, _)| !connected.client.is_closed());
+            let (connected, watched) = match standing {
+                Some(standing) => standing,
+                None => {
+                    let watched = Watched::default();
+                    let until = Until(watched.clone());
+                    let hear = move |hash: &str| {
+                        if let Some(told) = &*until.0.borrow() {
+                            told.names.get(hash).into_iter().flatten().for_each(|key| drop(told.to.send(key.clone())));
+                        }
+                    };
+                    let (connected, _) = owned.connect(hear).await?;
+                    let listen = connected.client.batch_execute(&format!("LISTEN {CHANNEL}")).await;
+                    listen.map_err(|error| owned.classify(&error))?;
+                    (connected, watched)
+                }
+            };
+            let hash = format!("SELECT key, {HASH} FROM unnest($1) AS key");
+            let all: &(dyn ToSql + Sync) = &keys;
+            let rows = connected.client.query_typed(&hash, &[(all, Type::TEXT_ARRAY)]).await;
+            let rows = rows.map_err(|error| owned.classify(&error))?;
+            let mut names = HashMap::<String, Vec<String>>::new();
+            for row in rows {
+                if let (Ok(key), Ok(hash)) = (row.try_get(0), row.try_get(1)) {
+                    names.entry(hash).or_default().push(key);
+                }
+            }
+            watched.replace(Some(Told { names, to }));
+            // It may have ended meanwhile, and its task with it.
+            if connected.client.is_closed() {
+                watched.take();
+            }
+            owned.waking.0.replace(Some((connected, watched)));
+            Ok(())
+        });
+        let answer = answer.unwrap_or(Err((Fate::NotDone, PostgresError::NotSent)));
+        answer.map(|()| true).map_err(|(_, error): (Fate, PostgresError)| error.of_read())
+    }
+}

@@ -1,0 +1,87 @@
+//! A table in the database of the locks.
+
+use leasehold::Error;
+use leasehold::fence::Fenced;
+use leasehold::postgres::AssertIn;
+use leasehold::postgres::tokio_postgres::{Client, Config, NoTls};
+use tokio::runtime::Runtime;
+use tokio::sync::Mutex;
+
+pub struct Texts {
+    runtime: Runtime,
+    config: Config,
+    /// One for each transaction that is under way.
+    idle: Mutex<Vec<Client>>,
+    table: String,
+}
+
+impl Texts {
+    /// Made if it is not there. Dropped by nobody but who calls for it.
+    pub fn new(config: Config, table: &str) -> Texts {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let texts = Texts { runtime, config, idle: Mutex::default(), table: table.to_owned() };
+        let create = format!("CREATE TABLE IF NOT EXISTS {table} (id text PRIMARY KEY, text text)");
+        texts.wait(async {
+            let client = texts.client().await;
+            // Two at once would be one too many.
+            let _ = client.batch_execute(&create).await;
+            texts.idle.lock().await.push(client);
+        });
+        texts
+    }
+
+    pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    pub async fn client(&self) -> Client {
+        if let Some(idle) = self.idle.lock().await.pop() {
+            return idle;
+        }
+        let (client, connection) = self.config.connect(NoTls).await.unwrap();
+        self.runtime.spawn(connection);
+        client
+    }
+}
+
+impl super::Data for Texts {
+    fn transact<F: Fenced>(
+        &self,
+        held: Option<&F>,
+        key: &str,
+        text: &str,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<u32, Error> {
+        let (select, insert) = (
+            format!("SELECT text FROM {} WHERE id = $1", self.table),
+            format!(
+                "INSERT INTO {} (id, text) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET text = excluded.text",
+                self.table
+            ),
+        );
+        let mut client = self.wait(self.client());
+        let begun = self.wait(async {
+            let transaction = client.transaction().await.unwrap();
+            transaction.query(&select, &[&key]).await.unwrap();
+            meanwhile();
+            transaction.execute(&insert, &[&key, &text]).await.unwrap();
+            if let Some(held) = held {
+                held.assert_in(&transaction).await?;
+            }
+            transaction.commit().await.unwrap();
+            Ok(1)
+        });
+        self.wait(async { self.idle.lock().await.push(client) });
+        begun
+    }
+
+    fn text(&self, key: &str) -> Option<String> {
+        let select = format!("SELECT text FROM {} WHERE id = $1", self.table);
+        self.wait(async {
+            let client = self.client().await;
+            let row = client.query_opt(&select, &[&key]).await.unwrap();
+            self.idle.lock().await.push(client);
+            row.map(|row| row.get(0))
+        })
+    }
+}

@@ -1,0 +1,73 @@
+//! How many statements each step takes.
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::{Consistency, Purpose, Swapped};
+
+use crate::postgres::*;
+use crate::support::contract::{LEASE, acquired, granted, raised, refused, renewal, renewed};
+use crate::support::postgres::Rows;
+use crate::support::proxy::Proxy;
+use crate::support::servers::{postgres, postgres_server};
+
+struct Counted {
+    proxy: Proxy,
+    store: Postgres,
+    _rows: Rows,
+}
+
+impl Counted {
+    fn new() -> Counted {
+        let rows = Rows::fresh();
+        let proxy = Proxy::postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
+        let store = Postgres::open(rows.options_at(&proxy.addr().to_string()), &soon()).unwrap();
+        Counted { proxy, store, _rows: rows }
+    }
+
+    /// Does `step`, which must send so many statements, each in one message, and open no connection.
+    #[track_caller]
+    fn sends<T>(&self, statements: u64, what: &str, step: impl FnOnce(&Postgres) -> T) -> T {
+        let before = self.proxy.count();
+        let answer = step(&self.store);
+        assert_eq!(self.proxy.count() - before, statements, "{what}");
+        answer
+    }
+}
+
+#[test]
+fn an_exclusive_holder_costs_one_statement_a_step() {
+    needs_server!();
+    let at = Counted::new();
+    let (mut a, mut b) = (exclusive(&at.store, "k"), exclusive(&at.store, "k"));
+    let old = at.sends(1, "a missing key", |store| granted(store, &mut a));
+    assert!(at.sends(1, "a repeat", |store| acquired(store, &mut a)).1);
+    at.sends(1, "refused", |store| refused(store, &mut b));
+    at.sends(1, "renew", |store| renewed(store, &mut a, renewal(Lease::For(2 * LEASE))));
+    let mut next = instead_of(&at.store, "k", Mode::Exclusive, &old);
+    at.sends(1, "transfer", |store| granted(store, &mut next));
+    at.sends(1, "lost", |store| store.renew(&mut a, renewal(Lease::For(LEASE)), &soon()).unwrap());
+    at.sends(1, "not its own", |store| store.release(&mut a, Purpose::Release, &soon()).unwrap());
+    at.sends(1, "release", |store| store.release(&mut next, Purpose::Release, &soon()).unwrap());
+    at.sends(1, "a free key", |store| granted(store, &mut b));
+    at.sends(1, "give up what was granted", |store| store.release(&mut b, Purpose::GiveUp, &soon()).unwrap());
+    at.sends(3, "give up what was not", |store| store.release(&mut a, Purpose::GiveUp, &soon()).unwrap());
+    at.sends(1, "read", |store| get(store, "k"));
+    let page =
+        |store: &Postgres| store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()).unwrap();
+    assert_eq!(at.sends(1, "a page", page).records.len(), 1);
+    let seen = get(&at.store, "k");
+    let swapped = at.sends(1, "swap", |store| store.swap(&seen, Some(&raised(&seen.record)), &soon()).unwrap());
+    assert!(matches!(swapped, Swapped::Done));
+}
+
+#[test]
+fn shared_holders_cost_two() {
+    needs_server!();
+    let at = Counted::new();
+    let (mut a, mut b) = (shared(&at.store, "k"), shared(&at.store, "k"));
+    at.sends(2, "the first", |store| granted(store, &mut a));
+    at.sends(2, "one more", |store| granted(store, &mut b));
+    at.sends(2, "renew", |store| renewed(store, &mut b, renewal(Lease::For(2 * LEASE))));
+    // The statement can't tell a free key from one with shared holders.
+    at.sends(1, "an exclusive one is refused", |store| refused(store, &mut exclusive(store, "k")));
+    at.sends(2, "release", |store| store.release(&mut a, Purpose::Release, &soon()).unwrap());
+}

@@ -1,0 +1,84 @@
+//! Bad input and a server that is not there: told within the deadline, without a secret.
+
+use std::error::Error as _;
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, ErrorKind, LockClient};
+
+use crate::postgres::*;
+use crate::support::nobody;
+
+pub fn text(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(&format!(" {source} {source:?}"));
+        next = source.source();
+    }
+    assert!(!text.contains("canary"), "{text}");
+    text
+}
+
+#[test]
+fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
+    for (url, says) in [
+        ("postgres:", "wrong"),
+        ("postgres://", "needs a host"),
+        ("postgres://localhost/app?tabel=x", "did you mean \"table\""),
+        ("postgres://localhost/app?sslmod=disable", "did you mean \"sslmode\""),
+        ("postgres://localhost/app?sslrootcert=x", "its options"),
+        ("postgres://localhost/app?table=a&table=b", "twice"),
+        ("postgres://localhost/app?table=", "must be like"),
+        ("postgres://localhost/app?table=a.b.c", "must be like"),
+        ("postgres://localhost/app?table=a%22b", "must be like"),
+        ("postgres://localhost/app?table=1a", "must be like"),
+        ("postgres://localhost/app?sslmode=require", "no TLS"),
+        ("postgresql://localhost/app?sslmode=verify-full", "no TLS"),
+        ("postgres://localhost/app?sslmode=verify-ca", "no TLS"),
+        ("postgres://localhost/app?sslmode=allow", "must be disable or prefer"),
+        ("postgres://localhost/app?connect_timeout=soon", "connect_timeout"),
+        ("postgres://me:canary@localhost:x/app", "port"),
+        ("postgres://me:can?ary@localhost/app", "%3F"),
+        ("postgres://me:can?ary=1@localhost/app", "%3F"),
+        ("postgers://me:canary@localhost/app", "did you mean"),
+    ] {
+        let error = LockClient::connect(url).unwrap_err();
+        let text = text(&error);
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {text}");
+        assert!(text.contains(says) && !text.contains("ary"), "{url}: {text}");
+    }
+}
+
+#[test]
+fn settings_with_tls_are_refused_and_never_plain() {
+    let mut config: leasehold::postgres::tokio_postgres::Config = "postgres://me:canary@localhost/app".parse().unwrap();
+    config.ssl_mode(leasehold::postgres::tokio_postgres::config::SslMode::Require);
+    let error = leasehold::postgres::builder(config, "locks").connect().unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && text(&error).contains("no TLS"), "{error}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_in_time() {
+    let closed = nobody::Closed::new();
+    let host = closed.address();
+    let started = Instant::now();
+    let url = format!("postgres://me:canary@{host}/app");
+    let error = LockClient::builder(url).request_timeout(Duration::from_secs(2)).connect().unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
+    assert!(text(&error).contains("no connection"), "{error:?}");
+    assert!(error.store().is_some_and(|store| store.starts_with("postgres://")), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn a_database_or_a_table_that_is_missing_is_told() {
+    needs_server!();
+    let server = crate::support::servers::postgres_server().unwrap();
+    let error = LockClient::connect(&server.replace("/postgres", "/nowhere")).map(drop);
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let client = LockClient::connect(&format!("{server}?table=nowhere")).unwrap();
+    let error = client.try_lock("k").unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
+    assert_eq!(error.key(), Some("k"));
+}

@@ -1,0 +1,211 @@
+//! A server that crashes, restarts, ends single sessions, is a standby or asks for passwords.
+
+use std::time::Duration;
+
+use leasehold::internals::store::{Acquired, Renewed};
+use leasehold::{ErrorKind, LockClient, internals::lease::Lease};
+use nix::sys::signal::Signal;
+
+use crate::postgres::errors::text;
+use crate::postgres::*;
+use crate::support::contract::{granted, refused, renewal};
+use crate::support::own::Own;
+use crate::support::postgres::sql_at;
+use crate::support::servers::postgres;
+use crate::support::wait::wait_until;
+
+const LEASE: Duration = Duration::from_secs(600);
+
+struct Server(Own);
+
+impl Server {
+    fn start() -> Option<Server> {
+        Own::start(&postgres::OWN).map(Server)
+    }
+
+    fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        sql_at(&self.0.url().parse().unwrap(), sql)
+    }
+
+    fn client(&self) -> LockClient {
+        LockClient::builder(self.0.url()).lease(LEASE).connect().unwrap()
+    }
+
+    fn store(&self) -> Postgres {
+        let options =
+            leasehold::internals::store::postgres::PostgresOptions::new(self.0.url().parse().unwrap(), "leasehold");
+        Postgres::open(options.unwrap(), &soon()).unwrap()
+    }
+
+    /// Ends the sessions whose last statement was like this.
+    fn end_sessions(&self, query: &str) {
+        self.sql(&format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'leasehold' \
+             AND query LIKE '{query}' AND pid <> pg_backend_pid()"
+        ));
+    }
+}
+
+/// Immediate shutdown: what was not written is not.
+#[test]
+fn a_grant_and_a_renewal_outlive_a_crash_whatever_the_users_default_is() {
+    let Some(mut server) = Server::start() else { return };
+    server.sql("ALTER ROLE leasehold SET synchronous_commit = off");
+    server.client().create_schema().unwrap();
+    let store = server.store();
+    let modes = [Mode::Exclusive, Mode::Shared];
+    let mut attempts: Vec<_> = modes.map(|mode| attempt(&store, &format!("{mode}"), mode)).into_iter().collect();
+    for a in &mut attempts {
+        granted(&store, a);
+        // Wakes the one that would write it a little later.
+        server.sql("CREATE TEMPORARY TABLE other ()");
+    }
+    let mut next = instead_of(&store, "exclusive", Mode::Exclusive, &holders(&store, "exclusive")[0]);
+    granted(&store, &mut next);
+    attempts[0] = next;
+    let ends = attempts.iter_mut().map(|a| match store.renew(a, renewal(Lease::For(2 * LEASE)), &soon()).unwrap() {
+        Renewed::Until { until, .. } => until,
+        other => panic!("{other:?}"),
+    });
+    let ends: Vec<_> = ends.collect();
+    server.0.end(Signal::SIGQUIT);
+    server.0.start_again();
+    let store = server.store();
+    for (a, end) in attempts.iter().zip(ends) {
+        let stands = holders(&store, &a.key);
+        assert_eq!((stands.len(), &stands[0].grant, stands[0].until), (1, a.grant(), end), "{}", a.key);
+    }
+}
+
+#[test]
+fn a_restart_costs_no_lock() {
+    let Some(mut server) = Server::start() else { return };
+    let client = server.client();
+    client.create_schema().unwrap();
+    let guard = client.lock("k").unwrap();
+    let store = server.store();
+    let mut a = exclusive(&store, "a");
+    granted(&store, &mut a);
+    for signal in [Signal::SIGKILL, Signal::SIGINT] {
+        server.0.end(signal);
+        server.0.start_again();
+        wait_until("it is renewed", || {
+            matches!(store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon()), Ok(Renewed::Until { .. }))
+        });
+        refused(&store, &mut exclusive(&store, "a"));
+        assert!(guard.is_held());
+        assert!(server.client().try_lock("k").unwrap().is_none());
+    }
+    guard.release().unwrap();
+}
+
+/// Sessions that end under every statement: there is one holder at a time, and tokens rise.
+#[test]
+fn sessions_that_are_ended_let_nobody_in() {
+    let Some(server) = Server::start() else { return };
+    server.client().create_schema().unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let inside = std::sync::Mutex::new(0_u64);
+    let order = std::sync::atomic::Ordering::SeqCst;
+    let clients: Vec<LockClient> = (0..3).map(|_| server.client()).collect();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = clients
+            .iter()
+            .map(|client| {
+                let inside = &inside;
+                scope.spawn(move || {
+                    for _ in 0..60 {
+                        let guard = client.lock("k").unwrap();
+                        {
+                            let mut last = inside.try_lock().expect("nobody else is in");
+                            assert!(guard.fencing_token() > *last, "tokens rise");
+                            *last = guard.fencing_token();
+                            std::thread::yield_now();
+                            assert!(guard.is_held());
+                        }
+                        drop(guard);
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !stop.load(order) {
+                server.end_sessions("%");
+                std::thread::sleep(Duration::from_millis(30));
+            }
+        });
+        let ended: Vec<_> = workers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        stop.store(true, order);
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    });
+}
+
+#[test]
+fn a_listener_that_is_ended_is_made_anew() {
+    let Some(server) = Server::start() else { return };
+    let (holder, waiter) = (server.client(), server.client());
+    holder.create_schema().unwrap();
+    for _ in 0..3 {
+        let guard = holder.lock("k").unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| waiter.lock("k").unwrap());
+            let listening = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%unnest%' \
+                             AND application_name = 'leasehold'";
+            wait_until("it listens", || server.sql(listening).len() == 1);
+            let first = server.sql(listening);
+            server.end_sessions("%unnest%");
+            wait_until("it is gone", || server.sql(listening) != first);
+            drop(guard);
+            drop(waiting.join().unwrap());
+        });
+    }
+}
+
+#[test]
+fn a_standby_is_refused_until_it_is_promoted() {
+    let Some(mut server) = Server::start() else { return };
+    let client = server.client();
+    client.create_schema().unwrap();
+    let held = client.request("k").acquire().unwrap();
+    server.0.end(Signal::SIGINT);
+    std::fs::write(server.0.data().join("db/standby.signal"), "").unwrap();
+    server.0.start_again();
+    let error = LockClient::connect(&server.0.url()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && text(&error).contains("standby"), "{error}");
+    let error = client.request("other").acquire().unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
+    server.sql("SELECT pg_promote()");
+    assert!(server.client().try_lock("k").unwrap().is_none());
+    client.release(&held).unwrap();
+    let next = server.client().lock("k").unwrap();
+    assert!(next.fencing_token() > held.fencing_token());
+}
+
+#[test]
+fn passwords_are_asked_for_and_never_shown() {
+    let Some(server) = Server::start() else { return };
+    server.sql("CREATE ROLE app LOGIN PASSWORD 'canary'; CREATE ROLE other LOGIN");
+    let rules = "host all app all scram-sha-256\nhost all leasehold all trust\n";
+    std::fs::write(server.0.data().join("db/pg_hba.conf"), rules).unwrap();
+    server.sql("SELECT pg_reload_conf()");
+    let url = |user: &str| server.0.url().replace("leasehold@", &format!("{user}@"));
+    wait_until("the rules count", || LockClient::connect(&url("other")).is_err());
+    LockClient::connect(&url("app:canary")).unwrap();
+    for wrong in ["app", "app:not-canary", "other"] {
+        let error = LockClient::connect(&url(wrong)).unwrap_err();
+        let said = format!("{error} {error:?}");
+        assert!(!said.contains("canary"), "{said}");
+        assert!(!error.is_retryable(), "{wrong}: {said}");
+    }
+}
+
+#[test]
+fn a_unix_socket_will_do() {
+    let Some(server) = Server::start() else { return };
+    let port = postgres::host(&server.0.url()).unwrap().rsplit_once(':').unwrap().1.to_owned();
+    let client = LockClient::connect(&format!("postgres://leasehold@%2Ftmp:{port}/postgres")).unwrap();
+    client.create_schema().unwrap();
+    let store = server.store();
+    let _guard = client.lock("k").unwrap();
+    assert!(matches!(store.acquire(&mut exclusive(&store, "k"), &soon()), Ok(Acquired::Refused(_))));
+}

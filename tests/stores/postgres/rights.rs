@@ -1,0 +1,108 @@
+//! Users with fewer rights or other defaults: what works, and what is said.
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Consistency, Schema};
+use leasehold::{ErrorKind, LockClient};
+
+use crate::postgres::*;
+use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
+use crate::support::postgres::{Rows, config, sql_at};
+
+/// A user of the server who goes with the test, and its table.
+struct User {
+    name: String,
+    rows: Rows,
+}
+
+impl User {
+    fn new(rows: Rows, rights: &str) -> User {
+        let name = format!("u_{}", rows.0);
+        sql_at(&config(), &format!("CREATE ROLE {name} LOGIN"));
+        if !rights.is_empty() {
+            rows.sql(&format!("GRANT {rights} ON {{T}} TO {name}"));
+        }
+        User { name, rows }
+    }
+
+    fn open(&self) -> Postgres {
+        Postgres::open(PostgresOptions::new(self.config(), &self.rows.0).unwrap(), &soon()).unwrap()
+    }
+
+    fn config(&self) -> leasehold::postgres::tokio_postgres::Config {
+        let mut config = config();
+        config.user(&self.name);
+        config
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        sql_at(&config(), &format!("DROP OWNED BY {0}; DROP ROLE {0}", self.name));
+    }
+}
+
+#[test]
+fn the_four_rights_are_enough() {
+    needs_server!();
+    let user = User::new(Rows::fresh(), "SELECT, INSERT, UPDATE, DELETE");
+    let store = user.open();
+    store.schema(Schema::Check, &soon()).unwrap();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, "k", mode);
+        granted(&store, &mut a);
+        refused(&store, &mut exclusive(&store, "k"));
+        renewed(&store, &mut a, renewal(Lease::For(2 * LEASE)));
+        release(&store, &mut a);
+    }
+    assert!(store.wake(&["k".to_owned()], crossbeam_channel::unbounded().0, &soon()).unwrap());
+    let seen = get(&store, "k");
+    store.swap(&seen, None, &soon()).unwrap();
+    assert!(!get(&store, "k").record.exists());
+}
+
+#[test]
+fn a_right_that_is_missing_is_told_and_named() {
+    needs_server!();
+    let reader = User::new(Rows::fresh(), "SELECT");
+    let store = reader.open();
+    assert!(holders(&store, "k").is_empty(), "it may look");
+    let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Permission, false), "{error}");
+    assert!(error.to_string().contains("INSERT"), "{error}");
+    let stranger = User::new(Rows::fresh(), "");
+    let store = stranger.open();
+    let read = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon());
+    assert_eq!(read.unwrap_err().kind(), ErrorKind::Permission);
+    let nobody = User::new(Rows::unmade(), "");
+    let error = nobody.open().schema(Schema::Create, &soon()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Permission && error.to_string().contains("CREATE"), "{error}");
+}
+
+#[test]
+fn defaults_of_the_user_that_would_break_locks_are_not_used() {
+    needs_server!();
+    let user = User::new(Rows::fresh(), "SELECT, INSERT, UPDATE, DELETE");
+    let set = |what: &str| drop(sql_at(&config(), &format!("ALTER ROLE {} SET {what}", user.name)));
+    set("default_transaction_isolation = serializable");
+    set("statement_timeout = 1000");
+    set("idle_session_timeout = 200");
+    set("\"DateStyle\" = 'German'");
+    set("\"TimeZone\" = 'Asia/Kathmandu'");
+    let (one, two) = (user.open(), user.open());
+    std::thread::scope(|scope| {
+        for store in [&one, &two] {
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    let mut a = exclusive(store, "k");
+                    let _ = store.acquire(&mut a, &soon()).unwrap();
+                    store.release(&mut a, leasehold::internals::store::Purpose::Release, &soon()).unwrap();
+                }
+            });
+        }
+    });
+    set("default_transaction_read_only = on");
+    let url = format!("{}?table={}", crate::support::servers::postgres_server().unwrap(), user.rows.0);
+    let error = LockClient::connect(&url.replace("leasehold@", &format!("{}@", user.name))).unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && error.to_string().contains("primary"), "{error}");
+}

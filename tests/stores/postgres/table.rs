@@ -1,0 +1,177 @@
+//! The table: made once by many, completed, refused; rows that others wrote or damaged.
+
+use std::time::Duration;
+
+use leasehold::ErrorKind;
+use leasehold::internals::lease::{End, Lease};
+use leasehold::internals::store::{Missing, Purpose, Schema};
+
+use crate::postgres::*;
+use crate::support::contract::{granted, refused, release, renewal, renewed};
+use crate::support::postgres::{Rows, config, sql_at};
+use crate::support::wait::wait_until;
+
+#[test]
+fn many_make_it_at_once() {
+    needs_server!();
+    let rows = Rows::unmade();
+    let stores: Vec<Postgres> = (0..6).map(|_| rows.open()).collect();
+    let error = stores[0].schema(Schema::Check, &soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+    stores[0].schema(Schema::Connect(Missing::IsAllowed), &soon()).unwrap();
+    assert!(stores[0].schema(Schema::Connect(Missing::IsRefused), &soon()).is_err());
+    std::thread::scope(|scope| {
+        for store in &stores {
+            scope.spawn(|| store.schema(Schema::Create, &soon()).unwrap());
+        }
+    });
+    stores[0].schema(Schema::Check, &soon()).unwrap();
+    granted(&stores[0], &mut exclusive(&stores[0], "k"));
+}
+
+#[test]
+fn what_is_described_is_what_is_made() {
+    needs_server!();
+    let rows = Rows::unmade();
+    let store = rows.open();
+    let described = store.schema(Schema::Describe, &soon()).unwrap();
+    rows.sql(&described);
+    assert!(store.schema(Schema::Check, &soon()).unwrap().contains("is there"));
+}
+
+#[test]
+fn what_it_lacks_is_added() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    granted(&store, &mut exclusive(&store, "k"));
+    for lacks in [
+        "ALTER TABLE {T} DROP COLUMN comment",
+        "DROP INDEX {T}_grant_id",
+        "DROP INDEX {T}_lock_id",
+        "DROP INDEX {T}_shared",
+    ] {
+        rows.sql(lacks);
+        let error = store.schema(Schema::Check, &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{lacks}: {error}");
+        assert!(store.schema(Schema::Create, &soon()).unwrap().contains("lacked"), "{lacks}");
+        store.schema(Schema::Check, &soon()).unwrap();
+    }
+    refused(&store, &mut exclusive(&store, "k"));
+}
+
+#[test]
+fn another_table_is_refused() {
+    needs_server!();
+    for wrong in [
+        "key text COLLATE \"C\", owner text",
+        "key text COLLATE \"und-x-icu\" PRIMARY KEY",
+        "key text COLLATE \"C\" PRIMARY KEY, fence integer",
+    ] {
+        let rows = Rows::unmade();
+        rows.sql(&format!("CREATE TABLE {{T}} ({wrong})"));
+        let error = rows.open().schema(Schema::Create, &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn a_table_may_have_a_schema() {
+    needs_server!();
+    let rows = Rows::unmade();
+    let schema = rows.0.replace("t_", "s_");
+    sql_at(&config(), &format!("CREATE SCHEMA {schema}"));
+    let named = Rows(format!("{schema}.{}", rows.0));
+    let store = named.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    store.schema(Schema::Check, &soon()).unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+    sql_at(&config(), &format!("DROP SCHEMA {schema} CASCADE"));
+}
+
+/// A heartbeat is the write that comes most often: it must leave the indexes alone.
+#[test]
+fn a_renewal_touches_no_index() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    for _ in 0..20 {
+        renewed(&store, &mut a, renewal(Lease::For(Duration::from_secs(60))));
+    }
+    let counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = '{T}'";
+    drop(store);
+    wait_until("the statistics come", || rows.one(counts).as_deref() == Some("20"));
+    assert_eq!(rows.sql(counts)[0][1].as_deref(), Some("20"));
+}
+
+#[test]
+fn who_gave_up_is_forgotten_after_a_while() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for _ in 0..3 {
+        store.release(&mut exclusive(&store, "k"), Purpose::GiveUp, &soon()).unwrap();
+    }
+    let count = "SELECT count(*) FROM {T}, jsonb_object_keys(given_up)";
+    assert_eq!(rows.one(count).as_deref(), Some("3"));
+    let age =
+        "UPDATE {T} SET given_up = (SELECT jsonb_object_agg(key, value::bigint - 61000000) FROM jsonb_each(given_up))";
+    rows.sql(age);
+    granted(&store, &mut exclusive(&store, "k"));
+    assert_eq!(rows.one(count).as_deref(), Some("0"), "by the statement");
+    rows.sql("DELETE FROM {T}");
+    store.release(&mut shared(&store, "k"), Purpose::GiveUp, &soon()).unwrap();
+    rows.sql(age);
+    store.release(&mut shared(&store, "k"), Purpose::GiveUp, &soon()).unwrap();
+    assert_eq!(rows.one(count).as_deref(), Some("1"), "by the pure rule");
+}
+
+#[test]
+fn a_damaged_row_is_named_and_left_as_it_is() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    granted(&store, &mut exclusive(&store, "good"));
+    for damage in [
+        "kind = 'x'",
+        "fence = -1",
+        "version = 0",
+        "format = 'x'",
+        "shared = '7'",
+        "shared = '[7]'",
+        "given_up = '[]'",
+        "until = NULL",
+        "shared = '[{\"grant_id\": \"a\"}]'",
+    ] {
+        rows.sql("DELETE FROM {T} WHERE key = 'bad'");
+        let mut a = exclusive(&store, "bad");
+        granted(&store, &mut a);
+        rows.sql(&format!("UPDATE {{T}} SET {damage} WHERE key = 'bad'"));
+        let row = rows.sql("SELECT * FROM {T} WHERE key = 'bad'");
+        let error = store.acquire(&mut exclusive(&store, "bad"), &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("damaged"), "{damage}: {error}");
+        let error = store.acquire(&mut shared(&store, "bad"), &soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{damage}: {error}");
+        assert_eq!(rows.sql("SELECT * FROM {T} WHERE key = 'bad'"), row, "{damage}");
+        let all = store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()).unwrap();
+        assert_eq!(all.records.iter().map(|seen| seen.record.key.as_str()).collect::<Vec<_>>(), ["good"], "{damage}");
+    }
+}
+
+#[test]
+fn times_of_any_size_come_back() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, "k", mode);
+        granted(&store, &mut a);
+        let long = renewed(&store, &mut a, renewal(Lease::For(Duration::from_secs(100 * 366 * 86_400))));
+        assert!(matches!(long, End::At(_)), "{long:?}");
+        renewed(&store, &mut a, renewal(Lease::For(Duration::MAX)));
+        assert_eq!(renewed(&store, &mut a, renewal(Lease::Forever)), End::Never);
+        release(&store, &mut a);
+    }
+}

@@ -1,0 +1,131 @@
+//! PostgreSQL, from Debian's packages or wherever `initdb` is found.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::Server;
+
+pub const SERVER: Server = Server {
+    name: "postgres",
+    env: "LEASEHOLD_TEST_POSTGRES_URL",
+    install: "PostgreSQL 13 or newer (on Debian: postgresql) and flock",
+    fetch,
+    start,
+    url: |port| format!("postgres://leasehold@127.0.0.1:{port}/postgres"),
+    ready,
+};
+
+/// One that a test may end: of what is not waited for nothing is on its disk.
+pub const OWN: Server = Server {
+    start: |home, port, data| {
+        let settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=/tmp", "wal_writer_delay=10s"];
+        with(home, port, data, &settings)
+    },
+    ..SERVER
+};
+
+/// Makes a database cluster and runs it. PostgreSQL refuses to run as root; then it is its own user, who may not come to
+/// where the tests' folder is.
+const RUN: &str = r#"#!/bin/sh
+set -e
+bin=$(dirname "$0")/bin port=$1 data=$2
+shift 2
+as=
+if [ "$(id -u)" = 0 ]; then
+  as="setpriv --reuid postgres --regid postgres --init-groups"
+  chown postgres "$data"
+  if ! $as test -w "$data"; then
+    data=/tmp/leasehold-postgres-$port
+    rm -rf "$data"
+    mkdir -m 700 "$data"
+    chown postgres "$data"
+  fi
+fi
+cd /
+if [ ! -e "$data/db" ]; then
+  $as "$bin/initdb" -D "$data/db" -U leasehold -A trust --no-sync --no-locale -E UTF8
+fi
+if [ -z "$as" ] && ! setpriv --pdeathsig KILL true 2>/dev/null; then exec "$bin/postgres" -D "$data/db" -p "$port" "$@"; fi
+[ -n "$as" ] || as=setpriv
+exec $as --pdeathsig KILL "$bin/postgres" -D "$data/db" -p "$port" "$@"
+"#;
+
+/// Finds it; nothing is downloaded.
+fn fetch(folder: &Path) -> Result<(), String> {
+    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let found = places().into_iter().find(|place| place.join("initdb").is_file());
+    let found = found.ok_or("there is no initdb in /usr/lib/postgresql/*/bin or the PATH")?;
+    std::os::unix::fs::symlink(found, folder.join("bin")).map_err(told)?;
+    let script = folder.join("run");
+    fs::write(&script, RUN).map_err(told)?;
+    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).map_err(told)
+}
+
+/// Where it may be, the newest of Debian's first.
+fn places() -> Vec<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut versions: Vec<(u32, PathBuf)> = versions
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
+        .collect();
+    versions.sort();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    versions.into_iter().rev().map(|(_, place)| place).chain(std::env::split_paths(&path)).collect()
+}
+
+/// Its disk is not waited for: what a crash of the process keeps is the same.
+fn start(home: &Path, port: u16, data: &Path) -> Command {
+    with(home, port, data, &["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=600"])
+}
+
+/// A server of its own with these settings.
+pub fn with(home: &Path, port: u16, data: &Path, settings: &[&str]) -> Command {
+    let mut postgres = Command::new(home.join("run"));
+    postgres.arg(port.to_string()).arg(data);
+    for setting in ["fsync=off"].iter().chain(settings) {
+        postgres.args(["-c", setting]);
+    }
+    postgres
+}
+
+/// What stands between the credentials and the database.
+pub fn host(url: &str) -> Option<String> {
+    let rest = url.split_once("://")?.1;
+    let hosts = rest.split(['/', '?']).next()?;
+    Some(hosts.rsplit('@').next()?.to_owned())
+}
+
+/// It lets its user in. No driver: the harness is for builds without one, too.
+pub fn ready(url: &str) -> bool {
+    if !url.starts_with("postgres://leasehold@") {
+        // Somebody's own; that takes more than this.
+        return true;
+    }
+    let limit = Duration::from_secs(5);
+    let address = host(url).and_then(|host| host.to_socket_addrs().ok()?.next());
+    let Some(Ok(mut stream)) = address.map(|address| TcpStream::connect_timeout(&address, limit)) else { return false };
+    let _ = stream.set_read_timeout(Some(limit));
+    let body = b"\0\x03\0\0user\0leasehold\0database\0postgres\0\0";
+    let mut message = (body.len() as u32 + 4).to_be_bytes().to_vec();
+    message.extend(body);
+    // Each message that comes has a letter and its length, that of an error is E.
+    let mut head = [0; 5];
+    if stream.write_all(&message).is_err() {
+        return false;
+    }
+    loop {
+        if stream.read_exact(&mut head).is_err() || head[0] == b'E' {
+            return false;
+        }
+        if head[0] == b'Z' {
+            return true;
+        }
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]).saturating_sub(4);
+        if std::io::copy(&mut Read::by_ref(&mut stream).take(length.into()), &mut std::io::sink()).is_err() {
+            return false;
+        }
+    }
+}
