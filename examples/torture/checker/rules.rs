@@ -320,8 +320,9 @@ fn losses(run: &Run, verdict: &mut Verdict) {
         let is_fine = match error.as_str() {
             "cancelled" | "timed_out" => true,
             "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
-            // A short wait ends with the trouble that stands, also where a longer one would have seen its end.
-            "store" => ask.asked.wait.is_some_and(|wait| wait > 0 && wait < run.terms.slack),
+            // A short wait ends with the trouble that stands, or while its request is under way, also where a longer one
+            // would have seen its end.
+            "store" | "ambiguous" => ask.asked.wait.is_some_and(|wait| wait > 0 && wait < run.terms.slack),
             _ => false,
         };
         // Also what happened to the one who has left it.

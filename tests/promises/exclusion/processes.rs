@@ -50,8 +50,11 @@ fn worker(store: &Shared, lease: Duration) -> Worker {
 /// What is left of the holder's lease, and when that was seen.
 fn left(store: &Shared) -> (Duration, Instant) {
     store.measure();
-    let status = (store.client)().get("job").expect("a look").expect("a row");
-    (status.holders()[0].remaining().expect("a lease with an end"), Instant::now())
+    let client = (store.client)();
+    // Before the look: nobody may get it earlier than this and what is left then.
+    let seen = Instant::now();
+    let status = client.get("job").expect("a look").expect("a row");
+    (status.holders()[0].remaining().expect("a lease with an end"), seen)
 }
 
 /// The waiter gets the lock of a holder that is gone at the end of its lease: not before, not much after.
