@@ -221,14 +221,15 @@ impl Family {
             at_end,
         };
         let hold = Hold::new(granted, setup, callbacks);
-        // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there.
-        if let Err(error) = hold.start().and_then(|()| self.check_open()) {
+        // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there,
+        // or release it already.
+        let made = hold.start().and_then(|()| self.check_open()).and_then(|()| hold.stands_at_least(terms.at_least));
+        if let Err(error) = made {
             let _ = hold.release(self.options.drop_timeout);
             hold.let_go();
             self.check_open()?;
             return Err(error);
         }
-        hold.stands_at_least(terms.at_least);
         Ok(hold)
     }
 
