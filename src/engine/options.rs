@@ -253,7 +253,8 @@ pub(crate) fn check_at_least(d: Duration, terms: &Terms, limits: Option<Limits>)
         ));
     }
     if terms.lease == Lease::Forever {
-        let right = "left out of a lock without end (lease_forever), which would stand for ever where its release fails";
+        let right =
+            "left out of a lock without end (lease_forever), which would stand for ever where its release fails";
         return Err(Error::invalid("hold_at_least", d, right));
     }
     let Some(limits) = limits else { return Ok(()) };
