@@ -225,7 +225,7 @@ impl<'a> Holding<'a> {
             (false, Err(why)) => {
                 let what = match every {
                     Some(every) if stands => {
-                        format!("could not be released, but stands for at least {} from its grant", words(every))
+                        format!("could not be released, but will stand for at least {} from the grant", words(every))
                     }
                     Some(_) => {
                         "may be free before the command is due again, so it may run again in this period".to_owned()

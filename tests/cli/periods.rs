@@ -173,7 +173,7 @@ fn what_does_not_stand_until_it_is_due_and_what_is_not_released_is_said() {
     let store = Store::new();
     let ran = run_where_is_refused(&store, "NEW.grant_id IS NOT OLD.grant_id");
     ends(&ran, 0, "ready\n");
-    let stands = "could not be released, but stands for at least 1 h from its grant";
+    let stands = "could not be released, but will stand for at least 1 h from the grant";
     assert!(ran.stderr.contains(stands), "{}", ran.stderr);
     for key in ["a", "b"] {
         let held = store.client().get(key).unwrap().unwrap();
