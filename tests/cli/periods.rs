@@ -24,6 +24,11 @@ fn ends(ran: &Ran, code: i32, stdout: &str) {
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), stdout), "{}", ran.stderr);
 }
 
+/// What a refusal says of the holder. A clock that is known to the second can be a moment behind that of the grant.
+fn ends_in_an_hour(ran: &Ran) -> bool {
+    ["59 min", "1 h ("].iter().any(|left| ran.stderr.contains(&format!("its lease ends in {left}")))
+}
+
 fn cases(shared: &Shared) {
     let ran = |key, options: &[&str], script| run(&mut job(shared, key, options, script));
     // However the command ends.
@@ -31,7 +36,7 @@ fn cases(shared: &Shared) {
         ends(&ran(key, &["--hold-at-least", "1h"], script), code, "");
         let held = ran(key, &["--try"], "echo never");
         ends(&held, 75, "");
-        assert!(held.stderr.contains("its lease ends in 59 min"), "{}", held.stderr);
+        assert!(ends_in_an_hour(&held), "{}", held.stderr);
     }
 
     let every = |options: &[&str], script| ran("nightly", &[&["--every", "1h"], options].concat(), script);
@@ -42,11 +47,7 @@ fn cases(shared: &Shared) {
         let early = every(options, "echo never");
         ends(&early, 79, "");
         assert!(early.stderr.contains("not due, since it ran in this period or runs now"), "{}", early.stderr);
-        assert!(
-            early.stderr.contains("held by \"ann\"") && early.stderr.contains("ends in 59 min"),
-            "{}",
-            early.stderr
-        );
+        assert!(early.stderr.contains("held by \"ann\"") && ends_in_an_hour(&early), "{}", early.stderr);
     }
     let early = every(&["--json"], "echo never");
     let told: Value = serde_json::from_str(&early.stderr).unwrap();
