@@ -138,7 +138,8 @@ impl LockGuard {
     ///
     /// # Errors
     /// `Lost` when the lock is not held any more; `InvalidInput` as for a request; `Store` when the renewal was not
-    /// answered: the lock is still held, and it can be called again.
+    /// answered: the lock is still held, and it can be called again. After such an error the store may have noted the time
+    /// all the same: if the lock is then lost and no release gets through, nobody gets it before that time.
     ///
     /// # Example
     /// ```
@@ -147,7 +148,7 @@ impl LockGuard {
     /// let client = leasehold::LockClient::connect("memory:")?;
     /// let guard = client.lock("nightly-report")?;
     /// // .. the report is made; had it failed, another host could try at once.
-    /// guard.hold_at_least(Duration::from_secs(23 * 3600))?;
+    /// guard.hold_at_least(Duration::from_secs(20 * 3600))?;
     /// guard.release()?;
     /// assert!(client.try_lock("nightly-report")?.is_none());
     /// # Ok::<(), leasehold::Error>(())

@@ -54,9 +54,17 @@ macro_rules! setters {
             /// release, a drop or a close before that, and the death of the process, leave it standing until then, with
             /// nobody to renew it; others are refused and see the owner. So a job that is over in a second does not run
             /// again on a host that starts it a little later. A lease that is shorter lasts as long at first, and a release
-            /// is a read and a write. Whoever takes the lock away ([`unlock`](crate::LockClient::unlock),
-            /// [`force_release`](crate::LockClient::force_release), [`SameOwner::Replace`](crate::SameOwner::Replace)) frees
-            /// it at once. Refused with [`lease_until`](Self::lease_until). Defaults to nothing.
+            /// is a read and a write. Whoever must have the lock sooner calls
+            /// [`force_release`](crate::LockClient::force_release), or asks for it with
+            /// [`SameOwner::Replace`](crate::SameOwner::Replace). What is left standing has a lock id of its own, so that no
+            /// group renews or releases it; [`unlock_key`](crate::LockClient::unlock_key) with the id that it shows does.
+            ///
+            /// The guard knows of it, not the lock: after [`into_lock`](crate::LockGuard::into_lock) whoever adopts the lock
+            /// asks for it anew, and [`release`](crate::LockClient::release) of a lock as data frees it at once. In SQLite it
+            /// is counted anew after a reboot; and outside Linux by each process from when it first sees it, so that one that
+            /// tries once never finds it over.
+            ///
+            /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever). Defaults to nothing.
             pub fn hold_at_least(mut self, least: Duration) -> Self {
                 self.spec.at_least = Some(least);
                 self

@@ -118,14 +118,16 @@ pub struct Run {
     /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
     /// the command ends
     ///
-    /// Also when leasehold is killed. `release --force` frees it at once.
+    /// Also when leasehold is killed, told to end as it gets the lock, or cannot start the command. `release --force` frees
+    /// it at once.
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days)]
     pub hold_at_least: Option<Duration>,
     /// Run the command only if it did not succeed within this time before; tries once unless --wait is given
     ///
-    /// Counted from the last start, by the store's clock, over all hosts. A command that ends with another code than 0,
-    /// and a host that dies, leave it due. At most 30 days. The lock stands until it is due again: what is started a
-    /// moment too early, as by cron each day, is not due, so say 23h for a day.
+    /// Counted from the last start, by the store's clock, over all hosts, with the period that was given then. A command
+    /// that ends with another code than 0 or is told to end, and a host that dies, leave it due. At most 30 days. The lock
+    /// stands until it is due again: what is started a moment too early, as by cron each day, is not due, so say 20h for a
+    /// day.
     #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days, conflicts_with = "shared")]
     pub every: Option<Duration>,
     /// The command with its arguments

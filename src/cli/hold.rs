@@ -1,6 +1,7 @@
 //! A command that runs while a lock is held.
 
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use crossbeam_channel::{Receiver, after, at, never, select, tick};
 use leasehold::{Error, ErrorKind, Loss};
@@ -209,22 +210,27 @@ impl<'a> Holding<'a> {
             };
             say(&format!("{name} was lost: {why}; the command has ended"));
         }
-        let every = every.filter(|_| ended == 0 && !was_lost);
-        let released = release(locks, lease_left, every);
+        // One that was told to end may have left its work undone, whatever its code says.
+        let every = every.filter(|_| ended == 0 && !was_lost && told_to_end.is_none());
+        let Release { stands, answer: released } = release(locks, lease_left, every);
         job.finish();
-        let is_unanswered = matches!(&released, Err(error) if !is_lost(error));
+        let is_unanswered = matches!(&released, Err(failed) if !failed.is_lost());
         let end = match (was_lost, released) {
             (true, _) => End::Lost(told_to_end),
             (false, Ok(())) => End::Command(ended),
-            (false, Err(Some(error))) if error.kind() == ErrorKind::Lost => {
-                say(&error.to_string());
+            (false, Err(failed)) if failed.is_lost() => {
+                say(&failed.to_string());
                 End::Lost(told_to_end)
             }
-            (false, Err(error)) => {
-                let why = error.map_or_else(|| "the store does not answer".to_owned(), |error| error.to_string());
+            (false, Err(why)) => {
                 let what = match every {
-                    Some(_) => "may be free before the command is due again, so it may run again in this period",
-                    None => "could not be released and ends with its lease",
+                    Some(every) if stands => {
+                        format!("could not be released, but will stand for at least {} from the grant", words(every))
+                    }
+                    Some(_) => {
+                        "may be free before the command is due again, so it may run again in this period".to_owned()
+                    }
+                    None => "could not be released and ends with its lease".to_owned(),
                 };
                 say(&format!("{name} {what}: {why}"));
                 End::Command(ended)
@@ -234,22 +240,50 @@ impl<'a> Holding<'a> {
     }
 }
 
-fn is_lost(error: &Option<Error>) -> bool {
-    error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Lost)
+/// Why it is not known that the lock was released.
+enum Unreleased {
+    Failed(Error),
+    NoAnswer,
+    NoThread(io::Error),
+}
+
+impl Unreleased {
+    fn is_lost(&self) -> bool {
+        matches!(self, Unreleased::Failed(error) if error.kind() == ErrorKind::Lost)
+    }
+}
+
+impl fmt::Display for Unreleased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unreleased::Failed(error) => error.fmt(f),
+            Unreleased::NoAnswer => f.write_str("the store does not answer"),
+            Unreleased::NoThread(error) => write!(f, "no thread could be started: {error}"),
+        }
+    }
+}
+
+/// How the locks were released.
+struct Release {
+    /// They stand until the command is due again, whatever became of the release.
+    stands: bool,
+    answer: Result<(), Unreleased>,
 }
 
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
-fn release(locks: Held, lease_left: Duration, every: Option<Duration>) -> Result<(), Option<Error>> {
-    let (done, released) = crossbeam_channel::bounded(1);
+fn release(locks: Held, lease_left: Duration, every: Option<Duration>) -> Release {
+    let (done, told) = crossbeam_channel::bounded(2);
     let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
     let spawned = thread.spawn(move || {
-        let stands = every.map_or(Ok(()), |every| locks.stand(every));
-        let released = locks.release();
-        let _ = done.send(stands.and(released).map_err(Some));
+        let stood = every.map_or(Ok(()), |every| locks.stand(every));
+        let _ = done.send(stood.clone());
+        let _ = done.send(stood.and(locks.release()));
     });
-    // Where no thread could be started the guard was dropped, and its drop released.
-    if spawned.is_err() {
-        return Ok(());
+    if let Err(error) = spawned {
+        // The guard was dropped, and its drop released: only that it stands is missing.
+        return Release { stands: false, answer: every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error))) };
     }
-    released.recv_timeout(lease_left.max(LAST_TRY)).unwrap_or(Err(None))
+    let by = Instant::now() + lease_left.max(LAST_TRY);
+    let told = || told.recv_deadline(by).map_or(Err(Unreleased::NoAnswer), |told| told.map_err(Unreleased::Failed));
+    Release { stands: told().is_ok(), answer: told() }
 }

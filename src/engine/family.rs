@@ -221,14 +221,15 @@ impl Family {
             at_end,
         };
         let hold = Hold::new(granted, setup, callbacks);
-        // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there.
-        if let Err(error) = hold.start().and_then(|()| self.check_open()) {
+        // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there,
+        // or release it already.
+        let made = hold.start().and_then(|()| self.check_open()).and_then(|()| hold.stands_at_least(terms.at_least));
+        if let Err(error) = made {
             let _ = hold.release(self.options.drop_timeout);
             hold.let_go();
             self.check_open()?;
             return Err(error);
         }
-        hold.stands_at_least(terms.at_least);
         Ok(hold)
     }
 
@@ -350,13 +351,36 @@ impl Drop for Family {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::orders::{LEASE, spec};
+    use crate::engine::spec::Chain;
     use crate::store::memory::Memory;
+    use crate::store::{Acquired, Consistency, Which};
 
     struct Nothing;
 
     impl EndsFirst for Nothing {
         fn ask_to_end(&self, _: Instant) {}
         fn wait_for_end(&self, _: Instant) {}
+    }
+
+    #[test]
+    fn a_grant_of_which_a_close_leaves_no_guard_is_freed_at_once() {
+        let clock = Clock::system();
+        let store = Arc::new(Memory::open("", clock.clone()));
+        let family = Family::new(store.clone(), clock.clone(), ClientOptions::default());
+        let (by, sent) = (Deadline::after(Duration::from_secs(60)), clock.now());
+        let mut spec = spec();
+        spec.terms.at_least = 2 * LEASE;
+        let mut attempt = spec.attempt(store.info().grant_form.fresh(), 2 * LEASE);
+        attempt.sends = 1;
+        let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
+        let held_until = spec.terms.held_until(sent, holder.until, now);
+        let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
+        family.close(Duration::from_secs(60)).expect("nothing is held");
+        let error = family.hold(granted, spec.terms, Callbacks::default()).err().expect("it is closed");
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        let page = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).expect("a page");
+        assert!(page.records.iter().all(|seen| seen.record.exclusive.is_none()));
     }
 
     #[test]

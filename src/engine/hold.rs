@@ -110,6 +110,8 @@ pub(super) struct State {
     pub last_error: Option<Error>,
     /// The grant stands for so long, however the hold ends.
     pub at_least: Duration,
+    /// The same where that is being asked for, and may be answered at any moment.
+    pub asked_least: Vec<Duration>,
     pub callbacks: Callbacks,
     /// When the heartbeat must be started; `None` once it was.
     start_at: Option<BootTime>,
@@ -170,6 +172,7 @@ impl Hold {
                 last_error: None,
                 // Whoever was not given the guard is owed nothing.
                 at_least: Duration::ZERO,
+                asked_least: Vec::new(),
                 callbacks,
                 start_at: Some(granted_at + heartbeat::first_after(&setup.terms)),
                 heartbeat: None,

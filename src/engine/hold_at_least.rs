@@ -32,7 +32,8 @@ enum Look {
 }
 
 impl Hold {
-    /// From now on the grant stands for `least`, counted from its begin. Anything but `Renewed`: it stays as it was.
+    /// From now on the grant stands for `least`, counted from its begin. Anything but `Renewed`: nobody is owed that, but
+    /// a release at the same time may have kept it.
     pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {
         check_at_least(least, &self.setup.terms, self.setup.backend.info().limits)?;
         let left = least.saturating_sub(self.setup.clock.now().since(self.grant.at));
@@ -40,35 +41,59 @@ impl Hold {
             // It was held for so long.
             return Ok(Beat::Renewed);
         }
+        // Before the renewal, since a release may begin as soon as it is answered.
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held {
+                return Ok(Beat::Over);
+            }
+            state.asked_least.push(least);
+        }
         let beat = self.renew_for(left);
+        let mut state = self.state.lock();
+        if let Some(at) = state.asked_least.iter().position(|asked| *asked == least) {
+            state.asked_least.swap_remove(at);
+        }
         if beat == Beat::Renewed {
-            self.stands_at_least(least);
+            state.at_least = state.at_least.max(least);
         }
         Ok(beat)
     }
 
-    /// The same for a grant that was made for so long.
-    pub fn stands_at_least(&self, least: Duration) {
+    /// The same for a grant that was made for so long, now that its guard can be given to its user: an error once a
+    /// `close` has begun to release it, for then nobody gets the guard.
+    pub fn stands_at_least(&self, least: Duration) -> Result<()> {
         let mut state = self.state.lock();
-        state.at_least = state.at_least.max(least);
+        if matches!(state.phase, Phase::Releasing | Phase::Over) {
+            return Err(self.error(ErrorKind::Lost, "it is released already"));
+        }
+        state.at_least = least;
+        Ok(())
     }
 
-    pub(super) fn has_least(&self) -> bool {
-        !self.state.lock().at_least.is_zero()
+    fn least(&self) -> Duration {
+        let state = self.state.lock();
+        state.asked_least.iter().copied().fold(state.at_least, Duration::max)
+    }
+
+    /// Whether its least time is still to come, by this host's clock. It is counted from when the grant was answered,
+    /// which is later than when the store began to count.
+    pub(super) fn must_stand(&self) -> bool {
+        self.setup.clock.now() < self.grant.at + self.least()
     }
 
     /// Ends the hold before its least time is over.
     pub(super) fn keep(&self, before: Phase, by: Instant) -> Kept {
         let least = match before {
             Phase::Lost(LostBy::Store) => Duration::ZERO,
-            _ => self.state.lock().at_least,
+            _ => self.least(),
         };
         if least.is_zero() {
             return Kept::No(before);
         }
-        // It stands until its lease ends, which is after that time.
+        // Nothing is asked first: while it must stand it does so until its lease ends, which is later.
         if matches!(before, Phase::Lost(_)) && self.is_expired() {
-            return Kept::Yes(Ok(()));
+            return if self.must_stand() { Kept::Yes(Ok(())) } else { Kept::No(before) };
         }
         let (mut phase, mut failures) = (before, 0);
         loop {

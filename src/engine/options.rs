@@ -252,6 +252,11 @@ pub(crate) fn check_at_least(d: Duration, terms: &Terms, limits: Option<Limits>)
             "left out where lease_until ends the lease at a time of its own",
         ));
     }
+    if terms.lease == Lease::Forever {
+        let right =
+            "left out of a lock without end (lease_forever), which would stand for ever where its release fails";
+        return Err(Error::invalid("hold_at_least", d, right));
+    }
     let Some(limits) = limits else { return Ok(()) };
     let no_place = |error| Error::new(ErrorKind::InvalidInput, format!("hold_at_least is {d:?}, but {error}"));
     limits.check_lease(Lease::For(d)).map_err(no_place)

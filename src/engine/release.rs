@@ -169,8 +169,8 @@ impl Hold {
 
     /// Gives the grant up in the background.
     fn give_up_later(&self) {
-        // What must stand for longer than this ends with its lease. And locked by another release, which is under way.
-        if !self.has_least()
+        // What must stand ends with its lease. And `spare` is locked by another release, which is under way.
+        if !self.must_stand()
             && let Some(spare) = self.requests.spare.try_lock()
         {
             self.setup.undo.push(spare.without_native());

@@ -267,7 +267,7 @@ pub enum KeepAnswer {
 }
 
 /// Ends a grant before it was held for `least`: until then its place is kept by an entry that nobody can renew, since
-/// no guard has its grant id, `kept_as`.
+/// no guard has its grant id, `kept_as`, and no group its lock id, which is the same text.
 pub fn keep_standing(
     record: &LockRecord,
     grant: &GrantId,
@@ -283,6 +283,7 @@ pub fn keep_standing(
         Some(holder) if Lease::For(least).end(holder.created).is_after(times.expired_before) => {
             holder.until = Lease::For(least).end(holder.created);
             holder.grant = kept_as.clone();
+            kept_as.as_str().clone_into(&mut holder.lock_id);
             Step::write(KeepAnswer::Kept, next)
         }
         _ => Step::keep(KeepAnswer::Over),

@@ -183,7 +183,7 @@ fn a_grant_that_ends_too_early_keeps_its_place_under_an_id_that_nobody_has() {
         let kept = step.record.expect("it is written");
         let (before, after) = (record.exclusive.clone().unwrap(), kept.exclusive.clone().unwrap());
         assert_eq!((after.until, after.grant.as_str()), (End::At(at(least as i64)), "b"));
-        assert_eq!((after.token, after.created, &after.lock_id), (before.token, before.created, &before.lock_id));
+        assert_eq!((after.token, after.created, &*after.lock_id), (before.token, before.created, "b"));
         assert_eq!((kept.token, kept.version), (record.token, record.version + 1));
         assert_eq!(renew(&kept, &grant("a"), Renewal::heartbeat(Lease::Forever), &now(49)).answer, RenewAnswer::Lost);
         // Once more it is the same.

@@ -1,14 +1,14 @@
 //! A minimum hold: the lock stands for so long, however it is ended.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::internals::builder_over;
 use leasehold::internals::lease::{End, Lease};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
+use leasehold::{ErrorKind, Event, LockClient, LockGuard, LockStatus, LossReason, Observer};
 
 use crate::api::{LONG, MINUTE, on_every_store};
 use crate::support::between::{Between, When};
@@ -71,10 +71,6 @@ fn a_lock_stands_for_its_least_time_however_its_hold_ends() {
                 assert!(rival.try_lock(&key).unwrap().unwrap().fencing_token() > token);
             }
         }
-        let client = store.client();
-        let guard = client.request("endless").lease_forever().hold_at_least(HOUR).lock().unwrap();
-        drop(guard);
-        store.is_kept("endless", HOUR);
     });
 }
 
@@ -244,6 +240,79 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
 }
 
 #[test]
+fn once_its_least_time_is_over_an_end_without_an_answer_is_repeated_and_a_lost_hold_released() {
+    on_every_store(|store| {
+        let (client, faults) = store.faulty();
+        let all = client.request_all(["k"]).each(|one| one.lease(HOUR)).lock().unwrap();
+        all.guards()[0].hold_at_least(LONG).unwrap();
+        store.advance(LONG + MINUTE);
+        faults.always(Call::Read, Fault::LostBefore);
+        drop(all);
+        faults.heal();
+        client.close().unwrap();
+        assert_eq!(store.record("k").exclusive, None, "it is given up in the background");
+
+        let client = store.client();
+        let guard = client.request("k").lease(LONG).hold_at_least(Duration::from_secs(1)).lock().unwrap();
+        store.advance(LONG);
+        let loss = guard.loss().wait_timeout(LONG).expect("it is lost");
+        assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
+        drop(guard);
+        assert_eq!(store.record("k").exclusive, None, "one release is sent");
+    });
+}
+
+#[test]
+fn what_is_kept_belongs_to_no_group() {
+    on_every_store(|store| {
+        let client = store.client();
+        let member = |key: &str| client.request(key).lock_id("group");
+        let (kept, sibling) = (member("a").hold_at_least(HOUR).lock().unwrap(), member("b").lock().unwrap());
+        let token = kept.fencing_token();
+        drop(kept);
+        let stands = store.record("a");
+        let keys = |locks: Vec<LockStatus>| locks.iter().map(|lock| lock.key().to_owned()).collect::<Vec<_>>();
+        assert_eq!(keys(client.renew("group", 2 * HOUR).unwrap()), ["b"]);
+        assert_eq!(keys(client.unlock("group").unwrap()), ["b"]);
+        assert_eq!(store.record("a"), stands);
+        drop(sibling);
+        // The id that it has now frees it.
+        let held = client.get("a").unwrap().unwrap();
+        let id = held.holders()[0].lock_id();
+        assert_eq!((held.fencing_token(), id == "group"), (token, false));
+        assert_eq!(client.unlock_key("a", id).unwrap().len(), 1);
+        assert_eq!(store.record("a").exclusive, None);
+    });
+}
+
+/// Closes its client as soon as a renewal is answered.
+#[derive(Default)]
+struct Closes(Mutex<Option<LockClient>>);
+
+impl Observer for Closes {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Renewed { .. } = event
+            && let Some(client) = { self.0.lock().unwrap().take() }
+        {
+            client.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_close_that_comes_while_a_guard_asks_for_it_knows_of_it() {
+    on_every_store(|store| {
+        let closes = Arc::new(Closes::default());
+        let client = store.builder().observer(closes.clone()).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        *closes.0.lock().unwrap() = Some(client);
+        guard.hold_at_least(HOUR).expect("it was held when that was answered");
+        assert!(!guard.is_held());
+        store.is_kept("k", HOUR);
+    });
+}
+
+#[test]
 fn whoever_lost_it_writes_nothing() {
     on_every_store(|store| {
         let (client, rival) = (store.client(), store.rival());
@@ -290,12 +359,16 @@ fn what_makes_no_sense_is_refused_and_nothing_is_written() {
         }
         let end = SystemTime::now() + HOUR;
         refused(client.request("k").lease_until(end).hold_at_least(MINUTE).lock().unwrap_err(), "lease_until");
+        refused(client.request("k").lease_forever().hold_at_least(MINUTE).lock().unwrap_err(), "lease_forever");
         refused(client.request("k").hold_at_least(MINUTE).acquire().unwrap_err(), "without a guard");
         let all = client.request_all(["k"]).each(|one| one.hold_at_least(MINUTE));
         refused(all.lock().unwrap_err(), "once all are held");
         assert!(!store.record("k").exists());
         let guard = client.lock("k").unwrap();
         refused(guard.hold_at_least(days(31)).unwrap_err(), "at most 30 days");
+        drop(guard);
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        refused(guard.hold_at_least(MINUTE).unwrap_err(), "lease_forever");
         drop(guard);
         assert!(client.try_lock("k").unwrap().is_some());
         let guard = client.lock("k").unwrap();
