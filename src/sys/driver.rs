@@ -225,6 +225,9 @@ mod tests {
         let make = |panics: bool| move |_| async move { assert!(!panics, "as asked") };
         assert_eq!(driver.run(&soon(), make(true)), Err(Stopped::Panicked));
         assert_eq!(driver.run(&soon(), make(false)), Ok(()));
+        // Also where the future is only being made.
+        let unmade = |_| -> std::future::Ready<()> { panic!("as asked") };
+        assert_eq!(driver.run(&soon(), unmade), Err(Stopped::Panicked));
         let init = || async { panic!("as asked") };
         let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
         assert!(Driver::<u32>::start(&soon(), init, over).unwrap_err().to_string().contains("Panicked"));
@@ -238,6 +241,38 @@ mod tests {
         drop(driver);
         let thread = dropped.recv_timeout(Duration::from_secs(5)).unwrap();
         assert_eq!(thread.as_deref(), Some("leasehold-driver"));
+    }
+
+    #[test]
+    fn a_start_that_takes_too_long_says_so() {
+        let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
+        let by = Deadline::after(Duration::from_millis(20));
+        let error = Driver::<u32>::start(&by, || std::future::pending(), over).unwrap_err();
+        assert!(error.to_string().contains("Over"), "{error}");
+    }
+
+    /// SDKs start tasks when their last part is dropped, which may be that of a task that never ended.
+    #[test]
+    fn what_it_owns_is_dropped_inside_the_runtime() {
+        struct Starts(crossbeam_channel::Sender<bool>);
+        impl Drop for Starts {
+            fn drop(&mut self) {
+                let _ = self.0.send(tokio::runtime::Handle::try_current().is_ok());
+            }
+        }
+        let (told, dropped) = crossbeam_channel::unbounded();
+        let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
+        let driver = Driver::start(&soon(), || async { Ok(Starts(told)) }, over).unwrap();
+        let task = |owned: Rc<Starts>| async move {
+            let endless = async move {
+                let _owned = owned;
+                std::future::pending::<()>().await
+            };
+            drop(tokio::task::spawn_local(endless));
+        };
+        assert_eq!(driver.run(&soon(), task), Ok(()));
+        drop(driver);
+        assert_eq!(dropped.recv_timeout(Duration::from_secs(20)), Ok(true));
     }
 
     /// Measures, too: `cargo test --release --lib --features dynamodb -- --nocapture the_way`

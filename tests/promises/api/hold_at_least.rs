@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::internals::builder_over;
 use leasehold::internals::lease::{End, Lease};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockClient, LockGuard, LockStatus, LossReason, Observer};
 
 use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::bench::builder_over;
 use crate::support::between::{Between, When};
 use crate::support::stores::Opened;
 use crate::support::wait::wait_until;
@@ -22,7 +22,7 @@ impl Opened {
     fn faulty(&self) -> (LockClient, FaultPlan) {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
-        let builder = builder_over(faulty, self.clock.clone()).drop_timeout(Duration::from_secs(1));
+        let builder = builder_over(faulty, self.clock.clone()).drop_timeout(Duration::from_secs(5));
         (builder.connect().unwrap(), faults)
     }
 
