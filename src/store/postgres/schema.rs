@@ -53,6 +53,14 @@ impl Postgres {
                 }
                 let found = self.made(by)?;
                 self.check(&found)?;
+                // IF NOT EXISTS makes nothing where the name is another thing's.
+                let missing_still = self.statements_for(&found).join("; ");
+                if !missing_still.is_empty() {
+                    return Err(PostgresError::Schema(format!(
+                        "the table {table} lacks an index whose name another table's or an invalid one has; rename or drop \
+                         that, and try again: {missing_still}"
+                    )));
+                }
                 Ok(if is_missing {
                     right("was made")
                 } else {

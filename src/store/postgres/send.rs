@@ -181,7 +181,11 @@ impl Owned {
         let (first, hear) = (self.first.get(), Rc::new(hear));
         let share = CONNECTION / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
         let mut failed = (Fate::NotDone, PostgresError::NotSent);
+        let until = Instant::now() + CONNECTION;
         for at in 0..self.hosts.len() {
+            // One that is only slow, as the primary may be, gets all that the others leave, once it is the last.
+            let is_last = at + 1 == self.hosts.len();
+            let share = if is_last { until.saturating_duration_since(Instant::now()) } else { share };
             let host = (first + at) % self.hosts.len();
             let mut trying = Trying { owned: self, host, is_over: false };
             let hear = hear.clone();

@@ -95,6 +95,20 @@ fn a_table_that_is_not_kept_is_refused() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{error}");
 }
 
+/// The indexes of a table that is renamed keep their names.
+#[test]
+fn an_index_whose_name_is_taken_is_told() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    rows.sql("ALTER TABLE {T} RENAME TO {T}_old");
+    let made = store.schema(Schema::Create, &soon());
+    rows.sql("DROP TABLE {T}_old");
+    let error = made.unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("_grant_id"), "{error}");
+    assert!(store.schema(Schema::Create, &soon()).unwrap().contains("lacked"));
+}
+
 /// An index whose key is not both columns keeps no rival out of a fenced transaction.
 #[test]
 fn only_an_index_that_protects_the_fence_will_do() {
