@@ -56,7 +56,8 @@ const SESSION: &str = "SELECT current_setting('server_version_num'), version(), 
      (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, set_config('statement_timeout', '10s', false), \
      set_config('lock_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), \
      set_config('client_min_messages', 'warning', false), \
-     (SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout')";
+     (SELECT string_agg(set_config(name, '0', false), '') FROM pg_settings \
+     WHERE name IN ('idle_session_timeout', 'transaction_timeout'))";
 
 /// What a connection is asked first: the schema of this table by the user's own search path; and from then on nothing is
 /// found but what the server brings, since others may make functions and operators in the schemas of that path.

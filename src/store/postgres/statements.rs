@@ -71,7 +71,7 @@ const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.
      AND i.indisvalid AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnatts = 2 AND i.indnkeyatts = 2 \
      AND 2 = (SELECT count(*) FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = i.indrelid \
      AND a.attnum = ANY (i.indkey::smallint[]) AND a.attname IN ('grant_id', 'key')))";
-const FORMAT: &str = "format LIKE '1.%'";
+const FORMAT: &str = "format ~ '^1[.][0-9]{1,4}$'";
 
 impl Statements {
     pub fn of(table: &str) -> Self {
@@ -108,6 +108,7 @@ impl Statements {
         let grantable = |row: &str| {
             format!(
                 "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {row}.shared IS NULL AND {row}.{FORMAT} \
+                 AND {row}.version > 0 AND {row}.fence >= 0 AND array_position({row}.pins, NULL) IS NULL \
                  AND NOT coalesce({row}.given_up ? $2, false)"
             )
         };
@@ -121,10 +122,11 @@ impl Statements {
         let asked = format!("CASE WHEN $3::bigint IS NULL THEN 'infinity' ELSE {} END", end("$3"));
         let nobody = "grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, comment = NULL, token = NULL, \
                       created = NULL, renewed = NULL, until = NULL";
-        // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. To wait for the disk
+        // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. Who gave up must be
+        // remembered. To wait for the disk
         // would also let all commits that tell something wait for each other.
         let loose = format!(
-            "set_config('synchronous_commit', CASE WHEN (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
+            "set_config('synchronous_commit', CASE WHEN $3 OR (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
              THEN {LEVEL} ELSE 'off' END, true)"
         );
         let gives_up = format!(

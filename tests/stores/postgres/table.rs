@@ -223,6 +223,25 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
     }
 }
 
+/// What could not be read afterwards would be granted to nobody.
+#[test]
+fn a_free_row_that_is_damaged_is_not_granted() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for damage in ["kind = 'x'", "version = 0", "fence = -2", "format = '1.x'", "pins = ARRAY[NULL]::text[]"] {
+        rows.sql("DELETE FROM {T}");
+        let mut a = exclusive(&store, "bad");
+        granted(&store, &mut a);
+        release(&store, &mut a);
+        rows.sql(&format!("UPDATE {{T}} SET {damage}"));
+        let row = rows.sql("SELECT * FROM {T}");
+        let error = store.acquire(&mut exclusive(&store, "bad"), &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("damaged"), "{damage}: {error}");
+        assert_eq!(rows.sql("SELECT * FROM {T}"), row, "{damage}");
+    }
+}
+
 #[test]
 fn times_of_any_size_come_back() {
     needs_server!();
