@@ -6,13 +6,16 @@
 //!
 //! # The URL
 //! `postgres://USER:PASSWORD@HOST:PORT/DATABASE?table=leasehold`, or `postgresql:`; several hosts with commas between them,
-//! of which the one that is the primary is used; a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
+//! of which the one that is the primary is used (they are asked one after the other, each for its share of three seconds,
+//! beginning with the one that worked last); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
 //! options are libpq's: `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`. `sslmode` may be
 //! `disable` or `prefer`, and **both are without TLS in this version**; anything else is refused. Environment variables
 //! (`PGPASSWORD`, ..), password files and services are not read.
 //!
-//! `table` may name a schema, too: `app.leasehold`. Servers of versions 13 to 17 will do; 15 is tested.
+//! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
+//! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
+//! that our sessions search nothing but `pg_catalog`. The oldest version that is not refused is 13; 15 is tested.
 //!
 //! # Rights
 //! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table, `USAGE` on its schema, and `CONNECT` to the database, for all
@@ -21,23 +24,52 @@
 //! # Cost
 //! | step | statements |
 //! |---|---|
-//! | exclusive: acquire, also refused or repeated; renew; release; transfer | 1 |
+//! | exclusive: acquire, also refused; renew; release; transfer | 1 |
 //! | shared: each of them | 2, and 2 more for each that another was faster |
+//! | an acquire that is repeated and finds its grant | 1 more |
 //! | give up what was granted; what was not | 1; 3 |
 //! | read a key; a page of 200 rows | 1 |
 //!
 //! A client has one connection while nothing else is needed, and never more than nine: four for those who want a lock,
-//! four for heartbeats, releases and the rest, and one that listens while somebody waits.
+//! four for heartbeats, releases and the rest, and one that listens while somebody waits. Of the four for holders at most
+//! two at a time serve releases and shared locks, which may wait for somebody's transaction. A refusal locks nothing and
+//! writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made.
 //!
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
-//! `synchronous_commit` says by default. The release of a lease with an end does not wait for that. After the failover to an asynchronous
+//! `synchronous_commit` says by default. The release of a lease with an end does not wait for that. A grant
+//! whose answer did not come and that is found by the repeat is answered only after another commit on its row. After the failover to an asynchronous
 //! standby a grant of the last moment may be missing: two may then believe that they hold the lock. Tokens rise by time,
 //! so the later holder has the higher one where the servers' clocks differ by less than what was lost.
 //!
-//! # A pooler
-//! No statement is prepared and nothing is kept in a session but time limits and `LISTEN`. That a pooler in transaction
-//! mode will do was not tried.
+//! **The server's clock must not jump.** Every server that may become the primary must have a clock that differs from the
+//! others' by less than the margin by which a holder stops early. Failover to one that is ahead by more ends leases while
+//! their holders still believe in them, also with a synchronous standby; so does an NTP step of a primary. There is no grace time here.
+//!
+//! A table that is `UNLOGGED` or no plain table is refused. With `fsync = off` a crash of the machine may lose grants.
+//!
+//! # Neighbours at the server
+//! * A transaction that asserts a **shared** lock ([`AssertIn`]) makes the heartbeats of **all** holders of that key wait,
+//!   also those of other processes: it must be shorter than what is left of the shortest of their leases.
+//! * A commit that tells waiters takes one lock in the whole cluster, until it is on disk and on the synchronous standby.
+//!   While a standby hangs, shared releases, `force_release` and `purge` hang in it, and every other program's `NOTIFY`.
+//! * A session anywhere in the cluster that listens and stays in one transaction for days lets the queue of notifications
+//!   fill. Then releases go on, but nobody is told: waiters look at the lease's end, and now and then.
+//! * A snapshot that is kept open for days (idle in transaction, a replication slot) keeps each heartbeat's dead row, and
+//!   all steps on that key become slow. Set `idle_in_transaction_session_timeout`.
+//!
+//! # This store is new: its limits
+//! * **No TLS.** Use a trusted network or a tunnel.
+//! * **Failover was not measured with replicas.** A crash, a restart, a promotion of a single server, a standby that never answers and a silent
+//!   host are tested; a real failover between two machines is not.
+//! * **A pooler must be in session mode.** PgBouncer in transaction or statement mode is not supported: it lets a session listen and
+//!   nothing comes, our time limits and search path end up in other programs' sessions, and theirs in ours. A client tells
+//!   itself a word when it begins to listen, and where that does not come it logs a warning once and polls; an idle pooler
+//!   can pass that test by chance. PgBouncer in session mode was not tried either.
+//! * **A listener behind a proxy may go deaf unnoticed**, when the proxy stays up and loses the server: waiters then look
+//!   only now and then, until they are done or the connection ends.
+//! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row: use exclusive
+//!   locks, or longer leases, where that is so.
 
 use std::future::Future;
 
@@ -72,7 +104,8 @@ pub fn builder(config: Config, table: impl Into<String>) -> ClientBuilder {
 /// Lets a user's own transaction in the same database be committed only while a lock or lease is held.
 pub trait AssertIn: Fenced {
     /// Asserts in `transaction`. From then on a rival's takeover waits for its end; the guard's own heartbeats go on (those
-    /// of a shared lock wait, too, so a transaction under one must be shorter than what is left of its lease). A release
+    /// of a shared lock wait, of every holder of that key, so a transaction under one must be shorter than what is left of the
+    /// shortest of their leases). A release
     /// waits: drop the guard after the commit.
     ///
     /// Do not call it in a savepoint that may be rolled back: the assertion goes with it.

@@ -11,6 +11,30 @@ use crate::sys::deadline::Deadline;
 
 impl Postgres {
     pub(super) fn acquire_key(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
+        match self.ask_for(attempt, by)? {
+            Acquired::Granted { repeated: true, .. } => self.confirm(attempt, by),
+            acquired => Ok(acquired),
+        }
+    }
+
+    /// A grant that was found: what wrote it may not have waited for the standby, whose failover would take it back.
+    fn confirm(&self, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
+        let statement = Statement::new(&self.statements.confirm).text(&attempt.key);
+        let found = match self.write(by, Lane::Wanting, &attempt.key, statement)? {
+            Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+            Wrote::Answered(found) => found,
+            Wrote::Duplicate => None,
+        };
+        let holder =
+            found.as_ref().and_then(|found| Some((found.record.standing(attempt.grant())?.1.clone(), found.now)));
+        match holder {
+            Some((holder, now)) => Ok(Acquired::Granted { holder, repeated: true, now: now.time() }),
+            // It went meanwhile.
+            None => Ok(Acquired::Unknown(PostgresError::Unanswered { cause: None }.into())),
+        }
+    }
+
+    fn ask_for(&self, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
         let ask = &attempt.ask;
         if ask.mode == Mode::Shared {
             return transactional::acquire(self, attempt, by);

@@ -95,8 +95,9 @@ impl PostgresError {
         };
         // Without its details, which show rows, and so grant ids.
         let cause = Cause::from(format!("{} ({})", answer.message(), answer.code().code()));
-        // The session ends with it: perhaps after the commit.
-        if stage == Stage::Sent && is_fatal(answer) {
+        // The session ends with it: perhaps after the commit. Or a proxy says so of its own connection to the server.
+        let is_open = ["08", "40003", "57P0"].iter().any(|class| answer.code().code().starts_with(class));
+        if stage == Stage::Sent && (is_open || is_fatal(answer)) {
             return (Fate::Unknown, PostgresError::Unanswered { cause: Some(cause) });
         }
         let (code, table) = (answer.code(), table.to_owned());

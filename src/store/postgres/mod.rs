@@ -74,18 +74,19 @@ impl Postgres {
 
     fn connect(options: PostgresOptions, by: &Deadline) -> Result<Postgres> {
         let info = StoreInfo::new(options.label(), "the PostgreSQL server's, clock_timestamp()", Postgres::MIN_LEASE);
-        let (table, config) = (options.table(), options.config());
+        let (table, hosts) = (options.table(), options.hosts());
         let (said, hears) = crossbeam_channel::bounded(1);
-        let name = table.name.clone();
+        let theirs = table.clone();
         let over = |_| PostgresError::NotSent.into();
         let init = move || async move {
-            let (owned, server) = send::Owned::new(config, Tls::None, name).await?;
+            let (owned, server) = send::Owned::new(hosts, Tls::None, theirs).await?;
             let _ = said.send(server);
             Ok(owned)
         };
         let driver = Driver::start(by, init, over)?;
         let server = hears.try_recv().map_err(|_| PostgresError::NotSent)?;
         let clocked = Mutex::new(Clocked::just(server.now));
+        let table = table.within(&server.schema);
         let statements = Statements::of(&table.quoted);
         Ok(Postgres { info, table, statements, clocked, driver })
     }

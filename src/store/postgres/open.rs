@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::{
-    AsyncMessage, Client, Config, Connection, Error as DriverError, NoTls, SimpleQueryMessage, Socket,
+    AsyncMessage, CancelToken, Client, Config, Connection, Error as DriverError, NoTls, SimpleQueryMessage, Socket,
 };
 
 use super::Postgres;
@@ -46,15 +46,31 @@ const OPTIONS: [&str; 18] = [
 const OLDEST: u32 = 130_000;
 /// A connection that carries nothing for so long is asked whether it still stands.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// How long a connection to one address may take.
+const ADDRESS: Duration = Duration::from_secs(1);
 
 /// What each session of ours sets, whatever the server's, the database's or the user's defaults are. What waits for a
 /// row longer than a request may take has nobody who waits for its answer. Settings of newer servers are set where they
 /// are known.
-pub(super) const SESSION: &str = "SELECT current_setting('server_version_num'), version(), \
+const SESSION: &str = "SELECT current_setting('server_version_num'), version(), \
      (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, set_config('statement_timeout', '10s', false), \
      set_config('lock_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), \
      set_config('client_min_messages', 'warning', false), \
-     (SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout')";
+     (SELECT string_agg(set_config(name, '0', false), '') FROM pg_settings \
+     WHERE name IN ('idle_session_timeout', 'transaction_timeout'))";
+
+/// What a connection is asked first: the schema of this table by the user's own search path; and from then on nothing is
+/// found but what the server brings, since others may make functions and operators in the schemas of that path.
+pub(super) fn session(table: &Table) -> String {
+    // One whose schema was named is looked for nowhere: who may not use that would get no session.
+    let table = if table.name.contains('.') { "NULL".to_owned() } else { format!("'{}'", table.quoted) };
+    format!(
+        "SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n \
+         ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE c.oid OPERATOR(pg_catalog.=) \
+         pg_catalog.to_regclass({table})::pg_catalog.oid), pg_catalog.current_schema(), 'public'); \
+         SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false); {SESSION}"
+    )
+}
 
 /// What `Postgres::open` needs to know.
 #[derive(Clone)]
@@ -74,8 +90,11 @@ impl PostgresOptions {
     /// From a URL of libpq's form, which the driver reads, but for the option that is ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let (rest, query) = url.split_once('?').unwrap_or((url, ""));
-        if query.contains('@') && !rest.contains('@') {
-            return Err(config("the postgres: URL is wrong: in a user name or password write ? as %3F"));
+        // Else a part of a password is taken for an option, and shown.
+        if query.contains('@') {
+            return Err(config(
+                "the postgres: URL is wrong: in a user name or password write ? as %3F, in an option @ as %40",
+            ));
         }
         let (mut seen, mut table, mut theirs) = (Vec::new(), None, Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -114,6 +133,11 @@ impl PostgresOptions {
         if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
             return Err(config("postgres: needs a host, like postgres://localhost/app?table=leasehold"));
         }
+        let (names, addresses) = (self.config.get_hosts().len(), self.config.get_hostaddrs().len());
+        let (count, ports) = (names.max(addresses), self.config.get_ports().len());
+        if names > 0 && addresses > 0 && names != addresses || ports > 1 && ports != count {
+            return Err(config("postgres: needs as many of host, of hostaddr and of port, or one port for all"));
+        }
         if !matches!(self.config.get_ssl_mode(), SslMode::Disable | SslMode::Prefer) {
             return Err(no_tls("require"));
         }
@@ -144,7 +168,8 @@ impl PostgresOptions {
         let mut parts = self.table.split('.').map(|part| format!("\"{part}\""));
         let first = parts.next().unwrap_or_default();
         let last = self.table.rsplit('.').next().unwrap_or_default().to_owned();
-        Table { quoted: parts.fold(first, |all, part| format!("{all}.{part}")), last, name: self.table.clone() }
+        let quoted = parts.fold(first, |all, part| format!("{all}.{part}"));
+        Table { quoted, last, name: self.table.clone() }
     }
 
     /// Scheme, hosts, database and table.
@@ -165,8 +190,44 @@ impl PostgresOptions {
         format!("postgres://{}/{database}.{}", hosts.join(","), self.table)
     }
 
+    /// The settings for each host alone: the driver asks one after the other, and one that says nothing would take the
+    /// time of all.
+    pub(super) fn hosts(&self) -> Vec<Config> {
+        let all = self.config();
+        let count = all.get_hosts().len().max(all.get_hostaddrs().len());
+        if count < 2 {
+            return vec![all];
+        }
+        let one = |at: usize| {
+            let mut one = Config::new();
+            match all.get_hosts().get(at) {
+                Some(Host::Tcp(name)) => drop(one.host(name)),
+                #[cfg(unix)]
+                Some(Host::Unix(folder)) => drop(one.host_path(folder)),
+                None => {}
+            }
+            all.get_hostaddrs().get(at).map(|address| one.hostaddr(*address));
+            all.get_ports().get(at).or(all.get_ports().first()).map(|port| one.port(*port));
+            all.get_user().map(|user| one.user(user));
+            all.get_password().map(|password| one.password(password));
+            all.get_dbname().map(|name| one.dbname(name));
+            all.get_options().map(|options| one.options(options));
+            all.get_application_name().map(|name| one.application_name(name));
+            all.get_connect_timeout().map(|limit| one.connect_timeout(*limit));
+            all.get_tcp_user_timeout().map(|limit| one.tcp_user_timeout(*limit));
+            all.get_keepalives_interval().map(|interval| one.keepalives_interval(interval));
+            all.get_keepalives_retries().map(|retries| one.keepalives_retries(retries));
+            one.keepalives(all.get_keepalives()).keepalives_idle(all.get_keepalives_idle());
+            one.ssl_mode(all.get_ssl_mode()).ssl_negotiation(all.get_ssl_negotiation());
+            one.channel_binding(all.get_channel_binding()).load_balance_hosts(all.get_load_balance_hosts());
+            one.target_session_attrs(all.get_target_session_attrs());
+            one
+        };
+        (0..count).map(one).collect()
+    }
+
     /// What a lock cannot do without, whatever the user's settings say.
-    pub(super) fn config(&self) -> Config {
+    fn config(&self) -> Config {
         let mut config = self.config.clone();
         // Of several hosts the one that is the primary.
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -176,6 +237,10 @@ impl PostgresOptions {
         // The driver's default are two hours, and nothing else notices a network that went away under a listener.
         if config.get_keepalives() && config.get_keepalives_interval().is_none() {
             config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE).keepalives_retries(2);
+        }
+        // One name may have several addresses.
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(ADDRESS);
         }
         config
     }
@@ -191,6 +256,17 @@ fn no_tls(mode: &str) -> Error {
     }
     // Not shown: it may be anything.
     config(&format!("the option sslmode must be disable or prefer{}", url::near(mode, &known)))
+}
+
+impl Table {
+    /// In this schema, where none was named.
+    pub fn within(self, schema: &str) -> Table {
+        if self.name.contains('.') {
+            return self;
+        }
+        let quoted = format!("\"{}\".{}", schema.replace('"', "\"\""), self.quoted);
+        Table { quoted, ..self }
+    }
 }
 
 /// The table's name.
@@ -224,6 +300,13 @@ impl Moving {
 }
 
 impl Tls {
+    /// Asks the server to end what it does on that connection.
+    pub async fn cancel(&self, what: &CancelToken) -> std::result::Result<(), DriverError> {
+        match self {
+            Tls::None => what.cancel_query(NoTls).await,
+        }
+    }
+
     pub async fn connect(&self, config: &Config) -> std::result::Result<(Client, Moving), DriverError> {
         match self {
             Tls::None => {
@@ -235,18 +318,22 @@ impl Tls {
 }
 
 /// What the server says of itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Server {
+    /// Where the table is, or is to be made.
+    pub schema: String,
     pub now: Micros,
 }
 
 impl Server {
-    /// From the answer to [`SESSION`]; an error says why it can't be used.
+    /// From the answer to [`session`]; an error says why it can't be used.
     pub fn of(said: &[SimpleQueryMessage]) -> std::result::Result<Server, PostgresError> {
-        let row = said.iter().find_map(|message| match message {
+        let mut rows = said.iter().filter_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
+        let schema = rows.next().and_then(|row| row.try_get(0).ok().flatten()).unwrap_or_default().to_owned();
+        let row = rows.last();
         let text = |column| row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or_default();
         let (number, version) = (text(0).parse::<u32>().unwrap_or(0), text(1));
         let others = [("Cockroach", "CockroachDB"), ("-YB-", "YugabyteDB"), ("Redshift", "Amazon Redshift")];
@@ -261,6 +348,6 @@ impl Server {
             )));
         }
         let now = text(2).parse().map_err(|_| PostgresError::Config("the server says no time".to_owned()))?;
-        Ok(Server { now: Micros(now) })
+        Ok(Server { schema, now: Micros(now) })
     }
 }

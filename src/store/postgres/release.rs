@@ -16,7 +16,7 @@ impl Postgres {
         }
         let statement = Statement::new(&self.statements.release).text(&attempt.key).text(attempt.grant().as_str());
         let statement = statement.flag(purpose == Purpose::GiveUp);
-        let found = match self.write(by, Lane::Holding, &attempt.key, statement)? {
+        let found = match self.write(by, Lane::Waiting, &attempt.key, statement)? {
             Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
             Wrote::Answered(Some(found)) => found,
             Wrote::Answered(None) if purpose == Purpose::Release => return Ok(Released::Free),

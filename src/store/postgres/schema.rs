@@ -12,14 +12,16 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
 /// The columns of the table with their types, and of its indexes their columns. No row where there is no table.
-const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), c.collname::text, false \
+const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), c.collname::text, 'column' \
      FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation \
      WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped \
      UNION ALL SELECT string_agg(a.attname::text, ',' ORDER BY k.place), \
-     CASE WHEN i.indisunique AND i.indpred IS NULL THEN 'unique' ELSE 'index' END, NULL, true FROM pg_index AS i \
+     CASE WHEN i.indisunique AND i.indpred IS NULL THEN 'unique' ELSE 'index' END, NULL, 'index' FROM pg_index AS i \
      CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (number, place) \
      JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number \
-     WHERE i.indrelid = to_regclass($1) AND i.indisvalid GROUP BY i.indexrelid, i.indisunique, i.indpred";
+     WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indislive AND i.indexprs IS NULL \
+     AND i.indnatts = i.indnkeyatts GROUP BY i.indexrelid, i.indisunique, i.indpred \
+     UNION ALL SELECT relkind::text, relpersistence::text, NULL, 'table' FROM pg_class WHERE oid = to_regclass($1)";
 
 /// What stands in the database.
 #[derive(Debug, Default)]
@@ -28,6 +30,8 @@ struct Made {
     columns: BTreeMap<String, (String, String)>,
     /// The columns of each index, and whether it is unique.
     indexes: Vec<(String, bool)>,
+    /// Why it is not one whose rows a crash keeps.
+    unkept: Option<&'static str>,
 }
 
 impl Postgres {
@@ -49,6 +53,14 @@ impl Postgres {
                 }
                 let found = self.made(by)?;
                 self.check(&found)?;
+                // IF NOT EXISTS makes nothing where the name is another thing's.
+                let missing_still = self.statements_for(&found).join("; ");
+                if !missing_still.is_empty() {
+                    return Err(PostgresError::Schema(format!(
+                        "the table {table} lacks an index whose name another table's or an invalid one has; rename or drop \
+                         that, and try again: {missing_still}"
+                    )));
+                }
                 Ok(if is_missing {
                     right("was made")
                 } else {
@@ -76,14 +88,17 @@ impl Postgres {
         let statement = Statement::new(&LOOK.into()).text(&self.table.quoted);
         let rows = self.ask(by, Lane::Holding, statement, |row| {
             let text = |column| row.try_get::<_, Option<String>>(column).ok().flatten().unwrap_or_default();
-            (text(0), text(1), text(2), row.try_get(3).unwrap_or(false))
+            (text(0), text(1), text(2), text(3))
         })?;
         let mut made = Made::default();
-        for (name, kind, collation, is_index) in rows {
-            if is_index {
-                made.indexes.push((name, kind == "unique"));
-            } else {
-                made.columns.insert(name, (kind, collation));
+        for (name, kind, collation, what) in rows {
+            match what.as_str() {
+                "index" => made.indexes.push((name, kind == "unique")),
+                "column" => drop(made.columns.insert(name, (kind, collation))),
+                _ if !["r", "p"].contains(&name.as_str()) => made.unkept = Some("it is a view, or another thing"),
+                _ if kind == "u" => made.unkept = Some("it is UNLOGGED, so a crash of the server would empty it"),
+                _ if kind != "p" => made.unkept = Some("it is temporary"),
+                _ => {}
             }
         }
         Ok(made)
@@ -144,7 +159,7 @@ impl Postgres {
         if found.columns.is_empty() {
             return Ok(());
         }
-        let mut wrong = Vec::new();
+        let mut wrong: Vec<String> = found.unkept.map(str::to_owned).into_iter().collect();
         if !found.indexes.iter().any(|(of, unique)| of == "key" && *unique) {
             wrong.push("its primary key is not key alone".to_owned());
         }

@@ -20,15 +20,21 @@ use tokio_postgres::{AsyncMessage, Client, Config, Error as DriverError, Row as 
 
 use super::Postgres;
 use super::error::{PostgresError, Stage};
-use super::open::{self, Tls};
+use super::open::{self, Table, Tls};
 use super::row::{Found, Micros};
+use super::statements::untold;
 use crate::lease::StoreTime;
 use crate::store::failure::{Cause, Fate, Left};
 use crate::sys::deadline::Deadline;
+use crate::sys::log;
 
 /// How many connections those may use who want a lock: there may be a thousand of them, and a rival's open transaction
 /// can make each wait. Heartbeats and releases have as many of their own.
 const CONNECTIONS: usize = 4;
+/// How many of those of holders may wait for a row long.
+const WAITING: usize = 2;
+/// How many statements that were left are cancelled at a time.
+const CANCELS: usize = 8;
 /// How long making a connection may take.
 const CONNECTION: Duration = Duration::from_secs(3);
 /// How long a caller whose time is over waits to hear whether its statement had left.
@@ -43,15 +49,27 @@ pub(super) enum Lane {
     Wanting,
     /// Who holds one, and the rest.
     Holding,
+    /// The same, where a row may be waited for long: shared holders and releases wait for fenced transactions. They never take
+    /// all turns of heartbeats that wait for nobody.
+    Waiting,
 }
 
 /// What lives on the driver's thread.
 pub(super) struct Owned {
-    config: Config,
+    /// One for each host.
+    hosts: Vec<Config>,
+    /// The host to begin with: the one that worked last, or the one after that which said nothing.
+    first: Cell<usize>,
     tls: Tls,
-    table: String,
+    table: Table,
     wanting: Semaphore,
     holding: Semaphore,
+    waiting: Semaphore,
+    cancels: Arc<Semaphore>,
+    /// When the server last answered anything.
+    heard: Cell<Instant>,
+    /// It was said that notifications can't be told.
+    said_full: Cell<bool>,
     idle: RefCell<Vec<Connected>>,
     pub waking: super::wakeup::Waking,
 }
@@ -135,13 +153,18 @@ pub(super) enum Wrote<T> {
 pub(super) struct Clocked(StoreTime, Instant);
 
 impl Owned {
-    pub async fn new(config: Config, tls: Tls, table: String) -> Result<(Owned, open::Server), PostgresError> {
+    pub async fn new(hosts: Vec<Config>, tls: Tls, table: Table) -> Result<(Owned, open::Server), PostgresError> {
         let owned = Owned {
-            config,
+            hosts,
+            first: Cell::default(),
             tls,
             table,
             wanting: Semaphore::new(CONNECTIONS),
             holding: Semaphore::new(CONNECTIONS),
+            waiting: Semaphore::new(WAITING),
+            cancels: Arc::new(Semaphore::new(CANCELS)),
+            heard: Cell::new(Instant::now()),
+            said_full: Cell::default(),
             idle: RefCell::default(),
             waking: super::wakeup::Waking::default(),
         };
@@ -155,17 +178,41 @@ impl Owned {
         &self,
         hear: impl Fn(&str) + 'static,
     ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
-        let connecting = tokio::time::timeout(CONNECTION, self.make(hear)).await;
-        let late = || {
-            let cause = Cause::from(format!("it was not made in {} s", CONNECTION.as_secs()));
-            (Fate::NotDone, PostgresError::Unreachable { cause })
-        };
-        connecting.unwrap_or_else(|_| Err(late()))
+        let (first, hear) = (self.first.get(), Rc::new(hear));
+        let share = CONNECTION / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
+        let mut failed = (Fate::NotDone, PostgresError::NotSent);
+        let until = Instant::now() + CONNECTION;
+        for at in 0..self.hosts.len() {
+            // One that is only slow, as the primary may be, gets all that the others leave, once it is the last.
+            let is_last = at + 1 == self.hosts.len();
+            let share = if is_last { until.saturating_duration_since(Instant::now()) } else { share };
+            let host = (first + at) % self.hosts.len();
+            let mut trying = Trying { owned: self, host, is_over: false };
+            let hear = hear.clone();
+            let made = tokio::time::timeout(share, self.make(&self.hosts[host], move |told| hear(told))).await;
+            trying.is_over = made.is_ok();
+            failed = match made {
+                Ok(Ok(made)) => {
+                    self.first.set(host);
+                    return Ok(made);
+                }
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    let cause = Cause::from(format!("it was not made in {} ms", share.as_millis()));
+                    (Fate::NotDone, PostgresError::Unreachable { cause })
+                }
+            };
+        }
+        Err(failed)
     }
 
-    async fn make(&self, hear: impl Fn(&str) + 'static) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
-        let failed = |error| PostgresError::classify(&error, Stage::Connecting, &self.table);
-        let (client, mut connection) = self.tls.connect(&self.config).await.map_err(failed)?;
+    async fn make(
+        &self,
+        host: &Config,
+        hear: impl Fn(&str) + 'static,
+    ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
+        let failed = |error| PostgresError::classify(&error, Stage::Connecting, &self.table.name);
+        let (client, mut connection) = self.tls.connect(host).await.map_err(failed)?;
         let unreplicated = Rc::<Cell<bool>>::default();
         let theirs = unreplicated.clone();
         let moving = async move {
@@ -180,7 +227,7 @@ impl Owned {
         };
         let task = tokio::task::spawn_local(moving).abort_handle();
         let connected = Connected { client, task, unreplicated };
-        let said = connected.client.simple_query(open::SESSION).await.map_err(failed)?;
+        let said = connected.client.simple_query(&open::session(&self.table)).await.map_err(failed)?;
         let server = open::Server::of(&said).map_err(|error| (Fate::Refused, error))?;
         Ok((connected, server))
     }
@@ -198,6 +245,7 @@ impl Owned {
         statement: &Statement,
         sent: &AtomicBool,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
+        let _slow = if lane == Lane::Waiting { self.waiting.acquire().await.ok() } else { None };
         let turns = if lane == Lane::Wanting { &self.wanting } else { &self.holding };
         let _turn = turns.acquire().await;
         let connected = match self.spare() {
@@ -206,12 +254,30 @@ impl Owned {
         };
         let values: Vec<_> = statement.values.iter().map(|(value, kind)| (&**value as _, kind.clone())).collect();
         sent.store(true, Ordering::SeqCst);
-        let mut asking = Asking { owned: self, connected: Some(connected) };
+        let mut asking = Asking { owned: self, connected: Some(connected), sent: Instant::now() };
         let Some(connected) = &asking.connected else { return Err((Fate::NotDone, PostgresError::NotSent)) };
-        let answer = connected.client.query_typed(&statement.sql, &values).await;
+        let mut answer = connected.client.query_typed(&statement.sql, &values).await;
+        // Nothing was written, since a session elsewhere that listens does not read what it is told.
+        if let Err(error) = &answer
+            && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED)
+            && let Some(untold) = untold(&statement.sql)
+        {
+            if !self.said_full.replace(true) {
+                log::warn!(target: "leasehold::postgres", table:% = self.table.name; "waiters are not told: {}", Cause::of(error));
+            }
+            answer = connected.client.query_typed(&untold, &values).await;
+        }
         let unreplicated = connected.unreplicated.take();
         if let Some(connected) = asking.connected.take().filter(|connected| !connected.client.is_closed()) {
+            self.heard.set(Instant::now());
             self.idle.borrow_mut().push(connected);
+        }
+        // It is the primary no more: a new connection may find the one that is.
+        if let Err(error) = &answer
+            && error.code().is_some_and(|code| code.code() == "25006" || code.code().starts_with("57P0"))
+        {
+            self.idle.borrow_mut().clear();
+            self.waking.end();
         }
         match answer {
             Ok(_) if unreplicated => Err((Fate::Unknown, PostgresError::unreplicated())),
@@ -221,22 +287,47 @@ impl Owned {
     }
 
     pub fn classify(&self, error: &DriverError) -> (Fate, PostgresError) {
-        PostgresError::classify(error, Stage::Sent, &self.table)
+        PostgresError::classify(error, Stage::Sent, &self.table.name)
     }
 }
 
-/// A statement under way. Where its caller leaves it, its connection ends; and the idle ones, since the network may be
-/// dead.
+/// A host that is asked for a connection. Where it says nothing, or its caller has no more time, the next begins with
+/// another one.
+struct Trying<'a> {
+    owned: &'a Owned,
+    host: usize,
+    is_over: bool,
+}
+
+impl Drop for Trying<'_> {
+    fn drop(&mut self) {
+        if !self.is_over && self.owned.first.get() == self.host {
+            self.owned.first.set((self.host + 1) % self.owned.hosts.len());
+        }
+    }
+}
+
+/// A statement under way. Where its caller leaves it, it is cancelled and its connection ends: the server would not
+/// notice that while it waits for a row, and for a standby it waits without end. The idle ones end, too, if the server has
+/// answered nobody since: the network may be dead.
 struct Asking<'a> {
     owned: &'a Owned,
     connected: Option<Connected>,
+    sent: Instant,
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        if self.connected.is_some() {
+        let Some(connected) = self.connected.take() else { return };
+        if self.owned.heard.get() < self.sent {
             self.owned.idle.borrow_mut().clear();
         }
+        let Ok(turn) = self.owned.cancels.clone().try_acquire_owned() else { return };
+        let (cancel, tls) = (connected.client.cancel_token(), self.owned.tls.clone());
+        tokio::task::spawn_local(async move {
+            let _turn = turn;
+            let _ = tokio::time::timeout(CONNECTION, tls.cancel(&cancel)).await;
+        });
     }
 }
 

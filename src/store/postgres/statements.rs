@@ -2,7 +2,9 @@
 //! afterwards, or else as it stood when the statement began. That may be a moment older than what the write was decided
 //! by, and is never taken for the truth about what is free.
 //!
-//! `clock_timestamp()` stands in the conditions and assignments, where it is evaluated after the wait for the row's lock.
+//! `clock_timestamp()` in the conditions and assignments of `ON CONFLICT` is evaluated after the wait for the row's lock.
+//! That of a plain `UPDATE` is not evaluated once more after the wait for who had only locked the row: there the version or the
+//! grant id decides.
 
 use std::sync::Arc;
 
@@ -26,6 +28,8 @@ pub(super) struct Statements {
     pub delete: Arc<str>,
     /// key
     pub read: Arc<str>,
+    /// key
+    pub confirm: Arc<str>,
     /// after, prefix, how many
     pub by_prefix: Arc<str>,
     /// after, lock id, an array with a shared holder of it, how many
@@ -34,6 +38,16 @@ pub(super) struct Statements {
     pub assert_exclusive: Arc<str>,
     /// an array with the shared holder, key
     pub assert_shared: Arc<str>,
+}
+
+/// The same statement without telling anybody.
+pub(super) fn untold(sql: &str) -> Option<String> {
+    let told = told();
+    sql.contains(&told).then(|| sql.replace(&told, "NULL"))
+}
+
+fn told() -> String {
+    format!("pg_notify('{CHANNEL}', {HASH})")
 }
 
 /// The channel on which releases are told.
@@ -53,15 +67,19 @@ macro_rules! level {
 const DURABLE: &str = concat!("set_config('synchronous_commit', ", level!(), ", true)");
 const LEVEL: &str = level!();
 /// Whether there is the unique index by which the weakest lock keeps rivals out.
-const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_index AS i WHERE i.indrelid = t.tableoid AND i.indisunique AND i.indisvalid \
-     AND i.indpred IS NULL AND ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = i.indrelid \
-     AND a.attnum = ANY (i.indkey::smallint[]) ORDER BY 1) = ARRAY['grant_id', 'key'])";
-const FORMAT: &str = "t.format LIKE '1.%'";
+const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.indrelid = t.tableoid AND i.indisunique \
+     AND i.indisvalid AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnatts = 2 AND i.indnkeyatts = 2 \
+     AND 2 = (SELECT count(*) FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = i.indrelid \
+     AND a.attnum = ANY (i.indkey::smallint[]) AND a.attname IN ('grant_id', 'key')))";
+const FORMAT: &str = "format ~ '^1[.][0-9]{1,4}$'";
 
 impl Statements {
     pub fn of(table: &str) -> Self {
         let columns = columns();
-        let told = format!("pg_notify('{CHANNEL}', {HASH})");
+        // The greatest number stays.
+        let fence = "least(t.fence, 9223372036854775806) + 1";
+        let next = "least(t.version, 9223372036854775806) + 1";
+        let told = told();
         // The row that was written, else what stands.
         let answer = |write: &str, told: &str| -> Arc<str> {
             let told = if told.is_empty() { String::new() } else { format!(", {told}") };
@@ -80,24 +98,35 @@ impl Statements {
         );
         let pruned = format!("CASE WHEN t.given_up IS NOT NULL THEN {still} END");
         let granted = format!(
-            "(fence, token, created, until) = (SELECT greatest(t.fence + 1, {}), greatest(t.fence + 1, {}), c.now, {} \
+            "(fence, token, created, until) = (SELECT greatest({fence}, {}), greatest({fence}, {}), c.now, {} \
              FROM {CLOCK}), grant_id = $2, lock_id = $3, owner = $4, host = $5, comment = $6, renewed = NULL, \
-             given_up = {pruned}, version = t.version + 1",
+             given_up = {pruned}, version = {next}",
             stamp("c.now"),
             stamp("c.now"),
             end("$7"),
         );
-        let grantable = format!(
-            "clock_timestamp() < $8 AND t.kind = 'lock' AND t.shared IS NULL AND {FORMAT} \
-             AND NOT coalesce(t.given_up ? $2, false)"
-        );
+        let grantable = |row: &str| {
+            format!(
+                "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {row}.shared IS NULL AND {row}.{FORMAT} \
+                 AND {row}.version > 0 AND {row}.fence >= 0 AND array_position({row}.pins, NULL) IS NULL \
+                 AND NOT coalesce({row}.given_up ? $2, false)"
+            )
+        };
+        let free =
+            |row: &str| format!("{} AND ({row}.grant_id IS NULL OR {row}.until <= clock_timestamp())", grantable(row));
+        // ON CONFLICT locks the row before it looks at its condition: then a refusal would write, wait for the disk and for
+        // fenced transactions, and have heartbeats wait for it. So what the snapshot shows as not free is not tried. What it
+        // shows free means nothing.
+        let tried =
+            format!("NOT EXISTS (SELECT 1 FROM {table} AS o WHERE o.key = $1 AND NOT coalesce({}, false))", free("o"));
         let asked = format!("CASE WHEN $3::bigint IS NULL THEN 'infinity' ELSE {} END", end("$3"));
         let nobody = "grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, comment = NULL, token = NULL, \
                       created = NULL, renewed = NULL, until = NULL";
-        // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. To wait for the disk
+        // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. Who gave up must be
+        // remembered. To wait for the disk
         // would also let all commits that tell something wait for each other.
         let loose = format!(
-            "set_config('synchronous_commit', CASE WHEN (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
+            "set_config('synchronous_commit', CASE WHEN $3 OR (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
              THEN {LEVEL} ELSE 'off' END, true)"
         );
         let gives_up = format!(
@@ -115,17 +144,19 @@ impl Statements {
                     "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, comment, created, \
                      until, version, format) \
                      SELECT $1, 'lock', {0}, {0}, $2, $3, $4, $5, $6, c.now, {1}, {0}, '1.0' FROM {CLOCK} \
-                     WHERE c.now < $8 ON CONFLICT (key) DO UPDATE SET {granted} \
-                     WHERE {grantable} AND (t.grant_id IS NULL OR t.until <= clock_timestamp())",
+                     WHERE c.now < $8 AND {tried} ON CONFLICT (key) DO UPDATE SET {granted} \
+                     WHERE {2}",
                     stamp("c.now"),
                     end("$7"),
+                    free("t"),
                 ),
                 "",
             ),
             transfer: answer(
                 &format!(
                     "UPDATE {table} AS t SET {granted} \
-                     WHERE t.key = $1 AND t.grant_id = $9 AND t.token = $10 AND {grantable}"
+                     WHERE t.key = $1 AND t.grant_id = $9 AND t.token = $10 AND {}",
+                    grantable("t")
                 ),
                 // As the row was before.
                 &format!("CASE WHEN until < (SELECT o.until FROM {table} AS o WHERE o.key = $1) THEN {told} END"),
@@ -133,15 +164,15 @@ impl Statements {
             renew: answer(
                 &format!(
                     "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
-                     CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = t.version + 1 \
-                     WHERE t.key = $1 AND t.grant_id = $2 AND {FORMAT}"
+                     CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
+                     WHERE t.key = $1 AND t.grant_id = $2 AND t.{FORMAT}"
                 ),
                 "",
             ),
             release: answer(
                 &format!(
-                    "UPDATE {table} AS t SET {nobody}, given_up = {gives_up}, version = t.version + 1 \
-                     WHERE t.key = $1 AND t.grant_id = $2 AND {FORMAT}"
+                    "UPDATE {table} AS t SET {nobody}, given_up = {gives_up}, version = {next} \
+                     WHERE t.key = $1 AND t.grant_id = $2 AND t.{FORMAT}"
                 ),
                 &told,
             )
@@ -169,6 +200,11 @@ impl Statements {
             .into(),
             read: format!(
                 "SELECT false, clock_timestamp(), {columns} FROM (SELECT 1) AS one LEFT JOIN {table} ON key = $1"
+            )
+            .into(),
+            // The lock of the row is a write without a change: its commit waits for all that was written before.
+            confirm: format!(
+                "SELECT true, clock_timestamp(), {columns}, {DURABLE} FROM {table} WHERE key = $1 FOR KEY SHARE"
             )
             .into(),
             by_prefix: format!(

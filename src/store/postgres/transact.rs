@@ -18,7 +18,7 @@ impl Transactional for Postgres {
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
         // Only who wants a lock needs its token to outlive everything.
-        let lane = if durability == Durability::PowerCut { Lane::Wanting } else { Lane::Holding };
+        let lane = if durability == Durability::PowerCut { Lane::Wanting } else { Lane::Waiting };
         loop {
             let found = self.look(key, lane, by)?;
             found.record.check_format().map_err(PostgresError::from)?;

@@ -1,11 +1,13 @@
 //! Wakes waiters when a key may have become free: `LISTEN` on one connection for all keys that somebody waits for, and a
 //! `NOTIFY` of the key's hash in every transaction that removes a holder.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use tokio::sync::Notify;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::Postgres;
@@ -14,6 +16,10 @@ use super::send::Connected;
 use super::statements::{CHANNEL, HASH};
 use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
+use crate::sys::log;
+
+/// How long a listener waits for what it tells itself.
+const HEARD: Duration = Duration::from_secs(1);
 
 /// Whom to tell: the keys by their hashes.
 struct Told {
@@ -26,7 +32,18 @@ type Watched = Rc<RefCell<Option<Told>>>;
 
 /// The connection that listens, on the driver's thread.
 #[derive(Default)]
-pub(super) struct Waking(RefCell<Option<(Connected, Watched)>>);
+pub(super) struct Waking {
+    listening: RefCell<Option<(Connected, Watched)>>,
+    /// It was said that nothing is heard.
+    said_deaf: Cell<bool>,
+}
+
+impl Waking {
+    /// Ends the connection, so that waiters poll until there is another.
+    pub fn end(&self) {
+        self.listening.take();
+    }
+}
 
 /// Drops `to` with the connection's task, so that whoever waits polls.
 struct Until(Watched);
@@ -42,16 +59,19 @@ impl Postgres {
         let keys = keys.to_vec();
         let answer = self.driver.run(by, move |owned| async move {
             if keys.is_empty() {
-                owned.waking.0.take();
-                return Ok(());
+                owned.waking.end();
+                return Ok(true);
             }
-            let standing = owned.waking.0.borrow_mut().take().filter(|(connected, _)| !connected.client.is_closed());
+            let standing = owned.waking.listening.borrow_mut().take().filter(|(connected, _)| !connected.client.is_closed());
             let (connected, watched) = match standing {
                 Some(standing) => standing,
                 None => {
                     let watched = Watched::default();
                     let until = Until(watched.clone());
+                    let heard = Rc::<Notify>::default();
+                    let hears = heard.clone();
                     let hear = move |hash: &str| {
+                        heard.notify_one();
                         if let Some(told) = &*until.0.borrow() {
                             told.names.get(hash).into_iter().flatten().for_each(|key| drop(told.to.send(key.clone())));
                         }
@@ -59,6 +79,17 @@ impl Postgres {
                     let (connected, _) = owned.connect(hear).await?;
                     let listen = connected.client.batch_execute(&format!("LISTEN {CHANNEL}")).await;
                     listen.map_err(|error| owned.classify(&error))?;
+                    // A pooler that gives each transaction another session lets it listen, and nothing comes.
+                    let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')");
+                    connected.client.batch_execute(&tell).await.map_err(|error| owned.classify(&error))?;
+                    if tokio::time::timeout(HEARD, hears.notified()).await.is_err() {
+                        if !owned.waking.said_deaf.replace(true) {
+                            log::warn!(target: "leasehold::postgres",
+                                "the server does not tell a listening session what was told: waiters poll; a pooler must give \
+                                 each client a session of its own");
+                        }
+                        return Ok(false);
+                    }
                     (connected, watched)
                 }
             };
@@ -77,10 +108,10 @@ impl Postgres {
             if connected.client.is_closed() {
                 watched.take();
             }
-            owned.waking.0.replace(Some((connected, watched)));
-            Ok(())
+            owned.waking.listening.replace(Some((connected, watched)));
+            Ok(true)
         });
         let answer = answer.unwrap_or(Err((Fate::NotDone, PostgresError::NotSent)));
-        answer.map(|()| true).map_err(|(_, error): (Fate, PostgresError)| error.of_read())
+        answer.map_err(|(_, error): (Fate, PostgresError)| error.of_read())
     }
 }

@@ -39,7 +39,7 @@ fn an_exclusive_holder_costs_one_statement_a_step() {
     let at = Counted::new();
     let (mut a, mut b) = (exclusive(&at.store, "k"), exclusive(&at.store, "k"));
     let old = at.sends(1, "a missing key", |store| granted(store, &mut a));
-    assert!(at.sends(1, "a repeat", |store| acquired(store, &mut a)).1);
+    assert!(at.sends(2, "a repeat", |store| acquired(store, &mut a)).1);
     at.sends(1, "refused", |store| refused(store, &mut b));
     at.sends(1, "renew", |store| renewed(store, &mut a, renewal(Lease::For(2 * LEASE))));
     let mut next = instead_of(&at.store, "k", Mode::Exclusive, &old);

@@ -40,6 +40,8 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://me:canary@localhost:x/app", "port"),
         ("postgres://me:can?ary@localhost/app", "%3F"),
         ("postgres://me:can?ary=1@localhost/app", "%3F"),
+        ("postgres://app:p@ss?canary@localhost/app", "%3F"),
+        ("postgres://me@corp:pa?canary&x@localhost/app", "%3F"),
         ("postgers://me:canary@localhost/app", "did you mean"),
     ] {
         let error = LockClient::connect(url).unwrap_err();

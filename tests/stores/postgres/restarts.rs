@@ -181,6 +181,59 @@ fn a_standby_is_refused_until_it_is_promoted() {
     assert!(next.fencing_token() > held.fencing_token());
 }
 
+/// The wait for a standby has no end but a cancel; and who finds its grant waits for the standby all the same.
+#[test]
+fn a_grant_counts_once_the_standby_has_it_and_who_leaves_leaves_no_session() {
+    let Some(server) = Server::start() else { return };
+    server.client().create_schema().unwrap();
+    let store = server.store();
+    let standbys = |names: &str| {
+        server.sql(&format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
+        server.sql("SELECT pg_reload_conf()");
+        wait_until("it counts", || server.sql("SHOW synchronous_standby_names")[0][0].as_deref() == Some(names));
+    };
+    standbys("nobody");
+    let short = || leasehold::internals::sys::deadline::Deadline::after(Duration::from_millis(700));
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, &format!("{mode}"), mode);
+        for _ in 0..3 {
+            a.sends += 1;
+            let answer = store.acquire(&mut a, &short());
+            assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{mode}: {answer:?}");
+            wait_until("nobody waits for it any more", || {
+                let active = "SELECT FROM pg_stat_activity WHERE application_name = 'leasehold' AND state = 'active'";
+                server.sql(active).is_empty()
+            });
+        }
+        assert_eq!(holders(&store, &a.key).len(), 1);
+    }
+    standbys("");
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        refused(&store, &mut exclusive(&store, &format!("{mode}")));
+    }
+}
+
+/// A primary that was replaced: its connections are of no use any more.
+#[test]
+fn a_server_that_became_read_only_keeps_no_connection() {
+    let Some(server) = Server::start() else { return };
+    server.client().create_schema().unwrap();
+    let store = server.store();
+    granted(&store, &mut exclusive(&store, "a"));
+    let ours = || server.sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold' ORDER BY 1");
+    let before = ours();
+    let read_only = |value: &str| {
+        server.sql(&format!("ALTER SYSTEM SET default_transaction_read_only = {value}"));
+        server.sql("SELECT pg_reload_conf()");
+        wait_until("it counts", || server.sql("SHOW default_transaction_read_only")[0][0].as_deref() == Some(value));
+    };
+    read_only("on");
+    wait_until("it is told", || store.acquire(&mut exclusive(&store, "b"), &soon()).is_err());
+    wait_until("they are closed", || ours().iter().all(|pid| !before.contains(pid)));
+    read_only("off");
+    granted(&store, &mut exclusive(&store, "b"));
+}
+
 #[test]
 fn passwords_are_asked_for_and_never_shown() {
     let Some(server) = Server::start() else { return };

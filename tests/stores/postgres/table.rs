@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use leasehold::ErrorKind;
 use leasehold::internals::lease::{End, Lease};
+use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::internals::store::{Missing, Purpose, Schema};
 
 use crate::postgres::*;
@@ -72,6 +73,68 @@ fn another_table_is_refused() {
         rows.sql(&format!("CREATE TABLE {{T}} ({wrong})"));
         let error = rows.open().schema(Schema::Create, &soon()).unwrap_err();
         assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{wrong}: {error}");
+    }
+}
+
+/// A crash would empty it, and a standby would not have it.
+#[test]
+fn a_table_that_is_not_kept_is_refused() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    rows.sql("ALTER TABLE {T} SET UNLOGGED");
+    let error = store.schema(Schema::Connect(Missing::IsAllowed), &soon()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("UNLOGGED"), "{error}");
+    rows.sql("ALTER TABLE {T} SET LOGGED");
+    store.schema(Schema::Check, &soon()).unwrap();
+    let name = format!("{}_v", rows.0);
+    rows.sql(&format!("CREATE VIEW {name} AS SELECT * FROM {{T}}"));
+    let store = Postgres::open(PostgresOptions::new(config(), &name).unwrap(), &soon()).unwrap();
+    let error = store.schema(Schema::Connect(Missing::IsAllowed), &soon()).unwrap_err();
+    rows.sql(&format!("DROP VIEW {name}"));
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{error}");
+}
+
+/// The indexes of a table that is renamed keep their names.
+#[test]
+fn an_index_whose_name_is_taken_is_told() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    rows.sql("ALTER TABLE {T} RENAME TO {T}_old");
+    let made = store.schema(Schema::Create, &soon());
+    rows.sql("DROP TABLE {T}_old");
+    let error = made.unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("_grant_id"), "{error}");
+    assert!(store.schema(Schema::Create, &soon()).unwrap().contains("lacked"));
+}
+
+/// An index whose key is not both columns keeps no rival out of a fenced transaction.
+#[test]
+fn only_an_index_that_protects_the_fence_will_do() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let client = leasehold::LockClient::connect(&rows.url()).unwrap();
+    let guard = client.lock("k").unwrap();
+    let asserted = || {
+        crate::support::postgres::block_on(async {
+            let mut theirs = crate::support::postgres::connect(&config()).await;
+            let transaction = theirs.transaction().await.unwrap();
+            leasehold::postgres::AssertIn::assert_in(&guard, &transaction).await
+        })
+    };
+    asserted().unwrap();
+    rows.sql("DROP INDEX {T}_grant_id");
+    for index in
+        ["UNIQUE INDEX {T}_x ON {T} (key) INCLUDE (grant_id)", "UNIQUE INDEX {T}_x ON {T} (key, grant_id, lower(key))"]
+    {
+        rows.sql(&format!("CREATE {index}"));
+        assert_eq!(asserted().map_err(|error| error.kind()), Err(ErrorKind::Schema), "{index}");
+        let store = rows.open();
+        assert!(store.schema(Schema::Check, &soon()).is_err(), "{index}");
+        store.schema(Schema::Create, &soon()).unwrap();
+        asserted().unwrap();
+        rows.sql("DROP INDEX {T}_x; DROP INDEX {T}_grant_id");
     }
 }
 
@@ -157,6 +220,25 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
         assert_eq!(rows.sql("SELECT * FROM {T} WHERE key = 'bad'"), row, "{damage}");
         let all = store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()).unwrap();
         assert_eq!(all.records.iter().map(|seen| seen.record.key.as_str()).collect::<Vec<_>>(), ["good"], "{damage}");
+    }
+}
+
+/// What could not be read afterwards would be granted to nobody.
+#[test]
+fn a_free_row_that_is_damaged_is_not_granted() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for damage in ["kind = 'x'", "version = 0", "fence = -2", "format = '1.x'", "pins = ARRAY[NULL]::text[]"] {
+        rows.sql("DELETE FROM {T}");
+        let mut a = exclusive(&store, "bad");
+        granted(&store, &mut a);
+        release(&store, &mut a);
+        rows.sql(&format!("UPDATE {{T}} SET {damage}"));
+        let row = rows.sql("SELECT * FROM {T}");
+        let error = store.acquire(&mut exclusive(&store, "bad"), &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("damaged"), "{damage}: {error}");
+        assert_eq!(rows.sql("SELECT * FROM {T}"), row, "{damage}");
     }
 }
 

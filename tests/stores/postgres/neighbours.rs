@@ -1,0 +1,204 @@
+//! What others do at the same server: open transactions, standbys that are gone, hosts that are silent, other settings.
+
+use std::time::Duration;
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::Acquired;
+use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::sys::deadline::Deadline;
+
+use crate::postgres::*;
+use crate::support::contract::{granted, refused, release, renewal, renewed};
+use crate::support::nobody::silent;
+use crate::support::postgres::{Rows, block_on, config, connect, sql_at};
+use crate::support::servers::{postgres, postgres_server};
+use crate::support::wait::wait_until;
+
+/// Whose answer does not wait for anybody.
+const SHORT: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_refusal_locks_nothing_and_waits_for_nobody() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    granted(&store, &mut exclusive(&store, "k"));
+    granted(&store, &mut shared(&store, "shared"));
+    let row = "SELECT ctid, xmax, xmin FROM {T} ORDER BY key";
+    let before = rows.sql(row);
+    for key in ["k", "shared"] {
+        refused(&store, &mut exclusive(&store, key));
+    }
+    assert_eq!(rows.sql(row), before, "a refusal leaves the row as it is");
+    block_on(async {
+        let client = connect(&config()).await;
+        client.batch_execute(&format!("BEGIN; SELECT FROM {} FOR KEY SHARE", rows.0)).await.unwrap();
+        let mut b = exclusive(&store, "k");
+        let answer = store.acquire(&mut b, &Deadline::after(SHORT)).unwrap();
+        assert!(matches!(answer, Acquired::Refused(_)), "{answer:?}");
+    });
+}
+
+#[test]
+fn a_host_that_is_silent_hides_no_other() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let server = postgres::host(&postgres_server().unwrap()).unwrap();
+    let silent = silent();
+    let store =
+        Postgres::open(rows.options_at(&format!("{},{server}", silent.local_addr().unwrap())), &soon()).unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+    // Also where each call has less time than a host may take.
+    let end =
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%{T}%' AND pid <> pg_backend_pid()";
+    rows.sql(end);
+    wait_until("it is found again", || {
+        store.acquire(&mut exclusive(&store, "k"), &Deadline::after(Duration::from_millis(700))).is_ok()
+    });
+}
+
+#[test]
+fn an_answer_that_says_the_connection_broke_settles_nothing() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for code in ["08006", "08007", "40003", "57P01", "57P02"] {
+        rows.sql(&format!(
+            "CREATE OR REPLACE FUNCTION {{T}}_f() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'broken' USING ERRCODE = '{code}'; END $$; \
+             DROP TRIGGER IF EXISTS f ON {{T}}; \
+             CREATE TRIGGER f AFTER INSERT ON {{T}} FOR EACH ROW EXECUTE FUNCTION {{T}}_f()"
+        ));
+        let answer = store.acquire(&mut exclusive(&store, "k"), &soon());
+        assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{code}: {answer:?}");
+    }
+    rows.sql("DROP FUNCTION {T}_f() CASCADE");
+}
+
+/// A session elsewhere that listens and is idle in a transaction for days.
+#[test]
+fn a_full_queue_of_notifications_stops_no_release() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    rows.sql(
+        "CREATE FUNCTION {T}_f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF current_query() LIKE '%pg_notify%' THEN RAISE EXCEPTION 'full' USING ERRCODE = '54000'; END IF; \
+         RETURN NULL; END $$; \
+         CREATE TRIGGER f AFTER UPDATE ON {T} FOR EACH ROW EXECUTE FUNCTION {T}_f()",
+    );
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, "k", mode);
+        granted(&store, &mut a);
+        release(&store, &mut a);
+        assert_eq!(holders(&store, "k"), []);
+    }
+    rows.sql("DROP FUNCTION {T}_f() CASCADE");
+}
+
+#[test]
+fn shared_locks_that_wait_starve_no_other_heartbeat() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut all: Vec<_> = (0..6).map(|_| shared(&store, "s")).collect();
+    all.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let mut e = exclusive(&store, "e");
+    granted(&store, &mut e);
+    let lease = Lease::For(Duration::from_secs(60));
+    block_on(async {
+        let client = connect(&config()).await;
+        client.batch_execute(&format!("BEGIN; SELECT FROM {} WHERE key = 's' FOR SHARE", rows.0)).await.unwrap();
+        std::thread::scope(|scope| {
+            for a in &mut all {
+                let store = &store;
+                scope.spawn(move || drop(store.renew(a, renewal(lease), &soon())));
+            }
+            let waits =
+                "SELECT count(*) >= 2 FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
+            wait_until("they wait", || rows.one(waits).as_deref() == Some("t"));
+            for _ in 0..3 {
+                let answer = store.renew(&mut e, renewal(lease), &Deadline::after(SHORT));
+                assert!(matches!(answer, Ok(leasehold::internals::store::Renewed::Until { .. })), "{answer:?}");
+            }
+            drop(client);
+        });
+    });
+}
+
+#[test]
+fn who_leaves_a_statement_ends_no_connection_that_works() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let (mut e, mut k) = (exclusive(&store, "e"), exclusive(&store, "k"));
+    granted(&store, &mut e);
+    granted(&store, &mut k);
+    release(&store, &mut k);
+    block_on(async {
+        let client = connect(&config()).await;
+        client.batch_execute(&format!("BEGIN; SELECT FROM {} WHERE key = 'k' FOR UPDATE", rows.0)).await.unwrap();
+        std::thread::scope(|scope| {
+            let leaves = scope.spawn(|| store.acquire(&mut exclusive(&store, "k"), &Deadline::after(SHORT)));
+            let ours = "FROM pg_stat_activity WHERE query LIKE 'WITH w%{T}%' AND pid <> pg_backend_pid()";
+            let waits = format!("SELECT pid {ours} AND wait_event_type = 'Lock'");
+            wait_until("it waits", || rows.sql(&waits).len() == 1);
+            renewed(&store, &mut e, renewal(Lease::For(Duration::from_secs(60))));
+            let works = rows.sql(&format!("SELECT pid {ours} AND state = 'idle'"));
+            assert_eq!(works.len(), 1);
+            let answer = leaves.join().unwrap();
+            assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{answer:?}");
+            wait_until("it is cancelled", || rows.sql(&waits).is_empty());
+            assert_eq!(rows.sql(&format!("SELECT pid {ours}")), works);
+            drop(client);
+        });
+    });
+}
+
+/// What anybody may make in a schema of the user's path decides nothing.
+#[test]
+fn the_users_search_path_is_not_used() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let name = rows.0.replace("t_", "u_");
+    rows.sql(&format!(
+        "CREATE ROLE {name} LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON {{T}} TO {name}; CREATE SCHEMA {name}; \
+         GRANT USAGE ON SCHEMA {name} TO {name}; ALTER ROLE {name} SET search_path = {name}, public; \
+         CREATE FUNCTION {name}.f(numeric, integer) RETURNS numeric LANGUAGE plpgsql AS $$ BEGIN RAISE 'mine'; END $$; \
+         CREATE OPERATOR {name}.* (LEFTARG = numeric, RIGHTARG = integer, FUNCTION = {name}.f)"
+    ));
+    let mut config = config();
+    config.user(&name);
+    let open = || Postgres::open(PostgresOptions::new(config.clone(), &rows.0).unwrap(), &soon());
+    let outcome = open().map(|store| {
+        let mut a = exclusive(&store, "k");
+        let was = store.acquire(&mut a, &soon());
+        refused(&rows.open(), &mut exclusive(&store, "k"));
+        // A table that comes later, in a schema that comes before, is another one.
+        rows.sql(&format!(
+            "CREATE TABLE {name}.{{T}} (LIKE public.{{T}} INCLUDING ALL); GRANT ALL ON {name}.{{T}} TO {name}"
+        ));
+        refused(&store, &mut exclusive(&store, "k"));
+        was
+    });
+    sql_at(
+        &crate::support::postgres::config(),
+        &format!("DROP SCHEMA {name} CASCADE; DROP OWNED BY {name}; DROP ROLE {name}"),
+    );
+    assert!(matches!(outcome, Ok(Ok(Acquired::Granted { .. }))), "{outcome:?}");
+}
+
+#[test]
+fn the_greatest_numbers_stop_no_step() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let greatest = "UPDATE {T} SET fence = 9223372036854775807, version = 9223372036854775807";
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    rows.sql(greatest);
+    renewed(&store, &mut a, renewal(Lease::For(Duration::from_secs(60))));
+    release(&store, &mut a);
+    rows.sql(greatest);
+    granted(&store, &mut exclusive(&store, "k"));
+}
