@@ -247,7 +247,7 @@ mod tests {
     fn a_start_that_takes_too_long_says_so() {
         let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
         let by = Deadline::after(Duration::from_millis(20));
-        let error = Driver::<u32>::start(&by, || std::future::pending(), over).unwrap_err();
+        let error = Driver::<u32>::start(&by, std::future::pending, over).unwrap_err();
         assert!(error.to_string().contains("Over"), "{error}");
     }
 

@@ -54,6 +54,15 @@ impl Terminal {
         terminal
     }
 
+    /// Types `line`, and waits until the terminal belongs to what it brings to the foreground: until then keys like Ctrl-C
+    /// are the shell's.
+    fn brings_back(&mut self, line: &str) {
+        let owner = || nix::unistd::tcgetpgrp(&self.keys).expect("the owner of the terminal");
+        let shell = owner();
+        (&self.keys).write_all(line.as_bytes()).expect("the terminal takes keys");
+        wait_until("it is in the foreground", || owner() != shell);
+    }
+
     fn types(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
@@ -174,7 +183,7 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
     terminal.types("\x1a");
     terminal.sees("Stopped");
     terminal.sees("PROMPT> ");
-    terminal.types("fg\n");
+    terminal.brings_back("fg\n");
     // The shell says what it continues; Ctrl-C ends it also where it is still stopped.
     terminal.sees("read line");
     terminal.sees("\r\n");

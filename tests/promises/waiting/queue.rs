@@ -341,9 +341,11 @@ fn a_guard_that_was_taken_over_hands_nothing_over() {
     let held = client.lock("k").unwrap();
     let waiting = waiter(&client, 0, |request| request.wait(LONG));
     bench.take_over("k");
-    let error = held.release().unwrap_err();
-    assert_eq!(error.error().kind(), ErrorKind::Lost);
-    bench.clock.advance(Duration::from_secs(60));
+    assert_eq!(held.release().unwrap_err().error().kind(), ErrorKind::Lost);
+    wait_until("the rival's lease ends, also for one that was just looking", || {
+        bench.clock.advance(Duration::from_secs(60));
+        waiting.is_finished()
+    });
     drop(client);
     assert!(waiting.join().unwrap().unwrap().is_held());
 }
