@@ -337,7 +337,7 @@ fn a_hand_over_that_nobody_could_give_up_in_time_is_given_up_later() {
 #[test]
 fn a_guard_that_was_taken_over_hands_nothing_over() {
     let bench = Bench::new();
-    let client = patient(&bench);
+    let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
     let held = client.lock("k").unwrap();
     let waiting = waiter(&client, 0, |request| request.wait(LONG));
     bench.take_over("k");
