@@ -216,8 +216,13 @@ impl Case<'_> {
     fn end_all(&mut self, purpose: Purpose) {
         let ends = !matches!(self.step, Step::GiveUp(_) | Step::GiveUpStanding(_));
         if ends {
-            let ended = self.at.store.release(&mut self.attempt, purpose, &soon()).unwrap();
-            assert!(!matches!(ended, Released::Unknown(_)), "{}: {ended:?}", self.name);
+            // A step takes one request less where the service's time passed the old token before it began: then
+            // the fault meets this one, which a guard repeats as well.
+            let released = (0..3).any(|_| {
+                let ended = self.at.store.release(&mut self.attempt, purpose, &soon()).unwrap();
+                !matches!(ended, Released::Unknown(_))
+            });
+            assert!(released, "{}: no answer to the release", self.name);
         }
         for other in &mut self.others {
             assert!(
