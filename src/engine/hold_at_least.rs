@@ -82,6 +82,12 @@ impl Hold {
         self.setup.clock.now() < self.grant.at + self.least()
     }
 
+    /// Whether its least time is over by any clock that runs at a tenth of this one's rate more or less.
+    fn has_stood(&self) -> bool {
+        let least = self.least();
+        self.setup.clock.now() > self.grant.at + least + least / 10
+    }
+
     /// Ends the hold before its least time is over.
     pub(super) fn keep(&self, before: Phase, by: Instant) -> Kept {
         let least = match before {
@@ -97,6 +103,10 @@ impl Hold {
         }
         let (mut phase, mut failures) = (before, 0);
         loop {
+            // Also while the store answers no reads: the release asks for none.
+            if self.has_stood() {
+                return Kept::No(phase);
+            }
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
             let error = match ends_hold(|| self.keep_once(least, &deadline), Look::Unanswered) {
                 Ok(Look::Is(KeepAnswer::Kept)) => return Kept::Yes(Ok(())),

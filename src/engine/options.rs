@@ -166,12 +166,21 @@ impl Terms {
 
     /// Until when the lock counts as held, if the store answered at its `now` that the lease ends at `until`.
     pub fn held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
-        held_until(sent, until, now, self.margin)
+        held_until(sent, until, now, self.share(self.margin, until, now))
     }
 
     /// The same of the first lease.
     pub fn first_held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
-        held_until(sent, until, now, self.first_margin())
+        held_until(sent, until, now, self.share(self.first_margin(), until, now))
+    }
+
+    /// The margin is for clocks that run at other rates, so its share stays the same where more than one lease is left:
+    /// a minimum hold.
+    fn share(&self, margin: Duration, until: End, now: StoreTime) -> Duration {
+        match (self.lease, until.left(now)) {
+            (Lease::For(d), Some(left)) if left > d => margin.mul_f64(left.as_secs_f64() / d.as_secs_f64()),
+            _ => margin,
+        }
     }
 
     /// The margin of the first lease, which is shorter than the one that follows it.

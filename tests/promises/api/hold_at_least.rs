@@ -245,7 +245,7 @@ fn once_its_least_time_is_over_an_end_without_an_answer_is_repeated_and_a_lost_h
         let (client, faults) = store.faulty();
         let all = client.request_all(["k"]).each(|one| one.lease(HOUR)).lock().unwrap();
         all.guards()[0].hold_at_least(LONG).unwrap();
-        store.advance(LONG + MINUTE);
+        store.advance(LONG + LONG / 20);
         faults.always(Call::Read, Fault::LostBefore);
         drop(all);
         faults.heal();
@@ -259,6 +259,34 @@ fn once_its_least_time_is_over_an_end_without_an_answer_is_repeated_and_a_lost_h
         assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
         drop(guard);
         assert_eq!(store.record("k").exclusive, None, "one release is sent");
+    });
+}
+
+#[test]
+fn a_release_long_after_its_least_time_reads_nothing() {
+    on_every_store(|store| {
+        let (client, faults) = store.faulty();
+        let guard = client.request("k").lease(HOUR).hold_at_least(LONG).lock().unwrap();
+        store.advance(LONG + LONG / 5);
+        faults.always(Call::Read, Fault::LostBefore);
+        guard.release().unwrap();
+        faults.heal();
+        assert_eq!(store.record("k").exclusive, None);
+    });
+}
+
+/// Heartbeats go on meanwhile, so nothing is lost by a deadline that comes early.
+#[test]
+fn its_deadline_is_as_careful_as_that_of_a_lease() {
+    on_every_store(|store| {
+        let client = store.builder().lease(LONG).connect().unwrap();
+        let first = client.request("first").hold_at_least(HOUR).lock().unwrap();
+        let later = client.lock("later").unwrap();
+        later.hold_at_least(HOUR).unwrap();
+        for guard in [first, later] {
+            let left = guard.remaining();
+            assert!(left > HOUR / 2 && left <= HOUR - HOUR / 10, "{}: {left:?}", guard.key());
+        }
     });
 }
 
