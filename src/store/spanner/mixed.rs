@@ -100,11 +100,6 @@ impl Target {
         }
     }
 
-    /// Whether that is over already.
-    pub fn renews_too_late(&self, read: &Read, new: &LockRecord) -> bool {
-        self.renewable_before(read, new).is_some_and(|by| read.now >= by)
-    }
-
     /// That row, and those of earlier takeovers that nobody needs any more or that have no time yet. Other locks may have
     /// names that begin in the same way.
     pub fn query_contention(&self, key: &str, name: &str, now: StoreTime) -> Statement {

@@ -4,7 +4,7 @@ use super::Spanner;
 use super::error::SpannerError;
 use super::read::Native;
 use super::row::Stamps;
-use super::transact::Write;
+use super::transact::{Done, Write};
 use crate::lease::LockRecord;
 use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped};
@@ -22,11 +22,12 @@ impl Spanner {
         let (target, row, old, new) = (self.target.clone(), row.clone(), seen.record.clone(), new.cloned());
         let done = self.transaction(&seen.record.key, by, move |read| {
             read.record.check_format()?;
-            if read.row != row || new.as_ref().is_some_and(|new| target.renews_too_late(read, new)) {
-                return Ok((false, None));
+            let before = new.as_ref().and_then(|new| target.renewable_before(read, new));
+            if read.row != row || before.is_some_and(|by| read.now >= by) {
+                return Ok((None, None));
             }
             Ok((
-                true,
+                Some(before),
                 Some(match &new {
                     Some(new) => Write::Put(row.clone().unwrap_or_default().next(&old, new, Stamps::Records)),
                     None => Write::Delete,
@@ -34,7 +35,9 @@ impl Spanner {
             ))
         });
         match done {
-            Ok(done) if done.answer => Ok(Swapped::Done),
+            // The commit may come long after the read.
+            Ok(Done { answer: Some(Some(by)), read, .. }) if read.now >= by => Ok(Swapped::Changed),
+            Ok(done) if done.answer.is_some() => Ok(Swapped::Done),
             // The change may be its own.
             Ok(done) if done.may_be_own => Ok(Swapped::Unknown(SpannerError::Unanswered { cause: None }.into())),
             Ok(_) => Ok(Swapped::Changed),

@@ -259,3 +259,28 @@ fn a_renewal_whose_commit_comes_too_late_is_lost() {
         assert_eq!(grpc.clear(), 0);
     }
 }
+
+/// The same of all locks with a lock id: what may be late is decided by the next look.
+#[test]
+fn a_renewal_by_lock_id_whose_commit_comes_too_late_is_not_believed() {
+    needs_server!();
+    let world = World::new();
+    let grpc = Grpc::new(&world.database.host);
+    let options =
+        SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
+    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    for (slow, is_done) in [(10, true), (3_000, false)] {
+        let mut attempt = attempt(&format!("k{slow}"), Mode::Exclusive);
+        attempt.ask.lease = DURATION;
+        granted(&store, &mut attempt);
+        world.pass(DURATION - S);
+        let seen = get(&store, &attempt.key);
+        let mut new = seen.record.clone();
+        new.exclusive.as_mut().unwrap().until = Lease::For(DURATION).end(seen.times.now);
+        grpc.fault("Commit", 0, Fault::Slow(Duration::from_millis(slow)));
+        let swapped = store.swap(&seen, Some(&new), &soon()).unwrap();
+        assert_eq!(matches!(swapped, Swapped::Done), is_done, "{slow}: {swapped:?}");
+        assert!(is_done || matches!(swapped, Swapped::Changed), "{slow}: {swapped:?}");
+        assert_eq!(grpc.clear(), 0);
+    }
+}
