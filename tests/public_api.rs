@@ -35,7 +35,10 @@ fn quoted<'a>(html: &'a str, before: &str) -> impl Iterator<Item = &'a str> {
 fn paths() -> BTreeSet<String> {
     let on: Vec<&str> = FEATURES.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let args = ["doc", "--lib", "--no-deps", "--offline", "--quiet", "--no-default-features", "--features"];
+    // With the workspace and an example, cargo takes for the dependencies what the lints have built: else it would
+    // check each of them once more.
+    let what = ["doc", "--workspace", "--lib", "--example", "hello", "--no-deps"];
+    let args = [&what[..], &["--offline", "--quiet", "--no-default-features", "--features"]].concat();
     let mut cargo = Command::new(env!("CARGO"));
     let docs = cargo.current_dir(root()).args(args).arg(on.join(",")).arg("--target-dir").arg(target).output().unwrap();
     assert!(docs.status.success(), "{}", String::from_utf8_lossy(&docs.stderr));
