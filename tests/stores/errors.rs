@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
 
-use crate::support::harness::within;
+use crate::support::harness::{PATIENCE, within};
 use crate::support::nobody;
 
 /// The error with all its causes, which have no secret of a test in them.
@@ -53,9 +53,9 @@ pub fn with_port(host: &str, port: u16) -> String {
     if host.contains(':') { host.to_owned() } else { format!("{host}:{port}") }
 }
 
-pub fn works_inside_async_tasks(connect: impl Fn() -> LockClient) {
+pub fn works_inside_async_tasks(builder: impl Fn() -> ClientBuilder) {
     let work = || {
-        let client = connect();
+        let client = builder().request_timeout(PATIENCE).connect().unwrap();
         let guard = client.lock("k").unwrap();
         assert!(guard.is_held());
         drop((guard, client));

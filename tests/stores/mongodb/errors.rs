@@ -64,7 +64,7 @@ fn a_url_and_settings_of_ones_own_lead_to_the_same_locks() {
 fn a_client_works_and_is_dropped_inside_async_tasks() {
     needs_server!();
     let rows = Rows::fresh();
-    works_inside_async_tasks(|| LockClient::connect(&rows.url()).unwrap());
+    works_inside_async_tasks(|| LockClient::builder(rows.url()));
 }
 
 #[test]

@@ -123,8 +123,7 @@ fn where_the_table_is_made_can_be_said() {
 fn a_client_works_and_is_dropped_inside_async_tasks() {
     needs_server!();
     let database = Database::fresh();
-    let connect = || leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect();
-    works_inside_async_tasks(|| connect().unwrap());
+    works_inside_async_tasks(|| leasehold::spanner::builder(settings(&database.host), &database.path, "locks"));
 }
 
 /// As after a month in which the process was suspended.
