@@ -1,5 +1,6 @@
 //! Bad input and a server that is not there, as every store behind a network tells them: within the deadline, and
 //! without a secret. A store's `errors` has its URLs and its own words.
+#![allow(dead_code)] // Each store uses its own part of it.
 
 use std::error::Error as _;
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! A network that fails: each write is cut off before and after the server, unanswered, late, or there twice. What is
 //! repeated finds itself, by the driver or by us, and what is given up leaves nothing. These are the steps that are the
 //! same with each store whose requests a proxy can tell apart; its `faults` has its network, and what is its own.
+#![allow(dead_code)] // Each store uses its own part of it.
 
 use std::time::{Duration, Instant};
 

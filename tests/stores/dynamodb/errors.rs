@@ -7,8 +7,9 @@ use leasehold::dynamodb::aws_config::{self, BehaviorVersion, SdkConfig};
 use leasehold::{ErrorKind, LockClient};
 
 use crate::dynamodb::*;
-use crate::errors::{are_refused, no_server_is_told, text};
+use crate::errors::{are_refused, no_server_is_told, text, works_inside_async_tasks};
 use crate::support::dynamodb::config_at;
+use crate::support::harness::PATIENCE;
 
 #[test]
 fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
@@ -82,23 +83,19 @@ fn a_client_works_and_is_dropped_inside_async_tasks() {
     let table = Table::fresh();
     // The same settings that the program's own client uses on its own runtime.
     let config = config();
-    let work = || {
-        let client = leasehold::dynamodb::builder(config.clone(), &table.0).connect().unwrap();
-        let guard = client.lock("k").unwrap();
-        assert!(guard.is_held());
-        drop((guard, client));
-    };
+    let builder = || leasehold::dynamodb::builder(config.clone(), &table.0).request_timeout(PATIENCE);
+    works_inside_async_tasks(builder);
     let own = || async {
         let client = sdk::Client::new(&config);
         client.list_tables().send().await.unwrap();
-        work();
+        drop(builder().connect().unwrap().lock("k").unwrap());
         client.list_tables().send().await.unwrap();
     };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(own());
     let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     many.block_on(own());
-    let (config, name) = (config.clone(), table.0.clone());
-    let blocking = move || drop(leasehold::dynamodb::builder(config, name).connect().unwrap().lock("k").unwrap());
+    let blocking = builder();
+    let blocking = move || drop(blocking.connect().unwrap().lock("k").unwrap());
     many.block_on(async move { tokio::task::spawn_blocking(blocking).await.unwrap() });
 }
 
