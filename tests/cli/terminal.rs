@@ -63,6 +63,13 @@ impl Terminal {
         wait_until("it is in the foreground", || owner() != shell);
     }
 
+    /// Ctrl-Z, which brings the shell back.
+    fn stops(&mut self) {
+        self.types("\x1a");
+        self.sees("Stopped");
+        self.sees("PROMPT> ");
+    }
+
     fn types(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
@@ -92,13 +99,18 @@ impl Drop for Terminal {
     }
 }
 
+fn shell() -> (Store, Terminal) {
+    let store = Store::new();
+    let terminal = Terminal::shell(&store);
+    (store, terminal)
+}
+
 /// The quotes keep what is typed apart from what is said.
 const READS: &str = "leasehold run k -- sh -c 'echo in; while read line; do echo got-$line; done'\n";
 
 #[test]
 fn ctrl_c_ends_the_command_and_the_lock_is_free() {
-    let store = Store::new();
-    let mut terminal = Terminal::shell(&store);
+    let (store, mut terminal) = shell();
     terminal.types("leasehold run k -- sh -c 'echo i\"\"n; read line'; echo code=$?\n");
     terminal.sees("in\r\n");
     assert!(store.client().try_lock("k").unwrap().is_none());
@@ -112,15 +124,12 @@ fn ctrl_c_ends_the_command_and_the_lock_is_free() {
 
 #[test]
 fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
-    let store = Store::new();
-    let mut terminal = Terminal::shell(&store);
+    let (store, mut terminal) = shell();
     terminal.types(READS);
     terminal.sees("in\r\n");
     terminal.types("one\n");
     terminal.sees("got-one\r\n");
-    terminal.types("\x1a");
-    terminal.sees("Stopped");
-    terminal.sees("PROMPT> ");
+    terminal.stops();
     terminal.types("echo shell-$?-\"\"again\n");
     terminal.sees("-again\r\n");
     assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
@@ -128,9 +137,7 @@ fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
     terminal.types("two\n");
     terminal.sees("got-two\r\n");
     // In the background it may not read: it is stopped for that.
-    terminal.types("\x1a");
-    terminal.sees("Stopped");
-    terminal.sees("PROMPT> ");
+    terminal.stops();
     terminal.types("bg\n");
     terminal.sees("PROMPT> ");
     terminal.types("wait %1; jobs\n");
@@ -154,16 +161,13 @@ fn what_stopped_for_longer_than_the_lease_does_not_go_on() {
 }
 
 fn stopped_for_longer_than_the_lease() {
-    let store = Store::new();
-    let mut terminal = Terminal::shell(&store);
+    let (store, mut terminal) = shell();
     let ticks = store.path("ticks");
     // It works without a pause, so that it would as soon as it is continued.
     let script = format!("while :; do echo x >>{}; done", ticks.display());
     terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh -c '{script}'\n"));
     wait_until("it works", || ticks.exists());
-    terminal.types("\x1a");
-    terminal.sees("Stopped");
-    terminal.sees("PROMPT> ");
+    terminal.stops();
     // Waits for the end of the lease.
     let rival = store.client().lock("k").unwrap();
     let before = std::fs::metadata(&ticks).unwrap().len();
@@ -176,13 +180,10 @@ fn stopped_for_longer_than_the_lease() {
 
 #[test]
 fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
-    let store = Store::new();
-    let mut terminal = Terminal::shell(&store);
+    let (store, mut terminal) = shell();
     terminal.types("sh -c 'leasehold run k -- sh -c \"echo i\"\"n; read line\"; echo not-\"\"reached'\n");
     terminal.sees("in\r\n");
-    terminal.types("\x1a");
-    terminal.sees("Stopped");
-    terminal.sees("PROMPT> ");
+    terminal.stops();
     terminal.brings_back("fg\n");
     // The shell says what it continues; Ctrl-C ends it also where it is still stopped.
     terminal.sees("read line");
@@ -198,8 +199,7 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
 
 #[test]
 fn the_script_around_it_reads_the_terminal_again() {
-    let store = Store::new();
-    let mut terminal = Terminal::shell(&store);
+    let (_store, mut terminal) = shell();
     terminal.types("sh -c 'leasehold run k -- true; echo ne\"\"xt; read line; echo got-$line'\n");
     terminal.sees("next\r\n");
     terminal.types("one\n");
@@ -356,17 +356,14 @@ fn a_status_that_is_watched_is_drawn_anew() {
 /// It would run on without the lock.
 #[test]
 fn what_ignores_ctrl_z_is_stopped_too() {
-    let store = Store::new();
-    let mut terminal = Terminal::shell(&store);
+    let (store, mut terminal) = shell();
     let ticks = store.path("ticks");
     let child = format!("trap \"\" TSTP; while :; do echo $$ >>{}; done", ticks.display());
     let script = store.path("script");
     std::fs::write(&script, format!("sh -c '{child}' &\nwait\n")).unwrap();
     terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh {}\n", script.display()));
     wait_until("it works", || ticks.exists());
-    terminal.types("\x1a");
-    terminal.sees("Stopped");
-    terminal.sees("PROMPT> ");
+    terminal.stops();
     let rival = store.client().lock("k").unwrap();
     let before = std::fs::metadata(&ticks).unwrap().len();
     let worker = std::fs::read_to_string(&ticks).unwrap().lines().next().unwrap().to_owned();

@@ -5,10 +5,14 @@ mod conformance;
 mod differential;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
+mod errors;
 mod fuzz;
 mod mixed;
 #[cfg(feature = "mongodb")]
 mod mongodb;
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
+mod network;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod proxy;

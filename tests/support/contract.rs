@@ -3,27 +3,23 @@
 use leasehold::internals::lease::{End, Holder, Lease, LockRecord, Mode};
 use leasehold::internals::store::{Attempt, Backend, Purpose, Released, Renewal, Renewed, Seen};
 
-use crate::support::calls;
 #[allow(unused_imports)] // Each test binary uses its own part of it.
 pub use crate::support::calls::{LEASE, acquired, refused, renewal};
+use crate::support::direct;
+#[allow(unused_imports)]
+pub use crate::support::direct::attempt;
 use crate::support::stores::{Opened, soon};
 
-pub fn attempt(store: &dyn Backend, key: &str, mode: Mode) -> Attempt {
-    calls::attempt(store.info().grant_form, key, mode)
-}
-
 pub fn exclusive(at: &Opened, key: &str) -> Attempt {
-    attempt(&*at.store, key, Mode::Exclusive)
+    direct::exclusive(&*at.store, key)
 }
 
 pub fn shared(at: &Opened, key: &str) -> Attempt {
-    attempt(&*at.store, key, Mode::Shared)
+    direct::shared(&*at.store, key)
 }
 
 pub fn instead_of(at: &Opened, key: &str, old: &Holder) -> Attempt {
-    let mut attempt = exclusive(at, key);
-    attempt.ask.instead_of = Some((old.grant.clone(), old.token));
-    attempt
+    direct::instead_of(&*at.store, key, Mode::Exclusive, old)
 }
 
 pub fn granted(store: &dyn Backend, attempt: &mut Attempt) -> Holder {

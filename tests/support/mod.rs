@@ -10,6 +10,7 @@ pub mod calls;
 #[cfg(all(any(feature = "mongodb", feature = "postgres"), target_os = "linux"))]
 pub mod cluster;
 pub mod contract;
+pub mod direct;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(target_os = "linux")]

@@ -50,6 +50,21 @@ macro_rules! for_each_store {
 #[allow(unused_imports)]
 pub(crate) use for_each_store;
 
+/// The tests of one store, of a suite whose modules have functions that are given a store.
+#[allow(unused_macros)] // Not every test binary has such a suite.
+macro_rules! tests {
+    ($suite:ident on $store:ident: $($module:ident: $($test:ident),+ $(,)?;)+) => {
+        $(mod $module {
+            $(#[test]
+            fn $test() {
+                crate::support::stores::on(stringify!($store), crate::$suite::$module::$test);
+            })+
+        })+
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use tests;
+
 /// The modules of the stores of this build.
 pub fn modules() -> Vec<&'static str> {
     let mut modules = Vec::new();
@@ -100,75 +115,48 @@ pub fn on_each(test: impl Fn(&Store) + Sync) {
 /// The store of that module. None where its server is missing, which the harness says.
 pub fn enrolled(module: &str) -> Option<Store> {
     let store = match module {
-        "memory" => Store {
-            module: "memory",
-            remembers_who_gave_up: true,
-            gives_up_by_writing: false,
-            only_ends_age: false,
-            rows_have_format: true,
-            tells: true,
-            swaps_give_up: false,
-            open: memory,
-        },
+        "memory" => Store { remembers_who_gave_up: true, ..Store::new("memory", memory) },
         #[cfg(feature = "sqlite")]
-        "sqlite" => Store {
-            module: "sqlite",
-            remembers_who_gave_up: false,
-            gives_up_by_writing: false,
-            only_ends_age: false,
-            rows_have_format: false,
-            tells: true,
-            swaps_give_up: false,
-            open: sqlite,
-        },
+        "sqlite" => Store { rows_have_format: false, ..Store::new("sqlite", sqlite) },
         #[cfg(feature = "dynamodb")]
         "dynamodb" => super::servers::dynamodb_local().map(|_| Store {
-            module: "dynamodb",
             remembers_who_gave_up: true,
-            gives_up_by_writing: false,
-            only_ends_age: false,
-            rows_have_format: true,
             tells: false,
             swaps_give_up: true,
-            open: dynamodb,
+            ..Store::new("dynamodb", dynamodb)
         })?,
         // A number in the attempt's session stops its late copies.
         #[cfg(feature = "mongodb")]
-        "mongodb" => super::servers::mongod().map(|_| Store {
-            module: "mongodb",
-            remembers_who_gave_up: false,
-            gives_up_by_writing: false,
-            only_ends_age: false,
-            rows_have_format: true,
-            tells: true,
-            swaps_give_up: false,
-            open: mongodb,
-        })?,
+        "mongodb" => super::servers::mongod().map(|_| Store::new("mongodb", mongodb))?,
         #[cfg(feature = "postgres")]
-        "postgres" => super::servers::postgres_server().map(|_| Store {
-            module: "postgres",
-            remembers_who_gave_up: true,
-            gives_up_by_writing: false,
-            only_ends_age: false,
-            rows_have_format: true,
-            tells: true,
-            swaps_give_up: false,
-            open: postgres,
-        })?,
+        "postgres" => super::servers::postgres_server()
+            .map(|_| Store { remembers_who_gave_up: true, ..Store::new("postgres", postgres) })?,
         #[cfg(feature = "spanner")]
         "spanner" => super::servers::spanner_emulator().map(|_| Store {
-            module: "spanner",
-            remembers_who_gave_up: false,
             gives_up_by_writing: true,
             only_ends_age: true,
-            rows_have_format: true,
             tells: false,
-            swaps_give_up: false,
-            open: spanner,
+            ..Store::new("spanner", spanner)
         })?,
         _ => return None,
     };
     Some(store)
+}
+
+impl Store {
+    /// What most are like.
+    fn new(module: &'static str, open: fn() -> Opened) -> Store {
+        Store {
+            module,
+            remembers_who_gave_up: false,
+            gives_up_by_writing: false,
+            only_ends_age: false,
+            rows_have_format: true,
+            tells: true,
+            swaps_give_up: false,
+            open,
+        }
+    }
 }
 
 /// A store by two clients, and the clock that it goes by.
@@ -185,6 +173,25 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// By two clients, for whom time passes with this clock.
+    fn by<B: Backend + 'static>(clock: &Arc<Clock>, open: impl Fn() -> B) -> Opened {
+        Opened {
+            store: Arc::new(open()),
+            second: Arc::new(open()),
+            clock: clock.clone(),
+            slack: Duration::ZERO,
+            age: None,
+            _room: None,
+        }
+    }
+
+    /// Where the server's clock is its own: what is stored gets older instead.
+    #[cfg(any(feature = "mongodb", feature = "postgres", feature = "spanner"))]
+    fn aging(mut self, age: impl Fn(Duration) + Send + Sync + 'static) -> Opened {
+        self.age = Some(Box::new(age));
+        self
+    }
+
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
         // The clock last: whoever it wakes sees rows that are older.
@@ -244,8 +251,7 @@ pub fn fresh(store: &dyn Backend) -> GrantId {
 
 fn memory() -> Opened {
     let (name, clock) = (unique(), Clock::system());
-    let open = || Arc::new(Memory::open(&name, clock.clone()));
-    Opened { store: open(), second: open(), clock: clock.clone(), slack: Duration::ZERO, age: None, _room: None }
+    Opened::by(&clock, || Memory::open(&name, clock.clone()))
 }
 
 #[cfg(feature = "sqlite")]
@@ -253,15 +259,8 @@ fn sqlite() -> Opened {
     use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
     let (folder, clock) = (Folder::new(), Clock::system());
     let options = SqliteOptions { path: folder.file(), mode: None, unsafe_fs: false, clock_identity: None };
-    let open = || Arc::new(Sqlite::open(options.clone(), clock.clone(), &soon()).unwrap());
-    Opened {
-        store: open(),
-        second: open(),
-        clock: clock.clone(),
-        slack: Duration::ZERO,
-        age: None,
-        _room: Some(Box::new(folder)),
-    }
+    let opened = Opened::by(&clock, || Sqlite::open(options.clone(), clock.clone(), &soon()).unwrap());
+    Opened { _room: Some(Box::new(folder)), ..opened }
 }
 
 /// Time passes on the client's clock and on the service's alike: see `dynamodb::Shifted`. Both clients have one
@@ -275,63 +274,29 @@ fn dynamodb() -> Opened {
     let mut options = options(&table.0, &clock);
     options.grace = Duration::from_secs(2);
     options.estimate = Some(Arc::default());
-    let open = || Arc::new(Dynamodb::open(options.clone(), clock.clone(), &soon()).unwrap());
-    Opened {
-        store: open(),
-        second: open(),
-        clock: clock.clone(),
-        slack: Duration::from_secs(1),
-        age: None,
-        _room: None,
-    }
+    let opened = Opened::by(&clock, || Dynamodb::open(options.clone(), clock.clone(), &soon()).unwrap());
+    Opened { slack: Duration::from_secs(1), ..opened }
 }
 
-/// The server's clock is its own: what is stored gets older instead.
 #[cfg(feature = "mongodb")]
 fn mongodb() -> Opened {
-    let rows = Arc::new(super::mongodb::Rows::fresh());
-    let open = || Arc::new(rows.open());
-    let aged = rows.clone();
-    Opened {
-        store: open(),
-        second: open(),
-        clock: Clock::system(),
-        slack: Duration::ZERO,
-        age: Some(Box::new(move |by| aged.age(by))),
-        _room: Some(Box::new(rows.clone())),
-    }
+    let rows = super::mongodb::Rows::fresh();
+    Opened::by(&Clock::system(), || rows.open()).aging(move |by| rows.age(by))
 }
 
-/// The server's clock is its own: what is stored gets older instead.
 #[cfg(feature = "postgres")]
 fn postgres() -> Opened {
-    let rows = Arc::new(super::postgres::Rows::fresh());
-    let open = || Arc::new(rows.open());
-    let aged = rows.clone();
-    Opened {
-        store: open(),
-        second: open(),
-        clock: Clock::system(),
-        slack: Duration::ZERO,
-        age: Some(Box::new(move |by| aged.age(by))),
-        _room: Some(Box::new(rows.clone())),
-    }
+    let rows = super::postgres::Rows::fresh();
+    Opened::by(&Clock::system(), || rows.open()).aging(move |by| rows.age(by))
 }
 
-/// The emulator's clock is its own, so time passes on the clients' clock, and the rows grow older.
+/// Time passes on the clients' clock, too.
 #[cfg(feature = "spanner")]
 fn spanner() -> Opened {
     use super::spanner::Database;
     use leasehold::internals::store::spanner::Spanner;
     let (database, clock) = (Database::fresh(), Clock::system());
-    let open = || Arc::new(Spanner::open(database.options(), clock.clone(), &soon()).unwrap());
     let raw = database.raw();
-    Opened {
-        store: open(),
-        second: open(),
-        clock: clock.clone(),
-        slack: Duration::ZERO,
-        age: Some(Box::new(move |by| raw.age(by))),
-        _room: None,
-    }
+    let open = || Spanner::open(database.options(), clock.clone(), &soon()).unwrap();
+    Opened::by(&clock, open).aging(move |by| raw.age(by))
 }

@@ -10,19 +10,6 @@ use crate::support::bench::{Bench, LONG, is_released, loss_of};
 use crate::support::stores::{Store, for_each_store};
 use crate::support::wait::wait_until;
 
-/// The tests of one store.
-macro_rules! tests {
-    ($store:ident: $($module:ident: $($behaviour:ident),+;)+) => {
-        $(mod $module {
-            $(#[test]
-            fn $behaviour() {
-                crate::support::stores::on(stringify!($store), crate::behaviours::$module::$behaviour);
-            })+
-        })+
-    };
-}
-use tests;
-
 macro_rules! on_one_store {
     ($store:ident) => {
         mod $store {
@@ -33,8 +20,8 @@ macro_rules! on_one_store {
 
 macro_rules! behaviours {
     ($store:ident) => {
-        crate::behaviours::tests! {
-            $store:
+        crate::support::stores::tests! {
+            behaviours on $store:
         acquiring:
             b02_a_request_that_the_network_doubles_is_no_failure,
             b03_an_acquire_whose_answer_is_lost_finds_itself,
@@ -102,90 +89,75 @@ use behaviours;
 
 for_each_store!(on_one_store);
 
-/// Where this host's own clocks decide: a test can set them off.
-macro_rules! by_the_wall_clock {
-    ($store:ident: $name:ident) => {
+/// A module of tests for some stores.
+macro_rules! only {
+    ($($(#[$on:meta])? $store:ident: $name:ident),+ => $tests:tt) => {
+        $($(#[$on])?
         mod $name {
-            crate::behaviours::tests! {
-                    $store:
-            acquiring:
-                b11_tokens_rise_over_release_expiry_takeover_purge_and_deleted_rows,
-                b11_a_wall_clock_that_is_set_back_does_not_lower_a_token;
-                }
-        }
+            crate::behaviours::only! { @ $store $tests }
+        })+
+    };
+    (@ $store:ident { $($tests:tt)+ }) => {
+        crate::support::stores::tests! { behaviours on $store: $($tests)+ }
     };
 }
+use only;
 
-by_the_wall_clock!(memory: memory_by_the_wall_clock);
-#[cfg(feature = "sqlite")]
-by_the_wall_clock!(sqlite: sqlite_by_the_wall_clock);
-
-/// What rests on request timeouts that are shorter than an answer of a server may take.
-macro_rules! with_brief_requests {
-    ($store:ident: $name:ident) => {
-        mod $name {
-            crate::behaviours::tests! {
-                $store:
-                acquiring:
-                    b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up,
-                    b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not_before,
-                    b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background,
-                    a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with,
-                    an_adopt_that_is_given_up_unanswered_is_not_called_lost;
-                ending:
-                    b20_one_release_that_fails_at_close_skips_no_other;
-            }
-        }
-    };
+// Where this host's own clocks decide: a test can set them off.
+only! {
+    memory: memory_by_the_wall_clock,
+    #[cfg(feature = "sqlite")]
+    sqlite: sqlite_by_the_wall_clock => {
+        acquiring:
+            b11_tokens_rise_over_release_expiry_takeover_purge_and_deleted_rows,
+            b11_a_wall_clock_that_is_set_back_does_not_lower_a_token;
+    }
 }
 
-with_brief_requests!(memory: memory_with_brief_requests);
-#[cfg(feature = "sqlite")]
-with_brief_requests!(sqlite: sqlite_with_brief_requests);
-
-/// Where whoever gave up is remembered: the fault switch delivers late what others would do anew.
-macro_rules! with_late_requests {
-    ($store:ident: $name:ident) => {
-        mod $name {
-            crate::behaviours::tests! {
-                $store:
-                acquiring:
-                    b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody,
-                    b03_a_late_copy_of_what_was_passed_on_in_this_process_is_granted_to_nobody;
-            }
-        }
-    };
+// What rests on request timeouts that are shorter than an answer of a server may take.
+only! {
+    memory: memory_with_brief_requests,
+    #[cfg(feature = "sqlite")]
+    sqlite: sqlite_with_brief_requests => {
+        acquiring:
+            b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up,
+            b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not_before,
+            b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background,
+            a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with,
+            an_adopt_that_is_given_up_unanswered_is_not_called_lost;
+        ending:
+            b20_one_release_that_fails_at_close_skips_no_other;
+    }
 }
 
-with_late_requests!(memory: memory_with_late_requests);
-#[cfg(feature = "dynamodb")]
-with_late_requests!(dynamodb: dynamodb_with_late_requests);
-
-/// Where the store's time goes on as ours does: under load that of Spanner's emulator runs ahead.
-macro_rules! by_a_steady_clock {
-    ($store:ident: $name:ident) => {
-        mod $name {
-            crate::behaviours::tests! {
-                $store:
-                holding:
-                    b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted;
-            }
-        }
-    };
+// Where whoever gave up is remembered: the fault switch delivers late what others would do anew.
+only! {
+    memory: memory_with_late_requests,
+    #[cfg(feature = "dynamodb")]
+    dynamodb: dynamodb_with_late_requests => {
+        acquiring:
+            b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody,
+            b03_a_late_copy_of_what_was_passed_on_in_this_process_is_granted_to_nobody;
+    }
 }
 
-by_a_steady_clock!(memory: memory_by_a_steady_clock);
-#[cfg(feature = "sqlite")]
-by_a_steady_clock!(sqlite: sqlite_by_a_steady_clock);
-#[cfg(feature = "dynamodb")]
-by_a_steady_clock!(dynamodb: dynamodb_by_a_steady_clock);
-#[cfg(feature = "mongodb")]
-by_a_steady_clock!(mongodb: mongodb_by_a_steady_clock);
+// Where the store's time goes on as ours does: under load that of Spanner's emulator runs ahead.
+only! {
+    memory: memory_by_a_steady_clock,
+    #[cfg(feature = "sqlite")]
+    sqlite: sqlite_by_a_steady_clock,
+    #[cfg(feature = "dynamodb")]
+    dynamodb: dynamodb_by_a_steady_clock,
+    #[cfg(feature = "mongodb")]
+    mongodb: mongodb_by_a_steady_clock => {
+        holding:
+            b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted;
+    }
+}
 
-/// Of the engine alone, in very many rounds.
-mod memory_in_many_rounds {
-    crate::behaviours::tests! {
-        memory:
+// Of the engine alone, in very many rounds.
+only! {
+    memory: memory_in_many_rounds => {
         holding:
             b09_what_was_seen_as_lost_is_never_held_again;
     }

@@ -5,7 +5,6 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
 use crate::remote::Remote;
-use crate::support::alone::alone;
 use crate::support::harness::millis;
 use crate::support::wait::wait_until;
 
@@ -54,34 +53,4 @@ fn a_child_connects_anew(remote: &Remote) {
     }
 }
 
-fn on(test: &str, remote: fn() -> Option<Remote>) {
-    alone(test, || {
-        if let Some(remote) = remote() {
-            a_child_connects_anew(&remote);
-        }
-    });
-}
-
-#[cfg(feature = "dynamodb")]
-#[test]
-fn a_child_connects_anew_to_dynamodb() {
-    on("remote::forks::a_child_connects_anew_to_dynamodb", crate::remote::dynamodb);
-}
-
-#[cfg(feature = "mongodb")]
-#[test]
-fn a_child_connects_anew_to_mongodb() {
-    on("remote::forks::a_child_connects_anew_to_mongodb", crate::remote::mongodb);
-}
-
-#[cfg(feature = "postgres")]
-#[test]
-fn a_child_connects_anew_to_postgres() {
-    on("remote::forks::a_child_connects_anew_to_postgres", crate::remote::postgres);
-}
-
-#[cfg(feature = "spanner")]
-#[test]
-fn a_child_connects_anew_to_spanner() {
-    on("remote::forks::a_child_connects_anew_to_spanner", crate::remote::spanner);
-}
+crate::remote::on_each_remote! { alone: a_child_connects_anew }

@@ -115,32 +115,4 @@ fn no_call_outlives_its_bound(remote: &Remote) {
     remote.proxy.flow(Flow::Pass, Flow::Pass);
 }
 
-fn on(remote: Option<Remote>) {
-    if let Some(remote) = remote {
-        no_call_outlives_its_bound(&remote);
-    }
-}
-
-#[cfg(feature = "dynamodb")]
-#[test]
-fn no_call_outlives_its_bound_on_dynamodb() {
-    on(crate::remote::dynamodb());
-}
-
-#[cfg(feature = "mongodb")]
-#[test]
-fn no_call_outlives_its_bound_on_mongodb() {
-    on(crate::remote::mongodb());
-}
-
-#[cfg(feature = "postgres")]
-#[test]
-fn no_call_outlives_its_bound_on_postgres() {
-    on(crate::remote::postgres());
-}
-
-#[cfg(feature = "spanner")]
-#[test]
-fn no_call_outlives_its_bound_on_spanner() {
-    on(crate::remote::spanner());
-}
+crate::remote::on_each_remote! { together: no_call_outlives_its_bound }

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use leasehold::{ClientBuilder, ErrorKind, LockClient, Mode};
+use leasehold::{ClientBuilder, ErrorKind, Mode};
 
+use crate::remote::Remote;
 use crate::support::harness::{PATIENCE, millis};
 use crate::support::proxy::{self, Proxy, Rule};
 use crate::support::wait::wait_until;
@@ -89,64 +90,40 @@ fn what_was_given_up_is_never_granted(net: Net, mode: Mode, meanwhile: Meanwhile
     assert_eq!(rival.try_lock("k").expect("an answer").is_some(), held.is_none(), "{what}");
 }
 
-fn on(net: impl Fn() -> Net + Sync) {
+/// On stores of their own. Of the writes behind such a proxy that have this text, the next one is late.
+fn on(remote: fn() -> Option<Remote>, proxy: fn(&str) -> Proxy, write: &'static str) {
     std::thread::scope(|scope| {
         for mode in [Mode::Exclusive, Mode::Shared] {
             for meanwhile in [Meanwhile::Nothing, Meanwhile::Held, Meanwhile::Left] {
-                let net = &net;
-                scope.spawn(move || what_was_given_up_is_never_granted(net(), mode, meanwhile));
+                scope.spawn(move || {
+                    let Some(remote) = remote() else { return };
+                    let proxy = proxy(&remote.upstream);
+                    proxy.add(Rule::next(1, proxy::Mode::Late(LATE)).on(write));
+                    let behind = (remote.at)(&proxy.addr().to_string());
+                    let net = Net { behind, beside: remote.direct(), late: Late { proxy, write } };
+                    what_was_given_up_is_never_granted(net, mode, meanwhile);
+                });
             }
         }
     });
 }
 
-/// Of the writes that have this text, the next one is late.
-fn late(proxy: Proxy, write: &'static str, behind: ClientBuilder, beside: ClientBuilder) -> Net {
-    proxy.add(Rule::next(1, proxy::Mode::Late(LATE)).on(write));
-    Net { behind, beside, late: Late { proxy, write } }
-}
-
 #[cfg(feature = "dynamodb")]
 #[test]
 fn what_was_given_up_is_never_granted_on_dynamodb() {
-    use crate::support::dynamodb::{Table, config, config_at};
-    let Some(endpoint) = crate::support::servers::dynamodb_local() else { return };
-    on(|| {
-        let (table, proxy) = (Table::fresh().0, Proxy::http(&endpoint));
-        let behind = leasehold::dynamodb::builder(config_at(&proxy.url()), table.as_str());
-        late(proxy, "UpdateItem", behind, leasehold::dynamodb::builder(config(), table.as_str()))
-    });
+    on(crate::remote::dynamodb, Proxy::http, "UpdateItem");
 }
 
 #[cfg(feature = "mongodb")]
 #[test]
 fn what_was_given_up_is_never_granted_on_mongodb() {
-    use crate::support::mongodb::{Rows, host, with_database};
-    let Some(server) = crate::support::servers::mongod() else { return };
-    let rows: Vec<Rows> = (0..6).map(|_| Rows::fresh()).collect();
-    let names = std::sync::Mutex::new(rows.iter().map(|rows| rows.0.clone()).collect::<Vec<String>>());
-    on(|| {
-        let (name, proxy) = (names.lock().unwrap().pop().expect("a name for each"), Proxy::mongodb(&host(&server)));
-        let options = format!("directConnection=true&serverMonitoringMode=poll&collection={name}");
-        let at = |host: &str| LockClient::builder(with_database(&format!("mongodb://{host}"), &options));
-        let (behind, beside) = (at(&proxy.addr().to_string()), at(&host(&server)));
-        late(proxy, "findAndModify", behind, beside)
-    });
+    // The proxy knows no server that speaks unasked.
+    let remote = || crate::remote::mongodb_with("directConnection=true&serverMonitoringMode=poll");
+    on(remote, Proxy::mongodb, "findAndModify");
 }
 
 #[cfg(feature = "postgres")]
 #[test]
 fn what_was_given_up_is_never_granted_on_postgres() {
-    use crate::support::postgres::Rows;
-    use crate::support::servers::{postgres, postgres_server};
-    let Some(host) = postgres_server().and_then(|server| postgres::host(&server)) else { return };
-    let rows: Vec<Rows> = (0..6).map(|_| Rows::fresh()).collect();
-    let names = std::sync::Mutex::new(rows.iter().map(|rows| rows.0.clone()).collect::<Vec<String>>());
-    on(|| {
-        let name = names.lock().unwrap().pop().expect("a name for each");
-        let proxy = crate::support::proxy::Proxy::postgres(&host);
-        let at = |host: &str| LockClient::builder(format!("postgres://leasehold@{host}/postgres?table={name}"));
-        let (behind, beside) = (at(&proxy.addr().to_string()), at(&host));
-        late(proxy, "INSERT INTO", behind, beside)
-    });
+    on(crate::remote::postgres, Proxy::postgres, "INSERT INTO");
 }

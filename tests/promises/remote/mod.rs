@@ -4,6 +4,35 @@
     target_os = "linux",
     any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")
 ))]
+
+/// Makes a test of this function on each store behind a network; `alone`: in a process of its own.
+macro_rules! on_each_remote {
+    ($how:ident: $test:ident) => {
+        crate::remote::on_each_remote! { @ "dynamodb" dynamodb $how $test }
+        crate::remote::on_each_remote! { @ "mongodb" mongodb $how $test }
+        crate::remote::on_each_remote! { @ "postgres" postgres $how $test }
+        crate::remote::on_each_remote! { @ "spanner" spanner $how $test }
+    };
+    (@ $feature:literal $store:ident $how:ident $test:ident) => {
+        #[cfg(feature = $feature)]
+        mod $store {
+            #[test]
+            fn $test() {
+                let test = || crate::remote::$store().iter().for_each(super::$test);
+                crate::remote::on_each_remote! { @$how $test test }
+            }
+        }
+    };
+    (@together $test:ident $body:ident) => {
+        $body()
+    };
+    (@alone $test:ident $body:ident) => {
+        let (_, module) = module_path!().split_once("::").expect("a module of this program");
+        crate::support::alone::alone(&format!("{module}::{}", stringify!($test)), $body);
+    };
+}
+use on_each_remote;
+
 mod forks;
 mod holes;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
@@ -56,10 +85,15 @@ fn dynamodb() -> Option<Remote> {
 
 #[cfg(feature = "mongodb")]
 fn mongodb() -> Option<Remote> {
+    mongodb_with("directConnection=true")
+}
+
+#[cfg(feature = "mongodb")]
+fn mongodb_with(options: &str) -> Option<Remote> {
     use crate::support::mongodb::{Rows, host, with_database};
     let server = crate::support::servers::mongod()?;
     let rows = Rows::fresh();
-    let options = format!("directConnection=true&collection={}", rows.0);
+    let options = format!("{options}&collection={}", rows.0);
     let at = move |host: &str| leasehold::LockClient::builder(with_database(&format!("mongodb://{host}"), &options));
     Some(Remote::new(&host(&server), at, rows))
 }

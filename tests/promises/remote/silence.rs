@@ -17,32 +17,4 @@ fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
     guard.release().expect("a release");
 }
 
-fn on(remote: Option<Remote>) {
-    if let Some(remote) = remote {
-        a_silent_connection_is_left_for_a_new_one(&remote);
-    }
-}
-
-#[cfg(feature = "dynamodb")]
-#[test]
-fn a_silent_connection_to_dynamodb_is_left() {
-    on(crate::remote::dynamodb());
-}
-
-#[cfg(feature = "mongodb")]
-#[test]
-fn a_silent_connection_to_mongodb_is_left() {
-    on(crate::remote::mongodb());
-}
-
-#[cfg(feature = "postgres")]
-#[test]
-fn a_silent_connection_to_postgres_is_left() {
-    on(crate::remote::postgres());
-}
-
-#[cfg(feature = "spanner")]
-#[test]
-fn a_silent_connection_to_spanner_is_left() {
-    on(crate::remote::spanner());
-}
+crate::remote::on_each_remote! { together: a_silent_connection_is_left_for_a_new_one }

@@ -17,23 +17,10 @@ macro_rules! on_one_store {
     };
 }
 
-/// The tests of one store.
-macro_rules! tests {
-    ($store:ident: $($module:ident: $($rule:ident),+ $(,)?;)+) => {
-        $(mod $module {
-            $(#[test]
-            fn $rule() {
-                crate::support::stores::on(stringify!($store), crate::conformance::$module::$rule);
-            })+
-        })+
-    };
-}
-use tests;
-
 macro_rules! contract {
     ($store:ident) => {
-        crate::conformance::tests! {
-            $store:
+        crate::support::stores::tests! {
+            conformance on $store:
         rules:
             a_held_key_is_refused_and_the_holder_is_named,
             a_holder_is_live_until_its_end_and_then_replaced,

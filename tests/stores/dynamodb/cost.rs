@@ -133,7 +133,7 @@ fn each_step_of_a_hold_is_one_write_unit() {
     }
     a.ask.labels.host = Some("a-host-with-a-rather-long-name.example.com".to_owned());
     at.meter.take();
-    granted(&at.store, &mut a);
+    granted(&*at.store, &mut a);
     assert_eq!(at.meter.take(), one_write(), "acquire");
     assert!(matches!(at.store.renew(&mut a, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
     assert_eq!(at.meter.take(), one_write(), "renew");

@@ -1,31 +1,19 @@
 //! Bad input and a service that is not there: told within the deadline, without a secret.
 
-use std::error::Error as _;
 use std::process::Command;
 
 use leasehold::dynamodb::aws_config::credential_process::CredentialProcessProvider;
 use leasehold::dynamodb::aws_config::{self, BehaviorVersion, SdkConfig};
-use leasehold::{Error, ErrorKind, LockClient};
+use leasehold::{ErrorKind, LockClient};
 
 use crate::dynamodb::*;
+use crate::errors::{are_refused, no_server_is_told, text, works_inside_async_tasks};
 use crate::support::dynamodb::config_at;
-use crate::support::harness::within;
-use crate::support::nobody;
-
-fn text(error: &Error) -> String {
-    let mut text = format!("{error} {error:?}");
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(&format!(" {source} {source:?}"));
-        next = source.source();
-    }
-    assert!(!text.contains("secret-canary"), "{text}");
-    text
-}
+use crate::support::harness::PATIENCE;
 
 #[test]
 fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
-    for (url, says) in [
+    are_refused([
         ("dynamodb:", "name of a table"),
         ("dynamodb:locks", "name of a table"),
         ("dynamodb://ab", "3 to 255"),
@@ -41,11 +29,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("dynamodb://locks?region=", "region"),
         ("dynamodb://locks?region=x&endpoint=localhost:8000", "endpoint"),
         ("dynamodb://locks?region=x&endpoint=http://me:secret-canary@localhost:8000", "endpoint"),
-    ] {
-        let error = LockClient::connect(url).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
-        assert!(text(&error).contains(says), "{url}: {error}");
-    }
+    ]);
 }
 
 #[test]
@@ -58,19 +42,11 @@ fn no_region_is_said() {
 
 #[test]
 fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
-    // Nobody listens; nobody answers; somebody accepts and says nothing.
-    let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
-    let silent = silent.local_addr().unwrap().to_string();
-    for host in [&closed.address(), &mute.address(), &silent, nobody::NO_NAME] {
-        let endpoint = &format!("http://{host}");
-        let timeout = Duration::from_secs(1);
-        let builder = leasehold::dynamodb::builder(config_at(endpoint), "locks").request_timeout(timeout);
-        let error = within(endpoint, timeout, || builder.connect()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Store, "{endpoint}: {}", text(&error));
-        assert!(error.is_retryable() && error.to_string().contains("endpoint"), "{endpoint}: {}", text(&error));
+    let at = |host: &str| leasehold::dynamodb::builder(config_at(&format!("http://{host}")), "locks");
+    no_server_is_told(&[1], at, |host, error| {
+        assert!(error.to_string().contains("endpoint"), "{host}: {}", text(error));
         assert_eq!(error.store(), Some("dynamodb://locks"));
-        println!("{endpoint}: {}", text(&error));
-    }
+    });
 }
 
 #[test]
@@ -107,23 +83,19 @@ fn a_client_works_and_is_dropped_inside_async_tasks() {
     let table = Table::fresh();
     // The same settings that the program's own client uses on its own runtime.
     let config = config();
-    let work = || {
-        let client = leasehold::dynamodb::builder(config.clone(), &table.0).connect().unwrap();
-        let guard = client.lock("k").unwrap();
-        assert!(guard.is_held());
-        drop((guard, client));
-    };
+    let builder = || leasehold::dynamodb::builder(config.clone(), &table.0).request_timeout(PATIENCE);
+    works_inside_async_tasks(builder);
     let own = || async {
         let client = sdk::Client::new(&config);
         client.list_tables().send().await.unwrap();
-        work();
+        drop(builder().connect().unwrap().lock("k").unwrap());
         client.list_tables().send().await.unwrap();
     };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(own());
     let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     many.block_on(own());
-    let (config, name) = (config.clone(), table.0.clone());
-    let blocking = move || drop(leasehold::dynamodb::builder(config, name).connect().unwrap().lock("k").unwrap());
+    let blocking = builder();
+    let blocking = move || drop(blocking.connect().unwrap().lock("k").unwrap());
     many.block_on(async move { tokio::task::spawn_blocking(blocking).await.unwrap() });
 }
 

@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
 use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
 use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
-use leasehold::internals::store::{Acquired, Attempt, Backend, Consistency, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Which};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::support::calls::{LEASE, acquired, refused};
+use crate::support::direct::{self, get};
 use crate::support::dynamodb::{Table, config, config_at, options};
 use crate::support::proxy::Proxy;
 use crate::support::stores::soon;
@@ -112,7 +113,7 @@ fn shared(key: &str) -> Attempt {
 }
 
 #[track_caller]
-fn granted(store: &Dynamodb, attempt: &mut Attempt) -> Holder {
+fn granted(store: &dyn Backend, attempt: &mut Attempt) -> Holder {
     acquired(store, attempt).0
 }
 
@@ -144,10 +145,6 @@ impl Behind {
     }
 
     fn holders(&self, key: &str) -> Vec<Holder> {
-        self.record(key).holders().map(|(_, holder)| holder.clone()).collect()
+        direct::holders(&self.beside, key)
     }
-}
-
-fn get(store: &Dynamodb, key: &str) -> Seen {
-    store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap().records.remove(0)
 }

@@ -18,11 +18,11 @@ mod rights;
 mod tls;
 mod waking;
 
-use leasehold::internals::lease::{Holder, Mode};
+use leasehold::internals::lease::Mode;
 use leasehold::internals::store::mongodb::Mongodb;
-use leasehold::internals::store::{Attempt, Backend, Consistency, Seen, Which};
+use leasehold::internals::store::{Attempt, Backend, Which};
 
-use crate::support::contract::attempt;
+use crate::support::direct::{attempt, exclusive, get, holders, instead_of, shared};
 use crate::support::stores::soon;
 
 /// A test that needs the server.
@@ -34,25 +34,3 @@ macro_rules! needs_server {
     };
 }
 pub(crate) use needs_server;
-
-fn exclusive(store: &Mongodb, key: &str) -> Attempt {
-    attempt(store, key, Mode::Exclusive)
-}
-
-fn shared(store: &Mongodb, key: &str) -> Attempt {
-    attempt(store, key, Mode::Shared)
-}
-
-fn instead_of(store: &Mongodb, key: &str, mode: Mode, old: &Holder) -> Attempt {
-    let mut attempt = attempt(store, key, mode);
-    attempt.ask.instead_of = Some((old.grant.clone(), old.token));
-    attempt
-}
-
-fn get(store: &Mongodb, key: &str) -> Seen {
-    store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap().records.remove(0)
-}
-
-fn holders(store: &Mongodb, key: &str) -> Vec<Holder> {
-    get(store, key).record.holders().map(|(_, holder)| holder.clone()).collect()
-}

@@ -89,7 +89,7 @@ fn wrong_credentials_are_told_at_connect() {
             assert_eq!(error.kind(), ErrorKind::Permission, "{error:?}");
             continue;
         };
-        let text = crate::mongodb::errors::text(&error);
+        let text = crate::errors::text(&error);
         assert_eq!(error.kind(), ErrorKind::Permission, "{text}");
         assert!(!error.is_retryable(), "{text}");
     }

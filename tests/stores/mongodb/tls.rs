@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::{ErrorKind, LockClient};
 
-use crate::mongodb::errors::text;
+use crate::errors::text;
 use crate::support::cluster::Cluster;
 use crate::support::harness::within;
 use crate::support::servers::{need, skip};

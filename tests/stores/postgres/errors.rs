@@ -1,27 +1,13 @@
 //! Bad input and a server that is not there: told within the deadline, without a secret.
 
-use std::error::Error as _;
-use std::time::{Duration, Instant};
+use leasehold::{ErrorKind, LockClient};
 
-use leasehold::{Error, ErrorKind, LockClient};
-
+use crate::errors::{are_refused, no_server_is_told, text};
 use crate::postgres::*;
-use crate::support::nobody;
-
-pub fn text(error: &Error) -> String {
-    let mut text = format!("{error} {error:?}");
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(&format!(" {source} {source:?}"));
-        next = source.source();
-    }
-    assert!(!text.contains("canary"), "{text}");
-    text
-}
 
 #[test]
 fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
-    for (url, says) in [
+    are_refused([
         ("postgres:", "wrong"),
         ("postgres://", "needs a host"),
         ("postgres://localhost/app?tabel=x", "did you mean \"table\""),
@@ -43,12 +29,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://app:p@ss?canary@localhost/app", "%3F"),
         ("postgres://me@corp:pa?canary&x@localhost/app", "%3F"),
         ("postgers://me:canary@localhost/app", "did you mean"),
-    ] {
-        let error = LockClient::connect(url).unwrap_err();
-        let text = text(&error);
-        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {text}");
-        assert!(text.contains(says) && !text.contains("ary"), "{url}: {text}");
-    }
+    ]);
 }
 
 #[test]
@@ -61,15 +42,11 @@ fn settings_with_tls_are_refused_and_never_plain() {
 
 #[test]
 fn a_server_that_is_not_there_is_told_in_time() {
-    let closed = nobody::Closed::new();
-    let host = closed.address();
-    let started = Instant::now();
-    let url = format!("postgres://me:canary@{host}/app");
-    let error = LockClient::builder(url).request_timeout(Duration::from_secs(2)).connect().unwrap_err();
-    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
-    assert!(text(&error).contains("no connection"), "{error:?}");
-    assert!(error.store().is_some_and(|store| store.starts_with("postgres://")), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(20));
+    let at = |host: &str| LockClient::builder(format!("postgres://me:canary@{host}/app"));
+    no_server_is_told(&[2], at, |host, error| {
+        assert!(text(error).contains("no connection"), "{host}: {error:?}");
+        assert!(error.store().is_some_and(|store| store.starts_with("postgres://")), "{host}: {error}");
+    });
 }
 
 #[test]

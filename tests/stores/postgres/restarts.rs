@@ -6,7 +6,7 @@ use leasehold::internals::store::{Acquired, Renewed};
 use leasehold::{ErrorKind, LockClient, internals::lease::Lease};
 use nix::sys::signal::Signal;
 
-use crate::postgres::errors::text;
+use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{granted, refused, renewal};
 use crate::support::own::Own;

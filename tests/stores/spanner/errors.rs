@@ -1,31 +1,20 @@
 //! Bad input and a service that is not there: told within the deadline, and nothing is written.
 
-use std::error::Error as _;
 use std::process::Command;
 
-use leasehold::{Error, ErrorKind, LockClient};
+use leasehold::{ErrorKind, LockClient};
 
+use crate::errors::{are_refused, no_server_is_told, text, with_port, works_inside_async_tasks};
 use crate::spanner::*;
 use crate::support::harness::within;
-use crate::support::nobody;
 use crate::support::spanner::{Database, settings};
 use crate::support::wait::wait_until;
-
-fn text(error: &Error) -> String {
-    let mut text = format!("{error} {error:?}");
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(&format!(" {source} {source:?}"));
-        next = source.source();
-    }
-    text
-}
 
 const PATH: &str = "projects/p1/instances/i1/databases/d1";
 
 #[test]
 fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
-    for (url, says) in [
+    are_refused([
         ("spanner:".to_owned(), "name of a table"),
         (format!("spanner:{PATH}"), "name of a table"),
         (format!("spanner:{PATH}?table="), "name of a table"),
@@ -44,11 +33,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         (format!("spanner:{PATH}?table=locks&admin_endpoint=localhost:9020"), "http://localhost:9020"),
         (format!("spanner:{PATH}?table=locks&admin_endpoint=http://me:secret@localhost:9020"), "without credentials"),
         ("spaner:x".to_owned(), "spanner"),
-    ] {
-        let error = LockClient::connect(&url).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
-        assert!(text(&error).contains(says), "{url}: {error}");
-    }
+    ]);
 }
 
 #[test]
@@ -65,17 +50,11 @@ fn a_missing_instance_or_database_is_named() {
 
 #[test]
 fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
-    // Nobody listens; nobody answers; somebody accepts and says nothing.
-    let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
-    let silent = silent.local_addr().unwrap().to_string();
-    for host in [&closed.address(), &mute.address(), &silent, &format!("{}:9010", nobody::NO_NAME)] {
-        let timeout = Duration::from_secs(1);
-        let builder = leasehold::spanner::builder(settings(host), PATH, "locks").request_timeout(timeout);
-        let error = within(host, timeout, || builder.connect()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Store, "{host}: {}", text(&error));
-        assert!(error.is_retryable() && error.to_string().contains("network"), "{host}: {}", text(&error));
+    let at = |host: &str| leasehold::spanner::builder(settings(&with_port(host, 9010)), PATH, "locks");
+    no_server_is_told(&[1], at, |host, error| {
+        assert!(error.to_string().contains("network"), "{host}: {}", text(error));
         assert_eq!(error.store(), Some("spanner:projects/p1/instances/i1/databases/d1?table=locks"));
-    }
+    });
 }
 
 #[test]
@@ -144,15 +123,7 @@ fn where_the_table_is_made_can_be_said() {
 fn a_client_works_and_is_dropped_inside_async_tasks() {
     needs_server!();
     let database = Database::fresh();
-    let work = || {
-        let client = leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect().unwrap();
-        let guard = client.lock("k").unwrap();
-        assert!(guard.is_held());
-        drop((guard, client));
-    };
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async { work() });
-    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    many.block_on(async { work() });
+    works_inside_async_tasks(|| leasehold::spanner::builder(settings(&database.host), &database.path, "locks"));
 }
 
 /// As after a month in which the process was suspended.

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use leasehold::internals::lease::{Holder, Lease, Mode};
 use leasehold::internals::store::spanner::Spanner;
-use leasehold::internals::store::{Attempt, Backend, Consistency, GrantForm, Renewal, Seen, Which};
+use leasehold::internals::store::{Attempt, Backend, Consistency, GrantForm, Renewal, Which};
 
 use crate::support::calls::{self, acquired, refused};
+use crate::support::direct::get;
 use crate::support::stores::soon;
 
 /// A test that needs the server.
@@ -45,8 +46,4 @@ fn shared(key: &str) -> Attempt {
 #[track_caller]
 fn granted(store: &Spanner, attempt: &mut Attempt) -> Holder {
     acquired(store, attempt).0
-}
-
-fn get(store: &Spanner, key: &str) -> Seen {
-    store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap().records.remove(0)
 }

@@ -8,6 +8,8 @@ use sdk::operation::transact_write_items::TransactWriteItemsError;
 use sdk::types::{AttributeValue, Put, TransactWriteItem};
 use tokio::runtime::Runtime;
 
+use super::{Change, Data};
+
 pub struct Items {
     runtime: Runtime,
     client: sdk::Client,
@@ -25,15 +27,10 @@ impl Items {
     }
 }
 
-impl super::Data for Items {
+impl Data for Items {
     /// A transaction of DynamoDB is one request; what it was decided upon was read before.
-    fn transact<F: Fenced>(
-        &self,
-        held: Option<&F>,
-        key: &str,
-        text: &str,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<u32, Error> {
+    fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error> {
+        let Change { key, text, meanwhile } = change;
         for begun in 1.. {
             self.text(key);
             meanwhile();

@@ -16,21 +16,33 @@ pub mod sqlite;
 use leasehold::fence::Fenced;
 use leasehold::{Error, LockGuard};
 
+/// What a transaction reads and writes.
+pub struct Change<'a> {
+    key: &'a str,
+    text: &'a str,
+    /// Between the two.
+    meanwhile: &'a mut dyn FnMut(),
+}
+
 pub trait Data: Send + Sync {
-    /// One transaction: reads the text of `key`, does `meanwhile`, writes `text`, and asserts what is held, if
+    /// One transaction: reads the text of the key, does `meanwhile`, writes `text`, and asserts what is held, if
     /// anything; all of it again where the store says that another write came between. How often it was begun.
+    fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error>;
+
+    fn text(&self, key: &str) -> Option<String>;
+
+    fn write<F: Fenced>(&self, held: &F, key: &str, text: &str) -> Result<(), Error> {
+        self.transact(Some(held), key, text, &mut || {}).map(drop)
+    }
+
     fn transact<F: Fenced>(
         &self,
         held: Option<&F>,
         key: &str,
         text: &str,
         meanwhile: &mut dyn FnMut(),
-    ) -> Result<u32, Error>;
-
-    fn text(&self, key: &str) -> Option<String>;
-
-    fn write<F: Fenced>(&self, held: &F, key: &str, text: &str) -> Result<(), Error> {
-        self.transact(Some(held), key, text, &mut || {}).map(drop)
+    ) -> Result<u32, Error> {
+        self.change(held, Change { key, text, meanwhile })
     }
 
     /// Without the assertion.

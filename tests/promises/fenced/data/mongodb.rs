@@ -6,6 +6,8 @@ use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::sync::{Client, ClientSession, Collection};
 use leasehold::mongodb::{driver, run_fenced};
 
+use super::{Change, Data};
+
 pub struct Texts {
     client: Client,
     pub collection: Collection<Document>,
@@ -32,14 +34,9 @@ impl Texts {
     }
 }
 
-impl super::Data for Texts {
-    fn transact<F: Fenced>(
-        &self,
-        held: Option<&F>,
-        key: &str,
-        text: &str,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<u32, Error> {
+impl Data for Texts {
+    fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error> {
+        let Change { key, text, meanwhile } = change;
         let mut begun = 0;
         let mut work = |session: &mut ClientSession| {
             begun += 1;

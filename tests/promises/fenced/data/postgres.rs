@@ -7,6 +7,8 @@ use leasehold::postgres::tokio_postgres::{Client, Config, NoTls};
 use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 
+use super::{Change, Data};
+
 pub struct Texts {
     runtime: Runtime,
     config: Config,
@@ -44,14 +46,9 @@ impl Texts {
     }
 }
 
-impl super::Data for Texts {
-    fn transact<F: Fenced>(
-        &self,
-        held: Option<&F>,
-        key: &str,
-        text: &str,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<u32, Error> {
+impl Data for Texts {
+    fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error> {
+        let Change { key, text, meanwhile } = change;
         let (select, insert) = (
             format!("SELECT text FROM {} WHERE id = $1", self.table),
             format!(

@@ -11,6 +11,8 @@ use sdk::statement::Statement;
 use sdk::transaction::ReadWriteTransaction;
 use tokio::runtime::Runtime;
 
+use super::{Change, Data};
+
 /// What makes the table.
 pub const SCHEMA: &str = "CREATE TABLE texts (id STRING(MAX) NOT NULL, text STRING(MAX)) PRIMARY KEY (id)";
 
@@ -40,14 +42,9 @@ fn select(key: &str) -> Statement {
     Statement::builder("SELECT text FROM texts WHERE id = @id").add_param("id", key).build()
 }
 
-impl super::Data for Table {
-    fn transact<F: Fenced>(
-        &self,
-        held: Option<&F>,
-        key: &str,
-        text: &str,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<u32, Error> {
+impl Data for Table {
+    fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error> {
+        let Change { key, text, meanwhile } = change;
         let insert = "INSERT OR UPDATE INTO texts (id, text) VALUES (@id, @text)";
         let insert = Statement::builder(insert).add_param("id", key).add_param("text", text).build();
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);

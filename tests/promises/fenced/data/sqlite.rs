@@ -8,6 +8,8 @@ use leasehold::fence::Fenced;
 use leasehold::sqlite::{AssertIn, rusqlite};
 use rusqlite::{Connection, ErrorCode, OptionalExtension};
 
+use super::{Change, Data};
+
 pub struct Table(PathBuf);
 
 impl Table {
@@ -30,14 +32,9 @@ fn is_conflict(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
 }
 
-impl super::Data for Table {
-    fn transact<F: Fenced>(
-        &self,
-        held: Option<&F>,
-        key: &str,
-        text: &str,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<u32, Error> {
+impl Data for Table {
+    fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error> {
+        let Change { key, text, meanwhile } = change;
         let mut db = self.open();
         for begun in 1.. {
             let transaction = db.transaction().unwrap();
