@@ -110,6 +110,7 @@ fn operations(run: &Run) -> Counts {
             (Form::Name, _, _) => "claim",
             (Form::Data, _, _) => "acquire as data",
             (Form::Guard, Some(_), _) => "adopt",
+            (Form::Guard, None, _) if asked.all => "lock all",
             (Form::Guard, None, 1) => match asked.wait {
                 Some(0) => "try",
                 Some(_) => "lock for a time",
@@ -119,7 +120,7 @@ fn operations(run: &Run) -> Counts {
         };
         let name = if asked.mode == Mode::Shared { format!("{form}, shared") } else { form.to_owned() };
         let outcome = match &ask.outcome {
-            Outcome::Granted(_) => "granted".to_owned(),
+            Outcome::Granted => "granted".to_owned(),
             Outcome::Refused => "refused".to_owned(),
             Outcome::Failed(error) => error.clone(),
             Outcome::Open => "unanswered".to_owned(),
@@ -170,8 +171,7 @@ fn faults(run: &Run) -> Counts {
         }
     }
     run.forks.iter().for_each(|_| count("fork"));
-    let is_busy = |from, to| run.processes.iter().any(|process| process.busy.meets(from, to));
-    run.servers.iter().filter(|(from, to, _)| is_busy(*from, *to)).for_each(|(_, _, kind)| count(kind));
+    run.servers.iter().filter(|(from, to, _)| run.was_felt(*from, *to)).for_each(|(_, _, kind)| count(kind));
     counts
 }
 

@@ -20,7 +20,7 @@ use crate::probe::{Finding, judge};
 use crate::proxy::{Fault, Proxy, Told};
 use crate::resource;
 use crate::server;
-use crate::worker::{ABANDONED, NOT_CONNECTED};
+use crate::worker::{ABANDONED, NOT_CONNECTED, chain};
 
 /// A machine that is later than this is a fault of its own.
 const LATE: Duration = Duration::from_millis(200);
@@ -120,6 +120,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         Kind::Sqlite => (1_000, 1_000),
         Kind::Dynamodb => (1_500, 3_000),
         Kind::Mongodb => (1_500, 5_000),
+        Kind::Postgres => (1_500, 5_000),
         Kind::Spanner => (2_000, 10_000),
     };
     let millis = |ms: u64| ms * 1_000_000;
@@ -140,12 +141,13 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     let server = if options.has("net") { Some(server(options)?) } else { None };
     measure_lateness(told.clone());
     let over = Arc::new(AtomicBool::new(false));
-    let probe = measure_store(client, options.key("probe"), told.clone(), over.clone());
+    let made = server::Made::default();
+    let probe = measure_store(client, options.key("probe"), told.clone(), over.clone(), made.clone());
     let random = fastrand::Rng::with_seed(options.seed);
     let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
     let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
     let calm = Arc::new(AtomicBool::new(false));
-    let servers = server::start(options, parent.told.clone(), calm.clone());
+    let servers = server::start(options, parent.told.clone(), calm.clone(), made);
     if let Err(why) = parent.disturb(&mut slots) {
         parent.broken.push(why);
     }
@@ -157,17 +159,6 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     let mut broken = parent.broken;
     broken.extend(probe.join().unwrap_or_else(|_| vec!["the probe of the store panicked".to_owned()]));
     Ok(Ran { dir, broken, missing })
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 fn log_to(path: &Path) -> Result<Told, String> {
@@ -195,13 +186,20 @@ fn measure_lateness(told: Told) {
 
 /// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.
 /// By keys of its own, and past all proxies. What it finds wrong, and not only slow, it gives back.
-fn measure_store(client: LockClient, key: String, told: Told, over: Arc<AtomicBool>) -> JoinHandle<Vec<String>> {
+fn measure_store(
+    client: LockClient,
+    key: String,
+    told: Told,
+    over: Arc<AtomicBool>,
+    faults: server::Made,
+) -> JoinHandle<Vec<String>> {
     std::thread::spawn(move || {
         let (mut broken, mut failures) = (Vec::new(), 0);
         while !over.load(Ordering::SeqCst) {
-            let from = now();
-            // After a failure it may still hold what it asked for: no key is asked for again then.
-            let asked = client.request(&format!("{key}-{failures}")).acquire();
+            let (from, begun) = (now(), faults.load(Ordering::SeqCst));
+            // After a failure it may still hold what it asked for, and a server that was killed may have it back: no key
+            // is asked for again then.
+            let asked = client.request(&format!("{key}-{failures}-{begun}")).acquire();
             let failed = asked.and_then(|lock| client.release(&lock)).err();
             let to = now();
             match judge(failed.as_ref().map(leasehold::Error::kind), Duration::from_nanos(to - from), PROBED) {
@@ -212,7 +210,7 @@ fn measure_store(client: LockClient, key: String, told: Told, over: Arc<AtomicBo
                 }
                 Finding::Broken(_) => {}
             }
-            failures += usize::from(failed.is_some());
+            failures += usize::from(failed.is_some() || !begun.is_multiple_of(2));
             std::thread::sleep(TICK * 10);
         }
         broken

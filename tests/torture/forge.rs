@@ -53,6 +53,25 @@ impl Forged {
         held
     }
 
+    /// All of these keys, asked for at `at` and granted 10 ms later.
+    pub fn grant_all<'a>(&mut self, process: &'a str, at: u64, token: u64, keys: &[&str]) -> Vec<Held<'a>> {
+        let of = self.ask(process, at, all(keys)).1;
+        let part = |key: &&str| {
+            self.next_id += 1;
+            let held = Held(process, self.next_id);
+            let (at, key) = (at + 10, (*key).to_owned());
+            self.put(process, Line::Part { at: at * MS, of, id: held.1, token, key });
+            self.look(held, at, LEASE);
+            held
+        };
+        keys.iter().map(part).collect()
+    }
+
+    pub fn fail(&mut self, held: Held, at: u64, error: &str) {
+        let (error, why) = (error.to_owned(), "as it was said".to_owned());
+        self.put(held.0, Line::Failed { at: at * MS, id: held.1, error, why });
+    }
+
     pub fn look(&mut self, held: Held, at: u64, left: u64) {
         self.put(held.0, Line::Look { from: at * MS, to: at * MS, id: held.1, left: left * MS });
     }
@@ -100,7 +119,7 @@ impl Forged {
 /// Asks once for it alone.
 pub fn alone() -> Asked {
     let keys = vec!["job".to_owned()];
-    Asked { form: Form::Guard, mode: Mode::Exclusive, keys, limit: 0, wait: Some(0), instead_of: None }
+    Asked { form: Form::Guard, mode: Mode::Exclusive, keys, all: false, limit: 0, wait: Some(0), instead_of: None }
 }
 
 pub fn shared(limit: u32) -> Asked {
@@ -113,4 +132,8 @@ pub fn waits(wait: Option<u64>) -> Asked {
 
 pub fn instead_of(token: u64) -> Asked {
     Asked { instead_of: Some(token), ..alone() }
+}
+
+pub fn all(keys: &[&str]) -> Asked {
+    Asked { keys: keys.iter().map(|key| (*key).to_owned()).collect(), all: true, ..alone() }
 }

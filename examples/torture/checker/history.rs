@@ -30,6 +30,8 @@ pub struct Asked {
     pub mode: Mode,
     /// The first that is free.
     pub keys: Vec<String>,
+    /// All of them together, and none alone.
+    pub all: bool,
     /// At most so many shared holders; zero: any number.
     pub limit: u32,
     /// How long it may wait; `None`: without limit.
@@ -62,15 +64,31 @@ pub enum Line {
         token: u64,
         key: String,
     },
+    /// One of all that the call `of` has got; its hold has an id of its own.
+    Part {
+        at: u64,
+        of: u64,
+        id: u64,
+        token: u64,
+        key: String,
+    },
     /// Others held it, or the wait was over.
     Refused {
         at: u64,
         id: u64,
     },
+    /// By this kind of error; `why` is for people.
     Failed {
         at: u64,
         id: u64,
         error: String,
+        why: String,
+    },
+    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses nothing.
+    Request {
+        from: u64,
+        to: u64,
+        why: String,
     },
     /// Between these two, the holder counted itself as such for so much longer; zero: not any more.
     Look {
@@ -182,6 +200,7 @@ impl fmt::Display for Line {
         match self {
             Line::Ask { at, id, asked } => {
                 let form = match asked.form {
+                    Form::Guard if asked.all => 'a',
                     Form::Guard => 'g',
                     Form::Data => 'd',
                     Form::Name => 'n',
@@ -192,8 +211,10 @@ impl fmt::Display for Line {
                 write!(f, "ask {at} {id} {form}{mode} {} {} {wait} {old}", asked.keys.join(","), asked.limit)
             }
             Line::Granted { at, id, token, key } => write!(f, "granted {at} {id} {token} {key}"),
+            Line::Part { at, of, id, token, key } => write!(f, "part {at} {of} {id} {token} {key}"),
             Line::Refused { at, id } => write!(f, "refused {at} {id}"),
-            Line::Failed { at, id, error } => write!(f, "failed {at} {id} {error}"),
+            Line::Failed { at, id, error, why } => write!(f, "failed {at} {id} {error} {why}"),
+            Line::Request { from, to, why } => write!(f, "request {from} {to} {why}"),
             Line::Look { from, to, id, left } => write!(f, "look {from} {to} {id} {left}"),
             Line::Lost { at, id, reason } => write!(f, "lost {at} {id} {reason}"),
             Line::Ending { at, id, how } => {
@@ -234,8 +255,9 @@ impl Line {
             "ask" => {
                 let (at, id) = (words.number()?, words.number()?);
                 let (form, mode) = words.text()?.split_at_checked(1)?;
+                let all = form == "a";
                 let form = match form {
-                    "g" => Form::Guard,
+                    "a" | "g" => Form::Guard,
                     "d" => Form::Data,
                     "n" => Form::Name,
                     _ => return None,
@@ -252,13 +274,23 @@ impl Line {
                     wait => Some(wait.parse().ok()?),
                 };
                 let instead_of = Some(words.number()?).filter(|token| *token != 0);
-                Line::Ask { at, id, asked: Asked { form, mode, keys, limit, wait, instead_of } }
+                Line::Ask { at, id, asked: Asked { form, mode, keys, all, limit, wait, instead_of } }
             }
             "granted" => {
                 Line::Granted { at: words.number()?, id: words.number()?, token: words.number()?, key: words.owned()? }
             }
+            "part" => Line::Part {
+                at: words.number()?,
+                of: words.number()?,
+                id: words.number()?,
+                token: words.number()?,
+                key: words.owned()?,
+            },
             "refused" => Line::Refused { at: words.number()?, id: words.number()? },
-            "failed" => Line::Failed { at: words.number()?, id: words.number()?, error: words.owned()? },
+            "failed" => {
+                Line::Failed { at: words.number()?, id: words.number()?, error: words.owned()?, why: words.rest() }
+            }
+            "request" => Line::Request { from: words.number()?, to: words.number()?, why: words.rest() },
             "look" => {
                 Line::Look { from: words.number()?, to: words.number()?, id: words.number()?, left: words.number()? }
             }
@@ -325,6 +357,11 @@ impl<'a> Words<'a> {
 
     fn owned(&mut self) -> Option<String> {
         self.text().map(str::to_owned)
+    }
+
+    /// All that follows, which may have spaces or be nothing.
+    fn rest(&mut self) -> String {
+        self.0.by_ref().collect::<Vec<_>>().join(" ")
     }
 
     fn number(&mut self) -> Option<u64> {

@@ -27,7 +27,8 @@ impl Key {
     /// Asks, and gives the id of the call.
     pub fn ask(&mut self, to: &mut Vec<Line>, mode: Mode, limit: u32, wait: Option<u64>) -> u64 {
         self.next_id += 1;
-        let asked = Asked { form: Form::Guard, mode, keys: vec![self.name.clone()], limit, wait, instead_of: None };
+        let asked =
+            Asked { form: Form::Guard, mode, keys: vec![self.name.clone()], all: false, limit, wait, instead_of: None };
         to.push(Line::Ask { at: self.tick(), id: self.next_id, asked });
         self.next_id
     }
