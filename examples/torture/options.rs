@@ -17,8 +17,8 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
   --minutes M       how long the workers work; default 1, fractions are fine
   --keys K          over how many keys; default 6. Fewer: more waits
   --workers W       how many processes; default 4
-  --threads T       how many threads in each; default 2
-  --lease S         the lease of every lock, in seconds; default 1.5 on SQLite, 3 elsewhere
+  --threads T       how many threads in each; default 2, on Spanner 1: its emulator has one transaction at a time
+  --lease S         the lease of every lock, in seconds; default 1.5 on SQLite, 5 on Spanner, 3 elsewhere
   --faults LIST     some of stop,kill,fork,wall,net, or all, or none; default all that the store can have
                       stop  SIGSTOP for one to three leases
                       kill  SIGKILL, and a new process; processes that end with their locks
@@ -111,7 +111,7 @@ impl Options {
             time: Duration::from_secs(60),
             keys: 6,
             workers: 4,
-            threads: 2,
+            threads: 0,
             lease: Duration::ZERO,
             faults: Vec::new(),
             hooks: Vec::new(),
@@ -161,8 +161,16 @@ impl Options {
             let right = "sqlite:, dynamodb:, mongodb:, postgres: or spanner: (memory: lives in one process only)";
             return Err(format!("--store must be the URL of a store: {right}"));
         }
+        let (lease, threads) = match options.kind() {
+            Kind::Sqlite => (1_500, 2),
+            Kind::Spanner => (5_000, 1),
+            Kind::Dynamodb | Kind::Mongodb | Kind::Postgres => (3_000, 2),
+        };
         if options.lease.is_zero() {
-            options.lease = Duration::from_millis(if options.kind().is_local() { 1_500 } else { 3_000 });
+            options.lease = Duration::from_millis(lease);
+        }
+        if options.threads == 0 {
+            options.threads = threads;
         }
         let (can_net, can_fill) = (!options.kind().is_local(), server::small_disk(&options).is_some());
         options.faults = match faults.as_str() {

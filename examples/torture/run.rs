@@ -13,7 +13,7 @@ use leasehold::{LockClient, Mutex};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::checker::history::Line;
+use crate::checker::history::{Fate, Line};
 use crate::clock::{nanos, now};
 use crate::options::{Kind, Options};
 use crate::probe::{Finding, judge};
@@ -22,7 +22,7 @@ use crate::resource;
 use crate::server;
 use crate::worker::{ABANDONED, NOT_CONNECTED, chain};
 
-/// A machine that is later than this is a fault of its own.
+/// A machine that is later than this, or than what a holder keeps back of its lease, is a fault of its own.
 const LATE: Duration = Duration::from_millis(200);
 /// How long one request may take before anything is disturbed: a server may be cold.
 const START: Duration = Duration::from_secs(30);
@@ -130,7 +130,12 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         grace: nanos(grace),
         slack: millis(slack),
         settle: millis(settle) + 2 * nanos(options.request_timeout()),
-        shared_fate: matches!(options.kind(), Kind::Sqlite | Kind::Spanner),
+        fate: match options.kind() {
+            Kind::Sqlite => Fate::Shared,
+            // Its emulator has one transaction at a time.
+            Kind::Spanner => Fate::Crowded,
+            Kind::Dynamodb | Kind::Mongodb | Kind::Postgres => Fate::Own,
+        },
     });
     resource::serve(&dir).map_err(|error| format!("the resource's socket: {error}"))?;
     let mut missing = Vec::new();
@@ -139,7 +144,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         missing.push("wall (the program faketime is not there)".to_owned());
     }
     let server = if options.has("net") { Some(server(options)?) } else { None };
-    measure_lateness(told.clone());
+    measure_lateness(told.clone(), LATE.min(options.lease / 10));
     let over = Arc::new(AtomicBool::new(false));
     let made = server::Made::default();
     let probe = measure_store(client, options.key("probe"), told.clone(), over.clone(), made.clone());
@@ -171,13 +176,13 @@ fn log_to(path: &Path) -> Result<Told, String> {
 }
 
 /// Writes down when this machine is so late that nothing can be said.
-fn measure_lateness(told: Told) {
+fn measure_lateness(told: Told, late: Duration) {
     std::thread::spawn(move || {
         loop {
             let from = now();
             std::thread::sleep(TICK);
             let to = now();
-            if to - from > nanos(LATE) {
+            if to - from > nanos(late) {
                 told(Line::Late { from, to });
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::checker::history::{Asked, End, Form, Line, Mode, lines};
+use crate::checker::history::{Asked, End, Fate, Form, Line, Mode, lines};
 use crate::checker::{Run, Verdict, check};
 
 pub const MS: u64 = 1_000_000;
@@ -26,8 +26,17 @@ impl Forged {
         let millis = |ms| ms * MS;
         let (lease, grace, slack) = (millis(LEASE), millis(GRACE), millis(SLACK));
         let timeout = millis(TIMEOUT);
-        let terms = Line::Terms { lease, timeout, grace, slack, settle: slack, shared_fate: false };
+        let terms = Line::Terms { lease, timeout, grace, slack, settle: slack, fate: Fate::Own };
         Forged { files: BTreeMap::from([("parent".to_owned(), vec![terms])]), next_id: 0 }
+    }
+
+    /// The store lets in one at a time.
+    pub fn is_crowded(&mut self) {
+        for line in self.files.get_mut("parent").expect("the terms") {
+            if let Line::Terms { fate, .. } = line {
+                *fate = Fate::Crowded;
+            }
+        }
     }
 
     pub fn put(&mut self, process: &str, line: Line) {

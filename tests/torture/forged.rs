@@ -382,6 +382,26 @@ fn a_fault_of_the_server_explains_what_failed_meanwhile_for_everybody_and_no_ove
     forged.is_caught("overlap");
 }
 
+/// The emulator of Spanner has one transaction at a time, and sends all others away.
+#[test]
+fn a_call_that_finds_no_gap_in_a_crowd_for_all_its_time_is_fine() {
+    let failed_after = |took: u64, asked: Asked, is_crowded: bool| {
+        let mut forged = Forged::new();
+        if is_crowded {
+            forged.is_crowded();
+        }
+        let asked = forged.ask("a", 1_000, asked);
+        forged.fail(asked, 1_000 + took, "store");
+        forged
+    };
+    let long = || waits(Some(1_800));
+    for (asked, time) in [(alone(), TIMEOUT), (long(), 1_800)] {
+        failed_after(time / 10 * 9, asked.clone(), true).passes();
+        failed_after(time / 10 * 9 - 1, asked.clone(), true).is_caught("loss");
+        failed_after(time, asked, false).is_caught("loss");
+    }
+}
+
 /// PostgreSQL says so in its docs: then the lock stands for its lease.
 #[test]
 fn a_release_may_be_lost_with_the_server_that_answered_it() {

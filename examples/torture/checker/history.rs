@@ -40,6 +40,18 @@ pub struct Asked {
     pub instead_of: Option<u64>,
 }
 
+/// What one process can do to the requests of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fate {
+    #[default]
+    Own,
+    /// One that is stopped can hold up all others, for the store is in its hands.
+    Shared,
+    /// The same, and the store lets in one at a time and sends all others away: who has bad luck finds no gap for as long
+    /// as its call goes on.
+    Crowded,
+}
+
 /// How a hold is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -140,7 +152,7 @@ pub enum Line {
         grace: u64,
         slack: u64,
         settle: u64,
-        shared_fate: bool,
+        fate: Fate,
     },
     /// This process was stopped for so long.
     Stopped {
@@ -231,8 +243,8 @@ impl fmt::Display for Line {
             }
             Line::Forked { at, id, held } => write!(f, "forked {at} {id} {}", u8::from(*held)),
             Line::Hung { from, to, id } => write!(f, "hung {from} {to} {id}"),
-            Line::Terms { lease, timeout, grace, slack, settle, shared_fate } => {
-                write!(f, "terms {lease} {timeout} {grace} {slack} {settle} {}", u8::from(*shared_fate))
+            Line::Terms { lease, timeout, grace, slack, settle, fate } => {
+                write!(f, "terms {lease} {timeout} {grace} {slack} {settle} {}", *fate as u8)
             }
             Line::Stopped { from, to, process } => write!(f, "stopped {from} {to} {process}"),
             Line::Dead { at, process } => write!(f, "dead {at} {process}"),
@@ -321,7 +333,12 @@ impl Line {
                 grace: words.number()?,
                 slack: words.number()?,
                 settle: words.number()?,
-                shared_fate: words.flag()?,
+                fate: match words.text()? {
+                    "0" => Fate::Own,
+                    "1" => Fate::Shared,
+                    "2" => Fate::Crowded,
+                    _ => return None,
+                },
             },
             "stopped" => Line::Stopped { from: words.number()?, to: words.number()?, process: words.owned()? },
             "dead" => Line::Dead { at: words.number()?, process: words.owned()? },

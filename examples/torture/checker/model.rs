@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::history::{Asked, End, Form, Line, Mode};
+use super::history::{Asked, End, Fate, Form, Line, Mode};
 use super::windows::Windows;
 
 /// One grant, as far as its holder knew of it.
@@ -110,8 +110,7 @@ pub struct Terms {
     pub slack: u64,
     /// What a client may need to be well again after a fault of the network.
     pub settle: u64,
-    /// A process that is stopped can hold up all others, for the store is in its hands.
-    pub shared_fate: bool,
+    pub fate: Fate,
 }
 
 /// All of it.
@@ -162,8 +161,8 @@ impl Run {
             let mut reader = Reader { process, asks: HashMap::new(), holds: HashMap::new() };
             for line in lines {
                 match line {
-                    Line::Terms { lease, timeout, grace, slack, settle, shared_fate } => {
-                        run.terms = Terms { lease, timeout, grace, slack, settle, shared_fate };
+                    Line::Terms { lease, timeout, grace, slack, settle, fate } => {
+                        run.terms = Terms { lease, timeout, grace, slack, settle, fate };
                     }
                     Line::Stopped { from, to, process } => {
                         let process = run.process(&mut processes, &process);
@@ -210,7 +209,7 @@ impl Run {
         for process in &mut self.processes {
             let stops = process.stops.iter().map(|(from, to)| (*from, to + terms.slack));
             let nets = process.nets.iter().chain(&self.servers).map(|(from, to, _)| (*from, to + terms.settle));
-            if terms.shared_fate {
+            if terms.fate != Fate::Own {
                 troubles.extend(stops.clone());
             }
             process.troubles = Windows::new(stops.chain(nets).collect());

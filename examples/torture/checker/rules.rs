@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::history::{End, Form, Mode};
+use super::history::{End, Fate, Form, Mode};
 use super::model::{Ask, Hold, Outcome, Run};
 use super::windows::Windows;
 
@@ -335,7 +335,10 @@ fn losses(run: &Run, verdict: &mut Verdict) {
             "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
             // A short wait ends with the trouble that stands, or while its request is under way, also where a longer one
             // would have seen its end.
-            "store" | "ambiguous" => ask.asked.wait.is_some_and(|wait| wait > 0 && wait < run.terms.slack),
+            "store" | "ambiguous" => {
+                let is_short = |wait| wait > 0 && wait < run.terms.slack;
+                ask.asked.wait.is_some_and(is_short) || ran_out(run, ask, at)
+            }
             _ => false,
         };
         // Also what happened to the one who has left it.
@@ -351,6 +354,13 @@ fn losses(run: &Run, verdict: &mut Verdict) {
             verdict.accuse("loss", ask.keys.first().copied(), at, text);
         }
     }
+}
+
+/// Whether its call had all of its time, less what the store keeps for its answer, and found no gap in a crowd. What fails
+/// at once was sent away for good.
+fn ran_out(run: &Run, ask: &Ask, at: u64) -> bool {
+    let time = ask.asked.wait.map(|wait| if wait == 0 { run.terms.timeout } else { wait });
+    run.terms.fate == Fate::Crowded && time.is_some_and(|time| at - ask.call >= time / 10 * 9)
 }
 
 /// Whether the lock that was left to be adopted surely stood until then, and only this one call was to adopt it.
