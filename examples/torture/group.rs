@@ -99,13 +99,13 @@ fn lost(worker: &Worker, parts: &[Held], guard: &LockAllGuard) {
 
 fn end(worker: &Worker, random: &mut fastrand::Rng, parts: &[Held], guard: LockAllGuard) {
     match random.u32(..1000) {
-        0..450 => release(worker, parts, guard),
-        450..880 => {
+        0..400 => release(worker, parts, guard),
+        400..780 => {
             ending(worker, parts, End::Drop);
             drop(guard);
             ended(worker, parts, "ok");
         }
-        880..980 => show_one_to_others(worker, random, parts, guard),
+        780..980 => show_one_to_others(worker, random, parts, guard),
         _ if worker.options.kills() => {
             ending(worker, parts, End::Leave);
             mem::forget(guard);

@@ -95,14 +95,16 @@ fn release(worker: &Worker, id: u64, guard: LockGuard) {
     worker.end(id, End::Release, || {
         guard.release().map_err(|error| {
             let copy = error.error().clone();
-            failed = Some(error.into_guard());
+            failed = Some((error.error().clone(), error.into_guard()));
             copy
         })
     });
-    if let Some(guard) = failed {
-        worker.write(&Line::Ending { at: now(), id, how: End::Drop });
-        drop(guard);
-        worker.write(&Line::Ended { at: now(), id, answer: "unanswered".to_owned() });
+    if let Some((error, guard)) = failed {
+        // A drop does not say what became of it.
+        worker.end(id, End::Drop, || {
+            drop(guard);
+            Err(error)
+        });
     }
 }
 

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::checker::history::{Fate, Line};
-use crate::clock::{nanos, now};
+use crate::clock::{measure_lateness, nanos, now};
 use crate::options::{Kind, Options};
 use crate::probe::{Finding, judge};
 use crate::proxy::{Fault, Proxy, Told};
@@ -22,8 +22,6 @@ use crate::resource;
 use crate::server;
 use crate::worker::{ABANDONED, NOT_CONNECTED, chain};
 
-/// A machine that is later than this, or than what a holder keeps back of its lease, is a fault of its own.
-const LATE: Duration = Duration::from_millis(200);
 /// How long one request may take before anything is disturbed: a server may be cold.
 const START: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(10);
@@ -144,7 +142,8 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         missing.push("wall (the program faketime is not there)".to_owned());
     }
     let server = if options.has("net") { Some(server(options)?) } else { None };
-    measure_lateness(told.clone(), LATE.min(options.lease / 10));
+    let tell = told.clone();
+    measure_lateness(options.lease, move |line| tell(line));
     let over = Arc::new(AtomicBool::new(false));
     let made = server::Made::default();
     let probe = measure_store(client, options.key("probe"), told.clone(), over.clone(), made.clone());
@@ -173,20 +172,6 @@ fn log_to(path: &Path) -> Result<Told, String> {
         let wrote = file.lock().write_all(format!("{line}\n").as_bytes());
         wrote.expect("the parent's history can be written");
     }))
-}
-
-/// Writes down when this machine is so late that nothing can be said.
-fn measure_lateness(told: Told, late: Duration) {
-    std::thread::spawn(move || {
-        loop {
-            let from = now();
-            std::thread::sleep(TICK);
-            let to = now();
-            if to - from > nanos(late) {
-                told(Line::Late { from, to });
-            }
-        }
-    });
 }
 
 /// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.

@@ -13,7 +13,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
 use crate::checker::history::{Asked, End, Form, Line, Mode};
-use crate::clock::{nanos, now};
+use crate::clock::{measure_lateness, nanos, now};
 use crate::group;
 use crate::holding;
 use crate::options::Options;
@@ -230,6 +230,8 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
     };
     let file = File::options().create(true).append(true).open(dir.join(format!("{name}.log")));
     history.get_or_init(|| file.expect("a file for the history"));
+    let late = history.clone();
+    measure_lateness(options.lease, move |line| write(&late, &line));
     let resource = Arc::new(Resource::connect(dir));
     let worker = Arc::new(Worker {
         client,
@@ -282,11 +284,11 @@ fn one(worker: &Worker, random: &mut fastrand::Rng) {
             };
             ask_guard(worker, random, &name, Mode::Shared, limit, wait);
         }
-        66..72 => ask_any(worker, random),
-        72..76 => group::ask(worker, random),
-        76..84 => holding::data(worker, random, &name),
-        84..90 => holding::lease_of_a_name(worker, random, number),
-        90..98 => holding::adopt(worker, random),
+        66..71 => ask_any(worker, random),
+        71..79 => group::ask(worker, random),
+        79..86 => holding::data(worker, random, &name),
+        86..91 => holding::lease_of_a_name(worker, random, number),
+        91..98 => holding::adopt(worker, random),
         // Frees what has expired, of all who use the store.
         _ => drop(worker.client.purge(Duration::ZERO)),
     }

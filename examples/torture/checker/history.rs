@@ -178,7 +178,7 @@ pub enum Line {
         to: u64,
         kind: String,
     },
-    /// The machine itself was late.
+    /// The machine itself was late; written by a worker, its own threads.
     Late {
         from: u64,
         to: u64,

@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use super::history::{Asked, End, Fate, Form, Line, Mode};
 use super::windows::Windows;
 
+/// Whose file tells of all processes.
+const PARENT: &str = "parent";
+
 /// One grant, as far as its holder knew of it.
 #[derive(Clone, Debug)]
 pub struct Hold {
@@ -88,9 +91,11 @@ pub struct Process {
     pub name: String,
     pub dead: Option<u64>,
     pub stops: Vec<(u64, u64)>,
+    /// Its own threads were late.
+    pub late: Vec<(u64, u64)>,
     pub nets: Vec<(u64, u64, String)>,
     pub wall: Option<i64>,
-    /// Stops and faults of the network and the server, with the time that it takes to be well again.
+    /// Stops, lateness, and faults of the network and the server, with the time that it takes to be well again.
     pub troubles: Windows,
     /// It held or asked for something.
     pub busy: Windows,
@@ -177,7 +182,8 @@ impl Run {
                         run.processes[process].nets.push((from, to, kind));
                     }
                     Line::Server { from, to, kind } => run.servers.push((from, to, kind)),
-                    Line::Late { from, to } => late.push((from, to)),
+                    Line::Late { from, to } if name == PARENT => late.push((from, to)),
+                    Line::Late { from, to } => run.processes[process].late.push((from, to)),
                     Line::Wall { process, seconds, .. } => {
                         let process = run.process(&mut processes, &process);
                         run.processes[process].wall = Some(seconds);
@@ -212,7 +218,8 @@ impl Run {
             if terms.fate != Fate::Own {
                 troubles.extend(stops.clone());
             }
-            process.troubles = Windows::new(stops.chain(nets).collect());
+            let late = process.late.iter().map(|(from, to)| (*from, to + terms.slack));
+            process.troubles = Windows::new(stops.chain(late).chain(nets).collect());
         }
         self.troubles = Windows::new(troubles);
         let mut busy = vec![Vec::new(); self.processes.len()];

@@ -356,11 +356,15 @@ fn losses(run: &Run, verdict: &mut Verdict) {
     }
 }
 
-/// Whether its call had all of its time, less what the store keeps for its answer, and found no gap in a crowd. What fails
-/// at once was sent away for good.
+/// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
+/// is under way, or one request that found no gap in a crowd. What fails before that was not for want of time.
 fn ran_out(run: &Run, ask: &Ask, at: u64) -> bool {
-    let time = ask.asked.wait.map(|wait| if wait == 0 { run.terms.timeout } else { wait });
-    run.terms.fate == Fate::Crowded && time.is_some_and(|time| at - ask.call >= time / 10 * 9)
+    let time = match ask.asked.wait {
+        Some(0) if run.terms.fate == Fate::Crowded => run.terms.timeout,
+        Some(wait @ 1..) => wait,
+        _ => return false,
+    };
+    at - ask.call >= time / 10 * 9
 }
 
 /// Whether the lock that was left to be adopted surely stood until then, and only this one call was to adopt it.
