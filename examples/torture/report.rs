@@ -11,7 +11,7 @@ use crate::checker::history::{End, Form, Mode, lines};
 use crate::checker::{Least, Outcome, RULES, Run, Verdict, check, missing};
 use crate::clock::nanos;
 use crate::linux::{BROKEN, CLEAN, VIOLATED, VOID};
-use crate::options::Options;
+use crate::options::{FULL, Options};
 use crate::picture;
 
 /// So many are drawn.
@@ -171,7 +171,10 @@ fn faults(run: &Run) -> Counts {
         }
     }
     run.forks.iter().for_each(|_| count("fork"));
-    run.servers.iter().filter(|(from, to, _)| run.was_felt(*from, *to)).for_each(|(_, _, kind)| count(kind));
+    let is_busy = |from, to| run.processes.iter().any(|process| process.busy.meets(from, to));
+    // Whoever fills a disk has seen that it is full.
+    let has_met = |from, to, kind: &str| if kind == FULL { is_busy(from, to) } else { run.was_felt(from, to) };
+    run.servers.iter().filter(|(from, to, kind)| has_met(*from, *to, kind)).for_each(|(_, _, kind)| count(kind));
     counts
 }
 
