@@ -209,8 +209,23 @@ fn text(
     for violation in verdict.violations.iter().take(LISTED) {
         let key = violation.key.map_or("", |key| &run.keys[key]);
         text += &format!("VIOLATION {} {key} at {}: {}\n", violation.rule, violation.at, violation.text);
+        text += &requests_before(run, violation.at);
     }
     broken.iter().for_each(|why| text += &format!("BROKEN {why}\n"));
     void.iter().for_each(|why| text += &format!("VOID {why}\n"));
+    text
+}
+
+/// The requests that failed or were late in the two leases before, for whoever looks into a violation.
+fn requests_before(run: &Run, at: u64) -> String {
+    let mut text = String::new();
+    for process in &run.processes {
+        let are_near = |from: u64, to: u64| from <= at && to + 2 * run.terms.lease >= at;
+        let near = process.requests.iter().filter(|(from, to, _)| are_near(*from, *to));
+        for (from, to, why) in near.take(LISTED) {
+            let [before, took] = [at - from, to - from].map(|nanos| nanos as f64 / 1e9);
+            text += &format!("    a request of {}, {before:.3} s before, took {took:.3} s: {why}\n", process.name);
+        }
+    }
     text
 }

@@ -100,7 +100,7 @@ pub struct Process {
     /// It held or asked for something.
     pub busy: Windows,
     /// Its requests to the store that failed or were answered late.
-    pub requests: Vec<(u64, u64)>,
+    pub requests: Vec<(u64, u64, String)>,
 }
 
 /// Nanoseconds.
@@ -263,7 +263,7 @@ impl Run {
         self.processes.iter().any(|process| {
             let own = process.stops.iter().map(|(from, to)| (*from, to + self.terms.slack));
             let mut own = own.chain(process.nets.iter().map(|(from, to, _)| (*from, to + self.terms.slack)));
-            process.requests.iter().any(|request| meets(*request)) && !own.any(meets)
+            process.requests.iter().any(|(from, to, _)| meets((*from, *to))) && !own.any(meets)
         })
     }
 
@@ -386,7 +386,7 @@ impl Reader {
                 self.answer(run, id, at, Outcome::Failed(error))?;
                 self.ask(run, id)?.why = why;
             }
-            Line::Request { from, to, .. } => run.processes[self.process].requests.push((from, to)),
+            Line::Request { from, to, why } => run.processes[self.process].requests.push((from, to, why)),
             Line::Look { from, to, id, left } => {
                 run.end = run.end.max(to);
                 self.hold(run, id)?.1.look(from, to, left);
