@@ -42,7 +42,7 @@ pub fn answered(
 }
 
 /// How long something is held: mostly briefly, at times for longer than a lease.
-fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng, mode: Mode) -> Duration {
+pub fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng, mode: Mode) -> Duration {
     // Readers stay, so that they meet.
     let brief = if mode == Mode::Shared { 50 } else { 90 };
     let share = match random.u32(..100) {
@@ -62,7 +62,8 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGu
             return false;
         }
         if worker.options.forks() && random.u32(..150) == 0 {
-            fork_with(worker, held.id, guard);
+            let is_held = || guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
+            fork_with(worker, held.id, is_held);
         }
         // A holder that does not look again before it writes: what only the token guards.
         if random.u32(..20) == 0 {
@@ -82,7 +83,7 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGu
     }
 }
 
-fn write(worker: &Worker, held: &Held, token: u64) {
+pub fn write(worker: &Worker, held: &Held, token: u64) {
     let from = now();
     if let Some(accepted) = worker.resource.write(&held.key, token) {
         worker.write(&Line::Write { from, to: now(), id: held.id, token, accepted });
@@ -94,14 +95,16 @@ fn release(worker: &Worker, id: u64, guard: LockGuard) {
     worker.end(id, End::Release, || {
         guard.release().map_err(|error| {
             let copy = error.error().clone();
-            failed = Some(error.into_guard());
+            failed = Some((error.error().clone(), error.into_guard()));
             copy
         })
     });
-    if let Some(guard) = failed {
-        worker.write(&Line::Ending { at: now(), id, how: End::Drop });
-        drop(guard);
-        worker.write(&Line::Ended { at: now(), id, answer: "unanswered".to_owned() });
+    if let Some((error, guard)) = failed {
+        // A drop does not say what became of it.
+        worker.end(id, End::Drop, || {
+            drop(guard);
+            Err(error)
+        });
     }
 }
 
@@ -155,7 +158,7 @@ fn show_to_others(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guar
     release(worker, held.id, guard);
 }
 
-fn leave(worker: &Worker, id: u64, mode: Mode, lock: &Lock) {
+pub fn leave(worker: &Worker, id: u64, mode: Mode, lock: &Lock) {
     let mode = if mode == Mode::Shared { "s" } else { "x" };
     let file = worker.dir.join("handed").join(format!("{}-{id}-{mode}", worker.name));
     let part = worker.dir.join(format!("{}-{id}.part", worker.name));
@@ -270,16 +273,15 @@ pub fn lease_of_a_name(worker: &Worker, random: &mut fastrand::Rng, number: usiz
 }
 
 /// A child of this very process looks at the guard, and must not hold what its parent holds.
-fn fork_with(worker: &Worker, id: u64, guard: &LockGuard) {
-    // SAFETY: the child calls nothing but the guard, one `prctl`, one `write` and one signal to itself, and ends by that.
+pub fn fork_with(worker: &Worker, id: u64, is_held: impl Fn() -> bool) {
+    // SAFETY: the child calls nothing but the guards, one `prctl`, one `write` and one signal to itself, and ends by that.
     #[allow(unsafe_code)]
     let forked = unsafe { fork() };
     match forked {
         Ok(ForkResult::Child) => {
             // Whoever kills the worker kills this one, also where it hangs.
             let _ = set_pdeathsig(Signal::SIGKILL);
-            let held = guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
-            worker.write(&Line::Forked { at: now(), id, held });
+            worker.write(&Line::Forked { at: now(), id, held: is_held() });
             let _ = kill(Pid::this(), Signal::SIGKILL);
             unreachable!("a process that has killed itself");
         }

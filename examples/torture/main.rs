@@ -5,6 +5,8 @@ mod checker;
 #[cfg(target_os = "linux")]
 mod clock;
 #[cfg(target_os = "linux")]
+mod group;
+#[cfg(target_os = "linux")]
 mod holding;
 #[cfg(target_os = "linux")]
 mod options;

@@ -8,7 +8,7 @@ use crate::server;
 pub const HELP: &str = "\
 Works a store of locks hard, by many processes and under faults, and checks all that they saw.
 
-built by: cargo build --release --features sqlite,serde --example torture   (dynamodb, mongodb, spanner: as you need)
+built by: cargo build --release --features sqlite,serde --example torture   (dynamodb, mongodb, postgres, spanner: as you need)
 usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--faults LIST] ..
 
   --store URL       any store URL of leasehold, like sqlite:/tmp/t.db. It is worked on by keys that begin with
@@ -17,8 +17,8 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
   --minutes M       how long the workers work; default 1, fractions are fine
   --keys K          over how many keys; default 6. Fewer: more waits
   --workers W       how many processes; default 4
-  --threads T       how many threads in each; default 2
-  --lease S         the lease of every lock, in seconds; default 1.5 on SQLite, 3 elsewhere
+  --threads T       how many threads in each; default 2, on Spanner 1: its emulator has one transaction at a time
+  --lease S         the lease of every lock, in seconds; default 1.5 on SQLite, 5 on Spanner, 3 elsewhere
   --faults LIST     some of stop,kill,fork,wall,net, or all, or none; default all that the store can have
                       stop  SIGSTOP for one to three leases
                       kill  SIGKILL, and a new process; processes that end with their locks
@@ -30,9 +30,11 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                       full  no space is left on the disk of a SQLite file, which must have a file system of at most
                             256 MB, like: mount -t tmpfs -o size=16m none DIR
   --hook NAME=CMD   one more fault, of your server: the shell runs CMD from time to time, which makes the fault, takes
-                    it back and ends with 0; repeat it for more. What goes wrong while it runs is explained by it.
+                    it back and ends with 0; repeat it for more. What goes wrong while it runs is explained by it. It
+                    counts where a request of a worker failed or was late by it.
                       --hook pause='kill -STOP 123; sleep 4; kill -CONT 123'
                       --hook restart='systemctl kill -s KILL mongod; systemctl restart mongod'
+                      --hook restart='pg_ctl -D DIR -m immediate -w restart'
                       --hook step-down='mongosh --quiet --eval \"rs.stepDown(10, 5)\"'
   --least-ops N     fewer operations that were answered make the run void; default 20 for each worker and minute
   --least-faults N  fewer faults of any kind that met anything make it void; default one for each two minutes, at least 1
@@ -40,8 +42,8 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
   --check DIR       only checks the histories of an earlier run again
   --synthetic N     only checks a made-up history of so many operations, for the checker's speed
 
-The workers lock, try, wait, share, hold as data, hand over, adopt, claim and extend, through the public API, and write
-down each call and what they believed to hold, by the host's boot-time clock. A resource of the parent takes writes with
+The workers lock, one or several at once, try, wait, share, hold as data, hand over, adopt, claim and extend, through
+the public API, and write down each call and what they believed to hold, by the host's boot-time clock. A resource of the parent takes writes with
 fencing tokens and refuses late ones. When it is over, the checker compares all histories. It knows nothing of the
 library.
 
@@ -54,6 +56,7 @@ pub enum Kind {
     Sqlite,
     Dynamodb,
     Mongodb,
+    Postgres,
     Spanner,
 }
 
@@ -108,7 +111,7 @@ impl Options {
             time: Duration::from_secs(60),
             keys: 6,
             workers: 4,
-            threads: 2,
+            threads: 0,
             lease: Duration::ZERO,
             faults: Vec::new(),
             hooks: Vec::new(),
@@ -154,12 +157,20 @@ impl Options {
             }
         }
         let kind = options.store.split_once(':').map(|(scheme, _)| scheme);
-        if !matches!(kind, Some("sqlite" | "dynamodb" | "mongodb" | "spanner")) {
-            let right = "sqlite:, dynamodb:, mongodb: or spanner: (memory: lives in one process only)";
+        if !matches!(kind, Some("sqlite" | "dynamodb" | "mongodb" | "postgres" | "postgresql" | "spanner")) {
+            let right = "sqlite:, dynamodb:, mongodb:, postgres: or spanner: (memory: lives in one process only)";
             return Err(format!("--store must be the URL of a store: {right}"));
         }
+        let (lease, threads) = match options.kind() {
+            Kind::Sqlite => (1_500, 2),
+            Kind::Spanner => (5_000, 1),
+            Kind::Dynamodb | Kind::Mongodb | Kind::Postgres => (3_000, 2),
+        };
         if options.lease.is_zero() {
-            options.lease = Duration::from_millis(if options.kind().is_local() { 1_500 } else { 3_000 });
+            options.lease = Duration::from_millis(lease);
+        }
+        if options.threads == 0 {
+            options.threads = threads;
         }
         let (can_net, can_fill) = (!options.kind().is_local(), server::small_disk(&options).is_some());
         options.faults = match faults.as_str() {
@@ -191,6 +202,7 @@ impl Options {
         match self.store.split(':').next() {
             Some("dynamodb") => Kind::Dynamodb,
             Some("mongodb") => Kind::Mongodb,
+            Some("postgres" | "postgresql") => Kind::Postgres,
             Some("spanner") => Kind::Spanner,
             _ => Kind::Sqlite,
         }

@@ -11,7 +11,7 @@ use crate::checker::history::{End, Form, Mode, lines};
 use crate::checker::{Least, Outcome, RULES, Run, Verdict, check, missing};
 use crate::clock::nanos;
 use crate::linux::{BROKEN, CLEAN, VIOLATED, VOID};
-use crate::options::Options;
+use crate::options::{FULL, Options};
 use crate::picture;
 
 /// So many are drawn.
@@ -110,6 +110,7 @@ fn operations(run: &Run) -> Counts {
             (Form::Name, _, _) => "claim",
             (Form::Data, _, _) => "acquire as data",
             (Form::Guard, Some(_), _) => "adopt",
+            (Form::Guard, None, _) if asked.all => "lock all",
             (Form::Guard, None, 1) => match asked.wait {
                 Some(0) => "try",
                 Some(_) => "lock for a time",
@@ -119,7 +120,7 @@ fn operations(run: &Run) -> Counts {
         };
         let name = if asked.mode == Mode::Shared { format!("{form}, shared") } else { form.to_owned() };
         let outcome = match &ask.outcome {
-            Outcome::Granted(_) => "granted".to_owned(),
+            Outcome::Granted => "granted".to_owned(),
             Outcome::Refused => "refused".to_owned(),
             Outcome::Failed(error) => error.clone(),
             Outcome::Open => "unanswered".to_owned(),
@@ -171,7 +172,9 @@ fn faults(run: &Run) -> Counts {
     }
     run.forks.iter().for_each(|_| count("fork"));
     let is_busy = |from, to| run.processes.iter().any(|process| process.busy.meets(from, to));
-    run.servers.iter().filter(|(from, to, _)| is_busy(*from, *to)).for_each(|(_, _, kind)| count(kind));
+    // Whoever fills a disk has seen that it is full.
+    let has_met = |from, to, kind: &str| if kind == FULL { is_busy(from, to) } else { run.was_felt(from, to) };
+    run.servers.iter().filter(|(from, to, kind)| has_met(*from, *to, kind)).for_each(|(_, _, kind)| count(kind));
     counts
 }
 
@@ -206,8 +209,23 @@ fn text(
     for violation in verdict.violations.iter().take(LISTED) {
         let key = violation.key.map_or("", |key| &run.keys[key]);
         text += &format!("VIOLATION {} {key} at {}: {}\n", violation.rule, violation.at, violation.text);
+        text += &requests_before(run, violation.at);
     }
     broken.iter().for_each(|why| text += &format!("BROKEN {why}\n"));
     void.iter().for_each(|why| text += &format!("VOID {why}\n"));
+    text
+}
+
+/// The requests that failed or were late in the two leases before, for whoever looks into a violation.
+fn requests_before(run: &Run, at: u64) -> String {
+    let mut text = String::new();
+    for process in &run.processes {
+        let are_near = |from: u64, to: u64| from <= at && to + 2 * run.terms.lease >= at;
+        let near = process.requests.iter().filter(|(from, to, _)| are_near(*from, *to));
+        for (from, to, why) in near.take(LISTED) {
+            let [before, took] = [at - from, to - from].map(|nanos| nanos as f64 / 1e9);
+            text += &format!("    a request of {}, {before:.3} s before, took {took:.3} s: {why}\n", process.name);
+        }
+    }
     text
 }

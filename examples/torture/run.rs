@@ -13,17 +13,15 @@ use leasehold::{LockClient, Mutex};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::checker::history::Line;
-use crate::clock::{nanos, now};
+use crate::checker::history::{Fate, Line};
+use crate::clock::{measure_lateness, nanos, now};
 use crate::options::{Kind, Options};
 use crate::probe::{Finding, judge};
 use crate::proxy::{Fault, Proxy, Told};
 use crate::resource;
 use crate::server;
-use crate::worker::{ABANDONED, NOT_CONNECTED};
+use crate::worker::{ABANDONED, NOT_CONNECTED, chain};
 
-/// A machine that is later than this is a fault of its own.
-const LATE: Duration = Duration::from_millis(200);
 /// How long one request may take before anything is disturbed: a server may be cold.
 const START: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(10);
@@ -120,6 +118,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         Kind::Sqlite => (1_000, 1_000),
         Kind::Dynamodb => (1_500, 3_000),
         Kind::Mongodb => (1_500, 5_000),
+        Kind::Postgres => (1_500, 5_000),
         Kind::Spanner => (2_000, 10_000),
     };
     let millis = |ms: u64| ms * 1_000_000;
@@ -129,7 +128,12 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         grace: nanos(grace),
         slack: millis(slack),
         settle: millis(settle) + 2 * nanos(options.request_timeout()),
-        shared_fate: matches!(options.kind(), Kind::Sqlite | Kind::Spanner),
+        fate: match options.kind() {
+            Kind::Sqlite => Fate::Shared,
+            // Its emulator has one transaction at a time.
+            Kind::Spanner => Fate::Crowded,
+            Kind::Dynamodb | Kind::Mongodb | Kind::Postgres => Fate::Own,
+        },
     });
     resource::serve(&dir).map_err(|error| format!("the resource's socket: {error}"))?;
     let mut missing = Vec::new();
@@ -138,14 +142,16 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         missing.push("wall (the program faketime is not there)".to_owned());
     }
     let server = if options.has("net") { Some(server(options)?) } else { None };
-    measure_lateness(told.clone());
+    let tell = told.clone();
+    measure_lateness(options.lease, move |line| tell(line));
     let over = Arc::new(AtomicBool::new(false));
-    let probe = measure_store(client, options.key("probe"), told.clone(), over.clone());
+    let made = server::Made::default();
+    let probe = measure_store(client, options.key("probe"), told.clone(), over.clone(), made.clone());
     let random = fastrand::Rng::with_seed(options.seed);
     let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
     let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
     let calm = Arc::new(AtomicBool::new(false));
-    let servers = server::start(options, parent.told.clone(), calm.clone());
+    let servers = server::start(options, parent.told.clone(), calm.clone(), made);
     if let Err(why) = parent.disturb(&mut slots) {
         parent.broken.push(why);
     }
@@ -159,17 +165,6 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     Ok(Ran { dir, broken, missing })
 }
 
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 fn log_to(path: &Path) -> Result<Told, String> {
     let file = File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let file = Mutex::new(file);
@@ -179,29 +174,22 @@ fn log_to(path: &Path) -> Result<Told, String> {
     }))
 }
 
-/// Writes down when this machine is so late that nothing can be said.
-fn measure_lateness(told: Told) {
-    std::thread::spawn(move || {
-        loop {
-            let from = now();
-            std::thread::sleep(TICK);
-            let to = now();
-            if to - from > nanos(LATE) {
-                told(Line::Late { from, to });
-            }
-        }
-    });
-}
-
 /// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.
 /// By keys of its own, and past all proxies. What it finds wrong, and not only slow, it gives back.
-fn measure_store(client: LockClient, key: String, told: Told, over: Arc<AtomicBool>) -> JoinHandle<Vec<String>> {
+fn measure_store(
+    client: LockClient,
+    key: String,
+    told: Told,
+    over: Arc<AtomicBool>,
+    faults: server::Made,
+) -> JoinHandle<Vec<String>> {
     std::thread::spawn(move || {
         let (mut broken, mut failures) = (Vec::new(), 0);
         while !over.load(Ordering::SeqCst) {
-            let from = now();
-            // After a failure it may still hold what it asked for: no key is asked for again then.
-            let asked = client.request(&format!("{key}-{failures}")).acquire();
+            let (from, begun) = (now(), faults.load(Ordering::SeqCst));
+            // After a failure it may still hold what it asked for, and a server that was killed may have it back: no key
+            // is asked for again then.
+            let asked = client.request(&format!("{key}-{failures}-{begun}")).acquire();
             let failed = asked.and_then(|lock| client.release(&lock)).err();
             let to = now();
             match judge(failed.as_ref().map(leasehold::Error::kind), Duration::from_nanos(to - from), PROBED) {
@@ -212,7 +200,7 @@ fn measure_store(client: LockClient, key: String, told: Told, over: Arc<AtomicBo
                 }
                 Finding::Broken(_) => {}
             }
-            failures += usize::from(failed.is_some());
+            failures += usize::from(failed.is_some() || !begun.is_multiple_of(2));
             std::thread::sleep(TICK * 10);
         }
         broken

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -41,8 +41,11 @@ pub fn small_disk(options: &Options) -> Option<PathBuf> {
     (disk.blocks() * disk.fragment_size() <= SMALL).then(|| folder.to_owned())
 }
 
+/// How many faults of the server began and ended: odd while there is one.
+pub type Made = Arc<AtomicUsize>;
+
 /// Makes one fault after the other until it is to end; then it ends the one that is there, and says what went wrong.
-pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>) -> JoinHandle<Vec<String>> {
+pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>, count: Made) -> JoinHandle<Vec<String>> {
     let mut faults: Vec<Fault> = Vec::new();
     faults.extend(options.hooks.iter().map(|(name, command)| Fault::Hook(name.clone(), command.clone())));
     faults.extend(small_disk(options).filter(|_| options.has(FULL)).map(Fault::Full));
@@ -58,11 +61,13 @@ pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>) -> JoinHandle
                 }
                 std::thread::sleep(TICK);
             }
+            count.fetch_add(1, Ordering::SeqCst);
             let from = now();
             let (name, made) = match fault {
                 Fault::Hook(name, command) => (name.clone(), hook(command)),
                 Fault::Full(folder) => (FULL.to_owned(), fill(folder, lease.mul_f64(0.2 + random.f64()))),
             };
+            count.fetch_add(1, Ordering::SeqCst);
             match made {
                 Ok(()) => told(Line::Server { from, to: now(), kind: name }),
                 // It is not counted, but may have done half of it, which explains what followed.

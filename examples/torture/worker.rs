@@ -4,16 +4,17 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard};
+use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Observer};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
 use crate::checker::history::{Asked, End, Form, Line, Mode};
-use crate::clock::now;
+use crate::clock::{measure_lateness, nanos, now};
+use crate::group;
 use crate::holding;
 use crate::options::Options;
 use crate::resource::Resource;
@@ -27,13 +28,16 @@ const CONNECT: Duration = Duration::from_secs(40);
 /// The parent wants the end, or is gone.
 static STOP: AtomicBool = AtomicBool::new(false);
 
+/// There is none before the worker is connected.
+type History = Arc<OnceLock<File>>;
+
 /// What all threads of a worker share.
 pub struct Worker {
     pub options: Options,
     pub client: LockClient,
     pub dir: PathBuf,
     pub name: String,
-    history: File,
+    history: History,
     next_id: AtomicU64,
     pub cancel: CancelToken,
     pub resource: Arc<Resource>,
@@ -46,11 +50,57 @@ pub struct Held {
     pub mode: Mode,
 }
 
+/// One write for each line: threads do not mix, and what is written outlives this process.
+fn write(history: &OnceLock<File>, line: &Line) {
+    let Some(mut file) = history.get() else { return };
+    let wrote = file.write_all(format!("{line}\n").as_bytes());
+    wrote.expect("the history can be written");
+}
+
+/// Writes down the requests to the store that failed or were answered late, and no others, for these show that a fault
+/// of the server was one.
+struct Requests {
+    history: History,
+    late: Duration,
+}
+
+impl Observer for Requests {
+    fn event(&self, event: &Event<'_>) {
+        let Event::Request { took, error, .. } = event else { return };
+        let why = match error {
+            // Others hold it, or it is over: an answer like any other.
+            Some(error) if !is_trouble(error.kind()) => return,
+            Some(error) => on_one_line(error),
+            None if *took > self.late => "late".to_owned(),
+            None => return,
+        };
+        let to = now();
+        write(&self.history, &Line::Request { from: to.saturating_sub(nanos(*took)), to, why });
+    }
+}
+
+fn is_trouble(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Store | ErrorKind::Ambiguous | ErrorKind::TimedOut)
+}
+
+/// An error with its causes.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn on_one_line(error: &Error) -> String {
+    chain(error).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 impl Worker {
     pub fn write(&self, line: &Line) {
-        // One write for each line: threads do not mix, and what is written outlives this process.
-        let wrote = (&self.history).write_all(format!("{line}\n").as_bytes());
-        wrote.expect("the history can be written");
+        write(&self.history, line);
     }
 
     pub fn is_over(&self) -> bool {
@@ -61,9 +111,13 @@ impl Worker {
         self.options.lease
     }
 
+    pub fn id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::SeqCst)
+    }
+
     /// Writes that a hold is asked for.
     pub fn ask(&self, asked: Asked) -> u64 {
-        let id = self.next_id.fetch_add(1, Ordering::SeqCst);
+        let id = self.id();
         self.write(&Line::Ask { at: now(), id, asked });
         id
     }
@@ -83,7 +137,7 @@ impl Worker {
             ErrorKind::Held => self.refused(id),
             // Without holders the store was too slow to be asked.
             ErrorKind::TimedOut if !error.holders().is_empty() => self.refused(id),
-            _ => self.write(&Line::Failed { at, id, error: kind }),
+            _ => self.write(&Line::Failed { at, id, error: kind, why: on_one_line(error) }),
         }
     }
 
@@ -95,7 +149,7 @@ impl Worker {
     }
 
     pub fn looked(&self, from: u64, id: u64, left: Duration) -> bool {
-        let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+        let left = nanos(left);
         self.write(&Line::Look { from, to: now(), id, left });
         left > 0
     }
@@ -128,10 +182,12 @@ pub fn key(options: &Options, number: usize) -> (String, u32) {
     (options.key(&number.to_string()), if number.is_multiple_of(2) { 0 } else { 2 })
 }
 
-fn connect(options: &Options, name: &str) -> Result<LockClient, Error> {
+fn connect(options: &Options, name: &str, history: &History) -> Result<LockClient, Error> {
     let started = Instant::now();
     loop {
+        let requests = Requests { history: history.clone(), late: options.request_timeout() / 2 };
         let builder = LockClient::builder(options.store.clone()).owner(name).lease(options.lease);
+        let builder = builder.observer(Arc::new(requests));
         let builder = builder.request_timeout(options.request_timeout()).drop_timeout(options.lease);
         let poll = if options.kind().is_local() { 5..=40 } else { 50..=150 };
         let poll = Duration::from_millis(*poll.start())..=Duration::from_millis(*poll.end());
@@ -164,15 +220,18 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
         STOP.store(true, Ordering::SeqCst);
         over.cancel();
     });
-    let client = match connect(&options, name) {
+    let history = History::default();
+    let client = match connect(&options, name, &history) {
         Ok(client) => client,
         Err(error) => {
             eprintln!("torture: {name}: {error}");
             return NOT_CONNECTED;
         }
     };
-    let history = File::options().create(true).append(true).open(dir.join(format!("{name}.log")));
-    let history = history.expect("a file for the history");
+    let file = File::options().create(true).append(true).open(dir.join(format!("{name}.log")));
+    history.get_or_init(|| file.expect("a file for the history"));
+    let late = history.clone();
+    measure_lateness(options.lease, move |line| write(&late, &line));
     let resource = Arc::new(Resource::connect(dir));
     let worker = Arc::new(Worker {
         client,
@@ -225,18 +284,19 @@ fn one(worker: &Worker, random: &mut fastrand::Rng) {
             };
             ask_guard(worker, random, &name, Mode::Shared, limit, wait);
         }
-        66..74 => ask_any(worker, random),
-        74..84 => holding::data(worker, random, &name),
-        84..90 => holding::lease_of_a_name(worker, random, number),
-        90..98 => holding::adopt(worker, random),
+        66..71 => ask_any(worker, random),
+        71..79 => group::ask(worker, random),
+        79..86 => holding::data(worker, random, &name),
+        86..91 => holding::lease_of_a_name(worker, random, number),
+        91..98 => holding::adopt(worker, random),
         // Frees what has expired, of all who use the store.
         _ => drop(worker.client.purge(Duration::ZERO)),
     }
 }
 
 pub fn asked(form: Form, mode: Mode, key: &str, limit: u32, wait: Option<Duration>) -> Asked {
-    let wait = wait.map(|wait| u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
-    Asked { form, mode, keys: vec![key.to_owned()], limit, wait, instead_of: None }
+    let wait = wait.map(nanos);
+    Asked { form, mode, keys: vec![key.to_owned()], all: false, limit, wait, instead_of: None }
 }
 
 fn ask_guard(worker: &Worker, random: &mut fastrand::Rng, key: &str, mode: Mode, limit: u32, wait: Option<Duration>) {

@@ -30,10 +30,11 @@ pub(crate) fn told_origin(family: &Family, lock: &Lock) -> String {
 }
 
 fn is_another(origin: &str, here: &str) -> bool {
-    // Of a cluster without its hosts: its database and collection.
+    // Of a cluster without its hosts: its database, and its collection or table.
     let last = |label: &str| label.rsplit_once('/').map(|(_, last)| last.to_owned());
     match (origin.split_once(':'), here.split_once(':')) {
         (Some(("mongodb", origin)), Some(("mongodb", here))) => last(origin) != last(here),
+        (Some(("postgres", origin)), Some(("postgres", here))) => last(origin) != last(here),
         // The names of tables have no case on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
         // A file has as many paths as links lead to it.
@@ -53,6 +54,7 @@ mod tests {
         let same = [
             ("memory:a", "memory:a"),
             ("mongodb://a:27017,b:27017/app.locks", "mongodb://b:27017/app.locks"),
+            ("postgres://a:5432/app.locks", "postgres://b:5432,a:5432/app.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
                 "spanner:projects/p/instances/i/databases/d?table=Locks",
@@ -65,6 +67,9 @@ mod tests {
             ("dynamodb://locks", "dynamodb://others"),
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/app.others"),
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/other.locks"),
+            ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
+            ("postgres://a:5432/app.locks", "postgres://a:5432/other.locks"),
+            ("postgres://a:5432/app.locks", "mongodb://a:5432/app.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
                 "spanner:projects/p/instances/i/databases/e?table=locks",

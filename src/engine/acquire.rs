@@ -313,9 +313,11 @@ impl<'a> Wait<'a> {
             // A refusal from before the store failed is out of date.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
             (Some(seen), _) => Ok(Obtained::Refused(vec![seen])),
+            // It never came to the head of the line, or its end cut off its first look there.
+            (None, _) if is_in_line && self.effort.attempts == 0 && !self.known.is_out => {
+                Ok(Obtained::Refused(Vec::new()))
+            }
             (None, Some(error)) => Err(error),
-            // It never came to the head of the line.
-            (None, None) if is_in_line && self.effort.attempts == 0 => Ok(Obtained::Refused(Vec::new())),
             (None, None) => Err(Error::new(ErrorKind::TimedOut, "the time was over before the store was asked")),
         }
     }

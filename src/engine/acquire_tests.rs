@@ -152,6 +152,21 @@ fn a_wait_says_why_it_ended() {
 }
 
 #[test]
+fn who_comes_to_the_head_of_the_line_just_before_its_end_was_refused() {
+    let bench = Bench::new();
+    let ended = |asked: Instant| {
+        let mut wait = bench.wait(Patience::Endless);
+        wait.enter();
+        let cut_off = Error::new(ErrorKind::Store, "no answer in 101 ms").retryable();
+        wait.failed(cut_off, asked, &Deadline::at(Instant::now()));
+        wait.ended()
+    };
+    assert!(matches!(ended(Instant::now()), Ok(Obtained::Refused(seen)) if seen.is_empty()));
+    // This one had time to answer.
+    assert_eq!(ended(Instant::now() - 2 * SILENT).err().expect("an error").kind(), ErrorKind::Store);
+}
+
+#[test]
 fn those_behind_see_how_long_a_request_takes() {
     let bench = Bench::new();
     let mut wait = bench.wait(Patience::Endless);

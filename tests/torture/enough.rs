@@ -6,7 +6,7 @@ use leasehold::ErrorKind;
 
 use crate::checker::history::Line;
 use crate::checker::{Least, RULES, Run, check, missing};
-use crate::forge::{Forged, MS, alone};
+use crate::forge::{Forged, MS, SLACK, alone};
 use crate::probe::{Finding, judge};
 
 /// What the history lacks to mean anything.
@@ -58,4 +58,29 @@ fn only_a_slow_store_is_an_excuse() {
     }
     assert_eq!(judge(Some(ErrorKind::Held), 40_000), Finding::Broken("held".to_owned()));
     assert_eq!(judge(Some(ErrorKind::Lost), 30_000), Finding::Late);
+}
+
+/// A command that did nothing to the server shows nothing.
+#[test]
+fn a_fault_of_the_server_counts_where_a_request_felt_it() {
+    let felt = |forged: &Forged| {
+        let run = Run::new(forged.files.clone().into_iter().collect()).expect("a history");
+        run.was_felt(1_000 * MS, 2_000 * MS)
+    };
+    let request = |from: u64, to: u64| Line::Request { from: from * MS, to: to * MS, why: "no answer came".to_owned() };
+    let mut forged = Forged::new();
+    forged.grant("w0.0", 1_500, 1, alone());
+    forged.put("w0.0", request(900, 999));
+    forged.put("w0.0", request(2_001 + SLACK, 4_000));
+    assert!(!felt(&forged));
+    forged.put("w1.0", request(1_900, 2_100));
+    assert!(felt(&forged));
+    // It had a fault of its own.
+    forged.told(Line::Net { from: 1_800 * MS, to: 1_900 * MS, process: "w1.0".to_owned(), kind: "cut".to_owned() });
+    assert!(!felt(&forged));
+    // Nor does it explain anything.
+    let asked = forged.ask("w0.0", 9_000, alone());
+    forged.fail(asked, 9_010, "store");
+    forged.put("w0.0", request(9_000, 9_010));
+    assert_eq!(forged.judged().counts["loss"], 1);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::checker::history::{Asked, End, Form, Line, Mode, lines};
+use crate::checker::history::{Asked, End, Fate, Form, Line, Mode, lines};
 use crate::checker::{Run, Verdict, check};
 
 pub const MS: u64 = 1_000_000;
@@ -26,8 +26,17 @@ impl Forged {
         let millis = |ms| ms * MS;
         let (lease, grace, slack) = (millis(LEASE), millis(GRACE), millis(SLACK));
         let timeout = millis(TIMEOUT);
-        let terms = Line::Terms { lease, timeout, grace, slack, settle: slack, shared_fate: false };
+        let terms = Line::Terms { lease, timeout, grace, slack, settle: slack, fate: Fate::Own };
         Forged { files: BTreeMap::from([("parent".to_owned(), vec![terms])]), next_id: 0 }
+    }
+
+    /// The store lets in one at a time.
+    pub fn is_crowded(&mut self) {
+        for line in self.files.get_mut("parent").expect("the terms") {
+            if let Line::Terms { fate, .. } = line {
+                *fate = Fate::Crowded;
+            }
+        }
     }
 
     pub fn put(&mut self, process: &str, line: Line) {
@@ -51,6 +60,25 @@ impl Forged {
         self.put(process, granted);
         self.look(held, at + 10, LEASE);
         held
+    }
+
+    /// All of these keys, asked for at `at` and granted 10 ms later.
+    pub fn grant_all<'a>(&mut self, process: &'a str, at: u64, token: u64, keys: &[&str]) -> Vec<Held<'a>> {
+        let of = self.ask(process, at, all(keys)).1;
+        let part = |key: &&str| {
+            self.next_id += 1;
+            let held = Held(process, self.next_id);
+            let (at, key) = (at + 10, (*key).to_owned());
+            self.put(process, Line::Part { at: at * MS, of, id: held.1, token, key });
+            self.look(held, at, LEASE);
+            held
+        };
+        keys.iter().map(part).collect()
+    }
+
+    pub fn fail(&mut self, held: Held, at: u64, error: &str) {
+        let (error, why) = (error.to_owned(), "as it was said".to_owned());
+        self.put(held.0, Line::Failed { at: at * MS, id: held.1, error, why });
     }
 
     pub fn look(&mut self, held: Held, at: u64, left: u64) {
@@ -100,7 +128,7 @@ impl Forged {
 /// Asks once for it alone.
 pub fn alone() -> Asked {
     let keys = vec!["job".to_owned()];
-    Asked { form: Form::Guard, mode: Mode::Exclusive, keys, limit: 0, wait: Some(0), instead_of: None }
+    Asked { form: Form::Guard, mode: Mode::Exclusive, keys, all: false, limit: 0, wait: Some(0), instead_of: None }
 }
 
 pub fn shared(limit: u32) -> Asked {
@@ -113,4 +141,8 @@ pub fn waits(wait: Option<u64>) -> Asked {
 
 pub fn instead_of(token: u64) -> Asked {
     Asked { instead_of: Some(token), ..alone() }
+}
+
+pub fn all(keys: &[&str]) -> Asked {
+    Asked { keys: keys.iter().map(|key| (*key).to_owned()).collect(), all: true, ..alone() }
 }

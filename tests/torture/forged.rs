@@ -152,7 +152,7 @@ fn what_was_not_answered_may_hold_until_it_is_given_up() {
     let mut forged = Forged::new();
     let asked = forged.ask("a", 1_000, alone());
     forged.told(Line::Net { from: 900 * MS, to: 1_800 * MS, process: "a".to_owned(), kind: "cut".to_owned() });
-    forged.put("a", Line::Failed { at: 1_500 * MS, id: asked.1, error: "ambiguous".to_owned() });
+    forged.fail(asked, 1_500, "ambiguous");
     // The fault, the time to be well again, and the same for giving up, and the machine's.
     let last = 1_800 + 3 * SLACK;
     forged.refuse("b", last, last + 10, alone());
@@ -211,7 +211,7 @@ fn one_who_waits_in_vain_does_not_explain_the_wait_of_another() {
     let mut forged = Forged::new();
     for name in ["a", "b"] {
         let waiter = forged.ask(name, 1_000, waits(None));
-        forged.put(name, Line::Failed { at: 9_000 * MS, id: waiter.1, error: "cancelled".to_owned() });
+        forged.fail(waiter, 9_000, "cancelled");
     }
     let verdict = forged.judged();
     assert_eq!(verdict.counts.get("blocked"), Some(&2), "{:#?}", verdict.violations);
@@ -249,7 +249,7 @@ fn a_release_that_finds_nothing_is_a_loss() {
 fn a_call_that_fails_without_a_fault_is_caught() {
     let mut forged = Forged::new();
     let asked = forged.ask("a", 1_000, alone());
-    forged.put("a", Line::Failed { at: 1_010 * MS, id: asked.1, error: "store".to_owned() });
+    forged.fail(asked, 1_010, "store");
     forged.is_caught("loss");
 }
 
@@ -342,7 +342,7 @@ fn a_handed_over_lock_that_is_lost_in_its_lease_is_caught() {
         let old = forged.grant("a", 1_000, 1, alone());
         forged.end(old, 1_200, End::Leave, "ok");
         let heir = forged.ask("b", at, instead_of(1));
-        forged.put("b", Line::Failed { at: (at + 10) * MS, id: heir.1, error: "lost".to_owned() });
+        forged.fail(heir, at + 10, "lost");
         forged
     };
     // Its lease has run out.
@@ -372,7 +372,7 @@ fn a_fault_of_the_server_explains_what_failed_meanwhile_for_everybody_and_no_ove
     let mut forged = Forged::new();
     for process in ["a", "b"] {
         let asked = forged.ask(process, 5_000, alone());
-        forged.put(process, Line::Failed { at: 5_010 * MS, id: asked.1, error: "store".to_owned() });
+        forged.fail(asked, 5_010, "store");
     }
     assert_eq!(forged.judged().counts["loss"], 2);
     forged.told(Line::Server { from: 4_900 * MS, to: 5_005 * MS, kind: "restart".to_owned() });
@@ -382,11 +382,70 @@ fn a_fault_of_the_server_explains_what_failed_meanwhile_for_everybody_and_no_ove
     forged.is_caught("overlap");
 }
 
+/// The emulator of Spanner has one transaction at a time, and sends all others away.
+#[test]
+fn a_call_that_had_all_its_time_is_fine_where_it_waits_or_the_store_is_crowded() {
+    let failed_after = |took: u64, asked: Asked, is_crowded: bool| {
+        let mut forged = Forged::new();
+        if is_crowded {
+            forged.is_crowded();
+        }
+        let asked = forged.ask("a", 1_000, asked);
+        forged.fail(asked, 1_000 + took, "store");
+        forged
+    };
+    for (asked, time, may_be_calm) in [(alone(), TIMEOUT, false), (waits(Some(1_800)), 1_800, true)] {
+        for (is_crowded, is_fine) in [(true, true), (false, may_be_calm)] {
+            let (all, less) = (time / 10 * 9, time / 10 * 9 - 1);
+            failed_after(less, asked.clone(), is_crowded).is_caught("loss");
+            match is_fine {
+                true => failed_after(all, asked.clone(), is_crowded).passes(),
+                false => failed_after(all, asked.clone(), is_crowded).is_caught("loss"),
+            }
+        }
+    }
+}
+
+/// PostgreSQL says so in its docs: then the lock stands for its lease.
+#[test]
+fn a_release_may_be_lost_with_the_server_that_answered_it() {
+    let killed_at = |at: u64, refused: u64| {
+        let mut forged = Forged::new();
+        let held = forged.grant("a", 1_000, 1, alone());
+        forged.release(held, 1_990);
+        forged.told(Line::Server { from: at * MS, to: (at + 100) * MS, kind: "kill".to_owned() });
+        forged.refuse("b", refused, refused + 10, alone());
+        forged
+    };
+    let settled = 3_100 + SLACK;
+    killed_at(2_000 + SLACK, settled + 1).passes();
+    // As long as the fault's, and the last renewal.
+    let last = 2_000 + SLACK + LEASE + GRACE + SLACK;
+    killed_at(1_900, last).passes();
+    // The release was on its disk.
+    killed_at(2_001 + SLACK, settled + 2).is_caught("refusal");
+    killed_at(1_900, last + 1).is_caught("refusal");
+}
+
+#[test]
+fn who_was_late_itself_is_no_excuse_for_others() {
+    let late_is = |process: &str| {
+        let mut forged = Forged::new();
+        forged.put(process, Line::Late { from: 900 * MS, to: 1_100 * MS });
+        let asked = forged.ask("a", 1_000, alone());
+        forged.fail(asked, 1_010, "store");
+        forged
+    };
+    late_is("a").passes();
+    late_is("parent").passes();
+    late_is("b").is_caught("loss");
+}
+
 #[test]
 fn what_a_fault_excuses_is_not_judged() {
     let mut forged = Forged::new();
     let asked = forged.ask("a", 1_000, alone());
-    forged.put("a", Line::Failed { at: 1_010 * MS, id: asked.1, error: "store".to_owned() });
+    forged.fail(asked, 1_010, "store");
     forged.told(Line::Late { from: 900 * MS, to: 1_100 * MS });
     let verdict = forged.judged();
     let of = |counts: &BTreeMap<&str, usize>| counts.get("loss").copied().unwrap_or_default();

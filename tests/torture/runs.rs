@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the command does, beside the store.
-struct Run<'a> {
-    store: String,
-    env: Option<(&'a str, String)>,
-    /// Minutes.
-    time: &'a str,
-    faults: &'a str,
+#[derive(Default)]
+pub struct Run<'a> {
+    pub store: String,
+    pub env: Option<(&'a str, String)>,
+    pub minutes: f64,
+    pub faults: &'a str,
+    /// One more fault, of the server.
+    pub hook: Option<String>,
 }
 
 /// Cargo puts the examples beside the folder of the test binaries.
@@ -24,26 +26,39 @@ fn binary() -> PathBuf {
 }
 
 impl Run<'_> {
-    /// Runs it; its report must find nothing and must not be void.
+    /// Runs it; its report must find nothing. On a machine that was too busy for it to mean anything, it goes on for longer.
     #[track_caller]
-    fn is_clean(&self, dir: &Path) {
+    pub fn is_clean(&self, dir: &Path) {
+        let mut void = Vec::new();
+        for longer in [1.0, 2.0, 4.0] {
+            let out = dir.join(format!("out-{longer}"));
+            let (code, said) = self.ran(self.minutes * longer, &out);
+            if code == Some(3) {
+                void.push(said);
+                continue;
+            }
+            assert_eq!(code, Some(0), "{said}");
+            let json = std::fs::read_to_string(out.join("report.json")).expect("a report");
+            let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+            assert_eq!(json["violations"], serde_json::json!({}), "{said}");
+            return;
+        }
+        panic!("each of them was void: {void:#?}");
+    }
+
+    fn ran(&self, minutes: f64, out: &Path) -> (Option<i32>, String) {
         let seed = fastrand::u64(..1_000_000).to_string();
-        let out = dir.join("out");
         let mut command = Command::new(binary());
-        command.args(["--store", &self.store, "--minutes", self.time, "--seed", &seed, "--keys", "4"]);
-        command.args(["--faults", self.faults, "--least-faults", "1"]).arg("--out").arg(&out);
+        command.args(["--store", &self.store, "--minutes", &minutes.to_string(), "--seed", &seed, "--keys", "4"]);
+        command.args(["--faults", self.faults, "--least-faults", "1"]);
+        command.args(self.hook.iter().flat_map(|hook| ["--hook", hook])).arg("--out").arg(out);
         // For servers where any credentials do.
         command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret");
         command.envs(self.env.clone());
         let ran = command.output().expect("the example starts");
-        let said = String::from_utf8_lossy(&ran.stdout);
         // For whoever looks into a failure: the folder of the test is gone then.
-        let errors = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(0), "{said}{errors}");
-        let json = std::fs::read_to_string(out.join("report.json")).expect("a report");
-        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-        assert!(json["total"].as_u64().is_some_and(|total| total > 100), "{said}");
-        assert_eq!(json["violations"], serde_json::json!({}), "{said}");
+        let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        (ran.status.code(), said)
     }
 }
 
@@ -52,10 +67,10 @@ impl Run<'_> {
 fn sqlite_under_kills_stops_and_forks() {
     let dir = tempfile::tempdir().expect("a folder");
     let store = format!("sqlite:{}", dir.path().join("locks.db").display());
-    Run { store, env: None, time: "0.35", faults: "stop,kill,fork" }.is_clean(dir.path());
+    Run { store, minutes: 0.35, faults: "stop,kill,fork", ..Run::default() }.is_clean(dir.path());
 }
 
-/// The user's own command is a fault that is counted; one that fails makes the run fail.
+/// The user's own command is a fault, which counts where a request felt it; one that fails makes the run fail.
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_hook_is_a_fault_of_the_server() {
@@ -64,15 +79,14 @@ fn a_hook_is_a_fault_of_the_server() {
         let store = format!("sqlite:{}", dir.path().join("locks.db").display());
         let mut command = Command::new(binary());
         command.args(["--store", &store, "--minutes", "0.25", "--keys", "4", "--faults", "none"]);
-        command.args(["--least-faults", "1", "--hook", hook]).arg("--out").arg(dir.path().join(name));
+        command.args(["--least-faults", "1000", "--hook", hook]).arg("--out").arg(dir.path().join(name));
         let ran = command.output().expect("the example starts");
         (ran.status.code(), String::from_utf8_lossy(&ran.stdout).into_owned())
     };
     let met = dir.path().join("met");
     let (code, said) = run("works", &format!("touch=touch {}", met.display()));
-    // On a few keys, a worker may come away with nothing: that is void.
-    assert!(matches!(code, Some(0 | 3)) && said.contains("touch ") && met.exists(), "{said}");
-    assert!(!said.contains("faults of the kind touch"), "{said}");
+    assert!(code == Some(3) && met.exists() && !said.contains("BROKEN"), "{said}");
+    assert!(said.contains("faults of the kind touch met anything, but at least 1000 are needed"), "{said}");
     let (code, said) = run("fails", "broken=exit 7");
     assert_eq!(code, Some(4), "{said}");
     assert!(said.contains("the fault broken: its command failed: exit status: 7"), "{said}");
@@ -95,9 +109,9 @@ fn sqlite_under_a_full_disk() {
     let ran = command.arg("--out").arg(dir.path().join("out")).output().expect("unshare starts");
     let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     if ran.status.code() == Some(99) || !said.contains("torture: ") {
-        #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+        #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
         use crate::servers::skip;
-        #[cfg(not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+        #[cfg(not(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]
         use crate::skip::skip;
         return skip(&format!("no small file system can be mounted here: {said}"));
     }
@@ -171,8 +185,8 @@ fn two_runs_on_one_store_have_no_name_in_common() {
         command.args(["--store", &store, "--minutes", "0.07", "--seed", "1", "--faults", "none"]);
         command.args(["--keys", "1", "--lease", "0.5"]);
         let ran = command.arg("--out").arg(&out).output().expect("the example starts");
-        // On one key, a worker may come away with nothing: that is void.
-        assert!(matches!(ran.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&ran.stdout));
+        // On one key, a worker may come away with nothing, and a busy machine does not keep so short a lease.
+        assert!(matches!(ran.status.code(), Some(0 | 1 | 3)), "{}", String::from_utf8_lossy(&ran.stdout));
         let mut names = std::collections::BTreeSet::new();
         for worker in 0..4 {
             let history = std::fs::read_to_string(out.join(format!("w{worker}.0.log"))).expect("a history");
@@ -256,8 +270,8 @@ fn what_is_asked_for_wrongly_is_a_usage_error() {
 }
 
 /// A name that nobody else has.
-#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
-fn unique() -> String {
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
+pub fn unique() -> String {
     format!("t{:016x}", fastrand::u64(..))
 }
 
@@ -267,7 +281,7 @@ fn dynamodb_under_stops_and_network_faults() {
     let Some(endpoint) = crate::servers::dynamodb_local() else { return };
     let dir = tempfile::tempdir().expect("a folder");
     let store = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}", unique());
-    Run { store, env: None, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
+    Run { store, minutes: 0.5, faults: "stop,net", ..Run::default() }.is_clean(dir.path());
 }
 
 #[test]
@@ -277,7 +291,16 @@ fn mongodb_under_stops_and_network_faults() {
     let dir = tempfile::tempdir().expect("a folder");
     let host = uri.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).expect("a host");
     let store = format!("mongodb://{host}/torture?directConnection=true&collection={}", unique());
-    Run { store, env: None, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
+    Run { store, minutes: 0.5, faults: "stop,net", ..Run::default() }.is_clean(dir.path());
+}
+
+#[test]
+#[cfg(feature = "postgres")]
+fn postgres_under_stops_and_network_faults() {
+    let Some(url) = crate::servers::postgres_server() else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = format!("{url}?table={}", unique());
+    Run { store, minutes: 0.5, faults: "stop,net", ..Run::default() }.is_clean(dir.path());
 }
 
 #[test]
@@ -288,5 +311,6 @@ fn spanner_under_stops_and_network_faults() {
     let request = "{\"createStatement\": \"CREATE DATABASE `locks`\"}";
     let database = crate::servers::spanner::make_database(&host, "tests", &unique(), "locks", request);
     let env = Some(("SPANNER_EMULATOR_HOST", host));
-    Run { store: format!("spanner:{database}?table=locks"), env, time: "0.5", faults: "stop,net" }.is_clean(dir.path());
+    Run { store: format!("spanner:{database}?table=locks"), env, minutes: 0.5, faults: "stop,net", ..Run::default() }
+        .is_clean(dir.path());
 }

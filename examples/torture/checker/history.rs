@@ -30,12 +30,26 @@ pub struct Asked {
     pub mode: Mode,
     /// The first that is free.
     pub keys: Vec<String>,
+    /// All of them together, and none alone.
+    pub all: bool,
     /// At most so many shared holders; zero: any number.
     pub limit: u32,
     /// How long it may wait; `None`: without limit.
     pub wait: Option<u64>,
     /// The token of the grant whose place it takes.
     pub instead_of: Option<u64>,
+}
+
+/// What one process can do to the requests of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fate {
+    #[default]
+    Own,
+    /// One that is stopped can hold up all others, for the store is in its hands.
+    Shared,
+    /// The same, and the store lets in one at a time and sends all others away: who has bad luck finds no gap for as long
+    /// as its call goes on.
+    Crowded,
 }
 
 /// How a hold is ended.
@@ -62,15 +76,31 @@ pub enum Line {
         token: u64,
         key: String,
     },
+    /// One of all that the call `of` has got; its hold has an id of its own.
+    Part {
+        at: u64,
+        of: u64,
+        id: u64,
+        token: u64,
+        key: String,
+    },
     /// Others held it, or the wait was over.
     Refused {
         at: u64,
         id: u64,
     },
+    /// By this kind of error; `why` is for people.
     Failed {
         at: u64,
         id: u64,
         error: String,
+        why: String,
+    },
+    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses nothing.
+    Request {
+        from: u64,
+        to: u64,
+        why: String,
     },
     /// Between these two, the holder counted itself as such for so much longer; zero: not any more.
     Look {
@@ -122,7 +152,7 @@ pub enum Line {
         grace: u64,
         slack: u64,
         settle: u64,
-        shared_fate: bool,
+        fate: Fate,
     },
     /// This process was stopped for so long.
     Stopped {
@@ -148,7 +178,7 @@ pub enum Line {
         to: u64,
         kind: String,
     },
-    /// The machine itself was late.
+    /// The machine itself was late; written by a worker, its own threads.
     Late {
         from: u64,
         to: u64,
@@ -182,6 +212,7 @@ impl fmt::Display for Line {
         match self {
             Line::Ask { at, id, asked } => {
                 let form = match asked.form {
+                    Form::Guard if asked.all => 'a',
                     Form::Guard => 'g',
                     Form::Data => 'd',
                     Form::Name => 'n',
@@ -192,8 +223,10 @@ impl fmt::Display for Line {
                 write!(f, "ask {at} {id} {form}{mode} {} {} {wait} {old}", asked.keys.join(","), asked.limit)
             }
             Line::Granted { at, id, token, key } => write!(f, "granted {at} {id} {token} {key}"),
+            Line::Part { at, of, id, token, key } => write!(f, "part {at} {of} {id} {token} {key}"),
             Line::Refused { at, id } => write!(f, "refused {at} {id}"),
-            Line::Failed { at, id, error } => write!(f, "failed {at} {id} {error}"),
+            Line::Failed { at, id, error, why } => write!(f, "failed {at} {id} {error} {why}"),
+            Line::Request { from, to, why } => write!(f, "request {from} {to} {why}"),
             Line::Look { from, to, id, left } => write!(f, "look {from} {to} {id} {left}"),
             Line::Lost { at, id, reason } => write!(f, "lost {at} {id} {reason}"),
             Line::Ending { at, id, how } => {
@@ -210,8 +243,8 @@ impl fmt::Display for Line {
             }
             Line::Forked { at, id, held } => write!(f, "forked {at} {id} {}", u8::from(*held)),
             Line::Hung { from, to, id } => write!(f, "hung {from} {to} {id}"),
-            Line::Terms { lease, timeout, grace, slack, settle, shared_fate } => {
-                write!(f, "terms {lease} {timeout} {grace} {slack} {settle} {}", u8::from(*shared_fate))
+            Line::Terms { lease, timeout, grace, slack, settle, fate } => {
+                write!(f, "terms {lease} {timeout} {grace} {slack} {settle} {}", *fate as u8)
             }
             Line::Stopped { from, to, process } => write!(f, "stopped {from} {to} {process}"),
             Line::Dead { at, process } => write!(f, "dead {at} {process}"),
@@ -234,8 +267,9 @@ impl Line {
             "ask" => {
                 let (at, id) = (words.number()?, words.number()?);
                 let (form, mode) = words.text()?.split_at_checked(1)?;
+                let all = form == "a";
                 let form = match form {
-                    "g" => Form::Guard,
+                    "a" | "g" => Form::Guard,
                     "d" => Form::Data,
                     "n" => Form::Name,
                     _ => return None,
@@ -252,13 +286,23 @@ impl Line {
                     wait => Some(wait.parse().ok()?),
                 };
                 let instead_of = Some(words.number()?).filter(|token| *token != 0);
-                Line::Ask { at, id, asked: Asked { form, mode, keys, limit, wait, instead_of } }
+                Line::Ask { at, id, asked: Asked { form, mode, keys, all, limit, wait, instead_of } }
             }
             "granted" => {
                 Line::Granted { at: words.number()?, id: words.number()?, token: words.number()?, key: words.owned()? }
             }
+            "part" => Line::Part {
+                at: words.number()?,
+                of: words.number()?,
+                id: words.number()?,
+                token: words.number()?,
+                key: words.owned()?,
+            },
             "refused" => Line::Refused { at: words.number()?, id: words.number()? },
-            "failed" => Line::Failed { at: words.number()?, id: words.number()?, error: words.owned()? },
+            "failed" => {
+                Line::Failed { at: words.number()?, id: words.number()?, error: words.owned()?, why: words.rest() }
+            }
+            "request" => Line::Request { from: words.number()?, to: words.number()?, why: words.rest() },
             "look" => {
                 Line::Look { from: words.number()?, to: words.number()?, id: words.number()?, left: words.number()? }
             }
@@ -289,7 +333,12 @@ impl Line {
                 grace: words.number()?,
                 slack: words.number()?,
                 settle: words.number()?,
-                shared_fate: words.flag()?,
+                fate: match words.text()? {
+                    "0" => Fate::Own,
+                    "1" => Fate::Shared,
+                    "2" => Fate::Crowded,
+                    _ => return None,
+                },
             },
             "stopped" => Line::Stopped { from: words.number()?, to: words.number()?, process: words.owned()? },
             "dead" => Line::Dead { at: words.number()?, process: words.owned()? },
@@ -325,6 +374,11 @@ impl<'a> Words<'a> {
 
     fn owned(&mut self) -> Option<String> {
         self.text().map(str::to_owned)
+    }
+
+    /// All that follows, which may have spaces or be nothing.
+    fn rest(&mut self) -> String {
+        self.0.by_ref().collect::<Vec<_>>().join(" ")
     }
 
     fn number(&mut self) -> Option<u64> {

@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::history::{Asked, End, Form, Line, Mode};
+use super::history::{Asked, End, Fate, Form, Line, Mode};
 use super::windows::Windows;
+
+/// Whose file tells of all processes.
+const PARENT: &str = "parent";
 
 /// One grant, as far as its holder knew of it.
 #[derive(Clone, Debug)]
@@ -13,6 +16,8 @@ pub struct Hold {
     pub form: Form,
     pub mode: Mode,
     pub limit: u32,
+    /// One of several that were wanted together.
+    pub is_part: bool,
     pub token: u64,
     /// Asked for.
     pub call: u64,
@@ -38,8 +43,9 @@ pub struct Hold {
 /// How a request for a hold ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    Granted(usize),
+    Granted,
     Refused,
+    /// With the kind of its error.
     Failed(String),
     /// The process ended before it was answered.
     Open,
@@ -54,6 +60,8 @@ pub struct Ask {
     pub call: u64,
     pub ret: Option<u64>,
     pub outcome: Outcome,
+    /// Why it failed, for people.
+    pub why: String,
     /// The hold whose place it was to take.
     pub old: Option<usize>,
 }
@@ -83,12 +91,16 @@ pub struct Process {
     pub name: String,
     pub dead: Option<u64>,
     pub stops: Vec<(u64, u64)>,
+    /// Its own threads were late.
+    pub late: Vec<(u64, u64)>,
     pub nets: Vec<(u64, u64, String)>,
     pub wall: Option<i64>,
-    /// Stops and faults of the network and the server, with the time that it takes to be well again.
+    /// Stops, lateness, and faults of the network and the server, with the time that it takes to be well again.
     pub troubles: Windows,
     /// It held or asked for something.
     pub busy: Windows,
+    /// Its requests to the store that failed or were answered late.
+    pub requests: Vec<(u64, u64, String)>,
 }
 
 /// Nanoseconds.
@@ -103,8 +115,7 @@ pub struct Terms {
     pub slack: u64,
     /// What a client may need to be well again after a fault of the network.
     pub settle: u64,
-    /// A process that is stopped can hold up all others, for the store is in its hands.
-    pub shared_fate: bool,
+    pub fate: Fate,
 }
 
 /// All of it.
@@ -152,11 +163,11 @@ impl Run {
         let mut late = Vec::new();
         for (name, lines) in files {
             let process = run.process(&mut processes, &name);
-            let mut reader = Reader { process, asks: HashMap::new() };
+            let mut reader = Reader { process, asks: HashMap::new(), holds: HashMap::new() };
             for line in lines {
                 match line {
-                    Line::Terms { lease, timeout, grace, slack, settle, shared_fate } => {
-                        run.terms = Terms { lease, timeout, grace, slack, settle, shared_fate };
+                    Line::Terms { lease, timeout, grace, slack, settle, fate } => {
+                        run.terms = Terms { lease, timeout, grace, slack, settle, fate };
                     }
                     Line::Stopped { from, to, process } => {
                         let process = run.process(&mut processes, &process);
@@ -171,7 +182,8 @@ impl Run {
                         run.processes[process].nets.push((from, to, kind));
                     }
                     Line::Server { from, to, kind } => run.servers.push((from, to, kind)),
-                    Line::Late { from, to } => late.push((from, to)),
+                    Line::Late { from, to } if name == PARENT => late.push((from, to)),
+                    Line::Late { from, to } => run.processes[process].late.push((from, to)),
                     Line::Wall { process, seconds, .. } => {
                         let process = run.process(&mut processes, &process);
                         run.processes[process].wall = Some(seconds);
@@ -203,10 +215,11 @@ impl Run {
         for process in &mut self.processes {
             let stops = process.stops.iter().map(|(from, to)| (*from, to + terms.slack));
             let nets = process.nets.iter().chain(&self.servers).map(|(from, to, _)| (*from, to + terms.settle));
-            if terms.shared_fate {
+            if terms.fate != Fate::Own {
                 troubles.extend(stops.clone());
             }
-            process.troubles = Windows::new(stops.chain(nets).collect());
+            let late = process.late.iter().map(|(from, to)| (*from, to + terms.slack));
+            process.troubles = Windows::new(stops.chain(late).chain(nets).collect());
         }
         self.troubles = Windows::new(troubles);
         let mut busy = vec![Vec::new(); self.processes.len()];
@@ -243,6 +256,17 @@ impl Run {
         self.processes[process].troubles.meets(from, to) || self.troubles.meets(from, to)
     }
 
+    /// Whether a fault of the server met a request: one failed or was late, of a process that had no fault of its own.
+    pub fn was_felt(&self, from: u64, to: u64) -> bool {
+        let until = to + self.terms.slack;
+        let meets = |(begun, ended): (u64, u64)| begun <= until && ended >= from;
+        self.processes.iter().any(|process| {
+            let own = process.stops.iter().map(|(from, to)| (*from, to + self.terms.slack));
+            let mut own = own.chain(process.nets.iter().map(|(from, to, _)| (*from, to + self.terms.slack)));
+            process.requests.iter().any(|(from, to, _)| meets((*from, *to))) && !own.any(meets)
+        })
+    }
+
     /// Until when a grant can stand that was last renewed by `last`: a request may be on its way for as long as a fault
     /// lasts.
     pub fn lease_after(&self, process: usize, last: u64) -> u64 {
@@ -254,10 +278,14 @@ impl Run {
     pub fn stands_until(&self, hold: &Hold) -> u64 {
         let ended = hold.ended.as_ref().map(|(at, answer)| (*at, answer == "ok"));
         let dead = self.processes[hold.process].dead;
+        // A release is not waited for on a disk: a server that dies right behind it may have it back.
+        let stays = |at| !self.servers.iter().any(|(from, to, _)| *from <= at + self.terms.slack && *to >= at);
         match (hold.ending, ended) {
-            (Some((_, End::Release)), Some((at, true))) => at,
+            (Some((_, End::Release)), Some((at, true))) if stays(at) => at,
             _ if hold.form == Form::Name => u64::MAX,
-            (Some((begun, End::Drop)), Some((at, true))) if !self.is_troubled(hold.process, begun, at) => at,
+            (Some((begun, End::Drop)), Some((at, true))) if stays(at) && !self.is_troubled(hold.process, begun, at) => {
+                at
+            }
             (Some((begun, End::Leave)), _) => self.lease_after(hold.process, begun),
             (Some(_), Some((at, _))) => self.lease_after(hold.process, at),
             (ending, _) => {
@@ -270,9 +298,30 @@ impl Run {
     /// From when on a request can hold a key of which nobody knows whether it was granted: without a fault each time
     /// that it asked was answered, but for the last.
     pub fn unanswered_from(&self, ask: &Ask) -> u64 {
+        if ask.asked.all {
+            // It has those that come first while it asks for the others.
+            return ask.call;
+        }
         let end = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
         let is_troubled = self.is_troubled(ask.process, ask.call, end);
         if is_troubled { ask.call } else { ask.call.max(end.saturating_sub(self.terms.slack)) }
+    }
+
+    /// From when to when a request that did not get what it wanted may have held one of its keys.
+    pub fn may_have_held(&self, ask: &Ask) -> Option<(u64, u64)> {
+        if ask.is_unanswered() {
+            return Some((self.unanswered_from(ask), self.unanswered_until(ask)));
+        }
+        // Who wants all gives back those that it had when it does not get another: at once, or behind a wait's end.
+        let given_back = || {
+            let ret = ask.ret.unwrap_or(self.end);
+            match (self.is_troubled(ask.process, ask.call, ret), ask.asked.wait) {
+                (true, _) => self.unanswered_until(ask),
+                (false, Some(0)) => ret,
+                (false, _) => ret + self.terms.slack,
+            }
+        };
+        (ask.asked.all && ask.outcome != Outcome::Granted).then(|| (ask.call, given_back()))
     }
 
     /// Until when a request can hold a key of which nobody knows whether it was granted.
@@ -292,11 +341,24 @@ impl Run {
     }
 }
 
+impl Ask {
+    /// Nobody knows whether it was granted.
+    pub fn is_unanswered(&self) -> bool {
+        match &self.outcome {
+            Outcome::Open => true,
+            Outcome::Failed(error) => error != "lost" && error != "invalid_input",
+            _ => false,
+        }
+    }
+}
+
 /// The lines of one worker.
 struct Reader {
     process: usize,
     /// Each call's place among the asks, by its id.
     asks: HashMap<u64, usize>,
+    /// Each hold's place among the holds, by its id.
+    holds: HashMap<u64, usize>,
 }
 
 impl Reader {
@@ -307,37 +369,24 @@ impl Reader {
                 let keys = asked.keys.iter().map(|name| key(run, name)).collect();
                 self.asks.insert(id, run.asks.len());
                 let (process, outcome) = (self.process, Outcome::Open);
-                run.asks.push(Ask { process, asked, keys, call: at, ret: None, outcome, old: None });
+                let why = String::new();
+                run.asks.push(Ask { process, asked, keys, call: at, ret: None, outcome, why, old: None });
                 run.end = run.end.max(at);
             }
             Line::Granted { at, id, token, key: name } => {
-                let (key, hold) = (key(run, &name), run.holds.len());
-                let ask = self.ask(run, id)?;
-                (ask.ret, ask.outcome) = (Some(at), Outcome::Granted(hold));
-                let hold = Hold {
-                    process: ask.process,
-                    key,
-                    form: ask.asked.form,
-                    mode: ask.asked.mode,
-                    limit: ask.asked.limit,
-                    token,
-                    call: ask.call,
-                    ret: at,
-                    beliefs: Vec::new(),
-                    gone: None,
-                    revived: None,
-                    lost: None,
-                    ending: None,
-                    ended: None,
-                    end_calls: Vec::new(),
-                    granted_until: 0,
-                    replaced: None,
-                };
-                run.holds.push(hold);
-                run.end = run.end.max(at);
+                let key = key(run, &name);
+                self.grant(run, at, id, id, token, key)?;
+            }
+            Line::Part { at, of, id, token, key: name } => {
+                let key = key(run, &name);
+                self.grant(run, at, of, id, token, key)?;
             }
             Line::Refused { at, id } => self.answer(run, id, at, Outcome::Refused)?,
-            Line::Failed { at, id, error } => self.answer(run, id, at, Outcome::Failed(error))?,
+            Line::Failed { at, id, error, why } => {
+                self.answer(run, id, at, Outcome::Failed(error))?;
+                self.ask(run, id)?.why = why;
+            }
+            Line::Request { from, to, why } => run.processes[self.process].requests.push((from, to, why)),
             Line::Look { from, to, id, left } => {
                 run.end = run.end.max(to);
                 self.hold(run, id)?.1.look(from, to, left);
@@ -381,11 +430,39 @@ impl Reader {
         Ok(())
     }
 
+    /// The call `of` has got a hold with this id.
+    fn grant(&mut self, run: &mut Run, at: u64, of: u64, id: u64, token: u64, key: usize) -> Result<(), String> {
+        run.end = run.end.max(at);
+        let ask = self.ask(run, of)?;
+        (ask.ret, ask.outcome) = (Some(at), Outcome::Granted);
+        let hold = Hold {
+            process: ask.process,
+            key,
+            form: ask.asked.form,
+            mode: ask.asked.mode,
+            limit: ask.asked.limit,
+            is_part: ask.asked.all,
+            token,
+            call: ask.call,
+            ret: at,
+            beliefs: Vec::new(),
+            gone: None,
+            revived: None,
+            lost: None,
+            ending: None,
+            ended: None,
+            end_calls: Vec::new(),
+            granted_until: 0,
+            replaced: None,
+        };
+        self.holds.insert(id, run.holds.len());
+        run.holds.push(hold);
+        Ok(())
+    }
+
     fn hold<'a>(&self, run: &'a mut Run, id: u64) -> Result<(usize, &'a mut Hold), String> {
-        match self.ask(run, id)?.outcome {
-            Outcome::Granted(hold) => Ok((hold, &mut run.holds[hold])),
-            _ => Err(format!("nothing was granted with the id {id}")),
-        }
+        let at = self.holds.get(&id).ok_or_else(|| format!("nothing was granted with the id {id}"))?;
+        Ok((*at, &mut run.holds[*at]))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::history::{End, Form, Mode};
+use super::history::{End, Fate, Form, Mode};
 use super::model::{Ask, Hold, Outcome, Run};
 use super::windows::Windows;
 
@@ -75,14 +75,16 @@ pub fn check(run: &Run) -> Verdict {
     for ask in &run.asks {
         ask.keys.iter().for_each(|key| asks[*key].push(ask));
     }
-    for (key, (mut holds, asks)) in holds.into_iter().zip(asks).enumerate() {
+    let mut ways = Vec::with_capacity(run.keys.len());
+    for (key, (mut holds, asks)) in holds.into_iter().zip(&asks).enumerate() {
         holds.sort_by_key(|hold| hold.call);
         overlaps(run, &holds, &mut verdict);
         tokens(run, &holds, &mut verdict);
         limits(run, &holds, &mut verdict);
-        refusals(run, key, &holds, &asks, &mut verdict);
-        blocked(run, key, &holds, &asks, &mut verdict);
+        ways.push(in_the_way(run, &holds, asks));
+        blocked(run, key, &holds, asks, &mut verdict);
     }
+    refusals(run, &ways, &asks, &mut verdict);
     resource(run, &mut verdict);
     late(run, &mut verdict);
     losses(run, &mut verdict);
@@ -185,71 +187,82 @@ fn limits(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
-/// Requests of which nobody knows whether they were granted.
-fn is_unanswered(ask: &Ask) -> bool {
-    match &ask.outcome {
-        Outcome::Open => true,
-        Outcome::Failed(error) => error != "lost" && error != "invalid_input",
-        _ => false,
-    }
-}
-
 /// The name of a lease is free when the next one has claimed it.
 fn claimed_next<'a>(holds: &'a [&Hold], at: usize) -> Option<&'a Hold> {
     holds.get(at + 1).copied().filter(|next| next.form == Form::Name)
 }
 
-fn refusals(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
+/// Who may have stood in the way of others, on one key.
+struct InTheWay {
+    any: Windows,
+    exclusive: Windows,
+}
+
+fn in_the_way(run: &Run, holds: &[&Hold], asks: &[&Ask]) -> InTheWay {
     let until = |(at, hold): (usize, &&Hold)| {
         let next = claimed_next(holds, at).map_or(u64::MAX, |next| next.ret);
         (hold.mode, hold.call, run.stands_until(hold).min(if hold.form == Form::Name { next } else { u64::MAX }))
     };
     let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().map(until).collect();
-    let unanswered = asks.iter().filter(|ask| is_unanswered(ask));
-    spans.extend(unanswered.map(|ask| (ask.asked.mode, run.unanswered_from(ask), run.unanswered_until(ask))));
+    let others = asks.iter().filter_map(|ask| Some((ask.asked.mode, run.may_have_held(ask)?)));
+    spans.extend(others.map(|(mode, (from, to))| (mode, from, to)));
     let of = |may: fn(Mode) -> bool| {
         Windows::new(spans.iter().filter(|(mode, _, _)| may(*mode)).map(|(_, from, to)| (*from, *to)).collect())
     };
-    let (any, exclusive) = (of(|_| true), of(|mode| mode == Mode::Exclusive));
-    for ask in asks.iter().filter(|ask| ask.outcome == Outcome::Refused) {
+    InTheWay { any: of(|_| true), exclusive: of(|mode| mode == Mode::Exclusive) }
+}
+
+fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verdict) {
+    for ask in run.asks.iter().filter(|ask| ask.outcome == Outcome::Refused) {
         let (call, ret) = (ask.call, ask.ret.unwrap_or(run.end));
-        let wait = ask.asked.wait.unwrap_or(0);
+        let (wait, name) = (ask.asked.wait.unwrap_or(0), &run.processes[ask.process].name);
         if ret - call < wait {
-            let text = format!(
-                "{} waited for {:.3} s of {:.3} s",
-                run.processes[ask.process].name,
-                seconds(ret - call),
-                seconds(wait)
-            );
-            verdict.accuse("refusal", Some(key), ret, text);
+            let text = format!("{name} waited for {:.3} s of {:.3} s", seconds(ret - call), seconds(wait));
+            verdict.accuse("refusal", ask.keys.first().copied(), ret, text);
         }
-        let shared = ask.asked.mode == Mode::Shared;
-        let spans = if shared && ask.asked.limit == 0 { &exclusive } else { &any };
+        let is_for_readers = ask.asked.mode == Mode::Shared && ask.asked.limit == 0;
+        // Who wants all is itself in the way of others.
+        let least = 1 + usize::from(run.may_have_held(ask).is_some());
+        let met = |key: &usize| {
+            let way = &ways[*key];
+            if is_for_readers { &way.exclusive } else { &way.any }.has(least, call, ret)
+        };
         // Others of the same process may stand in line before it.
-        let in_line = || {
-            asks.iter().any(|other| {
-                let waits = other.asked.wait != Some(0) && other.process == ask.process && !std::ptr::eq(*other, *ask);
+        let in_line = |key: &usize| {
+            asks[*key].iter().any(|other| {
+                let waits = other.asked.wait != Some(0) && other.process == ask.process && !std::ptr::eq(*other, ask);
                 waits && other.call <= ret && other.ret.unwrap_or(u64::MAX) >= call
             })
         };
-        let is_wrong = !spans.meets(call, ret) && !in_line();
-        if verdict.finds("refusal", is_wrong, || run.is_troubled(ask.process, call, ret)) {
-            let text = format!("{} was refused, but nobody can have held it", run.processes[ask.process].name);
-            verdict.accuse("refusal", Some(key), ret, text);
+        let is_free = |key: &usize| !met(key) && !in_line(key);
+        let mut judge = |key: Option<usize>, is_wrong: bool| {
+            if verdict.finds("refusal", is_wrong, || run.is_troubled(ask.process, call, ret)) {
+                let text = format!("{name} was refused, but nobody can have held it");
+                verdict.accuse("refusal", key, ret, text);
+            }
+        };
+        if ask.asked.all {
+            judge(ask.keys.first().copied(), ask.keys.iter().all(is_free));
+        } else {
+            ask.keys.iter().for_each(|key| judge(Some(*key), is_free(key)));
         }
     }
 }
 
 fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
-    let known = |process, call, ret| if run.is_troubled(process, call, ret) { call } else { ret };
-    let stood = holds.iter().map(|hold| (known(hold.process, hold.call, hold.ret), run.stands_until(hold)));
-    let unanswered = asks.iter().filter(|ask| is_unanswered(ask));
-    let unanswered = unanswered.map(|ask| (run.unanswered_from(ask), run.unanswered_until(ask)));
-    let waits = asks.iter().filter(|ask| ask.asked.wait != Some(0));
+    // One of several that are wanted together may be had before the call is answered.
+    let known = |hold: &Hold| match hold.is_part || run.is_troubled(hold.process, hold.call, hold.ret) {
+        true => hold.call,
+        false => hold.ret,
+    };
+    let stood = holds.iter().map(|hold| (known(hold), run.stands_until(hold)));
+    let others = asks.iter().filter_map(|ask| run.may_have_held(ask));
+    // Who wants all is in the way itself while it waits.
+    let waits = asks.iter().filter(|ask| ask.asked.wait != Some(0) && !ask.asked.all);
     // Who died waiting has waited until then.
     let waits = waits.filter_map(|ask| Some((*ask, ask.ret.or(run.processes[ask.process].dead)?)));
     let waits: Vec<(&Ask, u64)> = waits.collect();
-    let gaps = Windows::new(stood.chain(unanswered).collect()).gaps(0, run.over, run.terms.slack);
+    let gaps = Windows::new(stood.chain(others).collect()).gaps(0, run.over, run.terms.slack);
     for (ask, ret) in waits {
         let mut in_vain = Vec::new();
         let first = gaps.partition_point(|(_, end)| *end <= ask.call);
@@ -322,7 +335,10 @@ fn losses(run: &Run, verdict: &mut Verdict) {
             "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
             // A short wait ends with the trouble that stands, or while its request is under way, also where a longer one
             // would have seen its end.
-            "store" | "ambiguous" => ask.asked.wait.is_some_and(|wait| wait > 0 && wait < run.terms.slack),
+            "store" | "ambiguous" => {
+                let is_short = |wait| wait > 0 && wait < run.terms.slack;
+                ask.asked.wait.is_some_and(is_short) || ran_out(run, ask, at)
+            }
             _ => false,
         };
         // Also what happened to the one who has left it.
@@ -332,10 +348,23 @@ fn losses(run: &Run, verdict: &mut Verdict) {
                 || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at))
         };
         if verdict.finds("loss", !is_fine, is_troubled) {
-            let text = format!("a call of {} failed ({error}) without a fault", run.processes[ask.process].name);
+            let (name, why) = (&run.processes[ask.process].name, &ask.why);
+            let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+            let text = format!("a call of {name} failed ({error}{why}) without a fault");
             verdict.accuse("loss", ask.keys.first().copied(), at, text);
         }
     }
+}
+
+/// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
+/// is under way, or one request that found no gap in a crowd. What fails before that was not for want of time.
+fn ran_out(run: &Run, ask: &Ask, at: u64) -> bool {
+    let time = match ask.asked.wait {
+        Some(0) if run.terms.fate == Fate::Crowded => run.terms.timeout,
+        Some(wait @ 1..) => wait,
+        _ => return false,
+    };
+    at - ask.call >= time / 10 * 9
 }
 
 /// Whether the lock that was left to be adopted surely stood until then, and only this one call was to adopt it.
@@ -361,7 +390,11 @@ fn late(run: &Run, verdict: &mut Verdict) {
     };
     for ask in &run.asks {
         if let Some(wait) = ask.asked.wait {
-            let bound = wait.saturating_add(terms.timeout);
+            let bound = match (ask.asked.all, wait) {
+                // Each key has a timeout of its own, and what was had is released before the answer.
+                (true, 0) => ask.keys.len() as u64 * terms.timeout + terms.lease,
+                _ => wait.saturating_add(terms.timeout),
+            };
             judge(ask.process, ask.keys.first().copied(), "a request", ask.call, ask.ret, bound);
         }
     }

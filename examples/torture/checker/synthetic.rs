@@ -1,6 +1,6 @@
 //! Histories of a lock that was never there: clean ones of any size, for the checker's own tests.
 
-use super::history::{Asked, End, Form, Line, Mode};
+use super::history::{Asked, End, Fate, Form, Line, Mode};
 
 /// A millisecond.
 const MS: u64 = 1_000_000;
@@ -27,7 +27,8 @@ impl Key {
     /// Asks, and gives the id of the call.
     pub fn ask(&mut self, to: &mut Vec<Line>, mode: Mode, limit: u32, wait: Option<u64>) -> u64 {
         self.next_id += 1;
-        let asked = Asked { form: Form::Guard, mode, keys: vec![self.name.clone()], limit, wait, instead_of: None };
+        let asked =
+            Asked { form: Form::Guard, mode, keys: vec![self.name.clone()], all: false, limit, wait, instead_of: None };
         to.push(Line::Ask { at: self.tick(), id: self.next_id, asked });
         self.next_id
     }
@@ -75,7 +76,7 @@ pub fn clean(operations: usize, keys: usize) -> Vec<(String, Vec<Line>)> {
         }
     }
     let slack = 1_000 * MS;
-    let terms = Line::Terms { lease, timeout: slack, grace: 0, slack, settle: slack, shared_fate: false };
+    let terms = Line::Terms { lease, timeout: slack, grace: 0, slack, settle: slack, fate: Fate::Own };
     let mut files: Vec<(String, Vec<Line>)> = vec![("parent".to_owned(), vec![terms])];
     files.extend(workers.into_iter().enumerate().map(|(n, lines)| (format!("w{n}"), lines)));
     files.push(("resource".to_owned(), resource));

@@ -29,6 +29,15 @@ impl Windows {
         self.met(from, to).is_some()
     }
 
+    /// Whether at least so many of them meet the span.
+    pub fn has(&self, least: usize, from: u64, to: u64) -> bool {
+        // All that begin before these have ended.
+        let first = self.ends.partition_point(|end| *end < from);
+        let begun = self.spans.partition_point(|(start, _)| *start <= to);
+        let meeting = self.spans[first.min(begun)..begun].iter().filter(|(_, end)| *end >= from);
+        meeting.take(least).count() == least
+    }
+
     /// What lies between them, from `from` to `to`, where it is longer than `least`.
     pub fn gaps(&self, from: u64, to: u64, least: u64) -> Vec<(u64, u64)> {
         let (mut gaps, mut covered) = (Vec::new(), from);

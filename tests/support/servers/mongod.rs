@@ -127,6 +127,13 @@ pub fn hello() -> Vec<u8> {
     document(&[int("hello", 1), text("$db", "admin")])
 }
 
+/// Ends the term of the primary that is asked, also where nobody else can follow it; it may be elected again a second
+/// later.
+pub fn step_down() -> Vec<u8> {
+    let at_once = [int("secondaryCatchUpPeriodSecs", 0), element(8, "force", &[1])].concat();
+    document(&[int("replSetStepDown", 1), at_once, text("$db", "admin")])
+}
+
 /// Makes a replica set of these hosts, the first of which is asked.
 pub fn initiate(hosts: &[&str]) -> Vec<u8> {
     let name = |i: usize| i.to_string();
