@@ -1,5 +1,6 @@
 //! The client of one store.
 
+use std::env::VarError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -59,12 +60,16 @@ impl LockClient {
     /// Connects to the store that the environment variable `LEASEHOLD_STORE` names.
     ///
     /// # Errors
-    /// `Config` when it is not set; else as [`connect`](LockClient::connect).
+    /// `Config` when it is not set or not UTF-8; else as [`connect`](LockClient::connect).
     pub fn from_env() -> Result<LockClient> {
         match std::env::var(STORE_VARIABLE) {
             Ok(url) => LockClient::connect(&url),
-            Err(_) => {
-                let message = format!("{STORE_VARIABLE} is not set, but must be a store URL like sqlite:locks.db");
+            Err(error) => {
+                let wrong = match error {
+                    VarError::NotPresent => "is not set",
+                    VarError::NotUnicode(_) => "is not UTF-8",
+                };
+                let message = format!("{STORE_VARIABLE} {wrong}, but must be a store URL like sqlite:locks.db");
                 Err(Error::new(ErrorKind::Config, message))
             }
         }

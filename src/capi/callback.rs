@@ -1,9 +1,15 @@
 //! Functions of C's that the library calls.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::handle;
+use crate::sys::thread::{Thread, keeps_time};
 
 /// A function of C's, and what it wants to be called with.
 #[derive(Clone, Copy)]
@@ -17,9 +23,59 @@ unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: nothing can be done with a shared one but to copy it.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
-/// Keeps callbacks from running once what they belong to was freed.
+/// What the thread that keeps everybody's deadlines has to say. It must not wait for code of the user's, so that another
+/// thread tells it, in the same order.
+#[derive(Clone, Default)]
+pub struct Aside(Arc<Mutex<ToTell>>);
+
 #[derive(Default)]
-pub struct Gate {
+struct ToTell {
+    waiting: VecDeque<Box<dyn FnOnce() + Send>>,
+    is_being_told: bool,
+}
+
+impl Aside {
+    /// Tells it here, or soon on a thread that does nothing else.
+    pub fn tell(&self, tell: impl FnOnce() + Send + 'static) {
+        if !keeps_time() {
+            return tell();
+        }
+        {
+            let mut to_tell = self.0.lock();
+            to_tell.waiting.push_back(Box::new(tell));
+            if std::mem::replace(&mut to_tell.is_being_told, true) {
+                return;
+            }
+        }
+        let aside = self.clone();
+        if Thread::spawn("leasehold-told", move || aside.tell_all()).is_err() {
+            // Late is better than never.
+            self.tell_all();
+        }
+    }
+
+    fn tell_all(&self) {
+        let next = || {
+            let mut to_tell = self.0.lock();
+            let next = to_tell.waiting.pop_front();
+            to_tell.is_being_told = next.is_some();
+            next
+        };
+        while let Some(tell) = next() {
+            tell();
+        }
+    }
+}
+
+/// Where threads are inside: in callbacks of what may be freed, or in the one call that ends a guard.
+///
+/// Who waits until others have left may itself be inside elsewhere, for a callback may call the whole library. So each
+/// wait is written down, and where the others wait, maybe by way of more, for this very thread, it does not begin.
+#[derive(Default)]
+pub struct Gate(Arc<Inside>);
+
+#[derive(Default)]
+struct Inside {
     state: Mutex<GateState>,
     left: Condvar,
 }
@@ -31,6 +87,20 @@ struct GateState {
     inside: Vec<usize>,
 }
 
+/// A thread that waits until others have left.
+struct Waits {
+    thread: usize,
+    until_left: Arc<Inside>,
+}
+
+// With a table for each process, as what has handles: in a forked child a mutex could be held for ever.
+handle::object!(Waits = 14, WaitsHandle, "wait");
+
+#[derive(Clone, Copy)]
+struct WaitsHandle {
+    id: u64,
+}
+
 /// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
 /// when `thread::current()` panics.
 fn here() -> usize {
@@ -40,34 +110,112 @@ fn here() -> usize {
     HERE.with(|here| here.as_ptr().addr())
 }
 
+impl GateState {
+    fn others(&self, me: usize) -> impl Iterator<Item = usize> {
+        self.inside.iter().copied().filter(move |thread| *thread != me)
+    }
+}
+
+impl Inside {
+    fn others(&self, me: usize) -> Vec<usize> {
+        self.state.lock().others(me).collect()
+    }
+
+    fn leave(&self, me: usize) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.inside.iter().position(|thread| *thread == me) {
+            state.inside.swap_remove(at);
+        }
+        self.left.notify_all();
+    }
+
+    /// Whether another thread inside waits until this one has left somewhere.
+    fn waits_for(&self, me: usize) -> bool {
+        let waits = handle::all::<Waits>();
+        let (mut known, mut open) = (Vec::new(), self.others(me));
+        while let Some(thread) = open.pop() {
+            if thread == me {
+                return true;
+            }
+            if !known.contains(&thread) {
+                known.push(thread);
+                let of_thread = waits.iter().filter(|wait| wait.thread == thread);
+                open.extend(of_thread.flat_map(|wait| wait.until_left.others(thread)));
+            }
+        }
+        false
+    }
+
+    /// Waits until no other thread is inside; `None` when it can't be waited for, or not until `by`.
+    fn wait_until_left(self: &Arc<Self>, me: usize, by: Option<Instant>) -> Option<MutexGuard<'_, GateState>> {
+        let state = self.state.lock();
+        if state.others(me).next().is_none() {
+            return Some(state);
+        }
+        drop(state);
+        // Of those that would wait for each other the last one to be written down finds it.
+        let waits = handle::insert(Waits { thread: me, until_left: self.clone() }).ok();
+        let all_left = || {
+            if self.waits_for(me) {
+                return None;
+            }
+            let mut state = self.state.lock();
+            while state.others(me).next().is_some() {
+                match by {
+                    Some(by) if self.left.wait_until(&mut state, by).timed_out() => return None,
+                    Some(_) => {}
+                    None => self.left.wait(&mut state),
+                }
+            }
+            Some(state)
+        };
+        let left = all_left();
+        waits.map(handle::remove::<Waits>);
+        left
+    }
+}
+
+/// The only thread inside. It leaves when this is dropped.
+pub struct Alone<'a>(&'a Inside);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.leave(here());
+    }
+}
+
 impl Gate {
     /// Runs a callback, unless the gate is closed.
     pub fn pass<T>(&self, callback: impl FnOnce() -> T) -> Option<T> {
         let here = here();
         {
-            let mut state = self.state.lock();
+            let mut state = self.0.state.lock();
             if state.closed {
                 return None;
             }
             state.inside.push(here);
         }
         let answer = callback();
-        let mut state = self.state.lock();
-        if let Some(at) = state.inside.iter().position(|thread| *thread == here) {
-            state.inside.swap_remove(at);
-        }
-        self.left.notify_all();
+        self.0.leave(here);
         Some(answer)
     }
 
-    /// No callback begins any more, and none runs on another thread.
+    /// No callback begins any more, and none runs on another thread, but for those that wait for this one.
     pub fn close(&self) {
-        let mut state = self.state.lock();
-        state.closed = true;
+        self.0.state.lock().closed = true;
+        drop(self.0.wait_until_left(here(), None));
+    }
+
+    /// Goes inside when nobody else is, at the latest until `by`. `None` also when this thread is inside already, or
+    /// another one there waits for it.
+    pub fn alone(&self, by: Option<Instant>) -> Option<Alone<'_>> {
         let here = here();
-        while state.inside.iter().any(|thread| *thread != here) {
-            self.left.wait(&mut state);
+        let mut state = self.0.wait_until_left(here, by)?;
+        if !state.inside.is_empty() {
+            return None;
         }
+        state.inside.push(here);
+        Some(Alone(&self.0))
     }
 }
 
@@ -113,5 +261,61 @@ mod tests {
             ended.send((inside, gate.pass(|| 1)))
         });
         assert_eq!(ends.recv_timeout(LONG), Ok((Some(Some(())), None)));
+    }
+
+    /// Two callbacks, of which each ends what the other belongs to; with more between them.
+    #[test]
+    fn callbacks_that_end_each_other_do_not_wait_for_ever() {
+        for number in [2, 3, 8] {
+            let gates: Vec<_> = (0..number).map(|_| Gate::default()).collect();
+            let (gates, (ended, ends)) = (Arc::new(gates), bounded(number));
+            let all_inside = Arc::new(std::sync::Barrier::new(number));
+            for at in 0..number {
+                let (gates, ended, all_inside) = (gates.clone(), ended.clone(), all_inside.clone());
+                std::thread::spawn(move || {
+                    gates[at].pass(|| {
+                        all_inside.wait();
+                        gates[(at + 1) % number].close();
+                    });
+                    ended.send(())
+                });
+            }
+            (0..number).for_each(|_| assert_eq!(ends.recv_timeout(LONG), Ok(()), "{number} wait for each other"));
+            // From outside it is waited for all of them.
+            assert!(gates.iter().all(|gate| gate.alone(None).is_some()));
+        }
+        assert!(handle::all::<Waits>().len() < 8, "waits that are over are kept");
+    }
+
+    #[test]
+    fn all_that_close_one_gate_from_inside_get_out_of_it() {
+        let (gate, (ended, ends)) = (Arc::new(Gate::default()), bounded(8));
+        let all_inside = Arc::new(std::sync::Barrier::new(8));
+        for _ in 0..8 {
+            let (gate, ended, all_inside) = (gate.clone(), ended.clone(), all_inside.clone());
+            std::thread::spawn(move || {
+                gate.pass(|| {
+                    all_inside.wait();
+                    gate.close();
+                });
+                ended.send(())
+            });
+        }
+        (0..8).for_each(|_| assert_eq!(ends.recv_timeout(LONG), Ok(()), "they wait for each other"));
+    }
+
+    #[test]
+    fn one_at_a_time_is_alone_inside() {
+        let gate = Gate::default();
+        let alone = gate.alone(None);
+        assert!(alone.is_some() && gate.alone(None).is_none(), "it would wait for itself");
+        std::thread::scope(|scope| {
+            let soon = || Some(Instant::now() + Duration::from_millis(20));
+            assert!(scope.spawn(|| gate.alone(soon()).is_none()).join().is_ok_and(|is_none| is_none));
+            let (entered, enters) = bounded(1);
+            scope.spawn(|| entered.send(gate.alone(None).is_some()));
+            drop(alone);
+            assert_eq!(enters.recv_timeout(LONG), Ok(true));
+        });
     }
 }

@@ -220,9 +220,12 @@ pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) ->
 
 /// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
 /// happens, several at once, and while a call of the program's is under way. It should return at once, may call every
-/// function of this header, and must return: no exception, longjmp() or pthread_exit(). leasehold_client_close waits
-/// until other threads have left it; then it is not called any more, so that `user` can be freed. A client that is only
-/// freed may call it for as long as the process lives. NULL for none, which is the default.
+/// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what
+/// its thread does: a call, or the renewal of one lock, but no other guard's and no loss. leasehold_client_close waits
+/// until other threads have left it; then it is not called any more, so that `user` can be freed. Only inside a callback
+/// it does not wait for a thread that waits for this very callback, as for one that closes the client, too: close once
+/// more from outside before `user` is freed. A client that is only freed may call it for as long as the process lives; one
+/// that could not be made has called it for the last time. NULL for none, which is the default.
 /// \param on_event Any thread may call it with `user` until the clients are closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_builder_set_on_event(
@@ -243,7 +246,8 @@ pub unsafe extern "C" fn leasehold_builder_connect(builder: BuilderHandle, clien
         let client = out_arg!(client);
         let options = handle::get::<Builder>(builder)?.0.lock().clone();
         let events = options.on_event.map(Events::new);
-        client.write(handle::insert(Client::new(options.connect(events.clone())?, events))?)
+        let connected = options.connect(events.clone()).inspect_err(|_| events.iter().for_each(|events| events.end()));
+        client.write(handle::insert(Client::new(connected?, events))?)
     })
 }
 

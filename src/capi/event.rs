@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::as_millis;
-use super::callback::{Callback, Gate};
+use super::callback::{Aside, Callback, Gate};
 use super::code::Code;
 use crate::model::event::{Event, Observer, Operation, WaitEnd};
 
@@ -24,7 +24,8 @@ pub enum EventKind {
     Refused = 4,
     /// A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
     WaitBegan = 5,
-    /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted.
+    /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, LEASEHOLD_CODE_STORE for
+    /// whatever else the call that waited says.
     WaitEnded = 6,
     /// A wait goes on, since `ms`.
     Waited = 7,
@@ -77,12 +78,13 @@ pub type EventFn = unsafe extern "C" fn(event: *const EventInfo, user: *mut c_vo
 /// Passes events on until the client is closed.
 pub struct Events {
     callback: Callback<EventFn>,
-    gate: Gate,
+    gate: Arc<Gate>,
+    aside: Aside,
 }
 
 impl Events {
     pub fn new(callback: Callback<EventFn>) -> Arc<Self> {
-        Arc::new(Events { callback, gate: Gate::default() })
+        Arc::new(Events { callback, gate: Arc::default(), aside: Aside::default() })
     }
 
     /// No event is told any more, and none is being told by another thread.
@@ -150,23 +152,35 @@ fn parts(event: &Event<'_>) -> (EventKind, Parts) {
 
 impl Observer for Events {
     fn event(&self, event: &Event<'_>) {
-        let (kind, Parts { key, operation, text, token, time, code }) = parts(event);
-        let [key, operation, text] = [key, operation.to_owned(), text].map(|text| text + "\0");
-        let info = EventInfo {
-            size: size_of::<EventInfo>(),
-            key: key.as_ptr().cast(),
-            key_len: key.len() - 1,
-            operation: operation.as_ptr().cast(),
-            operation_len: operation.len() - 1,
-            text: text.as_ptr().cast(),
-            text_len: text.len() - 1,
-            token,
-            ms: as_millis(time),
-            kind,
-            code: code.unwrap_or(Code::Ok),
-        };
-        let Callback { function, user } = self.callback;
+        let (kind, parts) = parts(event);
+        let (callback, gate) = (self.callback, self.gate.clone());
         // SAFETY: whoever set it promised that it may be called until the client is closed; closing closes the gate.
-        self.gate.pass(|| unsafe { function(&info, user) });
+        self.aside.tell(move || {
+            gate.pass(|| unsafe { tell(callback, kind, parts) });
+        });
     }
+}
+
+/// Calls it with the event.
+///
+/// # Safety
+/// It may still be called.
+unsafe fn tell(callback: Callback<EventFn>, kind: EventKind, parts: Parts) {
+    let Parts { key, operation, text, token, time, code } = parts;
+    let [key, operation, text] = [key, operation.to_owned(), text].map(|text| text + "\0");
+    let info = EventInfo {
+        size: size_of::<EventInfo>(),
+        key: key.as_ptr().cast(),
+        key_len: key.len() - 1,
+        operation: operation.as_ptr().cast(),
+        operation_len: operation.len() - 1,
+        text: text.as_ptr().cast(),
+        text_len: text.len() - 1,
+        token,
+        ms: as_millis(time),
+        kind,
+        code: code.unwrap_or(Code::Ok),
+    };
+    // SAFETY: passed on; the texts live until it returns.
+    unsafe { (callback.function)(&info, callback.user) };
 }

@@ -1,11 +1,12 @@
 //! Guards: locks that are held.
 
 use std::ffi::c_char;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
+use super::callback::Gate;
 use super::code::Code;
 use super::failure::{Failure, about};
 use super::lock::{LockData, LockHandle};
@@ -23,10 +24,14 @@ pub struct Guard {
     /// Taken only to end it: whoever finds it locked for that knows that it is not held any more. No I/O under the
     /// lock.
     guard: RwLock<Option<Arc<LockGuard>>>,
-    /// One at a time ends it.
-    ending: Mutex<()>,
+    /// The same, as long as anyone has it.
+    under_way: Weak<LockGuard>,
+    /// One at a time ends it. It may be a callback of this very call that wants to.
+    ending: Gate,
     /// The release said that it was not held any more.
     was_lost: AtomicBool,
+    /// No handle leads to it any more.
+    is_freed: AtomicBool,
     granted: Lock,
     loss: LossWatch,
     watch: Arc<Watch>,
@@ -44,8 +49,10 @@ pub struct GuardHandle {
 impl Guard {
     pub fn new(guard: LockGuard, watch: Arc<Watch>) -> Self {
         let (granted, loss) = (guard.info(), guard.loss());
-        let (guard, was_lost) = (RwLock::new(Some(Arc::new(guard))), AtomicBool::new(false));
-        Guard { guard, ending: Mutex::new(()), was_lost, granted, loss, watch }
+        let guard = Arc::new(guard);
+        let (under_way, guard, ending) = (Arc::downgrade(&guard), RwLock::new(Some(guard)), Gate::default());
+        let (was_lost, is_freed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Guard { guard, under_way, ending, was_lost, is_freed, granted, loss, watch }
     }
 
     /// What `ask` says; `None` when the lock was released. Waits for nobody.
@@ -61,7 +68,7 @@ impl Guard {
     }
 
     fn release(&self) -> Outcome {
-        let _ending = self.ending.lock();
+        let _ending = self.ending.alone(None).ok_or_else(|| self.ended())?;
         let mut drop_bound = DropBound::default();
         let held = self.take(&mut drop_bound).ok_or_else(|| self.ended())?;
         if let Err(error) = held.release_shared() {
@@ -71,13 +78,29 @@ impl Guard {
                 if self.loss.get().is_none() {
                     self.watch.released();
                 }
-            } else {
+            } else if !self.is_freed.load(Ordering::SeqCst) {
                 *self.guard.write() = Some(held);
             }
             return Err(error.into());
         }
         self.watch.released();
         Ok(())
+    }
+
+    /// Ends what no handle leads to any more.
+    fn end(&self) {
+        self.is_freed.store(true, Ordering::SeqCst);
+        // Also what waits for a release that is under way on another thread has no more time than a drop.
+        let Some(by) = self.under_way.upgrade().map(|held| held.drop_by()) else { return };
+        let mut drop_bound = DropBound::default();
+        drop_bound.begin(by);
+        // Not kept for the callback, which may be about to release it, too. Whoever is inside, as the call whose callback
+        // this is, ends it.
+        if let Some(_ending) = self.ending.alone(Some(by.instant())) {
+            let held = self.take(&mut drop_bound);
+            // Another call may be inside it just now, and is not the one to release it.
+            held.iter().for_each(|held| held.end_quietly());
+        }
     }
 
     /// What the Rust API says, unless it was the holder's own client that released the lock: then nothing is in danger.
@@ -303,7 +326,7 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
     call(|| {
         let lock = out_arg!(lock);
         let guard = handle::get::<Guard>(guard)?;
-        let _ending = guard.ending.lock();
+        let _ending = guard.ending.alone(None).ok_or_else(|| guard.ended())?;
         // Closing the client has released it.
         if guard.loss.has_ended() {
             return Err(guard.ended());
@@ -322,20 +345,15 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
 
 /// Frees the guard, and releases the lock if it is still held, within the client's drop timeout; whether the release
 /// succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
-/// returned, however long that takes. So do not hold a mutex that the callback takes, and do not let two callbacks free
-/// each other's guards: both would wait for ever.
+/// returned, however long that takes. So do not hold a mutex that the callback takes: both would wait for ever. Only where
+/// that callback itself waits for one that this call is made in, as when two free each other's guards, it is not waited
+/// for; then its `user` is in use until it returns. In a callback of the very call that releases the guard, freeing
+/// leaves that to the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {
         let guard = handle::remove::<Guard>(guard)?;
-        {
-            // Not kept for the callback, which may be about to release it, too.
-            let _ending = guard.ending.lock();
-            let mut drop_bound = DropBound::default();
-            let held = guard.take(&mut drop_bound);
-            // Another call may be inside it just now, and is not the one to release it.
-            held.iter().for_each(|held| held.end_quietly());
-        }
+        guard.end();
         guard.watch.freed();
         Ok(())
     })

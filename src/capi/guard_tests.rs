@@ -79,6 +79,33 @@ fn a_renewal_that_hangs_holds_up_no_release() {
     }
 }
 
+/// Another thread's release hangs, and what frees the guard waits for that and for the store no longer than a drop may.
+#[cfg(feature = "_internals")]
+#[test]
+fn a_release_that_hangs_is_part_of_the_bound_of_a_free() {
+    use std::time::Instant;
+
+    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+    use crate::sys::clock::Clock;
+
+    let (bound, slack) = (Duration::from_millis(2500), Duration::from_millis(1500));
+    let (clock, faults) = (Clock::system(), FaultPlan::default());
+    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+    let client = crate::ClientBuilder::over(Arc::new(store), clock).drop_timeout(bound).connect();
+    let Ok(held) = client.and_then(|client| client.lock("k")) else { panic!("no lock") };
+    let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+    faults.always(Call::Release, Fault::HangBefore);
+    let releases = std::thread::spawn(move || leasehold_guard_release(guard));
+    while faults.count(Call::Release) == 0 {
+        std::thread::yield_now();
+    }
+    let started = Instant::now();
+    assert_eq!(leasehold_guard_free(guard), Code::Ok);
+    assert!(started.elapsed() < bound + slack, "it took {:?}", started.elapsed());
+    assert!(matches!(releases.join(), Ok(Code::Store | Code::Ambiguous)));
+}
+
 /// An operator released it, and the release is the first to hear of that.
 #[cfg(unix)]
 #[test]

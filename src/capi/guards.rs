@@ -10,7 +10,7 @@ use super::failure::{Failure, about};
 use super::loss::Watch;
 use super::{as_millis, call, handle, out_arg, text};
 use crate::api::request_all::LockAllGuard;
-use crate::model::error::ErrorKind;
+use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
 
 /// All of several locks; their names and tokens stay readable after they were released.
@@ -45,6 +45,14 @@ impl Guards {
     fn at(&self, index: usize) -> Result<&Lock, Failure> {
         let none = || Failure::new(Code::NotFound, format!("index is {index}, but there are {}", self.granted.len()));
         self.granted.get(index).ok_or_else(none)
+    }
+
+    /// What the Rust API says, unless it was their own client that released them: then nothing is in danger.
+    fn in_danger(&self, error: Error) -> Failure {
+        let is_over =
+            |held: &LockAllGuard| held.lost().is_none() && held.guards().iter().any(|one| one.loss().has_ended());
+        let is_released = error.kind() == ErrorKind::Lost && self.ask(is_over).unwrap_or(true);
+        if is_released { self.ended() } else { error.into() }
     }
 
     fn ended(&self) -> Failure {
@@ -122,13 +130,14 @@ pub unsafe extern "C" fn leasehold_guards_is_held(guards: GuardsHandle, held: *m
 }
 
 /// leasehold_guards_is_held as a code: LEASEHOLD_CODE_OK while all of them are held, LEASEHOLD_CODE_LOST when one was
-/// lost, LEASEHOLD_CODE_CLOSED after they were released. The error names the key.
+/// lost, LEASEHOLD_CODE_CLOSED after they were released, or their client closed. The error names the key.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guards_ensure_held(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::get::<Guards>(guards)?;
-        Ok(guards.ask(LockAllGuard::ensure_held).ok_or_else(|| guards.ended())??)
+        let said = guards.ask(LockAllGuard::ensure_held).ok_or_else(|| guards.ended())?;
+        said.map_err(|error| guards.in_danger(error))
     })
 }
 

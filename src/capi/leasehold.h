@@ -22,7 +22,11 @@
  * once, unless they say that they wait. Times are in milliseconds; UINT64_MAX is for ever.
  *
  * Threads: the library has threads of its own, which also run your callbacks. No function may be called by a signal
- * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call.
+ * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call. They block every signal
+ * but the faults and SIGPROF, so that what your threads block comes to your sigwait() or descriptor. Only callbacks of
+ * losses, warnings and elections run with what was blocked in your thread that the library's thread comes from. A
+ * callback has a stack of 2 MB, or what is left of your thread's; a log that is set while locks are held may run on 256
+ * KB in threads that were there before.
  *
  * Versions: whoever connects passes LEASEHOLD_VERSION_NUMBER. A library that does not fit to it refuses, instead of
  * doing something else than the header says. Structs that the library fills can grow at their end: those that the
@@ -178,7 +182,8 @@ enum leasehold_event_kind
   LEASEHOLD_EVENT_KIND_REFUSED = 4,
   // A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
   LEASEHOLD_EVENT_KIND_WAIT_BEGAN = 5,
-  // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted.
+  // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, LEASEHOLD_CODE_STORE for
+  // whatever else the call that waited says.
   LEASEHOLD_EVENT_KIND_WAIT_ENDED = 6,
   // A wait goes on, since `ms`.
   LEASEHOLD_EVENT_KIND_WAITED = 7,
@@ -533,8 +538,9 @@ LEASEHOLD_API bool leasehold_error_is_retryable(void);
 
 // Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
 // called on the thread that has something to say, several at once; it should return at once, may call every function
-// of this header, and must return: no exception, longjmp() or pthread_exit(). What its own calls have to say is not
-// passed to it. A forked child has no such function until it sets one.
+// of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what its
+// thread does: a call, or the renewal of one lock, but no other guard's and no loss. What its own calls have to say is
+// not passed to it. A forked child has no such function until it sets one.
 // \param level The least important ones that are passed, one of leasehold_log_level.
 // \param on_log Any thread may call it with `user` until it is freed.
 // \param log Gets the handle.
@@ -546,7 +552,8 @@ leasehold_code leasehold_log_new(int32_t level,
                                  leasehold_log *log);
 
 // Ends that. Once it has returned, the function is not running and is not called any more, unless it freed itself; then
-// `user` can be freed. Waits until other threads have left the function, however long that takes.
+// `user` can be freed. Waits until other threads have left the function, however long that takes; but not for one that
+// waits for a callback in which this is called.
 LEASEHOLD_API
 leasehold_code leasehold_log_free(leasehold_log log);
 
@@ -610,9 +617,12 @@ leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 
 // Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
 // happens, several at once, and while a call of the program's is under way. It should return at once, may call every
-// function of this header, and must return: no exception, longjmp() or pthread_exit(). leasehold_client_close waits
-// until other threads have left it; then it is not called any more, so that `user` can be freed. A client that is only
-// freed may call it for as long as the process lives. NULL for none, which is the default.
+// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what
+// its thread does: a call, or the renewal of one lock, but no other guard's and no loss. leasehold_client_close waits
+// until other threads have left it; then it is not called any more, so that `user` can be freed. Only inside a callback
+// it does not wait for a thread that waits for this very callback, as for one that closes the client, too: close once
+// more from outside before `user` is freed. A client that is only freed may call it for as long as the process lives; one
+// that could not be made has called it for the last time. NULL for none, which is the default.
 // \param on_event Any thread may call it with `user` until the clients are closed.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_on_event(leasehold_builder builder,
@@ -1054,8 +1064,10 @@ leasehold_code leasehold_guard_into_lock(leasehold_guard guard,
 
 // Frees the guard, and releases the lock if it is still held, within the client's drop timeout; whether the release
 // succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
-// returned, however long that takes. So do not hold a mutex that the callback takes, and do not let two callbacks free
-// each other's guards: both would wait for ever.
+// returned, however long that takes. So do not hold a mutex that the callback takes: both would wait for ever. Only where
+// that callback itself waits for one that this call is made in, as when two free each other's guards, it is not waited
+// for; then its `user` is in use until it returns. In a callback of the very call that releases the guard, freeing
+// leaves that to the call.
 LEASEHOLD_API
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
@@ -1098,7 +1110,7 @@ leasehold_code leasehold_guards_is_held(leasehold_guards guards,
                                         bool *held);
 
 // leasehold_guards_is_held as a code: LEASEHOLD_CODE_OK while all of them are held, LEASEHOLD_CODE_LOST when one was
-// lost, LEASEHOLD_CODE_CLOSED after they were released. The error names the key.
+// lost, LEASEHOLD_CODE_CLOSED after they were released, or their client closed. The error names the key.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_ensure_held(leasehold_guards guards);

@@ -71,13 +71,33 @@ inline bool check_unless(leasehold_code expected, leasehold_code code) {
 
 using milliseconds = std::chrono::milliseconds;
 
-/// The longest time is for ever, and a negative one none.
-inline uint64_t to_ms(milliseconds time) {
-  if (time == milliseconds::max()) {
-    return std::numeric_limits<uint64_t>::max();
+/// A time in any unit. The longest one is for ever, and so is what does not fit; a negative one is none.
+class time_span {
+ public:
+  template <typename Rep, typename Period>
+  constexpr time_span(std::chrono::duration<Rep, Period> time) noexcept  // NOLINT: as std::chrono's own
+      : ms_(to_ms(time)) {}
+  constexpr uint64_t ms() const noexcept { return ms_; }
+
+ private:
+  template <typename Rep, typename Period>
+  static constexpr uint64_t to_ms(std::chrono::duration<Rep, Period> time) noexcept {
+    using std::chrono::duration;
+    if (time <= duration<Rep, Period>::zero()) {
+      return 0;
+    }
+    // Compared in floating point, for there nothing overflows.
+    const bool fits = duration<long double, std::milli>(time) < duration<long double, std::milli>(milliseconds::max());
+    if (time == (duration<Rep, Period>::max)() || !fits) {
+      return (std::numeric_limits<uint64_t>::max)();
+    }
+    return static_cast<uint64_t>(std::chrono::duration_cast<milliseconds>(time).count());
   }
-  return time.count() < 0 ? 0 : static_cast<uint64_t>(time.count());
-}
+
+  uint64_t ms_;
+};
+
+inline uint64_t to_ms(time_span time) { return time.ms(); }
 
 inline milliseconds from_ms(uint64_t ms) {
   const auto most = static_cast<uint64_t>(milliseconds::max().count());
@@ -123,11 +143,14 @@ struct loss {
   milliseconds held_for;
 };
 
-/// Called on a thread of the library's. An exception that leaves it ends the program.
+/// Called on a thread of the library's. An exception that leaves it ends the program. Whoever ends the guard on another
+/// thread waits for it: it must not take a mutex that is held there.
 using on_loss = std::function<void(const loss &)>;
 
-/// A lock that is held: it is renewed by a thread, and released when this ends.
-class guard {
+/// A lock that is held: it is renewed by a thread, and released when this ends. So it needs a name: what is not kept is
+/// released at once. Its end waits for a function of call_on_loss that runs on another thread, so hold no mutex there
+/// that the function takes.
+class [[nodiscard]] guard {
  public:
   guard() = default;
   guard(guard &&) = default;
@@ -150,7 +173,7 @@ class guard {
   }
   /// Throws when the lock is not held: right before each step that must not overlap with another holder's.
   void ensure_held() const { check(leasehold_guard_ensure_held(get())); }
-  void ensure_held_for(milliseconds time) const { check(leasehold_guard_ensure_held_for(get(), to_ms(time))); }
+  void ensure_held_for(time_span time) const { check(leasehold_guard_ensure_held_for(get(), to_ms(time))); }
   uint64_t token() const {
     uint64_t token = 0;
     check(leasehold_guard_token(get(), &token));
@@ -170,7 +193,7 @@ class guard {
     return from_ms(ms);
   }
   /// Whether the lock was lost within this time.
-  bool wait_loss(milliseconds time) const {
+  bool wait_loss(time_span time) const {
     return check_unless(LEASEHOLD_CODE_TIMED_OUT, leasehold_guard_wait_loss(get(), to_ms(time)));
   }
   /// Releases the lock, and throws when it was not held any more. The destructor does it without a word.
@@ -182,8 +205,8 @@ class guard {
   owned<leasehold_guard, leasehold_guard_free> handle_;
 };
 
-/// All of several locks, in the order of their keys.
-class guards {
+/// All of several locks, in the order of their keys. See guard.
+class [[nodiscard]] guards {
  public:
   guards() = default;
   guards(guards &&) = default;
@@ -248,9 +271,9 @@ class request {
   request &comment(std::string_view text) {
     return set(leasehold_request_set_comment(get(), text.data(), text.size()));
   }
-  request &lease(milliseconds time) { return set(leasehold_request_set_lease(get(), to_ms(time))); }
-  request &wait(milliseconds time) { return set(leasehold_request_set_wait(get(), to_ms(time))); }
-  request &max_hold(milliseconds time) { return set(leasehold_request_set_max_hold(get(), to_ms(time))); }
+  request &lease(time_span time) { return set(leasehold_request_set_lease(get(), to_ms(time))); }
+  request &wait(time_span time) { return set(leasehold_request_set_wait(get(), to_ms(time))); }
+  request &max_hold(time_span time) { return set(leasehold_request_set_max_hold(get(), to_ms(time))); }
   request &cancel_by(const cancel &token) { return set(leasehold_request_set_cancel(get(), token.get())); }
   /// Called once for each guard whose lock is lost; never after a release. It may end the guard.
   request &call_on_loss(on_loss function) {
@@ -269,11 +292,18 @@ class request {
     return guard(made, called_);
   }
   /// Tries once; nothing when others hold the lock.
-  std::optional<guard> try_lock() const {
+  [[nodiscard]] std::optional<guard> try_lock() const {
     leasehold_guard made{};
     if (!check_unless(LEASEHOLD_CODE_HELD, leasehold_request_try_lock(get(), &made))) {
       return std::nullopt;
     }
+    return guard(made, called_);
+  }
+  /// Takes up a lock that is data, as leasehold_request_adopt does; with the function of call_on_loss, which a guard that
+  /// is made of get() would not keep.
+  guard adopt(leasehold_lock lock) const {
+    leasehold_guard made{};
+    check(leasehold_request_adopt(get(), lock, &made));
     return guard(made, called_);
   }
   /// All of several; only of client::request_all.
@@ -282,7 +312,7 @@ class request {
     check(leasehold_request_lock_all(get(), &made));
     return guards(made, called_);
   }
-  std::optional<guards> try_lock_all() const {
+  [[nodiscard]] std::optional<guards> try_lock_all() const {
     leasehold_guards made{};
     if (!check_unless(LEASEHOLD_CODE_HELD, leasehold_request_try_lock_all(get(), &made))) {
       return std::nullopt;
@@ -325,7 +355,7 @@ class client {
     return guard(made);
   }
   /// Tries once; nothing when others hold the lock.
-  std::optional<guard> try_lock(std::string_view key) const {
+  [[nodiscard]] std::optional<guard> try_lock(std::string_view key) const {
     leasehold_guard made{};
     if (!check_unless(LEASEHOLD_CODE_HELD, leasehold_client_try_lock(get(), key.data(), key.size(), &made))) {
       return std::nullopt;
@@ -333,7 +363,7 @@ class client {
     return guard(made);
   }
   /// Waits for at most this time; nothing when others held the lock all the while.
-  std::optional<guard> try_lock_for(std::string_view key, milliseconds time) const {
+  [[nodiscard]] std::optional<guard> try_lock_for(std::string_view key, time_span time) const {
     leasehold_guard made{};
     const auto code = leasehold_client_lock_for(get(), key.data(), key.size(), to_ms(time), &made);
     if (!check_unless(LEASEHOLD_CODE_TIMED_OUT, code)) {

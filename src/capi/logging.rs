@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 use ::log::kv::{self, Key, Value, VisitSource};
 use ::log::{Level, LevelFilter, Log, Metadata, Record};
 
-use super::callback::{Callback, Gate};
+use super::callback::{Aside, Callback, Gate};
 use super::code::Code;
 use super::failure::{Failure, Outcome};
 use super::{call, handle, out_arg};
+use crate::sys::thread::expect_users_code;
 
 /// How important a message is.
 #[repr(i32)]
@@ -51,6 +52,7 @@ pub struct LogSink {
     most: LevelFilter,
     callback: Callback<LogFn>,
     gate: Gate,
+    aside: Aside,
 }
 
 handle::object!(LogSink = 11, LogHandle, "log");
@@ -76,15 +78,16 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if !self.enabled(record.metadata()) || INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
+        if !self.enabled(record.metadata()) || INSIDE.try_with(Cell::get).unwrap_or(true) {
             return;
         }
         for sink in handle::all::<LogSink>() {
             if record.level() <= sink.most {
-                sink.tell(record);
+                let (level, target, text) = (record.level(), format!("{}\0", record.target()), text(record) + "\0");
+                let telling = sink.clone();
+                sink.aside.tell(move || telling.tell(level, &target, &text));
             }
         }
-        let _ = INSIDE.try_with(|inside| inside.set(false));
     }
 
     fn flush(&self) {}
@@ -106,15 +109,15 @@ fn text(record: &Record<'_>) -> String {
 }
 
 impl LogSink {
-    fn tell(&self, record: &Record<'_>) {
-        let (target, text) = (format!("{}\0", record.target()), format!("{}\0", text(record)));
+    /// Both texts end in a NUL.
+    fn tell(&self, level: Level, target: &str, text: &str) {
         let info = LogRecord {
             size: size_of::<LogRecord>(),
             target: target.as_ptr().cast(),
             target_len: target.len() - 1,
             text: text.as_ptr().cast(),
             text_len: text.len() - 1,
-            level: match record.level() {
+            level: match level {
                 Level::Error => LogLevel::Error,
                 Level::Warn => LogLevel::Warn,
                 Level::Info => LogLevel::Info,
@@ -123,8 +126,10 @@ impl LogSink {
             },
         };
         let Callback { function, user } = self.callback;
+        INSIDE.with(|inside| inside.set(true));
         // SAFETY: whoever set it promised that it may be called until it is freed; freeing closes the gate.
         self.gate.pass(|| unsafe { function(&info, user) });
+        INSIDE.with(|inside| inside.set(false));
     }
 }
 
@@ -154,8 +159,9 @@ fn choose_level() {
 
 /// Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
 /// called on the thread that has something to say, several at once; it should return at once, may call every function
-/// of this header, and must return: no exception, longjmp() or pthread_exit(). What its own calls have to say is not
-/// passed to it. A forked child has no such function until it sets one.
+/// of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what its
+/// thread does: a call, or the renewal of one lock, but no other guard's and no loss. What its own calls have to say is
+/// not passed to it. A forked child has no such function until it sets one.
 /// \param level The least important ones that are passed, one of leasehold_log_level.
 /// \param on_log Any thread may call it with `user` until it is freed.
 /// \param log Gets the handle.
@@ -170,14 +176,17 @@ pub unsafe extern "C" fn leasehold_log_new(level: i32, on_log: OnLog, user: *mut
         let function = on_log.ok_or_else(|| super::text::null("on_log"))?;
         let log = out_arg!(log);
         install()?;
-        let made = handle::insert(LogSink { most, callback: Callback { function, user }, gate: Gate::default() })?;
+        expect_users_code();
+        let callback = Callback { function, user };
+        let made = handle::insert(LogSink { most, callback, gate: Gate::default(), aside: Aside::default() })?;
         choose_level();
         log.write(made)
     })
 }
 
 /// Ends that. Once it has returned, the function is not running and is not called any more, unless it freed itself; then
-/// `user` can be freed. Waits until other threads have left the function, however long that takes.
+/// `user` can be freed. Waits until other threads have left the function, however long that takes; but not for one that
+/// waits for a callback in which this is called.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_log_free(log: LogHandle) -> Code {
     call(|| {

@@ -284,7 +284,9 @@ pub unsafe extern "C" fn leasehold_request_set_on_wait(
     user: *mut c_void,
 ) -> Code {
     call(|| {
-        set(request, |request| request.on_wait_every(millis(every_ms)))?;
+        if on_wait.is_some() {
+            set(request, |request| request.on_wait_every(millis(every_ms)))?;
+        }
         let callback = on_wait.map(|function| Callback { function, user });
         handle::get::<Request>(request)?.0.lock().callbacks.on_wait = callback;
         Ok(())

@@ -25,7 +25,7 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::process::ProcessId;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, expect_users_code};
 
 /// `close` releases this many guards at the same time; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -83,6 +83,9 @@ impl Drop for Obtaining {
 impl Family {
     pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
         let (queues, closing) = (Arc::<Queues>::default(), Closing::default());
+        if options.observing.0.is_some() {
+            expect_users_code();
+        }
         let wakeups = Wakeups::new(
             backend.clone(),
             queues.clone(),

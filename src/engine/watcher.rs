@@ -14,7 +14,7 @@ use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::far_from;
 use crate::sys::log;
 use crate::sys::observing::contained;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{self, Thread};
 
 /// It looks at least this often while something is held.
 const LOOK: Duration = Duration::from_secs(1);
@@ -64,6 +64,7 @@ impl Watcher {
             // From now on, not from when the thread gets its turn.
             let skew = Skew::new(&clock);
             *thread = Some(Thread::spawn("leasehold-watch", move || {
+                thread::begin_to_keep_time();
                 run(&clock, &holds, &inbox, jumps.receiver(), &sleep, skew);
             })?);
         }

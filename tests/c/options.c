@@ -261,6 +261,41 @@ static void of_elections(void) {
   OK(leasehold_election_free(election));
 }
 
+static void never(const leasehold_waiting *waiting, void *user) {
+  (void)waiting, (void)user;
+  CHECK(!"it was taken back");
+}
+
+/* None is none, and what the client itself ended is not lost. */
+static void of_ends(const char *url) {
+  leasehold_client other = connected(url);
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
+  leasehold_guards guards = {0};
+  OK(leasehold_request_new(other, TEXT("ended"), &request));
+  OK(leasehold_request_set_on_wait(request, 10, never, NULL));
+  OK(leasehold_request_set_on_wait(request, 0, NULL, NULL));
+  OK(leasehold_request_lock(request, &guard));
+  OK(leasehold_request_free(request));
+  OK(leasehold_request_new_all(other, &request));
+  OK(leasehold_request_add_key(request, TEXT("a")));
+  OK(leasehold_request_add_key(request, TEXT("b")));
+  OK(leasehold_request_lock_all(request, &guards));
+  OK(leasehold_client_close(other));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_ensure_held(guard));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guards_ensure_held(guards));
+  OK(leasehold_request_free(request));
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_guards_free(guards));
+  OK(leasehold_client_free(other));
+
+  char message[200];
+  CHECK(setenv("LEASEHOLD_STORE", "sqlite:/tmp/caf\xe9.db", 1) == 0);
+  EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_from_env(LEASEHOLD_VERSION_NUMBER, &other));
+  OK(leasehold_error_message(message, sizeof message, NULL));
+  CHECK(strstr(message, "LEASEHOLD_STORE is not UTF-8") != NULL);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   alarm(200); /* what is not set may be waited for without end */
@@ -269,6 +304,7 @@ int main(int argc, char **argv) {
   of_requests();
   of_filters();
   of_elections();
+  of_ends(argv[1]);
   OK(leasehold_client_free(client));
   printf("proof: every option did what it says\n");
   return 0;

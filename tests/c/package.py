@@ -4,6 +4,10 @@
 """
 
 import gc
+import math
+import pickle
+import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -64,6 +68,8 @@ def main(url):
             assert code_of(lambda: client.lock_all(["a", "b"], wait=0)) == Code.TIMED_OUT
 
         losses(client)
+        interrupted(client, rival)
+        left(url, rival)
         assert code_of(lambda: client.lock("")) == Code.INVALID_INPUT
         assert code_of(lambda: Client("nosuch:store")) == Code.CONFIG
         for wrong in (-1, float("nan")):
@@ -78,6 +84,84 @@ def main(url):
         leasehold._VERSION_NUMBER = ours
     assert code_of(lambda: client.lock("k")) == Code.STALE_HANDLE
     print("proof: held inside `with`, and a loss is told")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted(client, rival):
+    """A signal handler that raises ends the wait, and nobody has the lock then."""
+
+    def raises(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, raises)
+    locks = (lambda: client.lock("k"), lambda: client.lock_all(["j", "k"]), lambda: client.lock("k", wait=math.inf))
+    for lock in locks:
+        with rival.lock("k"):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                lock()
+                raise AssertionError("it did not wait")
+            except Interrupted:
+                pass
+        for key in ("j", "k"):
+            rival.lock(key, wait=60).release()
+    signal.signal(signal.SIGALRM, before)
+
+
+def left(url, rival):
+    """What is left by an exception, freed early, or held at the end of Python."""
+    ended = []
+
+    def waits(client):
+        ended.append(code_of(lambda: client.lock("k")))
+
+    try:
+        with rival.lock("k"), Client(url) as client:
+            guard = client.lock("j")
+            waiter = threading.Thread(target=waits, args=(client,))
+            waiter.start()
+            raise KeyError("the work failed")
+    except KeyError:
+        pass
+    waiter.join(60)
+    assert ended in ([Code.CLOSED], [Code.STALE_HANDLE]) and not guard.is_held(), ended
+    guard.free()
+    with rival.lock("j", wait=math.inf) as guard:
+        guard.free()
+
+    # In a pool of processes an error comes back by that.
+    try:
+        rival.lock("")
+    except Error as error:
+        same = pickle.loads(pickle.dumps(error))
+        parts = [(e.code, str(e), e.key, e.holder, e.retryable) for e in (error, same)]
+        assert parts[0] == parts[1] and error.code == Code.INVALID_INPUT, parts
+
+    begin = "import sys, threading, time, leasehold; client = leasehold.Client(sys.argv[1], drop_timeout=60)\n"
+    # The loss comes when the interpreter is going.
+    dying = """
+guard = client.lock("j", max_hold=1.5, on_loss=lambda loss: print("lost"))
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(3)
+sys.slow = Slow()
+"""
+    # Nobody ends it, and its thread never.
+    daemon = """
+held = threading.Event()
+def holds():
+    with client.lock("j", on_loss=print):
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=holds, daemon=True).start()
+assert held.wait(60)
+"""
+    for program in (dying, daemon):
+        subprocess.run([sys.executable, "-B", "-c", begin + program, url], check=True, timeout=120)
+        rival.lock("j", wait=0).release()
 
 
 def losses(client):
@@ -104,6 +188,14 @@ def losses(client):
         guards.pop().free()
         gc.collect()
         freed.set()
+
+    try:
+        with client.lock("short", max_hold=0.2, on_loss=lambda _: guard.free()) as guard:
+            assert guard.wait_loss(60)
+            guard.free()
+        raise AssertionError("the end did not say that it was lost")
+    except Error as error:
+        assert error.code == Code.LOST, error
 
     ready = threading.Event()
     guards.append(client.lock("short", max_hold=0.05, on_loss=frees))

@@ -45,7 +45,7 @@ static void scopes(const leasehold::client &client, const leasehold::client &riv
     first = guard.token();
     CHECK(!rival.try_lock("k") && !rival.try_lock_for("k", 20ms) && !guard.wait_loss(0ms));
     try {
-      rival.request("k").wait(20ms).lock();
+      (void)rival.request("k").wait(20ms).lock();
       CHECK(!"two hold it");
     } catch (const leasehold::error &error) {
       CHECK(error.code() == LEASEHOLD_CODE_TIMED_OUT && error.key() == "k" && error.holder() == "me");
@@ -104,6 +104,30 @@ static void losses(const leasehold::client &client) {
   CHECK(seen.losses == 2);
 }
 
+// A lock that was data, with the function of the request that takes it up.
+static leasehold::guard adopted(const leasehold::client &client, seen &seen, const std::string &name) {
+  auto guard = client.lock("adopted");
+  leasehold_lock lock{};
+  leasehold::check(leasehold_guard_into_lock(guard.get(), &lock));
+  auto request = client.request("adopted");
+  request.max_hold(100ms).call_on_loss([&seen, name](const leasehold::loss &loss) {
+    CHECK(loss.key == "adopted" && name == std::string(200, 'n'));
+    const std::lock_guard<std::mutex> locked(seen.mutex);
+    seen.losses++;
+    seen.changed.notify_all();
+  });
+  auto taken = request.adopt(lock);
+  leasehold::check(leasehold_lock_free(lock));
+  return taken;
+}
+
+static void adopts(const leasehold::client &client) {
+  seen seen;
+  auto guard = adopted(client, seen, std::string(200, 'n'));
+  std::unique_lock<std::mutex> lock(seen.mutex);
+  CHECK(seen.changed.wait_for(lock, 60s, [&] { return seen.losses == 1; }));
+}
+
 static void several(const leasehold::client &client, const leasehold::client &rival) {
   auto request = client.request_all({"b", "a"});
   auto guards = request.lock_all();
@@ -114,20 +138,24 @@ static void several(const leasehold::client &client, const leasehold::client &ri
   guards.release();
   CHECK(rival.try_lock("a"));
   CHECK(request.try_lock_all());
-  CHECK(thrown([&] { request.lock(); }) == LEASEHOLD_CODE_INVALID_INPUT);
+  CHECK(thrown([&] { (void)request.lock(); }) == LEASEHOLD_CODE_INVALID_INPUT);
 }
 
 static void waits(const leasehold::client &client) {
   const auto guard = client.lock("waited for");
   leasehold::cancel cancel;
   std::thread fires([&] { cancel.fire(); });
-  CHECK(thrown([&] { client.request("waited for").cancel_by(cancel).lock(); }) == LEASEHOLD_CODE_CANCELLED);
+  CHECK(thrown([&] { (void)client.request("waited for").cancel_by(cancel).lock(); }) == LEASEHOLD_CODE_CANCELLED);
   fires.join();
 }
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   CHECK(leasehold::to_ms(leasehold::milliseconds::max()) == UINT64_MAX && leasehold::to_ms(-1ms) == 0);
+  CHECK(leasehold::to_ms(std::chrono::seconds::max()) == UINT64_MAX && leasehold::to_ms(std::chrono::hours(-1)) == 0);
+  CHECK(leasehold::to_ms(std::chrono::nanoseconds::max()) == UINT64_MAX && leasehold::to_ms(1500us) == 1);
+  CHECK(leasehold::to_ms(2s) == 2000 && leasehold::to_ms(std::chrono::hours(10000000)) == 36000000000000u);
+  CHECK(leasehold::to_ms(std::chrono::hours::max() / 2) == UINT64_MAX && leasehold::to_ms(0.5s) == 500);
   CHECK(leasehold::from_ms(UINT64_MAX) == leasehold::milliseconds::max() && leasehold::from_ms(7) == 7ms);
   CHECK(thrown([] { leasehold::client("nosuch:store"); }) == LEASEHOLD_CODE_CONFIG);
   leasehold_builder builder{};
@@ -144,10 +172,11 @@ int main(int argc, char **argv) {
   scopes(client, rival);
   moves(client);
   losses(client);
+  adopts(client);
   several(client, rival);
   waits(client);
   client.close();
-  CHECK(thrown([&] { client.lock("k"); }) == LEASEHOLD_CODE_CLOSED);
+  CHECK(thrown([&] { (void)client.lock("k"); }) == LEASEHOLD_CODE_CLOSED);
   std::printf("proof: what is held ends with its scope, and what fails throws\n");
   return 0;
 }

@@ -8,8 +8,9 @@ use std::sync::Mutex;
 use crate::library::{Language, compile, library, root, run, store};
 
 /// Whoever adds a program names it here, with its proof.
-pub const PROGRAMS: [(&str, &str); 13] = [
+pub const PROGRAMS: [(&str, &str); 15] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
+    ("beside", "a callback that takes long holds up no other lock, and signals are the program's"),
     ("callbacks", "callbacks lock, close, stop and free"),
     ("forked", "dead in the child, alive in the parent"),
     ("hand_over", "handed over without a gap, adopted once"),
@@ -22,6 +23,7 @@ pub const PROGRAMS: [(&str, &str); 13] = [
     ("observed", "messages, events, waits, losses and leaders were told"),
     ("options", "every option did what it says"),
     ("shared_readers", "3 readers at once, the next refused, and the writer after them"),
+    ("tangled", "callbacks end what they are told of, and nobody waits for ever"),
 ];
 
 const SIDE_BY_SIDE: usize = 3;

@@ -14,8 +14,9 @@ fn compiles(language: Language, code: &str) -> bool {
         .arg(root().join("src/capi"))
         .arg("-");
     let mut child = cc.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the compiler runs");
+    let header = if language == Language::C11 { "leasehold.h" } else { "leasehold.hpp" };
     let program = format!(
-        "#include <leasehold.h>\nvoid f(leasehold_client client, leasehold_guard guard) {{ (void)client; (void)guard; {code} }}\n"
+        "#include <{header}>\nvoid f(leasehold_client client, leasehold_guard guard) {{ (void)client; (void)guard; {code} }}\n"
     );
     std::io::Write::write_all(&mut child.stdin.take().expect("piped"), program.as_bytes()).expect("it reads");
     child.wait().expect("it is our child").success()
@@ -29,6 +30,13 @@ fn a_wrong_handle_and_a_code_that_nobody_reads_do_not_compile() {
         assert!(!compiles(language, "leasehold_guard_free(0);"), "a number");
         assert!(compiles(language, "if (leasehold_guard_ensure_held(guard) != LEASEHOLD_CODE_OK) return;"));
         assert!(!compiles(language, "leasehold_guard_ensure_held(guard);"), "a code that is not read");
+    }
+    let cpp = |code: &str| compiles(Language::Cpp17, &format!("const leasehold::client c(client); {code}"));
+    assert!(cpp("const auto held = c.lock(\"k\"); if (c.try_lock(\"k\")) return;"));
+    for lost in
+        ["c.lock(\"k\");", "c.try_lock(\"k\");", "c.request_all({\"k\"}).lock_all();", "c.request(\"k\").adopt({});"]
+    {
+        assert!(!cpp(lost), "it is released at once: {lost}");
     }
 }
 

@@ -9,14 +9,21 @@
 
 The library is libleasehold.so (macOS: .dylib) where the system finds it, or the path in LEASEHOLD_LIBRARY. Any thread
 may use a client. Do not open a lock file of SQLite with the module sqlite3 in the same process.
+
+An exception that a signal handler raises, as Ctrl-C does, ends a `lock` that waits in the main thread, and leaves no
+lock behind. When the interpreter exits, all clients are closed and all guards freed; an `on_loss` that runs just then is
+waited for.
 """
 
+import atexit
 import ctypes
 import ctypes.util
 import enum
 import functools
+import math
 import os
 import threading
+import weakref
 from types import TracebackType
 from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Type, TypeVar
 
@@ -88,6 +95,10 @@ class Error(Exception):
         super().__init__(message)
         self.code, self.key, self.holder, self.retryable = _known(Code, code), key, holder, retryable
 
+    def __reduce__(self) -> "tuple[object, ...]":
+        # It travels between processes, as from a pool of workers.
+        return type(self), (int(self.code), str(self), self.key, self.holder, self.retryable)
+
 
 class _Handle(ctypes.Structure):
     _fields_ = [("id", ctypes.c_uint64)]
@@ -129,9 +140,13 @@ _FUNCTIONS = {
     "request_set_max_hold": (_Handle, ctypes.c_uint64),
     "request_set_wait": (_Handle, ctypes.c_uint64),
     "request_set_on_loss": (_Handle, _ON_LOSS, ctypes.c_void_p),
+    "request_set_cancel": (_Handle, _Handle),
     "request_lock": (_Handle, *_OUT),
     "request_lock_all": (_Handle, *_OUT),
     "request_free": (_Handle,),
+    "cancel_new": _OUT,
+    "cancel_fire": (_Handle,),
+    "cancel_free": (_Handle,),
     "guard_is_held": (_Handle, *_OUT),
     "guard_ensure_held": (_Handle,),
     "guard_ensure_held_for": (_Handle, ctypes.c_uint64),
@@ -203,8 +218,8 @@ def _text(value: str) -> "tuple[bytes, int]":
 
 
 def _ms(seconds: Optional[float]) -> int:
-    """`None` is for ever."""
-    if seconds is None:
+    """`None` is for ever, and so is infinity."""
+    if seconds is None or seconds == math.inf:
         return _FOR_EVER
     if not seconds >= 0:
         raise ValueError(f"a time is {seconds}, but must be at least 0 seconds")
@@ -212,16 +227,23 @@ def _ms(seconds: Optional[float]) -> int:
 
 
 class _Owned:
-    """A handle that is freed once, by whoever is first: the end of `with`, or the garbage collector."""
+    """A handle that is freed once, by whoever is first: the end of `with`, the garbage collector, or the end of Python."""
 
     _free = ""
+    # What is to be ended when the interpreter exits.
+    _alive: "weakref.WeakSet[_Owned]" = weakref.WeakSet()
 
     def __init__(self, handle: _Handle) -> None:
         self._handle, self._freed = handle, threading.Lock()
+        _Owned._alive.add(self)
 
     def free(self) -> None:
-        """Ends it. Later calls say that it was freed; to free it again changes nothing."""
-        if self._freed.acquire(blocking=False):
+        """Ends it. Later calls say that it was freed; to free it again changes nothing.
+
+        It waits for an `on_loss` of this guard that runs on another thread: hold no lock that `on_loss` takes, here and
+        wherever the last reference to a guard may go.
+        """
+        if self._handle.id != 0 and self._freed.acquire(blocking=False):
             getattr(_library(), "leasehold_" + self._free)(self._handle)
 
     def __del__(self) -> None:
@@ -238,14 +260,34 @@ class _Owned:
         trace: Optional[TracebackType],
     ) -> None:
         try:
+            self._end()
+        except Error:
             # Whoever left by an exception hears of that, not of the lock.
             if kind is None:
-                self._end()
+                raise
         finally:
             self.free()
 
     def _end(self) -> None:
         """What may fail, at the end of `with`."""
+
+
+def _at_exit() -> None:
+    """Nothing of Python's may be called, and no lock stay renewed, once the interpreter is gone."""
+    while True:
+        try:
+            alive = list(_Owned._alive)
+            break
+        except RuntimeError:
+            pass  # another thread made one meanwhile
+    for client in alive:
+        if isinstance(client, Client):
+            _library().leasehold_client_close(client._handle)
+    for owned in alive:
+        owned.free()
+
+
+atexit.register(_at_exit)
 
 
 class _Callback:
@@ -268,14 +310,60 @@ class _Callback:
         self.function = _ON_LOSS(called)
 
 
-class Guard(_Owned):
+class _Held(_Owned):
+    """What guards of one and of several locks have in common."""
+
+    _is = ""
+    _released = False
+    _lost: Optional[Error] = None
+
+    def __init__(self, callback: Optional[_Callback]) -> None:
+        # It is there before its handle, so that whatever interrupts the call that locks leaves nothing behind.
+        super().__init__(_Handle())
+        self._callback = callback
+
+    def is_held(self) -> bool:
+        """False before anybody else can be granted the lock. Asks nobody and does not wait."""
+        try:
+            return _got(ctypes.c_bool, self._is + "_is_held", self._handle)
+        except Error:
+            return False
+
+    def free(self) -> None:
+        if self._freed.locked():
+            return
+        try:
+            _call(self._is + "_ensure_held", self._handle)
+        except Error as error:
+            # The end of `with` says so, even if it was freed before.
+            if error.code == Code.LOST:
+                self._lost = error.with_traceback(None)
+        super().free()
+
+    free.__doc__ = _Owned.free.__doc__
+
+    def release(self) -> None:
+        """Releases the lock; raises when it was not held any more."""
+        _call(self._is + "_release", self._handle)
+        self._released = True
+
+    def _end(self) -> None:
+        if self._released:
+            return
+        try:
+            self.release()
+        except Error as error:
+            if error.code != Code.STALE_HANDLE:
+                raise
+            if self._lost is not None:
+                raise self._lost from None
+
+
+class Guard(_Held):
     """A lock that is held: a thread renews it. The end of `with` releases it, and raises when it was lost."""
 
     _free = "guard_free"
-
-    def __init__(self, handle: _Handle, callback: Optional[_Callback]) -> None:
-        super().__init__(handle)
-        self._callback = callback
+    _is = "guard"
 
     @property
     def token(self) -> int:
@@ -287,13 +375,6 @@ class Guard(_Owned):
         """How many seconds the lock stays held if no further renewal succeeds."""
         ms = _got(ctypes.c_uint64, "guard_remaining", self._handle)
         return float("inf") if ms == _FOR_EVER else ms / 1000
-
-    def is_held(self) -> bool:
-        """False before anybody else can be granted the lock. Asks nobody and does not wait."""
-        try:
-            return _got(ctypes.c_bool, "guard_is_held", self._handle)
-        except Error:
-            return False
 
     def ensure_held(self, seconds: float = 0) -> None:
         """Raises when the lock is not held; renews it first if less than `seconds` is left."""
@@ -312,49 +393,61 @@ class Guard(_Owned):
             return False
         return True
 
-    def release(self) -> None:
-        """Releases the lock; raises when it was not held any more."""
-        _call("guard_release", self._handle)
-        self._released = True
 
-    _released = False
-
-    def _end(self) -> None:
-        if not self._released:
-            self.release()
-
-
-class Guards(_Owned):
+class Guards(_Held):
     """All of several locks, in the order of their keys. The end of `with` releases them."""
 
     _free = "guards_free"
-    _released = False
-
-    def __init__(self, handle: _Handle, callback: Optional[_Callback]) -> None:
-        super().__init__(handle)
-        self._callback = callback
+    _is = "guards"
 
     @property
     def tokens(self) -> "list[int]":
         count = _got(ctypes.c_size_t, "guards_len", self._handle)
         return [_got(ctypes.c_uint64, "guards_token", self._handle, at) for at in range(count)]
 
-    def is_held(self) -> bool:
-        try:
-            return _got(ctypes.c_bool, "guards_is_held", self._handle)
-        except Error:
-            return False
-
     def ensure_held(self) -> None:
+        """Raises when one of them is not held."""
         _call("guards_ensure_held", self._handle)
 
     def release(self) -> None:
+        # What failed is given up in the background.
         self._released = True
-        _call("guards_release", self._handle)
+        super().release()
 
-    def _end(self) -> None:
-        if not self._released:
-            self.release()
+
+def _interruptibly(call: Callable[[], None], cancel: _Handle, guard: _Held) -> None:
+    """Waits for `call` on a thread of its own: only so the main thread hears of signals while it waits."""
+    done, failed = threading.Event(), []  # type: ignore[var-annotated]
+    is_wanted = True
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+        done.set()
+        if not is_wanted:
+            guard.free()
+
+    thread: Optional[threading.Thread] = threading.Thread(target=run, name="leasehold-lock", daemon=True)
+    try:
+        try:
+            thread.start()
+        except RuntimeError:
+            thread = None  # none starts any more when the interpreter exits
+        else:
+            done.wait()
+    except BaseException:
+        is_wanted = False
+        _library().leasehold_cancel_fire(cancel)
+        # So that nobody is refused for a lock that nobody has; if it takes longer, the thread frees it.
+        done.wait(10)
+        guard.free()
+        raise
+    if thread is None:
+        call()
+    if failed:
+        raise failed[0]
 
 
 class Client(_Owned):
@@ -378,7 +471,8 @@ class Client(_Owned):
             for name, time in (("lease", lease), ("request_timeout", request_timeout), ("drop_timeout", drop_timeout)):
                 if time is not None:
                     _call("builder_set_" + name, builder, _ms(time))
-            super().__init__(_made("builder_connect", builder))
+            super().__init__(_Handle())
+            _call("builder_connect", builder, ctypes.byref(self._handle))
         finally:
             _library().leasehold_builder_free(builder)
 
@@ -395,11 +489,13 @@ class Client(_Owned):
     ) -> Guard:
         """Waits for the lock, for at most `wait` seconds (`None`: without limit; 0: tries once).
 
-        `on_loss` is called on a thread of the library's when the lock is lost; never after a release.
+        `on_loss` is called on a thread of the library's when the lock is lost; never after a release. Whatever frees the
+        guard waits for it: see `Guard.free`.
         """
+        guard = Guard(None if on_loss is None else _Callback(on_loss))
         request = _made("request_new", self._handle, *_text(key))
-        handle, callback = self._asked(request, "request_lock", wait, shared, lease, max_hold, comment, on_loss)
-        return Guard(handle, callback)
+        self._ask(guard, request, "request_lock", wait, shared, lease, max_hold, comment)
+        return guard
 
     def lock_all(
         self,
@@ -414,11 +510,10 @@ class Client(_Owned):
     ) -> Guards:
         """All of several locks, or none. Callers with crossed orders never wait for each other."""
         names: Iterator[str] = iter(keys)
+        guards = Guards(None if on_loss is None else _Callback(on_loss))
         request = _made("request_new_all", self._handle)
-        handle, callback = self._asked(
-            request, "request_lock_all", wait, shared, lease, max_hold, comment, on_loss, names
-        )
-        return Guards(handle, callback)
+        self._ask(guards, request, "request_lock_all", wait, shared, lease, max_hold, comment, names)
+        return guards
 
     def try_lock(self, key: str, **options: object) -> Optional[Guard]:
         """`lock` that tries once: None when others hold the lock."""
@@ -436,7 +531,8 @@ class Client(_Owned):
     _end = close
 
     @staticmethod
-    def _asked(
+    def _ask(
+        guard: _Held,
         request: _Handle,
         end: str,
         wait: Optional[float],
@@ -444,10 +540,10 @@ class Client(_Owned):
         lease: Optional[float],
         max_hold: Optional[float],
         comment: Optional[str],
-        on_loss: Optional[Callable[[Loss], None]],
         keys: Iterable[str] = (),
-    ) -> "tuple[_Handle, Optional[_Callback]]":
-        callback = None if on_loss is None else _Callback(on_loss)
+    ) -> None:
+        """Gives the guard its handle."""
+        cancel = _Handle()
         try:
             for key in keys:
                 _call("request_add_key", request, *_text(key))
@@ -458,8 +554,15 @@ class Client(_Owned):
             for name, time in (("wait", wait), ("lease", lease), ("max_hold", max_hold)):
                 if time is not None:
                     _call("request_set_" + name, request, _ms(time))
-            if callback is not None:
-                _call("request_set_on_loss", request, callback.function, None)
-            return _made(end, request), callback
+            if guard._callback is not None:
+                _call("request_set_on_loss", request, guard._callback.function, None)
+            place = ctypes.byref(guard._handle)
+            if wait == 0 or threading.current_thread() is not threading.main_thread():
+                _call(end, request, place)
+            else:
+                _call("cancel_new", ctypes.byref(cancel))
+                _call("request_set_cancel", request, cancel)
+                _interruptibly(lambda: _call(end, request, place), cancel, guard)
         finally:
             _library().leasehold_request_free(request)
+            _library().leasehold_cancel_free(cancel)
