@@ -20,9 +20,10 @@ use tokio_postgres::{AsyncMessage, Client, Config, Error as DriverError, Row as 
 
 use super::Postgres;
 use super::error::{PostgresError, Stage};
-use super::open::{self, Table, Tls};
+use super::open::{self, Table};
 use super::row::{Found, Micros};
 use super::statements::untold;
+use super::tls::Tls;
 use crate::lease::StoreTime;
 use crate::store::failure::{Cause, Fate, Left};
 use crate::sys::deadline::Deadline;
@@ -212,11 +213,14 @@ impl Owned {
         hear: impl Fn(&str) + 'static,
     ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
         let failed = |error| PostgresError::classify(&error, Stage::Connecting, &self.table.name);
-        let (client, mut connection) = self.tls.connect(host).await.map_err(failed)?;
+        let (client, mut connection) = self.tls.connect(host).await.map_err(|error| {
+            let of_tls = self.tls.classify(&error, host, &open::addresses(host));
+            of_tls.unwrap_or_else(|| failed(error))
+        })?;
         let unreplicated = Rc::<Cell<bool>>::default();
         let theirs = unreplicated.clone();
         let moving = async move {
-            while let Some(Ok(message)) = poll_fn(|context| connection.poll(context)).await {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
                 match message {
                     AsyncMessage::Notification(told) => hear(told.payload()),
                     // "The transaction has already committed locally, but .."

@@ -7,6 +7,8 @@ mod neighbours;
 mod restarts;
 mod rights;
 mod table;
+#[cfg(target_os = "linux")]
+mod tls;
 
 use leasehold::internals::lease::{Holder, Mode};
 use leasehold::internals::store::postgres::Postgres;
