@@ -27,6 +27,8 @@ pub struct Store {
     pub tells: bool,
     /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
     pub swaps_give_up: bool,
+    /// The same, without a limit to how many, and a transfer only to the same lock id.
+    pub adoptions_give_up: bool,
     /// An empty store.
     pub open: fn() -> Opened,
 }
@@ -108,6 +110,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             rows_have_format: true,
             tells: true,
             swaps_give_up: false,
+            adoptions_give_up: false,
             open: memory,
         },
         #[cfg(feature = "sqlite")]
@@ -119,6 +122,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             rows_have_format: false,
             tells: true,
             swaps_give_up: false,
+            adoptions_give_up: false,
             open: sqlite,
         },
         #[cfg(feature = "dynamodb")]
@@ -130,6 +134,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             rows_have_format: true,
             tells: false,
             swaps_give_up: true,
+            adoptions_give_up: false,
             open: dynamodb,
         })?,
         // A number in the attempt's session stops its late copies.
@@ -142,6 +147,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             rows_have_format: true,
             tells: true,
             swaps_give_up: false,
+            adoptions_give_up: false,
             open: mongodb,
         })?,
         #[cfg(feature = "postgres")]
@@ -153,6 +159,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             rows_have_format: true,
             tells: true,
             swaps_give_up: false,
+            adoptions_give_up: true,
             open: postgres,
         })?,
         #[cfg(feature = "spanner")]
@@ -164,6 +171,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
             rows_have_format: true,
             tells: false,
             swaps_give_up: false,
+            adoptions_give_up: false,
             open: spanner,
         })?,
         _ => return None,

@@ -334,7 +334,8 @@ impl Tls {
         };
         let certificate = format!("the TLS certificate of the server {host}");
         Some(wrong(match found {
-            TlsError::InvalidCertificate(CertificateError::UnknownIssuer) => format!(
+            // Where an authority of the same name has another key, it is the signature that is wrong.
+            TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => format!(
                 "{certificate} is not signed by an authority that is trusted here: name the file with the right one by \
                  sslrootcert=.."
             ),
