@@ -93,6 +93,10 @@
 //!   can pass that test by chance. PgBouncer in session mode was not tried either.
 //! * **A listener behind a proxy may go deaf unnoticed**, when the proxy stays up and loses the server: waiters then look
 //!   only now and then, until they are done or the connection ends.
+//! * **A host that dies in fenced transactions** leaves their rows locked until the server ends its sessions, after two hours by
+//!   default. A client that waits for four such keys gets no other lock quickly. Set `tcp_keepalives_idle` and
+//!   `idle_in_transaction_session_timeout` at the server.
+//! * **A client's releases go two at a time**, so on a network of 30 ms some 60 a second.
 //! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row: use exclusive
 //!   locks, or longer leases, where that is so.
 

@@ -1,6 +1,6 @@
 //! Which statements may wait for which: a few connections serve all.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
@@ -16,6 +16,9 @@ use crate::support::wait::wait_until;
 
 /// Whose answer does not wait for anybody. The server ends what waits after ten.
 const SHORT: Duration = Duration::from_secs(5);
+
+/// A network that was silent for less is not taken for dead.
+const QUIET: Duration = Duration::from_millis(900);
 
 #[test]
 fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
@@ -77,19 +80,26 @@ fn who_soon_leaves_ends_no_connection_of_others() {
         let client = connect(&config()).await;
         let lock = format!("BEGIN; SELECT FROM {} WHERE key = 'k' FOR UPDATE", rows.0);
         client.batch_execute(&lock).await.unwrap();
-        // A machine that is too slow for once proves nothing.
-        wait_until("another's connection is used again", || {
+        let mut proven = 0;
+        for _ in 0..20 {
             wait_until("two are idle", || {
                 std::thread::scope(|scope| {
                     ["a", "b", "c"].iter().for_each(|key| drop(scope.spawn(|| works(key))));
                 });
                 ours("AND state = 'idle'").len() > 1
             });
-            let before = ours("");
+            let (before, started) = (ours(""), Instant::now());
             let answer = store.acquire(&mut exclusive(&store, "k"), &Deadline::after(Duration::from_millis(100)));
             works("a");
-            let used = ours("AND state = 'idle' ORDER BY state_change DESC LIMIT 1");
-            matches!(answer, Ok(Acquired::Unknown(_))) && used.iter().all(|pid| before.contains(pid))
-        });
+            // A machine that was slower proves nothing.
+            if started.elapsed() < QUIET && matches!(answer, Ok(Acquired::Unknown(_))) {
+                let after = ours("");
+                assert!(after.iter().all(|pid| before.contains(pid)), "one was made anew: {before:?}, then {after:?}");
+                proven += 1;
+            }
+            if proven == 3 {
+                break;
+            }
+        }
     });
 }
