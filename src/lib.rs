@@ -35,7 +35,7 @@
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
 //! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
 //! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` and `fleet=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
-//! | `postgres://USER@HOST,../DATABASE?table=leasehold&..`, `postgresql://..` | a table of PostgreSQL; beside `table=` the options are libpq's, as far as tokio-postgres has them. No TLS yet. With settings of your own: `leasehold::postgres::builder` | `postgres` |
+//! | `postgres://USER@HOST,../DATABASE?table=leasehold&..`, `postgresql://..` | a table of PostgreSQL; beside `table=` the options are libpq's, as far as tokio-postgres has them; TLS by `sslmode=verify-full`. With settings of your own: `leasehold::postgres::builder` | `postgres` |
 //! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s&fleet=own` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
 //!

@@ -4,6 +4,8 @@
 #[cfg(unix)]
 pub mod alone;
 pub mod asks;
+#[cfg(any(feature = "mongodb", feature = "postgres"))]
+pub mod authority;
 pub mod bench;
 pub mod between;
 pub mod calls;

@@ -27,6 +27,8 @@ pub struct Store {
     pub tells: bool,
     /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
     pub swaps_give_up: bool,
+    /// The same, without a limit to how many, and a transfer only to the same lock id.
+    pub adoptions_give_up: bool,
     /// An empty store.
     pub open: fn() -> Opened,
 }
@@ -130,7 +132,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
         "mongodb" => super::servers::mongod().map(|_| Store::new("mongodb", mongodb))?,
         #[cfg(feature = "postgres")]
         "postgres" => super::servers::postgres_server()
-            .map(|_| Store { remembers_who_gave_up: true, ..Store::new("postgres", postgres) })?,
+            .map(|_| Store { remembers_who_gave_up: true, adoptions_give_up: true, ..Store::new("postgres", postgres) })?,
         #[cfg(feature = "spanner")]
         "spanner" => super::servers::spanner_emulator().map(|_| Store {
             gives_up_by_writing: true,
@@ -154,6 +156,7 @@ impl Store {
             rows_have_format: true,
             tells: true,
             swaps_give_up: false,
+            adoptions_give_up: false,
             open,
         }
     }

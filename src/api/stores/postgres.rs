@@ -9,13 +9,39 @@
 //! of which the one that is the primary is used (they are asked one after the other, each for its share of three seconds,
 //! beginning with the one that worked last); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
 //! options are libpq's: `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
-//! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`. `sslmode` may be
-//! `disable` or `prefer`, and **both are without TLS in this version**; anything else is refused. Environment variables
-//! (`PGPASSWORD`, ..), password files and services are not read.
+//! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
+//! are below. Environment variables (`PGPASSWORD`, ..), password files and services are not read.
 //!
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
 //! that our sessions search nothing but `pg_catalog`. The oldest version that is not refused is 13; 15 is tested.
+//!
+//! # TLS
+//! As `sslmode` says, with rustls:
+//!
+//! | `sslmode` | encrypted | what the server must show |
+//! |---|---|---|
+//! | `disable` | never | |
+//! | `prefer`, the default | if the server offers it, and else **plain** | any certificate |
+//! | `require` | always | any certificate; with `sslrootcert=FILE` as `verify-ca` |
+//! | `verify-ca` | always | a certificate of a trusted authority, for whatever name |
+//! | `verify-full` | always | the same, for the name in the URL |
+//!
+//! **Only `verify-full` keeps out someone who can answer in the server's place**; use it wherever the network is not your
+//! own. The name, or address, must be among the certificate's `subjectAltName`s: its common name does not count. With
+//! `hostaddr` the name is still that of `host`, where there is one.
+//!
+//! * `sslrootcert=FILE` names the authorities to trust, in PEM; a server's own certificate that has signed itself will do.
+//!   Without it they are the system's (where `SSL_CERT_FILE` or `SSL_CERT_DIR` is set, those). `sslrootcert=system` says the
+//!   same and makes `verify-full` the default. A file with `disable`, `prefer` or no `sslmode` is refused, since it would
+//!   not be looked at; `~/.postgresql` is not.
+//! * `sslcert=FILE&sslkey=FILE`: our own certificate and its key, in PEM without a password.
+//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one).
+//! * `channel_binding=require` lets a password (SCRAM) count only with the very server that TLS was made with.
+//!
+//! Files are read when the client connects, and not again. TLS is 1.2 or newer. There are no lists of revoked certificates. A
+//! Unix socket has no TLS, whatever `sslmode` says. Statements are cancelled over connections that are as safe. What is
+//! wrong with a certificate is an error of kind `Config` from `connect`, and that server got no password and no statement.
 //!
 //! # Rights
 //! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table, `USAGE` on its schema, and `CONNECT` to the database, for all
@@ -59,7 +85,6 @@
 //!   all steps on that key become slow. Set `idle_in_transaction_session_timeout`.
 //!
 //! # This store is new: its limits
-//! * **No TLS.** Use a trusted network or a tunnel.
 //! * **Failover was not measured with replicas.** A crash, a restart, a promotion of a single server, a standby that never answers and a silent
 //!   host are tested; a real failover between two machines is not.
 //! * **A pooler must be in session mode.** PgBouncer in transaction or statement mode is not supported: it lets a session listen and
@@ -68,6 +93,10 @@
 //!   can pass that test by chance. PgBouncer in session mode was not tried either.
 //! * **A listener behind a proxy may go deaf unnoticed**, when the proxy stays up and loses the server: waiters then look
 //!   only now and then, until they are done or the connection ends.
+//! * **A host that dies in fenced transactions** leaves their rows locked until the server ends its sessions, after two hours by
+//!   default. A client that waits for four such keys gets no other lock quickly. Set `tcp_keepalives_idle` and
+//!   `idle_in_transaction_session_timeout` at the server.
+//! * **A client's releases go two at a time**, so on a network of 30 ms some 60 a second.
 //! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row: use exclusive
 //!   locks, or longer leases, where that is so.
 
@@ -84,7 +113,8 @@ use crate::store::postgres::fence::{Assertion, judged};
 use crate::sys::clock::Clock;
 
 /// A client of the locks in this table, `leasehold` or with its schema `app.leasehold`, with the hosts and credentials of
-/// `config`. Its connections are our own.
+/// `config`. Its connections are our own. Its `ssl_mode` means what `sslmode` does: `Require` is encrypted, but **looks at no
+/// certificate**; a URL with `sslmode=verify-full` does.
 ///
 /// # Example
 /// ```no_run

@@ -40,6 +40,9 @@ pub(super) enum Own {
     #[error("the server has no connection or no space left; nothing was written")]
     Full,
 
+    #[error("{0}")]
+    Tls(String),
+
     #[error("the database can't store a character of a text; its encoding should be UTF8")]
     Encoding,
 }
@@ -58,7 +61,7 @@ impl failure::Own for Own {
 
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
-            Own::NoDatabase => (ErrorKind::Config, false),
+            Own::NoDatabase | Own::Tls(_) => (ErrorKind::Config, false),
             Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake(_) => (ErrorKind::Permission, false),
             Own::ReadOnly | Own::Ended | Own::Full => (ErrorKind::Store, true),

@@ -38,12 +38,13 @@ mod schema;
 mod send;
 mod statements;
 mod swap;
+mod tls;
 mod transact;
 mod wakeup;
 
 use error::PostgresError;
 pub use open::PostgresOptions;
-use open::{Table, Tls};
+use open::Table;
 use send::Clocked;
 use statements::Statements;
 
@@ -74,12 +75,12 @@ impl Postgres {
 
     fn connect(options: PostgresOptions, by: &Deadline) -> Result<Postgres> {
         let info = StoreInfo::new(options.label(), "the PostgreSQL server's, clock_timestamp()", Postgres::MIN_LEASE);
-        let (table, hosts) = (options.table(), options.hosts());
+        let (table, hosts, tls) = (options.table(), options.hosts(), options.tls()?);
         let (said, hears) = crossbeam_channel::bounded(1);
         let theirs = table.clone();
         let over = |_| PostgresError::NotSent.into();
         let init = move || async move {
-            let (owned, server) = send::Owned::new(hosts, Tls::None, theirs).await?;
+            let (owned, server) = send::Owned::new(hosts, tls, theirs).await?;
             let _ = said.send(server);
             Ok(owned)
         };

@@ -2,27 +2,24 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
-use tokio_postgres::tls::NoTlsStream;
-use tokio_postgres::{
-    AsyncMessage, CancelToken, Client, Config, Connection, Error as DriverError, NoTls, SimpleQueryMessage, Socket,
-};
+use tokio_postgres::config::{Host, SslMode, SslNegotiation, TargetSessionAttrs};
+use tokio_postgres::{Config, SimpleQueryMessage};
 
 use super::Postgres;
 use super::error::PostgresError;
 use super::row::Micros;
-use crate::model::error::{Error, Result};
+use super::tls::{Tls, TlsOptions, Wanted};
+use crate::model::error::Result;
 use crate::store::Opener;
 use crate::store::failure::Cause;
 use crate::store::url::{self, config};
 
 /// The table where none is named.
 const TABLE: &str = "leasehold";
-/// What the driver reads in a URL; `table` is ours.
-const OPTIONS: [&str; 18] = [
+/// What may stand in a URL: the driver reads what is not ours.
+const OPTIONS: [&str; 22] = [
     "table",
     "user",
     "password",
@@ -30,6 +27,10 @@ const OPTIONS: [&str; 18] = [
     "options",
     "application_name",
     "sslmode",
+    "sslnegotiation",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
     "host",
     "hostaddr",
     "port",
@@ -76,6 +77,7 @@ pub(super) fn session(table: &Table) -> String {
 #[derive(Clone)]
 pub struct PostgresOptions {
     config: Config,
+    tls: Wanted,
     table: String,
 }
 
@@ -87,7 +89,7 @@ impl fmt::Debug for PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// From a URL of libpq's form, which the driver reads, but for the option that is ours.
+    /// From a URL of libpq's form, which the driver reads, but for the options that are ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let (rest, query) = url.split_once('?').unwrap_or((url, ""));
         // Else a part of a password is taken for an option, and shown.
@@ -96,7 +98,7 @@ impl PostgresOptions {
                 "the postgres: URL is wrong: in a user name or password write ? as %3F, in an option @ as %40",
             ));
         }
-        let (mut seen, mut table, mut theirs) = (Vec::new(), None, Vec::new());
+        let (mut seen, mut table, mut tls, mut theirs) = (Vec::new(), None, TlsOptions::default(), Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             if !OPTIONS.contains(&name) {
@@ -107,24 +109,38 @@ impl PostgresOptions {
                 return Err(config(&format!("the option {name:?} of postgres: is given twice")));
             }
             seen.push(name);
-            match name {
-                "table" => table = Some(url::decode(value)?.into_owned()),
-                "sslmode" if !["disable", "prefer"].contains(&value) => return Err(no_tls(value)),
-                _ => theirs.push(pair),
-            }
+            let ours = match name {
+                "table" => &mut table,
+                "sslmode" => &mut tls.mode,
+                "sslrootcert" => &mut tls.roots,
+                "sslcert" => &mut tls.cert,
+                "sslkey" => &mut tls.key,
+                _ => {
+                    theirs.push(pair);
+                    continue;
+                }
+            };
+            *ours = Some(url::decode(value)?.into_owned());
         }
         let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
         // The driver quotes no values.
+        let tls = Wanted::of_url(tls)?;
         let parsed = Config::from_str(&url).map_err(|error| {
             let right = "in a user name or password write @ : / % ? as %40 %3A %2F %25 %3F";
             config(&format!("the postgres: URL is wrong: {}; {right}", Cause::of(&error)))
         })?;
-        PostgresOptions::new(parsed, table.unwrap_or_else(|| TABLE.to_owned()))
+        PostgresOptions::with_tls(parsed, tls, table.unwrap_or_else(|| TABLE.to_owned()))
     }
 
     /// The locks in this table.
     pub fn new(config: Config, table: impl Into<String>) -> Result<Self> {
-        let options = PostgresOptions { config, table: table.into() };
+        let tls = Wanted::of_settings(&config);
+        PostgresOptions::with_tls(config, tls, table.into())
+    }
+
+    fn with_tls(mut config: Config, tls: Wanted, table: String) -> Result<Self> {
+        config.ssl_mode(tls.ssl_mode());
+        let options = PostgresOptions { config, tls, table };
         options.validate()?;
         Ok(options)
     }
@@ -138,8 +154,11 @@ impl PostgresOptions {
         if names > 0 && addresses > 0 && names != addresses || ports > 1 && ports != count {
             return Err(config("postgres: needs as many of host, of hostaddr and of port, or one port for all"));
         }
-        if !matches!(self.config.get_ssl_mode(), SslMode::Disable | SslMode::Prefer) {
-            return Err(no_tls("require"));
+        let is_direct = self.config.get_ssl_negotiation() == SslNegotiation::Direct;
+        if is_direct && self.tls.ssl_mode() != SslMode::Require {
+            return Err(config(
+                "sslnegotiation=direct is TLS from the first byte: it needs sslmode=require or a stricter one",
+            ));
         }
         // The table's name is a part of statements; its indexes have longer names, of at most 63.
         let is_word = |name: &str| {
@@ -174,20 +193,13 @@ impl PostgresOptions {
 
     /// Scheme, hosts, database and table.
     pub fn label(&self) -> String {
-        let ports = self.config.get_ports();
-        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
-        let host = |(at, host): (usize, &Host)| match host {
-            Host::Tcp(name) => format!("{name}:{}", port(at)),
-            #[cfg(unix)]
-            Host::Unix(folder) => format!("{}:{}", folder.display(), port(at)),
-        };
-        let mut hosts: Vec<String> = self.config.get_hosts().iter().enumerate().map(host).collect();
-        if hosts.is_empty() {
-            hosts =
-                self.config.get_hostaddrs().iter().enumerate().map(|(at, ip)| format!("{ip}:{}", port(at))).collect();
-        }
         let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
-        format!("postgres://{}/{database}.{}", hosts.join(","), self.table)
+        format!("postgres://{}/{database}.{}", addresses(&self.config), self.table)
+    }
+
+    /// How its connections are made.
+    pub(super) fn tls(&self) -> Result<Tls> {
+        self.tls.tls(self.config.get_ssl_negotiation())
     }
 
     /// The settings for each host alone: the driver asks one after the other, and one that says nothing would take the
@@ -195,18 +207,20 @@ impl PostgresOptions {
     pub(super) fn hosts(&self) -> Vec<Config> {
         let all = self.config();
         let count = all.get_hosts().len().max(all.get_hostaddrs().len());
-        if count < 2 {
-            return vec![all];
-        }
         let one = |at: usize| {
             let mut one = Config::new();
-            match all.get_hosts().get(at) {
-                Some(Host::Tcp(name)) => drop(one.host(name)),
+            one.ssl_mode(all.get_ssl_mode());
+            let address = all.get_hostaddrs().get(at);
+            match (all.get_hosts().get(at), address) {
+                (Some(Host::Tcp(name)), _) => drop(one.host(name)),
+                // Nobody listens in between, and the server offers none there.
                 #[cfg(unix)]
-                Some(Host::Unix(folder)) => drop(one.host_path(folder)),
-                None => {}
+                (Some(Host::Unix(folder)), None) => drop(one.host_path(folder).ssl_mode(SslMode::Disable)),
+                // Else the driver has no name that a certificate could be for.
+                (_, Some(address)) => drop(one.host(address.to_string())),
+                (None, None) => {}
             }
-            all.get_hostaddrs().get(at).map(|address| one.hostaddr(*address));
+            address.map(|address| one.hostaddr(*address));
             all.get_ports().get(at).or(all.get_ports().first()).map(|port| one.port(*port));
             all.get_user().map(|user| one.user(user));
             all.get_password().map(|password| one.password(password));
@@ -218,7 +232,7 @@ impl PostgresOptions {
             all.get_keepalives_interval().map(|interval| one.keepalives_interval(interval));
             all.get_keepalives_retries().map(|retries| one.keepalives_retries(retries));
             one.keepalives(all.get_keepalives()).keepalives_idle(all.get_keepalives_idle());
-            one.ssl_mode(all.get_ssl_mode()).ssl_negotiation(all.get_ssl_negotiation());
+            one.ssl_negotiation(all.get_ssl_negotiation());
             one.channel_binding(all.get_channel_binding()).load_balance_hosts(all.get_load_balance_hosts());
             one.target_session_attrs(all.get_target_session_attrs());
             one
@@ -246,16 +260,20 @@ impl PostgresOptions {
     }
 }
 
-fn no_tls(mode: &str) -> Error {
-    let known = ["disable", "prefer", "require", "verify-ca", "verify-full"];
-    let right = "write sslmode=disable, on a network that you trust, or use a tunnel";
-    if known.contains(&mode) {
-        return config(&format!(
-            "sslmode={mode} is not supported: this version of leasehold has no TLS to PostgreSQL; {right}"
-        ));
+/// The hosts and their ports.
+pub(super) fn addresses(config: &Config) -> String {
+    let ports = config.get_ports();
+    let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+    let host = |(at, host): (usize, &Host)| match host {
+        Host::Tcp(name) => format!("{name}:{}", port(at)),
+        #[cfg(unix)]
+        Host::Unix(folder) => format!("{}:{}", folder.display(), port(at)),
+    };
+    let mut hosts: Vec<String> = config.get_hosts().iter().enumerate().map(host).collect();
+    if hosts.is_empty() {
+        hosts = config.get_hostaddrs().iter().enumerate().map(|(at, ip)| format!("{ip}:{}", port(at))).collect();
     }
-    // Not shown: it may be anything.
-    config(&format!("the option sslmode must be disable or prefer{}", url::near(mode, &known)))
+    hosts.join(",")
 }
 
 impl Table {
@@ -278,43 +296,6 @@ pub(super) struct Table {
     pub last: String,
     /// As it was given.
     pub name: String,
-}
-
-/// How connections are made safe.
-#[derive(Clone)]
-pub(super) enum Tls {
-    None,
-}
-
-/// A connection, which must be polled.
-pub(super) enum Moving {
-    Plain(Connection<Socket, NoTlsStream>),
-}
-
-impl Moving {
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<std::result::Result<AsyncMessage, DriverError>>> {
-        match self {
-            Moving::Plain(connection) => connection.poll_message(context),
-        }
-    }
-}
-
-impl Tls {
-    /// Asks the server to end what it does on that connection.
-    pub async fn cancel(&self, what: &CancelToken) -> std::result::Result<(), DriverError> {
-        match self {
-            Tls::None => what.cancel_query(NoTls).await,
-        }
-    }
-
-    pub async fn connect(&self, config: &Config) -> std::result::Result<(Client, Moving), DriverError> {
-        match self {
-            Tls::None => {
-                let (client, connection) = config.connect(NoTls).await?;
-                Ok((client, Moving::Plain(connection)))
-            }
-        }
-    }
 }
 
 /// What the server says of itself.

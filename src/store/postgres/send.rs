@@ -20,9 +20,10 @@ use tokio_postgres::{AsyncMessage, Client, Config, Error as DriverError, Row as 
 
 use super::Postgres;
 use super::error::{PostgresError, Stage};
-use super::open::{self, Table, Tls};
+use super::open::{self, Table};
 use super::row::{Found, Micros};
 use super::statements::untold;
+use super::tls::Tls;
 use crate::lease::StoreTime;
 use crate::store::failure::{Cause, Fate, Left};
 use crate::sys::deadline::Deadline;
@@ -37,6 +38,8 @@ const WAITING: usize = 2;
 const CANCELS: usize = 8;
 /// How long making a connection may take.
 const CONNECTION: Duration = Duration::from_secs(3);
+/// A network that says nothing for so long may be dead.
+const QUIET: Duration = Duration::from_secs(1);
 /// How long a caller whose time is over waits to hear whether its statement had left.
 const HEAR: Duration = Duration::from_millis(20);
 /// A copy of an acquire does nothing so long after it was sent, by the server's clock.
@@ -49,7 +52,7 @@ pub(super) enum Lane {
     Wanting,
     /// Who holds one, and the rest.
     Holding,
-    /// The same, where a row may be waited for long: shared holders and releases wait for fenced transactions. They never take
+    /// The same, where a row may be waited for long: shared holders, releases and swaps wait for fenced transactions. They never take
     /// all turns of heartbeats that wait for nobody.
     Waiting,
 }
@@ -212,11 +215,14 @@ impl Owned {
         hear: impl Fn(&str) + 'static,
     ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
         let failed = |error| PostgresError::classify(&error, Stage::Connecting, &self.table.name);
-        let (client, mut connection) = self.tls.connect(host).await.map_err(failed)?;
+        let (client, mut connection) = self.tls.connect(host).await.map_err(|error| {
+            let of_tls = self.tls.classify(&error, host, &open::addresses(host));
+            of_tls.unwrap_or_else(|| failed(error))
+        })?;
         let unreplicated = Rc::<Cell<bool>>::default();
         let theirs = unreplicated.clone();
         let moving = async move {
-            while let Some(Ok(message)) = poll_fn(|context| connection.poll(context)).await {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
                 match message {
                     AsyncMessage::Notification(told) => hear(told.payload()),
                     // "The transaction has already committed locally, but .."
@@ -309,7 +315,7 @@ impl Drop for Trying<'_> {
 
 /// A statement under way. Where its caller leaves it, it is cancelled and its connection ends: the server would not
 /// notice that while it waits for a row, and for a standby it waits without end. The idle ones end, too, if the server has
-/// answered nobody since: the network may be dead.
+/// answered nobody since, and that for long: the network may be dead.
 struct Asking<'a> {
     owned: &'a Owned,
     connected: Option<Connected>,
@@ -319,7 +325,7 @@ struct Asking<'a> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let Some(connected) = self.connected.take() else { return };
-        if self.owned.heard.get() < self.sent {
+        if self.owned.heard.get() < self.sent && self.sent.elapsed() >= QUIET {
             self.owned.idle.borrow_mut().clear();
         }
         let Ok(turn) = self.owned.cancels.clone().try_acquire_owned() else { return };

@@ -97,13 +97,21 @@ impl Statements {
             "(SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(t.given_up) AS e WHERE e.value::bigint > {now})"
         );
         let pruned = format!("CASE WHEN t.given_up IS NOT NULL THEN {still} END");
-        let granted = format!(
-            "(fence, token, created, until) = (SELECT greatest({fence}, {}), greatest({fence}, {}), c.now, {} \
-             FROM {CLOCK}), grant_id = $2, lock_id = $3, owner = $4, host = $5, comment = $6, renewed = NULL, \
-             given_up = {pruned}, version = {next}",
-            stamp("c.now"),
-            stamp("c.now"),
-            end("$7"),
+        let granted = |given_up: &str| {
+            format!(
+                "(fence, token, created, until) = (SELECT greatest({fence}, {0}), greatest({fence}, {0}), c.now, {1} \
+                 FROM {CLOCK}), grant_id = $2, lock_id = $3, owner = $4, host = $5, comment = $6, renewed = NULL, \
+                 given_up = {given_up}, version = {next}",
+                stamp("c.now"),
+                end("$7"),
+            )
+        };
+        // A copy of what is adopted may be on its way. What is handed on to the next in the line was sent once, and there are
+        // too many of them to remember each; it has the lock id of its own.
+        let adopted = format!(
+            "CASE WHEN t.lock_id = $3 AND t.until > clock_timestamp() THEN coalesce({pruned}, '{{}}') \
+             || jsonb_build_object(t.grant_id, {now} + {}) ELSE {pruned} END",
+            remembered()
         );
         let grantable = |row: &str| {
             format!(
@@ -144,18 +152,20 @@ impl Statements {
                     "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, comment, created, \
                      until, version, format) \
                      SELECT $1, 'lock', {0}, {0}, $2, $3, $4, $5, $6, c.now, {1}, {0}, '1.0' FROM {CLOCK} \
-                     WHERE c.now < $8 AND {tried} ON CONFLICT (key) DO UPDATE SET {granted} \
+                     WHERE c.now < $8 AND {tried} ON CONFLICT (key) DO UPDATE SET {3} \
                      WHERE {2}",
                     stamp("c.now"),
                     end("$7"),
                     free("t"),
+                    granted(&pruned),
                 ),
                 "",
             ),
             transfer: answer(
                 &format!(
-                    "UPDATE {table} AS t SET {granted} \
+                    "UPDATE {table} AS t SET {} \
                      WHERE t.key = $1 AND t.grant_id = $9 AND t.token = $10 AND {}",
+                    granted(&adopted),
                     grantable("t")
                 ),
                 // As the row was before.

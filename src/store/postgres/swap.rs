@@ -1,10 +1,12 @@
 //! To write a whole record, if nothing changed since it was read: every write raises the row's version.
 
+use std::collections::BTreeSet;
+
 use super::Postgres;
 use super::error::PostgresError;
 use super::row::{Micros, Native, encode_shared, end, number};
 use super::send::{Lane, Statement, Wrote};
-use crate::lease::{LockRecord, transition};
+use crate::lease::{GrantId, Kind, LockRecord, StoreTime, transition};
 use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
@@ -20,11 +22,13 @@ impl Postgres {
         let Some(native) = native else { return Err(PostgresError::NotRead) };
         let (old, now) = (&seen.record, Micros::of(seen.times.now));
         old.check_format()?;
-        match self.swap_row(&old.key, old, native, now, new, Lane::Holding, by)? {
+        let new = new.map(|new| LockRecord { given_up: without_copies(old, new, seen.times.now), ..new.clone() });
+        // It may wait for a transaction that asserts what it takes away.
+        match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
             Wrote::Answered(Some(_)) => Ok(Swapped::Done),
             Wrote::Answered(None) => {
                 // Also where a newer version wrote it.
-                self.look(&old.key, Lane::Holding, by)?.record.check_format()?;
+                self.look(&old.key, Lane::Waiting, by)?.record.check_format()?;
                 Ok(Swapped::Changed)
             }
             Wrote::Duplicate => Ok(Swapped::Changed),
@@ -75,6 +79,14 @@ impl Postgres {
             Err((_, error)) => Err(error),
         }
     }
+}
+
+/// Who gave up, and whose lock is taken away while they are live: a second copy of their acquire may still be on its way.
+/// (A late claim of a lease fails on the version.)
+pub(super) fn without_copies(old: &LockRecord, new: &LockRecord, now: StoreTime) -> BTreeSet<GrantId> {
+    let gone = old.live(now).map(|(_, holder)| &holder.grant).filter(|grant| new.standing(grant).is_none());
+    let gone = gone.filter(|_| old.kind == Kind::Lock).cloned();
+    new.given_up.iter().cloned().chain(gone).collect()
 }
 
 /// The values of all columns.

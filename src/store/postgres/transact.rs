@@ -4,6 +4,7 @@ use super::Postgres;
 use super::error::PostgresError;
 use super::row::Found;
 use super::send::{Lane, Wrote};
+use super::swap::without_copies;
 use crate::lease::{LockRecord, Step, Times};
 use crate::model::error::Result;
 use crate::store::transactional::{Durability, Transacted, Transactional};
@@ -23,7 +24,11 @@ impl Transactional for Postgres {
             let found = self.look(key, lane, by)?;
             found.record.check_format().map_err(PostgresError::from)?;
             let step = transition(&found.record, &found.times());
-            let Some(new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };
+            let Some(mut new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };
+            // A release removes its own holder, and knows itself how often that was sent.
+            if lane == Lane::Wanting {
+                new.given_up = without_copies(&found.record, &new, found.now.time());
+            }
             match self.swap_row(key, &found.record, &found.native, found.now, Some(&new), lane, by)? {
                 Wrote::Answered(Some(version)) => {
                     let record = LockRecord { version, ..new };

@@ -28,12 +28,19 @@ fn gives_up_for(before: &LockRecord, next: &mut LockRecord, gone: impl IntoItera
     }
 }
 
+/// Whose lock is taken away while they are live.
+fn gone(before: &LockRecord, next: &LockRecord, now: StoreTime) -> Vec<Holder> {
+    let live = before.live(now).map(|(_, holder)| holder).filter(|_| before.kind == Kind::Lock);
+    live.filter(|holder| next.standing(&holder.grant).is_none()).cloned().collect()
+}
+
 pub struct Driver {
     at: Opened,
     remembers_who_gave_up: bool,
     gives_up_by_writing: bool,
     only_ends_age: bool,
     swaps_give_up: bool,
+    adoptions_give_up: bool,
     rng: fastrand::Rng,
     grace: Duration,
     /// What the rules say that the store holds.
@@ -56,6 +63,7 @@ impl Driver {
             gives_up_by_writing: store.gives_up_by_writing,
             only_ends_age: store.only_ends_age,
             swaps_give_up: store.swaps_give_up,
+            adoptions_give_up: store.adoptions_give_up,
             rng: fastrand::Rng::with_seed(seed),
             model: BTreeMap::new(),
             highest: BTreeMap::new(),
@@ -204,8 +212,17 @@ impl Driver {
             vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
         let what = format!("{answer:?}");
         let gives_up = ask.instead_of.as_ref().filter(|_| self.swaps_give_up).map(|(old, _)| old.clone());
+        let (stopped, adoptions) = (&after.record.given_up, self.adoptions_give_up);
         let rule = |record: &LockRecord, times: &Times| {
             let mut step = transition::acquire(record, &ask, times);
+            if let Some(next) = step.record.as_mut().filter(|_| adoptions) {
+                let is_passed_on = |old: &Holder| {
+                    ask.lock_id != old.lock_id && ask.instead_of.as_ref().is_some_and(|(grant, _)| *grant == old.grant)
+                };
+                let gone = gone(record, next, times.expired_before).into_iter();
+                let gone = gone.filter(|old| !is_passed_on(old) || stopped.contains(&old.grant));
+                next.given_up.extend(gone.map(|old| old.grant));
+            }
             if let (Some(next), Some(gives_up)) = (&mut step.record, &gives_up) {
                 gives_up_for(record, next, [gives_up.clone()]);
             }
@@ -384,10 +401,11 @@ impl Driver {
         match (swapped, unchanged) {
             (Swapped::Done, true) => match new {
                 Some(mut record) => {
+                    let gone = gone(&known, &record, now).into_iter().map(|old| old.grant);
                     if self.swaps_give_up {
-                        let gone = known.live(now).map(|(_, h)| &h.grant).filter(|g| record.standing(g).is_none());
-                        let gone: Vec<GrantId> = gone.filter(|_| known.kind == Kind::Lock).cloned().collect();
                         gives_up_for(&known, &mut record, gone);
+                    } else if self.adoptions_give_up {
+                        record.given_up.extend(gone);
                     }
                     let highest = self.highest.entry(key.clone()).or_default();
                     *highest = record.token.max(*highest);

@@ -1,59 +1,13 @@
 //! Servers whose certificates only a private authority vouches for, and names that the DNS does not know.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use leasehold::{ErrorKind, LockClient};
 
 use crate::errors::text;
+use crate::support::authority::Authority;
 use crate::support::cluster::Cluster;
 use crate::support::harness::within;
-use crate::support::servers::{need, skip};
-
-/// An authority of the test's own.
-struct Authority(tempfile::TempDir);
-
-impl Authority {
-    fn new() -> Option<Authority> {
-        if let Err(why) = need("openssl") {
-            skip(&why);
-            return None;
-        }
-        let authority = Authority(tempfile::tempdir().unwrap());
-        authority.make("ca", &[]);
-        Some(authority)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn pem(&self, name: &str) -> String {
-        self.file(&format!("{name}.pem")).display().to_string()
-    }
-
-    /// A certificate and its key, in one file.
-    fn issue(&self, name: &str) {
-        let more = ["basicConstraints=critical,CA:FALSE", "subjectAltName=IP:127.0.0.1"];
-        let by = ["-CA", &self.pem("ca"), "-CAkey", &self.key("ca"), "-addext", more[0], "-addext", more[1]];
-        self.make(name, &by);
-        let both = [self.pem(name), self.key(name)].map(|file| std::fs::read_to_string(file).unwrap());
-        std::fs::write(self.pem(name), both.concat()).unwrap();
-    }
-
-    fn key(&self, name: &str) -> String {
-        self.file(&format!("{name}.key")).display().to_string()
-    }
-
-    fn make(&self, name: &str, more: &[&str]) {
-        let mut openssl = Command::new("openssl");
-        openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
-        openssl.args(["-days", "2", "-subj", &format!("/CN={name}"), "-keyout", &self.key(name)]);
-        let made = openssl.args(["-out", &self.pem(name)]).args(more).stdin(Stdio::null()).output().unwrap();
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    }
-}
 
 /// What connecting to this URL says, within its deadline.
 fn refused(url: &str) -> leasehold::Error {
@@ -66,15 +20,15 @@ fn refused(url: &str) -> leasehold::Error {
 #[test]
 fn a_private_authority_is_trusted_where_it_is_named() {
     let Some(ours) = Authority::new() else { return };
-    ["server", "client"].iter().for_each(|name| ours.issue(name));
+    ["server", "client"].iter().for_each(|name| ours.issue(name, "IP:127.0.0.1"));
     // Plain connections, too, by which the harness asks it; but whoever uses TLS must show a certificate.
-    let (cert, ca) = (ours.pem("server"), ours.pem("ca"));
+    let (cert, ca) = (ours.both("server"), ours.pem("ca"));
     let options = ["--tlsMode", "preferTLS", "--tlsCertificateKeyFile", &cert, "--tlsCAFile", &ca];
     let Some(at) = Cluster::one(&options) else { return };
     let url = |options: &str| format!("mongodb://{}/app?replicaSet=rs0&tls=true{options}", at.hosts());
 
     let ca = format!("&tlsCAFile={ca}");
-    let both = format!("{ca}&tlsCertificateKeyFile={}", ours.pem("client"));
+    let both = format!("{ca}&tlsCertificateKeyFile={}", ours.both("client"));
     let client = LockClient::connect(&url(&both)).unwrap();
     client.create_schema().unwrap();
     let guard = client.lock("k").unwrap();

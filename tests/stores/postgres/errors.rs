@@ -12,16 +12,22 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://", "needs a host"),
         ("postgres://localhost/app?tabel=x", "did you mean \"table\""),
         ("postgres://localhost/app?sslmod=disable", "did you mean \"sslmode\""),
-        ("postgres://localhost/app?sslrootcert=x", "its options"),
+        ("postgres://localhost/app?sslcrl=x", "its options"),
         ("postgres://localhost/app?table=a&table=b", "twice"),
         ("postgres://localhost/app?table=", "must be like"),
         ("postgres://localhost/app?table=a.b.c", "must be like"),
         ("postgres://localhost/app?table=a%22b", "must be like"),
         ("postgres://localhost/app?table=1a", "must be like"),
-        ("postgres://localhost/app?sslmode=require", "no TLS"),
-        ("postgresql://localhost/app?sslmode=verify-full", "no TLS"),
-        ("postgres://localhost/app?sslmode=verify-ca", "no TLS"),
-        ("postgres://localhost/app?sslmode=allow", "must be disable or prefer"),
+        ("postgres://localhost/app?sslmode=allow", "disable, prefer, require, verify-ca, verify-full"),
+        ("postgres://localhost/app?sslmode=verify-ful", "did you mean \"verify-full\""),
+        ("postgres://localhost/app?sslrootcert=x", "sslmode=verify-full"),
+        ("postgres://localhost/app?sslmode=prefer&sslrootcert=x", "sslmode=verify-full"),
+        ("postgres://localhost/app?sslmode=require&sslrootcert=system", "needs sslmode=verify-full"),
+        ("postgres://localhost/app?sslmode=require&sslrootcert=", "must be a file"),
+        ("postgres://localhost/app?sslmode=require&sslrootcert=/no/where", "sslrootcert=/no/where"),
+        ("postgres://localhost/app?sslcert=x", "sslkey"),
+        ("postgres://localhost/app?sslcert=/no/where&sslkey=x", "sslcert=/no/where"),
+        ("postgres://localhost/app?sslnegotiation=direct", "sslmode=require"),
         ("postgres://localhost/app?connect_timeout=soon", "connect_timeout"),
         ("postgres://me:canary@localhost:x/app", "port"),
         ("postgres://me:can?ary@localhost/app", "%3F"),
@@ -33,11 +39,13 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
 }
 
 #[test]
-fn settings_with_tls_are_refused_and_never_plain() {
-    let mut config: leasehold::postgres::tokio_postgres::Config = "postgres://me:canary@localhost/app".parse().unwrap();
-    config.ssl_mode(leasehold::postgres::tokio_postgres::config::SslMode::Require);
+fn settings_with_tls_are_never_plain() {
+    needs_server!();
+    let server = crate::support::servers::postgres_server().unwrap();
+    let mut config: leasehold::postgres::tokio_postgres::Config = server.parse().unwrap();
+    config.password("canary").ssl_mode(leasehold::postgres::tokio_postgres::config::SslMode::Require);
     let error = leasehold::postgres::builder(config, "locks").connect().unwrap_err();
-    assert!(error.kind() == ErrorKind::Config && text(&error).contains("no TLS"), "{error}");
+    assert!(error.kind() == ErrorKind::Config && text(&error).contains("offers no TLS"), "{error}");
 }
 
 #[test]

@@ -7,6 +7,10 @@ mod neighbours;
 mod restarts;
 mod rights;
 mod table;
+mod taken;
+#[cfg(target_os = "linux")]
+mod tls;
+mod turns;
 
 use leasehold::internals::lease::Mode;
 use leasehold::internals::store::postgres::Postgres;

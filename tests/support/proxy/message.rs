@@ -17,6 +17,9 @@ pub enum Wire {
 /// What the harness's user says first.
 pub const STARTUP: &[u8] = b"\0\0\0\x2a\0\x03\0\0user\0leasehold\0database\0postgres\0\0";
 
+/// The length of what a client says before that, to ask for TLS. No other message of it is so short.
+const TLS_REQUEST_BEGINS: &[u8] = b"\0\0\0\x08";
+
 /// A request or an answer, as its bytes were.
 #[derive(Debug, Clone)]
 pub struct Message {
@@ -111,6 +114,12 @@ impl Peer {
                         Ok(Some(message).filter(|message| !message.body.is_empty()))
                     };
                 }
+            }
+            // It reads what passes, and so offers no TLS.
+            if letters == 0 && !is_answer && self.ahead.starts_with(TLS_REQUEST_BEGINS) {
+                self.take(8)?;
+                (&*self.stream).write_all(b"N")?;
+                continue;
             }
             let letter = (letters == 1).then_some(self.ahead[0]);
             let length = u32::from_be_bytes(self.ahead[letters..letters + 4].try_into().expect("four bytes"));

@@ -258,6 +258,13 @@ impl Proxy {
         self.inner.lock().count
     }
 
+    /// What each connection's client has said first, the oldest connection first. Only of [`Proxy::raw`].
+    pub fn heard(&self) -> Vec<Vec<u8>> {
+        let mut heard: Vec<_> = self.inner.lock().heard.clone().into_iter().collect();
+        heard.sort();
+        heard.into_iter().map(|(_, bytes)| bytes).collect()
+    }
+
     /// The last requests, the oldest first.
     pub fn requests(&self) -> Vec<Request> {
         self.inner.lock().kept.iter().cloned().collect()
@@ -325,6 +332,7 @@ struct State {
     to_client: Flow,
     count: u64,
     kept: VecDeque<Request>,
+    heard: HashMap<u64, Vec<u8>>,
     /// The sockets, of both sides, by number.
     open: HashMap<u64, Arc<TcpStream>>,
     /// Of those, what nothing goes to.
@@ -345,6 +353,7 @@ impl Default for State {
             to_client: Flow::Pass,
             count: 0,
             kept: VecDeque::new(),
+            heard: HashMap::new(),
             open: HashMap::new(),
             silent: HashSet::new(),
             sockets: 0,

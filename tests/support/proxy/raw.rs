@@ -6,12 +6,16 @@ use std::sync::Arc;
 
 use super::{Flow, Inner, State};
 
+/// So many bytes of each connection are remembered.
+const HEARD: usize = 100_000;
+
 pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
     let (server_id, server) = inner.connect(Some(id))?;
     std::thread::scope(|scope| {
-        let up = || pump(inner, &client, &server, server_id, |state| state.to_server);
+        let up =
+            || pump(inner, &client, &server, server_id, |state| state.to_server, |bytes| inner.hear(server_id, bytes));
         let up = std::thread::Builder::new().name(inner.name("up")).spawn_scoped(scope, up)?;
-        pump(inner, &server, &client, id, |state| state.to_client);
+        pump(inner, &server, &client, id, |state| state.to_client, |_| {});
         up.join().expect("no panic in the proxy");
         Ok(())
     })
@@ -19,10 +23,18 @@ pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<
 }
 
 /// Carries bytes until one side ends, and then says so to the other.
-fn pump(inner: &Inner, mut from: &TcpStream, mut to: &TcpStream, to_id: u64, flow: fn(&State) -> Flow) {
+fn pump(
+    inner: &Inner,
+    mut from: &TcpStream,
+    mut to: &TcpStream,
+    to_id: u64,
+    flow: fn(&State) -> Flow,
+    hear: impl Fn(&[u8]),
+) {
     let mut bytes = [0; 16 * 1024];
     loop {
         let count = from.read(&mut bytes).unwrap_or(0);
+        hear(&bytes[..count]);
         if !inner.let_through(to_id, flow) {
             return;
         }
@@ -34,6 +46,14 @@ fn pump(inner: &Inner, mut from: &TcpStream, mut to: &TcpStream, to_id: u64, flo
 }
 
 impl Inner {
+    /// Remembers what a client said.
+    fn hear(&self, id: u64, bytes: &[u8]) {
+        let mut state = self.lock();
+        let heard = state.heard.entry(id).or_default();
+        let room = HEARD.saturating_sub(heard.len());
+        heard.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
     /// Waits as the flow says. False when the socket has been cut.
     fn let_through(&self, id: u64, flow: fn(&State) -> Flow) -> bool {
         let mut state = self.lock();

@@ -1,0 +1,91 @@
+//! A lock that is taken away while its holder lives: a copy of the holder's acquire that comes late is granted to nobody.
+
+use leasehold::internals::lease::LockRecord;
+use leasehold::internals::store::{Acquired, Swapped};
+
+use crate::postgres::*;
+use crate::support::contract::{granted, lost, raised, release};
+use crate::support::postgres::Rows;
+
+/// Writes what `edit` makes of the record.
+fn edit(store: &Postgres, key: &str, edit: impl FnOnce(&mut LockRecord)) {
+    let seen = get(store, key);
+    let mut record = raised(&seen.record);
+    edit(&mut record);
+    let swapped = store.swap(&seen, Some(&record), &soon()).unwrap();
+    assert!(matches!(swapped, Swapped::Done), "{swapped:?}");
+}
+
+fn free(store: &Postgres, key: &str) {
+    edit(store, key, |record| (record.exclusive, record.shared) = (None, Vec::new()));
+}
+
+/// As a minimum hold keeps its place.
+fn keep(store: &Postgres, a: &Attempt, _: &Holder) {
+    let other = exclusive(store, &a.key).ask.grant;
+    edit(store, &a.key, |record| match &mut record.exclusive {
+        Some(holder) => holder.grant = other,
+        None => record.shared[0].grant = other,
+    });
+    free(store, &a.key);
+}
+
+fn force(store: &Postgres, a: &Attempt, _: &Holder) {
+    free(store, &a.key);
+}
+
+fn adopt(store: &Postgres, a: &Attempt, old: &Holder) {
+    let mut b = instead_of(store, &a.key, a.ask.mode, old);
+    b.ask.lock_id = old.lock_id.clone();
+    granted(store, &mut b);
+    release(store, &mut b);
+}
+
+fn replace(store: &Postgres, a: &Attempt, old: &Holder) {
+    let mut b = exclusive(store, &a.key);
+    (b.ask.replace_same_owner, b.ask.labels) = (true, old.labels.clone());
+    granted(store, &mut b);
+    release(store, &mut b);
+}
+
+#[test]
+fn a_copy_of_what_was_taken_away_is_not_granted() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    type Way = fn(&Postgres, &Attempt, &Holder);
+    let ways: [(&str, Way); 4] = [("keep", keep), ("force", force), ("adopt", adopt), ("replace", replace)];
+    for (name, way) in ways {
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            if (name, mode) == ("replace", Mode::Shared) {
+                continue;
+            }
+            let mut a = attempt(&store, &format!("{name} {mode}"), mode);
+            let old = granted(&store, &mut a);
+            way(&store, &a, &old);
+            // The same statement once more.
+            let answer = store.acquire(&mut a, &soon()).unwrap();
+            assert!(matches!(answer, Acquired::Refused(_)), "{name} {mode}: {answer:?}");
+            assert_eq!(holders(&store, &a.key), [], "{name} {mode}");
+            lost(&store, &mut a);
+            // Everybody else may have it.
+            granted(&store, &mut exclusive(&store, &a.key));
+        }
+    }
+}
+
+/// There may be thousands a second, and each was sent once.
+#[test]
+fn a_lock_that_goes_down_the_line_leaves_no_trace() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut a = exclusive(&store, "k");
+    let mut old = granted(&store, &mut a);
+    for _ in 0..3 {
+        let mut next = instead_of(&store, "k", Mode::Exclusive, &old);
+        assert_ne!(next.ask.lock_id, old.lock_id);
+        old = granted(&store, &mut next);
+    }
+    assert_eq!(rows.one("SELECT given_up::text FROM {T}"), None);
+}

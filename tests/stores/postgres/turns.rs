@@ -1,0 +1,105 @@
+//! Which statements may wait for which: a few connections serve all.
+
+use std::time::{Duration, Instant};
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Acquired, Renewed};
+use leasehold::internals::sys::deadline::Deadline;
+
+use crate::postgres::*;
+use crate::support::contract::{granted, raised, release, renewal};
+use crate::support::lateness::at_rest;
+use crate::support::postgres::{Rows, block_on, config, connect};
+use crate::support::stores::unique;
+use crate::support::wait::wait_until;
+
+/// Whose answer does not wait for anybody. The server ends what waits after ten.
+const SHORT: Duration = Duration::from_secs(5);
+
+/// A network that was silent for less is not taken for dead.
+const QUIET: Duration = Duration::from_millis(900);
+
+#[test]
+fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let keys: Vec<String> = (0..8).map(|at| format!("k{at}")).collect();
+    for key in &keys {
+        granted(&store, &mut exclusive(&store, key));
+    }
+    let mut e = exclusive(&store, "e");
+    granted(&store, &mut e);
+    let seen: Vec<Seen> = keys.iter().map(|key| get(&store, key)).collect();
+    block_on(async {
+        let client = connect(&config()).await;
+        let asserts = format!("BEGIN; SELECT FROM {} WHERE key LIKE 'k%' FOR KEY SHARE", rows.0);
+        client.batch_execute(&asserts).await.unwrap();
+        std::thread::scope(|scope| {
+            for seen in seen {
+                let mut new = raised(&seen.record);
+                new.exclusive.as_mut().unwrap().grant = exclusive(&store, "other").ask.grant;
+                let store = &store;
+                scope.spawn(move || drop(store.swap(&seen, Some(&new), &soon())));
+            }
+            let waits = || {
+                let waits = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
+                rows.sql(waits).len()
+            };
+            wait_until("one waits", || waits() > 0);
+            at_rest("no more of them wait", waits);
+            for _ in 0..3 {
+                let lease = Lease::For(Duration::from_secs(60));
+                let answer = store.renew(&mut e, renewal(lease), &Deadline::after(SHORT));
+                assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
+            }
+            drop(client);
+        });
+    });
+}
+
+/// Many at a time would have to connect anew, and a server that is full has no place for them.
+#[test]
+fn who_soon_leaves_ends_no_connection_of_others() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let name = unique();
+    let mut settings = config();
+    settings.application_name(&name);
+    let store = Postgres::open(PostgresOptions::new(settings, &rows.0).unwrap(), &soon()).unwrap();
+    let ours =
+        |rest: &str| rows.sql(&format!("SELECT pid FROM pg_stat_activity WHERE application_name = '{name}' {rest}"));
+    let works = |key: &str| {
+        let mut a = exclusive(&store, key);
+        granted(&store, &mut a);
+        release(&store, &mut a);
+    };
+    works("k");
+    block_on(async {
+        let client = connect(&config()).await;
+        let lock = format!("BEGIN; SELECT FROM {} WHERE key = 'k' FOR UPDATE", rows.0);
+        client.batch_execute(&lock).await.unwrap();
+        let mut proven = 0;
+        for _ in 0..20 {
+            wait_until("two are idle", || {
+                std::thread::scope(|scope| {
+                    ["a", "b", "c"].iter().for_each(|key| drop(scope.spawn(|| works(key))));
+                });
+                ours("AND state = 'idle'").len() > 1
+            });
+            let (before, started) = (ours(""), Instant::now());
+            let answer = store.acquire(&mut exclusive(&store, "k"), &Deadline::after(Duration::from_millis(100)));
+            works("a");
+            // A machine that was slower proves nothing.
+            if started.elapsed() < QUIET && matches!(answer, Ok(Acquired::Unknown(_))) {
+                let after = ours("");
+                assert!(after.iter().all(|pid| before.contains(pid)), "one was made anew: {before:?}, then {after:?}");
+                proven += 1;
+            }
+            if proven == 3 {
+                break;
+            }
+        }
+    });
+}
