@@ -11,6 +11,7 @@ mod servers;
 
 mod elect;
 mod exits;
+mod groups;
 mod locks;
 mod loss;
 mod messages;
