@@ -197,9 +197,9 @@ pub struct Acquire {
 ///
 /// With a pipe the lock is held until also what the script has started is gone or has closed it:
 ///
-///   mkfifo pipe
-///   leasehold hold nightly --fd 0 < pipe > lock.json &
-///   exec 9> pipe
+///   mkfifo pipe; exec 9<> pipe
+///   lock=$(leasehold hold nightly --wait 1m --fd 0 < pipe 9>&- &)
+///   test "$lock" || exit 75
 ///
 /// When the lock is lost it does what --on-loss says, and ends with 76. A process of --pid gets
 /// TERM, and KILL before the store can grant the lock to another, or when leasehold is killed;

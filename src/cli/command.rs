@@ -7,9 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
-use crate::{
-    about, exec, keeper, leases, locks, on_behalf, run, secret, show, steps, store_care, warnings, words,
-};
+use crate::{about, exec, keeper, leases, locks, on_behalf, run, secret, show, steps, store_care, warnings, words};
 
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();

@@ -24,7 +24,13 @@ pub struct GivenBack {
 
 /// Releases the locks, and says what is wrong with that. `is_told`: that they were lost was said already. `every`: unless
 /// they were lost they stand for so long. `who_ended`: whom they were held for.
-pub fn give_back(locks: Held, is_told: bool, lease_left: Duration, every: Option<Duration>, who_ended: &str) -> GivenBack {
+pub fn give_back(
+    locks: Held,
+    is_told: bool,
+    lease_left: Duration,
+    every: Option<Duration>,
+    who_ended: &str,
+) -> GivenBack {
     let name = locks.name();
     // The keeper may have killed it before the loss was told.
     let was_lost = is_told || locks.lost().is_some() || !locks.is_held();
@@ -51,9 +57,7 @@ pub fn give_back(locks: Held, is_told: bool, lease_left: Duration, every: Option
                 Some(every) if stands => {
                     format!("could not be released, but will stand for at least {} from the grant", words(every))
                 }
-                Some(_) => {
-                    "may be free before the command is due again, so it may run again in this period".to_owned()
-                }
+                Some(_) => "may be free before the command is due again, so it may run again in this period".to_owned(),
                 None => "could not be released and ends with its lease".to_owned(),
             };
             say(&format!("{name} {what}: {why}"));

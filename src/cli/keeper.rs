@@ -126,7 +126,8 @@ impl Order {
     fn read(line: &str) -> Option<Order> {
         let (target, kill_at) = line.split_once(' ')?;
         let kill_at = kill_at.parse().ok().map(Duration::from_millis);
-        let target = if target == PROCESS { Target::Process } else { Target::Group(Pid::from_raw(target.parse().ok()?)) };
+        let target =
+            if target == PROCESS { Target::Process } else { Target::Group(Pid::from_raw(target.parse().ok()?)) };
         Some(Order { target, kill_at })
     }
 

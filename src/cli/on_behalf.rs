@@ -79,7 +79,11 @@ impl<'a> Holding<'a> {
     fn hand_out(&self) -> Outcome<()> {
         self.locks.ensure_held()?;
         self.locks.info().as_ref().map_or(Ok(()), hand_out)?;
-        File::options().write(true).open("/dev/null").map_err(internal).and_then(|null| dup2_stdout(null).map_err(internal))
+        File::options()
+            .write(true)
+            .open("/dev/null")
+            .map_err(internal)
+            .and_then(|null| dup2_stdout(null).map_err(internal))
     }
 
     /// Until nobody needs the lock, nothing is left to do for one that is lost, or this signal tells us to end.

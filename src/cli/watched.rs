@@ -125,7 +125,8 @@ fn pipe(fd: u32, on_loss: OnLoss) -> Outcome<Watched> {
 
 /// A descriptor of this process by which the pipe can be written to, as far as the system tells.
 fn writing_end(pipe: &Metadata) -> Option<String> {
-    let writes = |name: &str| symlink_metadata(format!("/proc/self/fd/{name}")).is_ok_and(|link| link.mode() & 0o200 != 0);
+    let writes =
+        |name: &str| symlink_metadata(format!("/proc/self/fd/{name}")).is_ok_and(|link| link.mode() & 0o200 != 0);
     let is_same = |file: Metadata| (file.dev(), file.ino()) == (pipe.dev(), pipe.ino());
     let names = read_dir("/proc/self/fd").ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     names.filter(|name| std::fs::metadata(format!("/proc/self/fd/{name}")).is_ok_and(is_same)).find(|name| writes(name))

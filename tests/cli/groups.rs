@@ -40,7 +40,7 @@ fn the_longest_hold_is_counted_from_when_all_are_held() {
 #[test]
 #[cfg(feature = "sqlite")]
 fn where_one_cannot_be_made_to_stand_none_does() {
-    for (options, signal, code) in [(&["--wait", "4s"][..], None, 69), (&[], Some(Signal::SIGTERM), 143)] {
+    for (options, signal, code) in [(&["--wait", "10s"][..], None, 69), (&[], Some(Signal::SIGTERM), 143)] {
         let store = Store::new();
         drop(store.client());
         let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
