@@ -1,12 +1,15 @@
 //! The end of a hold: its locks are released.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fmt, io};
 
+use crossbeam_channel::{Receiver, after, select};
 use leasehold::{CancelToken, Error, ErrorKind};
+use nix::sys::signal::Signal;
 
 use crate::held::Held;
 use crate::show::say;
+use crate::signals::ENDING;
 use crate::words::words;
 
 /// What a release gets at least, for a store that answers again.
@@ -22,15 +25,22 @@ pub struct GivenBack {
     pub is_unanswered: bool,
 }
 
-/// Releases the locks, and says what is wrong with that. `is_told`: that they were lost was said already. `every`: unless
-/// they were lost they stand for so long. `who_ended`: whom they were held for.
-pub fn give_back(
-    locks: Held,
-    is_told: bool,
-    lease_left: Duration,
-    every: Option<Duration>,
-    who_ended: &str,
-) -> GivenBack {
+/// What is known of a hold that ends.
+pub struct Ending<'a> {
+    /// That the locks were lost was said already.
+    pub is_told: bool,
+    pub lease_left: Duration,
+    /// Unless they were lost they stand for so long.
+    pub every: Option<Duration>,
+    /// Whom they were held for, and what became of that.
+    pub who_ended: &'a str,
+    /// A signal to end is one not to wait for the store any more.
+    pub signals: &'a Receiver<Signal>,
+}
+
+/// Releases the locks, and says what is wrong with that.
+pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
+    let Ending { is_told, lease_left, every, who_ended, signals } = *ending;
     let name = locks.name();
     // The keeper may have killed it before the loss was told.
     let was_lost = is_told || locks.lost().is_some() || !locks.is_held();
@@ -43,7 +53,7 @@ pub fn give_back(
         say(&format!("{name} was lost: {why}; {who_ended}"));
     }
     let every = every.filter(|_| !was_lost);
-    let Release { stands, answer: released } = release(locks, lease_left, every);
+    let Release { stands, answer: released } = release(locks, lease_left, every, signals);
     let is_unanswered = matches!(&released, Err(failed) if !failed.is_lost());
     let was_lost = match released {
         _ if was_lost => true,
@@ -98,7 +108,7 @@ struct Release {
 }
 
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
-fn release(locks: Held, lease_left: Duration, every: Option<Duration>) -> Release {
+fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: &Receiver<Signal>) -> Release {
     let (done, told) = crossbeam_channel::bounded(2);
     let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
     let spawned = thread.spawn(move || {
@@ -110,7 +120,19 @@ fn release(locks: Held, lease_left: Duration, every: Option<Duration>) -> Releas
         // The guard was dropped, and its drop released: only that it stands is missing.
         return Release { stands: false, answer: every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error))) };
     }
-    let by = Instant::now() + lease_left.max(LAST_TRY);
-    let told = || told.recv_deadline(by).map_or(Err(Unreleased::NoAnswer), |told| told.map_err(Unreleased::Failed));
-    Release { stands: told().is_ok(), answer: told() }
+    let over = after(lease_left.max(LAST_TRY));
+    let mut is_over = false;
+    let mut answer = || loop {
+        if is_over {
+            return Err(Unreleased::NoAnswer);
+        }
+        select! {
+            recv(told) -> answer => {
+                return answer.map_or(Err(Unreleased::NoAnswer), |answer| answer.map_err(Unreleased::Failed));
+            }
+            recv(over) -> _ => is_over = true,
+            recv(signals) -> signal => is_over = signal.is_ok_and(|signal| ENDING.contains(&signal)),
+        }
+    };
+    Release { stands: answer().is_ok(), answer: answer() }
 }

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::asked::Ask;
 use crate::failure::{Outcome, code};
-use crate::give_back::{TOLD, give_back};
+use crate::give_back::{Ending, TOLD, give_back};
 use crate::held::Held;
 use crate::job::Job;
 use crate::killing::Killing;
@@ -174,14 +174,15 @@ impl<'a> Holding<'a> {
 
     /// Nothing of the command is left: the lock is released. `every`: after a success it stands for so long.
     /// True: the release was not answered.
-    pub fn end(mut self, every: Option<Duration>) -> Outcome<(End, bool)> {
+    pub fn end(mut self, every: Option<Duration>, signals: &Receiver<Signal>) -> Outcome<(End, bool)> {
         self.arm();
         let lease_left = self.killing.lease_left(self.ask);
         let Holding { locks, job, lost, told_to_end, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
         // One that was told to end may have left its work undone, whatever its code says.
         let every = every.filter(|_| ended == 0 && told_to_end.is_none());
-        let given_back = give_back(locks, lost.is_some(), lease_left, every, "the command has ended");
+        let (is_told, who_ended) = (lost.is_some(), "the command has ended");
+        let given_back = give_back(locks, &Ending { is_told, lease_left, every, who_ended, signals });
         job.finish();
         let end = if given_back.was_lost { End::Lost(told_to_end) } else { End::Command(ended) };
         Ok((end, given_back.is_unanswered))

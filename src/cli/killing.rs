@@ -61,8 +61,10 @@ impl Killing {
         left.min(ask.kill_after())
     }
 
-    /// What is left of the lease. There is nothing to release after it.
+    /// What is left of the lease: there is nothing to release after it. A lock that must stand for longer is not waited
+    /// for until then.
     pub fn lease_left(&self, ask: &Ask) -> Duration {
-        self.held_until.saturating_add(ask.lease / 3).saturating_sub(since_boot())
+        let left = self.held_until.saturating_add(ask.lease / 3).saturating_sub(since_boot());
+        left.min(ask.lease.saturating_add(ask.lease / 3))
     }
 }

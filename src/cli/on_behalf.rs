@@ -10,7 +10,7 @@ use nix::unistd::dup2_stdout;
 use crate::args::{Global, Hold};
 use crate::asked::Ask;
 use crate::failure::{Failure, Outcome, code};
-use crate::give_back::give_back;
+use crate::give_back::{Ending, give_back};
 use crate::held::{Held, Wanted};
 use crate::keeper::{Keeper, Target};
 use crate::killing::Killing;
@@ -44,7 +44,7 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
     };
     let mut holding = Holding::start(&args.ask, locks, watched)?;
     let end = holding.hand_out().map(|()| holding.go_on(&session.interrupts));
-    let (was_lost, is_unanswered) = holding.end();
+    let (was_lost, is_unanswered) = holding.end(&session.interrupts);
     session.is_unanswered.set(is_unanswered);
     match end? {
         _ if was_lost => Err(Failure::Silent(code::LOST)),
@@ -153,13 +153,14 @@ impl<'a> Holding<'a> {
     }
 
     /// Releases the lock. Whether it was lost, and whether the release was not answered.
-    fn end(mut self) -> (bool, bool) {
+    fn end(mut self, interrupts: &Interrupts) -> (bool, bool) {
         self.killing.look(&self.locks);
         let lease_left = self.killing.lease_left(self.ask);
         // From now on nobody is killed.
         self.keeper.take().into_iter().for_each(Keeper::dismiss);
-        let ended = format!("{} is gone", self.watched.name());
-        let given_back = give_back(self.locks, self.lost.is_some(), lease_left, None, &ended);
+        let (is_told, who_ended) = (self.lost.is_some(), &*format!("{} is gone", self.watched.name()));
+        let signals = &interrupts.signals;
+        let given_back = give_back(self.locks, &Ending { is_told, lease_left, every: None, who_ended, signals });
         (given_back.was_lost, given_back.is_unanswered)
     }
 }

@@ -122,7 +122,7 @@ fn hold(
     })?;
     let mut holding = Holding::new(ask, held, job);
     holding.go_on(&session.interrupts.signals);
-    let (end, is_unanswered) = holding.end(every)?;
+    let (end, is_unanswered) = holding.end(every, &session.interrupts.signals)?;
     session.is_unanswered.set(is_unanswered);
     Ok(end)
 }

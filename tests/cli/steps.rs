@@ -38,7 +38,7 @@ fn cases(shared: &Shared) {
     assert_eq!([&key[0]["token"], &key[0]["lock_id"]], [&json["fencing_token"], &json["lock_id"]]);
     assert_eq!(key[0]["expired"], false);
 
-    for (options, code) in [(&["--try"][..], 75), (&["-w", "3s", "-E", "9"], 9), (&["-n", "-E", "0", "-q"], 0)] {
+    for (options, code) in [(&["--try"][..], 75), (&["--wait", "0", "-E", "9"], 9), (&["-n", "-E", "0", "-q"], 0)] {
         let refused = ends(step(&[&["acquire", "k"], options].concat(), ""), code);
         assert_eq!(
             (refused.stdout.as_str(), refused.stderr.contains("held by \"ann\"")),
