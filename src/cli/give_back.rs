@@ -120,7 +120,7 @@ fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: 
         // The guard was dropped, and its drop released: only that it stands is missing.
         return Release { stands: false, answer: every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error))) };
     }
-    let over = after(lease_left.max(LAST_TRY));
+    let (mut over, mut is_hurried) = (after(lease_left.max(LAST_TRY)), false);
     let mut is_over = false;
     let mut answer = || loop {
         if is_over {
@@ -131,7 +131,9 @@ fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: 
                 return answer.map_or(Err(Unreleased::NoAnswer), |answer| answer.map_err(Unreleased::Failed));
             }
             recv(over) -> _ => is_over = true,
-            recv(signals) -> signal => is_over = signal.is_ok_and(|signal| ENDING.contains(&signal)),
+            recv(signals) -> signal => if !is_hurried && signal.is_ok_and(|signal| ENDING.contains(&signal)) {
+                (over, is_hurried) = (after(LAST_TRY), true);
+            },
         }
     };
     Release { stands: answer().is_ok(), answer: answer() }

@@ -59,8 +59,14 @@ impl Wanted {
         let Some(least) = self.at_least else { return Ok(held) };
         let Err(error) = held.stand(least, cancel, self.until) else { return Ok(held) };
         // What stands already would keep others out of work that nobody does.
-        if let Err(why) = client.unlock(held.lock_id()) {
-            say(&format!("some of {} may stand for {} though nothing was run: {why}", held.name(), words(least)));
+        for guard in held.guards() {
+            if let Err(why) = client.unlock_key(guard.key(), held.lock_id()) {
+                say(&format!(
+                    "the lock {:?} may stand for {} though nothing was run: {why}",
+                    guard.key(),
+                    words(least)
+                ));
+            }
         }
         Err(error)
     }

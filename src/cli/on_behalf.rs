@@ -1,6 +1,7 @@
 //! `hold`: a lock that is held for another process.
 
 use std::fs::File;
+use std::time::Duration;
 
 use crossbeam_channel::{never, select, tick};
 use leasehold::Loss;
@@ -77,19 +78,18 @@ impl<'a> Holding<'a> {
 
     /// Prints the lock. Whoever reads that to its end, as a shell does, then goes on.
     fn hand_out(&self) -> Outcome<()> {
+        // What is printed must not be taken back, so first what may fail.
+        let null = File::options().write(true).open("/dev/null").map_err(internal)?;
         self.locks.ensure_held()?;
         self.locks.info().as_ref().map_or(Ok(()), hand_out)?;
-        File::options()
-            .write(true)
-            .open("/dev/null")
-            .map_err(internal)
-            .and_then(|null| dup2_stdout(null).map_err(internal))
+        dup2_stdout(null).map_err(internal)
     }
 
     /// Until nobody needs the lock, nothing is left to do for one that is lost, or this signal tells us to end.
     fn go_on(&mut self, interrupts: &Interrupts) -> Option<Signal> {
         let mut losses = self.locks.losses();
         let looks = tick(self.ask.lease / 20);
+        let mut is_killed = false;
         loop {
             if self.lost.is_none()
                 && let Some(loss) = self.locks.lost()
@@ -103,8 +103,8 @@ impl<'a> Holding<'a> {
             let kill_at = self.killing.timer();
             select! {
                 recv(interrupts.signals) -> signal => match signal {
-                    // A loss has to be seen through, also one that nobody has told yet.
-                    Ok(signal) if ENDING.contains(&signal) && self.locks.is_held() => return Some(signal),
+                    // A loss has to be seen through up to KILL, also one that nobody has told yet.
+                    Ok(signal) if ENDING.contains(&signal) && (is_killed || self.locks.is_held()) => return Some(signal),
                     _ => {}
                 },
                 recv(interrupts.gone) -> _ => return None,
@@ -112,7 +112,10 @@ impl<'a> Holding<'a> {
                     losses = never();
                     loss.into_iter().for_each(|loss| self.lose(loss));
                 }
-                recv(kill_at) -> _ => self.watched.signal(Signal::SIGKILL),
+                recv(kill_at) -> _ => {
+                    self.watched.signal(Signal::SIGKILL);
+                    is_killed = true;
+                }
                 recv(looks) -> _ => {}
             }
         }
@@ -155,12 +158,14 @@ impl<'a> Holding<'a> {
     /// Releases the lock. Whether it was lost, and whether the release was not answered.
     fn end(mut self, interrupts: &Interrupts) -> (bool, bool) {
         self.killing.look(&self.locks);
-        let lease_left = self.killing.lease_left(self.ask);
+        // The end of this process is all that whoever has the pipe learns of a loss.
+        let is_told_by_end = self.lost.is_some() && matches!(self.watched, Watched::Pipe(..));
+        let lease_left = if is_told_by_end { Duration::ZERO } else { self.killing.lease_left(self.ask) };
         // From now on nobody is killed.
         self.keeper.take().into_iter().for_each(Keeper::dismiss);
         let (is_told, who_ended) = (self.lost.is_some(), &*format!("{} is gone", self.watched.name()));
         let signals = &interrupts.signals;
         let given_back = give_back(self.locks, &Ending { is_told, lease_left, every: None, who_ended, signals });
-        (given_back.was_lost, given_back.is_unanswered)
+        (given_back.was_lost, given_back.is_unanswered || is_told_by_end)
     }
 }

@@ -14,7 +14,7 @@ use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Wanted};
 use crate::run::{refused, until};
 use crate::session::Session;
-use crate::show::{print, print_json};
+use crate::show::{print, print_json, say};
 use crate::store::{self, Missing, client};
 
 /// No lock's JSON is longer.
@@ -35,10 +35,18 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
         Ok(held) => held,
     };
     let lock = match held {
-        Held::One(guard) => guard.into_lock(),
+        Held::One(guard) => {
+            // This process may have stood still since the lock was granted.
+            guard.ensure_held()?;
+            guard.into_lock()
+        }
         Held::All(_) => return Err(Failure::Own(code::INTERNAL, "several locks are held".to_owned())),
     };
-    hand_out(&lock).inspect_err(|_| drop(session.client.release(&lock)))?;
+    hand_out(&lock).inspect_err(|_| {
+        if let Err(why) = session.client.release(&lock) {
+            say(&format!("the lock {:?} ends with its lease only: {why}", lock.key()));
+        }
+    })?;
     Ok(0)
 }
 
@@ -57,6 +65,10 @@ fn as_json(lock: &Lock) -> Value {
 /// The lock that `acquire` has printed.
 fn taken(from: &Path) -> Outcome<Lock> {
     let name = if from == Path::new("-") { "standard input".to_owned() } else { from.display().to_string() };
+    if name.trim_start().starts_with('{') {
+        // It is no name, and not to be shown.
+        return Err(Failure::usage("--from wants a file: give - and the lock on standard input"));
+    }
     let mut bytes = Vec::new();
     let read = match from == Path::new("-") {
         true => std::io::stdin().lock().take(LONGEST).read_to_end(&mut bytes),

@@ -1,10 +1,11 @@
 //! Whom `hold` holds a lock for: a process, or whoever has the writing end of a pipe.
 
 use std::fs::{File, Metadata, read_dir, symlink_metadata};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::thread;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 use nix::errno::Errno;
@@ -19,6 +20,9 @@ use crate::on_loss::OnLoss;
 use crate::processes::{handle, send_signal};
 use crate::session::internal;
 use crate::signals::Gone;
+
+/// Between two tries to wait.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub enum Watched {
@@ -84,9 +88,15 @@ impl Watched {
 }
 
 fn process(pid: i32, on_loss: OnLoss) -> Outcome<Watched> {
-    let handle = handle(pid).map_err(|error| match error.kind() {
-        ErrorKind::Unsupported => Failure::usage("--pid needs Linux 5.3 or later; --fd works here"),
-        _ => Failure::usage(format!("--pid: there is no process {pid}: {error}")),
+    if pid == 1 && on_loss == OnLoss::Kill {
+        return Err(Failure::usage(
+            "--pid: process 1 cannot be ended from within its container when the lock is lost: put its work behind \
+             `run`, or say --on-loss ignore",
+        ));
+    }
+    let handle = handle(pid).map_err(|error| match error.raw_os_error() == Some(Errno::ESRCH as i32) {
+        true => Failure::usage(format!("--pid: there is no process {pid}")),
+        false => Failure::usage(format!("--pid: process {pid} cannot be watched, --fd may work here: {error}")),
     })?;
     if on_loss != OnLoss::Ignore && kill(Pid::from_raw(pid), None) == Err(Errno::EPERM) {
         return Err(Failure::usage(format!(
@@ -133,7 +143,11 @@ fn writing_end(pipe: &Metadata) -> Option<String> {
 }
 
 fn wait_readable(fd: BorrowedFd<'_>) {
-    while poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::NONE) == Err(Errno::EINTR) {}
+    // What the system refuses for a moment says nothing of the other side.
+    while poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::NONE).is_err_and(|error| {
+        thread::sleep(if error == Errno::EINTR { Duration::ZERO } else { AGAIN });
+        true
+    }) {}
 }
 
 /// What is written to it means nothing.

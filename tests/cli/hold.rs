@@ -230,6 +230,7 @@ fn what_cannot_be_watched_is_wrong_usage() {
         (&["hold", "k"][..], "--pid"),
         (&["hold", "k", "--pid", &id, "--fd", "0"], "cannot be used with"),
         (&["hold", "k", "--pid", "0"], "--pid"),
+        (&["hold", "k", "--pid", "1"], "process 1 cannot be ended"),
         (&["hold", "k", "--pid", &gone], "there is no process"),
         (&["hold", "k", "--fd", "77"], "descriptor 77 is not open"),
         (&["hold", "k", "--fd", "0"], "descriptor 0 is no pipe"),

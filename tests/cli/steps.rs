@@ -172,6 +172,8 @@ fn what_is_not_the_json_of_a_lock_is_wrong_usage_and_is_not_shown() {
             assert!(ran.stderr.contains(why) && !ran.stderr.contains("s3cr3t"), "{input}: {}", ran.stderr);
         }
     }
+    let shown = ends(step(&shared, &["release", "--from", &taken], ""), 64);
+    assert!(shown.stderr.contains("give - and the lock") && !shown.stderr.contains("grant_id"), "{}", shown.stderr);
     let missing = ends(step(&shared, &["release", "--from", "/no/such/file"], ""), 64);
     assert!(missing.stderr.contains("--from: /no/such/file cannot be read"), "{}", missing.stderr);
     for args in [&["release", "--from", "-", "k"][..], &["release", "--from", "-", "--group", "g"], &["acquire"]] {
