@@ -220,6 +220,11 @@ impl LockGuard {
         self.hold.let_go();
     }
 
+    /// Declares the lock lost this long from now on, unless its request said so of an earlier time.
+    pub(crate) fn end_in(&self, time: Duration) {
+        self.hold.end_in(time);
+    }
+
     /// Stops the heartbeat within `bound`, and lets the lease of the lock run out.
     pub(crate) fn leave(&self, bound: Duration) {
         self.hold.leave(bound);

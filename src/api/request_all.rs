@@ -43,11 +43,12 @@ pub struct LockAllRequest<'a> {
     each: Option<Each<'a>>,
     lock_id: Option<String>,
     wait: Option<AskedWait>,
+    max_hold: Option<Duration>,
 }
 
 impl<'a> LockAllRequest<'a> {
     pub(crate) fn new(client: &'a LockClient, keys: Vec<String>) -> Self {
-        LockAllRequest { client, keys, each: None, lock_id: None, wait: None }
+        LockAllRequest { client, keys, each: None, lock_id: None, wait: None, max_hold: None }
     }
 
     /// Sets what each of the locks is asked for with: owner, comment, lease, [`shared`](LockRequest::shared),
@@ -80,12 +81,20 @@ impl<'a> LockAllRequest<'a> {
         self
     }
 
+    /// Declares the locks lost after this time, counted from when all of them are held, in case the worker hangs while its
+    /// process lives. ([`LockRequest::max_hold`] in [`each`](Self::each) counts from the grant of each lock, so also while
+    /// others are still waited for.) Defaults to no limit.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
     /// Waits for all of the locks and holds them.
     ///
     /// # Errors
     /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over before all
     /// were asked for; `Lost` when one was lost while others were waited for, and no time was left to begin again, or by
-    /// [`max_hold`](LockRequest::max_hold); `InvalidInput` for no key, a key that is given twice, or a wait or lock id that
+    /// [`LockRequest::max_hold`]; `InvalidInput` for no key, a key that is given twice, or a wait or lock id that
     /// is set in [`each`](Self::each). What was taken is then released in the background: a program that ends at once by
     /// `process::exit` calls [`close`](LockClient::close) first.
     pub fn lock(self) -> Result<LockAllGuard> {
@@ -123,7 +132,10 @@ impl<'a> LockAllRequest<'a> {
                 Ok(held) => held,
                 refused => return Ok(refused),
             };
-            let Err(error) = held.ensure_held() else { return Ok(Ok(held)) };
+            let Err(error) = held.ensure_held() else {
+                self.max_hold.into_iter().for_each(|d| held.guards.iter().for_each(|guard| guard.end_in(d)));
+                return Ok(Ok(held));
+            };
             let by_max_hold = held.lost().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
             held.abandon();
             let pause = *self.client.family.options.poll.start();
@@ -158,6 +170,10 @@ impl<'a> LockAllRequest<'a> {
     /// Whether every argument is within its bounds, before anything is sent; and the order.
     fn check(&mut self) -> Result<()> {
         check_keys(&self.client.family, &self.keys)?;
+        if self.max_hold.is_some_and(|d| d.is_zero()) {
+            let error = Error::invalid("max_hold", Duration::ZERO, "above zero");
+            return Err(self.client.family.in_context(error));
+        }
         self.keys.sort_unstable();
         self.keys.iter().try_for_each(|key| {
             let request = self.without_group(key);

@@ -1,11 +1,12 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser, Subcommand, ValueHint};
 
-use crate::on_loss::{OnLoss, on_loss};
+use crate::asked::{Ask, Key, Keys, Labels, Name, Patience, Sharing};
 use crate::words::duration;
 
 const AFTER: &str = "\
@@ -17,7 +18,7 @@ Exit codes:
   70    a fault of leasehold itself
   74    the output could not be written
   75    the lock was not obtained in time; standard error says who holds it
-  76    the lock was lost while the command ran
+  76    the lock was lost while the command ran, or `hold` held it
   77    the store denies it
   78    the store URL, the configuration or the store's schema is wrong
   79    `run --every`: not due, since it ran in this period or runs now
@@ -69,6 +70,8 @@ pub struct Global {
 pub enum Command {
     Run(Box<Run>),
     Elect(Box<Elect>),
+    Acquire(Acquire),
+    Hold(Box<Hold>),
     Status(Status),
     Release(Release),
     Renew(Renew),
@@ -104,15 +107,8 @@ pub struct Run {
     pub keys: Keys,
     #[command(flatten)]
     pub ask: Ask,
-    /// Take a shared lock, which several holders can have at once
-    #[arg(short = 's', long)]
-    pub shared: bool,
-    /// Hold it alone, which is the default
-    #[arg(short = 'x', long, conflicts_with = "shared")]
-    pub exclusive: bool,
-    /// How many shared holders there may be at most
-    #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_holders: Option<u32>,
+    #[command(flatten)]
+    pub sharing: Sharing,
     #[command(flatten)]
     pub patience: Patience,
     /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
@@ -157,115 +153,83 @@ pub struct Elect {
     pub command: Vec<OsString>,
 }
 
-/// How long `run` and `elect` wait, and how they end when that is over.
+/// Takes a lock and ends; `release` gives it back.
+///
+/// For steps that share no process, as those of a pipeline. Nothing renews the lock, so give a
+/// --lease in which the steps are surely done, or renew it between them.
+///
+/// The lock is printed on standard output as one JSON object. `release --from` and `renew --from`
+/// read it, and each write of the work should bring along its `fencing_token`. Who has the object
+/// can release the lock, so keep it where others cannot read it:
+///
+///   umask 077
+///   leasehold acquire deploy --lease 30m --wait 1h > lock.json || exit
+///   ./deploy
+///   leasehold release --from lock.json
+///
+/// A lock that could not be printed is released again. To hold a lock for as long as a script
+/// lives there is `hold`, and `run` for one command.
 #[derive(clap::Args, Debug)]
-pub struct Patience {
-    /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
-    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
-    pub wait: Option<Duration>,
-    /// Do not wait: end at once if others hold the lock
-    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
-    pub once: bool,
-    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
-    /// with --every]
-    #[arg(short = 'E', long, value_name = "N")]
-    pub conflict_exit_code: Option<u8>,
+#[command(verbatim_doc_comment, after_long_help = AFTER)]
+pub struct Acquire {
+    #[command(flatten)]
+    pub key: Key,
+    /// How long it is held unless it is released before, or renewed; at most 30 days
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "10m", value_parser = duration)]
+    pub lease: Duration,
+    #[command(flatten)]
+    pub labels: Labels,
+    #[command(flatten)]
+    pub sharing: Sharing,
+    #[command(flatten)]
+    pub patience: Patience,
 }
 
-impl Patience {
-    /// `None`: without limit.
-    pub fn wait(&self) -> Option<Duration> {
-        self.wait.or(self.once.then_some(Duration::ZERO))
-    }
-}
-
+/// Holds a lock for as long as another process lives, or has a pipe open.
+///
+/// Waits for the lock, prints it on standard output as `acquire` does, closes that, and renews the
+/// lock until the process has ended, or the pipe is closed by all that can write to it. Then it
+/// releases the lock and ends with 0. It does so, too, when it gets TERM, INT, HUP or QUIT, and
+/// ends with 128+N. A script that holds a lock from here to its end, whatever ends it:
+///
+///   lock=$(leasehold hold nightly --wait 1m --pid $$ &)
+///   test "$lock" || exit 75
+///
+/// With a pipe the lock is held until also what the script has started is gone or has closed it:
+///
+///   mkfifo pipe; exec 9<> pipe
+///   lock=$(leasehold hold nightly --wait 1m --fd 0 < pipe 9>&- &)
+///   test "$lock" || exit 75
+///
+/// When the lock is lost it does what --on-loss says, and ends with 76. A process of --pid gets
+/// TERM, and KILL before the store can grant the lock to another, or when leasehold is killed;
+/// that is this process alone, and not what it has started, so `run` is better where it will do.
+/// With --fd nothing is sent: leasehold ends, and with it the reading end of the pipe.
 #[derive(clap::Args, Debug)]
-#[group(required = true, multiple = true)]
-pub struct Keys {
-    /// The name of the lock; of several, the command runs while all of them are held
-    key: Vec<String>,
-    /// The name of a lock, if it begins with a hyphen
-    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
-    hyphened_key: Vec<String>,
+#[command(verbatim_doc_comment, after_long_help = AFTER)]
+pub struct Hold {
+    #[command(flatten)]
+    pub key: Key,
+    #[command(flatten)]
+    pub for_whom: ForWhom,
+    #[command(flatten)]
+    pub ask: Ask,
+    #[command(flatten)]
+    pub sharing: Sharing,
+    #[command(flatten)]
+    pub patience: Patience,
 }
 
-impl Keys {
-    pub fn get(&self) -> Vec<String> {
-        self.key.iter().chain(&self.hyphened_key).cloned().collect()
-    }
-}
-
+/// How long `hold` goes on.
 #[derive(clap::Args, Debug)]
 #[group(required = true, multiple = false)]
-pub struct Name {
-    /// The name of the election
-    name: Option<String>,
-    /// The name of the election, if it begins with a hyphen
-    #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true)]
-    hyphened_name: Option<String>,
-}
-
-impl Name {
-    pub fn get(&self) -> &str {
-        self.name.as_deref().or(self.hyphened_name.as_deref()).unwrap_or_default()
-    }
-}
-
-/// What `run` and `elect` ask for alike.
-#[derive(clap::Args, Clone, Debug)]
-pub struct Ask {
-    /// How long the lock survives if leasehold dies or loses the store; it is renewed while the command runs
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
-    pub lease: Duration,
-    /// Who holds the lock, as others are shown it [default: host:pid]
-    #[arg(long, value_name = "TEXT")]
-    pub owner: Option<String>,
-    /// A note that others see in `status`
-    #[arg(long, value_name = "TEXT")]
-    pub comment: Option<String>,
-    /// The time between TERM and KILL [default: 5s, at most a sixth of the lease]
-    ///
-    /// KILL comes before the store can grant the lock to another: the lock counts as lost this time and a second (at
-    /// most a sixth of the lease) before its lease ends. Both together must be at most a third of the lease. If it is
-    /// given and not 0, KILL also follows a TERM that is passed on to the command.
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
-    kill_after: Option<Duration>,
-    /// The lock counts as lost after this time, so that a command that hangs is ended
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
-    pub max_hold: Option<Duration>,
-    /// What is done to the command when the lock is lost
-    ///
-    /// `kill` sends TERM to its process group, and KILL after --kill-after if anything of it is left. `signal:NAME`
-    /// sends that signal, and nothing else. `ignore` lets it go on: then only the fencing token protects.
-    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
-    pub on_loss: OnLoss,
-}
-
-impl Ask {
-    /// The time between TERM and KILL.
-    pub fn kill_after(&self) -> Duration {
-        self.kill_after.unwrap_or_else(|| Duration::from_secs(5).min(self.lease / 6))
-    }
-
-    /// The same for a TERM that is passed on, as `timeout -k` does, if it is asked for.
-    pub fn kill_after_term(&self) -> Option<Duration> {
-        self.kill_after.filter(|time| !time.is_zero())
-    }
-
-    /// Between KILL and the end of the lease, for what the system takes to do it.
-    pub fn after_kill(&self) -> Duration {
-        Duration::from_secs(1).min(self.lease / 6)
-    }
-
-    /// So much of the lease is kept back, unless it is too much for it: then the shortest lease for which it is not.
-    pub fn margin(&self) -> Result<Duration, Duration> {
-        let (kill_after, margin) = (self.kill_after(), self.kill_after() + self.after_kill());
-        if margin <= self.lease / 3 {
-            return Ok(margin);
-        }
-        let with_a_second = kill_after.saturating_add(Duration::from_secs(1)).saturating_mul(3);
-        Err(with_a_second.min(kill_after.saturating_mul(6)))
-    }
+pub struct ForWhom {
+    /// Until this process has ended (on Linux)
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+    /// Until the pipe of which this descriptor is the reading end is closed by all that can write to it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..1 << 20))]
+    pub fd: Option<u32>,
 }
 
 /// Shows who holds what, live and expired, newest first.
@@ -328,14 +292,19 @@ pub struct States {
     pub expired: bool,
 }
 
-/// Releases a lock that another process holds, or all locks of a group.
+/// Releases a lock that `acquire` took, or that another process holds, or all locks of a group.
 ///
-/// Its holder learns of it at its next heartbeat; until then only the fencing token protects.
+/// A process that holds it learns of it at its next heartbeat; until then only the fencing token protects.
 #[derive(clap::Args, Debug)]
 pub struct Release {
     /// The name of the lock
-    #[arg(required_unless_present = "group")]
+    #[arg(required_unless_present_any = ["group", "from"])]
     pub key: Option<String>,
+    /// The lock that `acquire` or `hold` has printed, from this file; from standard input if it is -
+    ///
+    /// Ends with 0 also where the lease is over and nobody holds it, and with 75 if others do.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["key", "group", "lock_id", "force", "yes"])]
+    pub from: Option<PathBuf>,
     /// All locks with this lock id
     #[arg(long, value_name = "ID", conflicts_with_all = ["key", "lock_id", "force", "yes"])]
     pub group: Option<String>,
@@ -350,16 +319,21 @@ pub struct Release {
     pub yes: bool,
 }
 
-/// Renews all locks with one lock id.
+/// Renews a lock that `acquire` took, or all locks with one lock id.
 ///
-/// Refused when one of them has less than a second left.
+/// A group is refused when one of its locks has less than a second left.
 #[derive(clap::Args, Debug)]
 pub struct Renew {
     /// All locks with this lock id
     #[arg(long, value_name = "ID")]
     pub group: Option<String>,
+    /// The lock that `acquire` has printed, from this file; from standard input if it is -
+    ///
+    /// Also one whose lease is over, unless somebody was granted the lock since: then it ends with 76.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "group")]
+    pub from: Option<PathBuf>,
     /// The same as --group
-    #[arg(required_unless_present = "group", conflicts_with = "group")]
+    #[arg(required_unless_present_any = ["group", "from"], conflicts_with_all = ["group", "from"])]
     pub lock_id: Option<String>,
     /// The lease from now on; none becomes shorter
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
@@ -457,32 +431,4 @@ pub struct Completions {
 pub struct Man {
     /// The page of this command instead
     pub command: Vec<String>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_defaults_fit_every_lease_and_a_lease_that_is_advised_fits() {
-        let ask = |lease, kill_after| {
-            let on_loss = OnLoss::Kill;
-            Ask { lease, owner: None, comment: None, kill_after, max_hold: None, on_loss }
-        };
-        for nanos in (1..40).map(|n| 3_u64.pow(n)) {
-            let lease = Duration::from_nanos(nanos);
-            assert!(
-                ask(lease, None).margin().is_ok_and(|margin| margin >= (lease / 7).min(Duration::from_secs(6))),
-                "{lease:?}"
-            );
-        }
-        let usual = ask(Duration::from_secs(30), None);
-        assert_eq!((usual.kill_after(), usual.margin()), (Duration::from_secs(5), Ok(Duration::from_secs(6))));
-        for millis in [1, 333, 999, 1000, 1001, 5000, 60_000] {
-            let kill_after = Some(Duration::from_millis(millis));
-            let least = ask(Duration::from_millis(1), kill_after).margin().unwrap_err();
-            assert!(ask(least, kill_after).margin().is_ok(), "{millis}: {least:?}");
-            assert!(ask(least - Duration::from_millis(1), kill_after).margin().is_err(), "{millis}: {least:?}");
-        }
-    }
 }

@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
-use crate::{about, exec, keeper, leases, locks, run, secret, show, store_care, warnings, words};
+use crate::{about, exec, keeper, leases, locks, on_behalf, run, secret, show, steps, store_care, warnings, words};
 
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();
@@ -35,6 +35,8 @@ fn perform(args: &Args) -> Outcome {
     match &args.command {
         Command::Run(args) => run::run(global, args),
         Command::Elect(args) => run::elect(global, args),
+        Command::Acquire(args) => steps::acquire(global, args),
+        Command::Hold(args) => on_behalf::hold(global, args),
         Command::Status(args) => locks::status(global, args),
         Command::Release(args) => locks::release(global, args),
         Command::Renew(args) => locks::renew(global, args),

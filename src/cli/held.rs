@@ -6,9 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use leasehold::{CancelToken, Error, LockAllGuard, LockClient, LockGuard, LockRequest, Loss, Result, Waiting};
+use leasehold::{
+    CancelToken, Error, Lock, LockAllGuard, LockAllRequest, LockClient, LockGuard, LockRequest, Loss, Result, Waiting,
+};
 
+use crate::asked::{Labels, Sharing};
 use crate::clock::since_boot;
+use crate::show::say;
+use crate::words::words;
 
 /// Between two tries to have the lock stand for longer.
 const STAND_AGAIN: Duration = Duration::from_millis(200);
@@ -16,70 +21,66 @@ const STAND_AGAIN: Duration = Duration::from_millis(200);
 /// How the wait goes on, and when that was said.
 pub type Told = Sender<(Instant, Waiting)>;
 
-/// What each lock is asked for with.
+/// What is asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    pub comment: Option<String>,
+    pub keys: Vec<String>,
+    pub labels: Labels,
+    pub sharing: Sharing,
     pub max_hold: Option<Duration>,
-    pub shared: bool,
-    pub max_holders: Option<u32>,
     pub at_least: Option<Duration>,
+    pub until: Option<Instant>,
 }
 
 impl Wanted {
-    fn of(&self, mut request: LockRequest) -> LockRequest {
-        if let Some(comment) = &self.comment {
-            request = request.comment(comment);
-        }
-        if let Some(d) = self.max_hold {
-            request = request.max_hold(d);
-        }
-        if self.shared {
-            request = request.shared();
-        }
-        match self.max_holders {
-            Some(n) => request.max_holders(n),
-            None => request,
-        }
-    }
-
     /// Waits for all of the keys.
-    pub fn lock(
-        &self,
-        client: &LockClient,
-        keys: &[String],
-        until: Option<Instant>,
-        cancel: &CancelToken,
-        told: Option<Told>,
-    ) -> Result<Held> {
+    pub fn lock(&self, client: &LockClient, cancel: &CancelToken, told: Option<Told>) -> Result<Held> {
         let each = |request| {
-            let request = self.of(request).cancel(cancel);
+            let request = self.sharing.set(self.labels.set(request)).cancel(cancel);
             match told.clone() {
                 Some(told) => request.on_wait(move |waiting| drop(told.send((Instant::now(), waiting.clone())))),
                 None => request,
             }
         };
-        if let [key] = keys {
-            let mut request = each(client.request(key));
-            if let Some(d) = self.at_least {
-                request = request.hold_at_least(d);
+        let [key] = self.keys.as_slice() else { return self.lock_all(client, cancel, each) };
+        let request = set(each(client.request(key)), self.until, LockRequest::wait_until);
+        let request = set(request, self.max_hold, LockRequest::max_hold);
+        set(request, self.at_least, LockRequest::hold_at_least).lock().map(Held::One)
+    }
+
+    fn lock_all(
+        &self,
+        client: &LockClient,
+        cancel: &CancelToken,
+        each: impl Fn(LockRequest) -> LockRequest + Send + Sync,
+    ) -> Result<Held> {
+        let request = set(client.request_all(&self.keys).each(each), self.until, LockAllRequest::wait_until);
+        let held = Held::All(set(request, self.max_hold, LockAllRequest::max_hold).lock()?);
+        let Some(least) = self.at_least else { return Ok(held) };
+        let Err(error) = held.stand(least, cancel, self.until) else { return Ok(held) };
+        // What stands already would keep others out of work that nobody does.
+        for guard in held.guards() {
+            if let Err(why) = client.unlock_key(guard.key(), held.lock_id()) {
+                say(&format!(
+                    "the lock {:?} may stand for {} though nothing was run: {why}",
+                    guard.key(),
+                    words(least)
+                ));
             }
-            if let Some(until) = until {
-                request = request.wait_until(until);
-            }
-            return request.lock().map(Held::One);
         }
-        let mut request = client.request_all(keys).each(each);
-        if let Some(until) = until {
-            request = request.wait_until(until);
-        }
-        let held = Held::All(request.lock()?);
-        self.at_least.map_or(Ok(()), |d| held.stand(d))?;
-        Ok(held)
+        Err(error)
     }
 }
 
-/// The locks that a command runs under.
+/// With an option, if it is given.
+fn set<R, T>(request: R, value: Option<T>, with: impl FnOnce(R, T) -> R) -> R {
+    match value {
+        Some(value) => with(request, value),
+        None => request,
+    }
+}
+
+/// The locks that are held.
 pub enum Held {
     One(LockGuard),
     All(LockAllGuard),
@@ -101,9 +102,18 @@ impl Held {
         BTreeMap::from([
             ("LEASEHOLD_KEY", lines(&|guard| guard.key().to_owned())),
             ("LEASEHOLD_TOKEN", lines(&|guard| guard.fencing_token().to_string())),
-            ("LEASEHOLD_LOCK_ID", first(&|guard| guard.lock_id().to_owned())),
+            ("LEASEHOLD_LOCK_ID", self.lock_id().to_owned()),
             ("LEASEHOLD_OWNER", first(&|guard| guard.info().owner().to_owned())),
         ])
+    }
+
+    fn lock_id(&self) -> &str {
+        self.guards().first().map_or("", LockGuard::lock_id)
+    }
+
+    /// The first one as data.
+    pub fn info(&self) -> Option<Lock> {
+        self.guards().first().map(LockGuard::info)
     }
 
     /// As messages name it.
@@ -157,13 +167,15 @@ impl Held {
         losses
     }
 
-    /// Has the locks stand for so long. While they are held there is time to repeat what fails.
-    pub fn stand(&self, least: Duration) -> Result<()> {
+    /// Has the locks stand for so long. While they are held there is time to repeat what fails, unless that is cancelled
+    /// or too late.
+    pub fn stand(&self, least: Duration, cancel: &CancelToken, until: Option<Instant>) -> Result<()> {
+        let may_repeat = || !cancel.is_cancelled() && until.is_none_or(|until| Instant::now() < until);
         self.guards().iter().try_for_each(|guard| {
             loop {
                 match guard.hold_at_least(least) {
-                    Err(error) if error.is_retryable() && self.is_held() => {
-                        let _ = guard.sleep(STAND_AGAIN, &CancelToken::new());
+                    Err(error) if error.is_retryable() && self.is_held() && may_repeat() => {
+                        let _ = guard.sleep(STAND_AGAIN, cancel);
                     }
                     answer => return answer,
                 }

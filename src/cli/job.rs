@@ -15,7 +15,7 @@ use nix::unistd::getpgid;
 use nix::unistd::{Pid, getpgrp};
 
 use crate::failure::code;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Target};
 use crate::processes::is_alive;
 use crate::terminal::Terminal;
 
@@ -45,10 +45,10 @@ impl Job {
         // What the command leaves behind becomes our child, and so its end is reported.
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true)?;
-        let mut keeper = Keeper::start()?;
+        let mut keeper = Keeper::start(None)?;
         let child = prepared.process_group(0).spawn()?;
         let group = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        let _ = keeper.keep(group, None);
+        let _ = keeper.keep(Target::Group(group), None);
         Ok(Job {
             child,
             group,
@@ -84,15 +84,7 @@ impl Job {
 
     /// When the group is killed if this process stands still.
     pub fn kill_at(&mut self, since_boot: Option<Duration>) {
-        if let Some(keeper) = &mut self.keeper {
-            if keeper.keep(self.group, since_boot) {
-                return;
-            }
-            // It was stopped or ended by somebody.
-            self.keeper.take().into_iter().for_each(Keeper::dismiss);
-            self.keeper = Keeper::start().ok();
-            let _ = self.keeper.as_mut().is_some_and(|keeper| keeper.keep(self.group, since_boot));
-        }
+        Keeper::keep_or_replace(&mut self.keeper, Target::Group(self.group), since_boot, || None);
     }
 
     /// Sends a signal to the whole group.

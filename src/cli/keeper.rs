@@ -1,6 +1,7 @@
 //! A process beside the command that kills the command's group where leasehold can't do it any more: when leasehold
-//! is gone, and when it stands still until the lease is nearly over.
+//! is gone, and when it stands still until the lease is nearly over. The same for the process of `hold --pid`.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::os::fd::OwnedFd;
@@ -16,6 +17,7 @@ use nix::unistd::Pid;
 use crate::clock::since_boot;
 use crate::exec::own_binary;
 use crate::failure::{Failure, Outcome, code};
+use crate::processes::send_signal;
 
 /// The first argument that leads here.
 pub const NAME: &str = "__keep";
@@ -27,6 +29,26 @@ const LATE: Duration = Duration::from_millis(20);
 /// By less than this the time is not said anew: a stopped keeper reads nothing, and its pipe would fill up.
 const LITTLE: Duration = Duration::from_millis(10);
 
+/// What is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    Group(Pid),
+    /// That of which the keeper was given a handle, as its standard output: its number may become that of a stranger.
+    Process,
+}
+
+/// How a line names it.
+const PROCESS: &str = "process";
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Group(group) => group.fmt(f),
+            Target::Process => f.write_str(PROCESS),
+        }
+    }
+}
+
 /// The keeper's other end. Dropped before [`dismissed`](Keeper::dismiss), it has the group killed.
 pub struct Keeper {
     child: Child,
@@ -37,20 +59,22 @@ pub struct Keeper {
 
 impl Keeper {
     /// In a group of its own: what ends leasehold's group, or the command's, must not end it too.
-    pub fn start() -> io::Result<Keeper> {
+    /// `process`: a handle of what may be killed, if it is no group.
+    pub fn start(process: Option<OwnedFd>) -> io::Result<Keeper> {
         let mut keeper = Command::new(own_binary());
         keeper.arg0("leasehold").arg(NAME).process_group(0);
-        let mut child = keeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        keeper.stdout(process.map_or_else(Stdio::null, Stdio::from));
+        let mut child = keeper.stdin(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let pipe = OwnedFd::from(child.stdin.take().ok_or_else(|| io::Error::other("no pipe to the keeper"))?);
         // A keeper that somebody stopped must not hold us up.
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Keeper { child, pipe: File::from(pipe), told: None })
     }
 
-    /// The group is killed once this process is gone, and at this time since boot if nothing else is said before.
+    /// It is killed once this process is gone, and at this time since boot if nothing else is said before.
     /// False: it does not take it.
     #[must_use]
-    pub fn keep(&mut self, group: Pid, kill_at: Option<Duration>) -> bool {
+    pub fn keep(&mut self, target: Target, kill_at: Option<Duration>) -> bool {
         let is_same = match (self.told, kill_at) {
             (Some(Some(before)), Some(now)) => before.abs_diff(now) < LITTLE,
             (told, _) => told == Some(kill_at),
@@ -59,9 +83,24 @@ impl Keeper {
             return true;
         }
         let at = kill_at.map_or_else(|| "-".to_owned(), |at| at.as_millis().to_string());
-        let is_told = self.pipe.write_all(format!("{group} {at}\n").as_bytes()).is_ok();
+        let is_told = self.pipe.write_all(format!("{target} {at}\n").as_bytes()).is_ok();
         self.told = is_told.then_some(kill_at);
         is_told
+    }
+
+    /// The same, also where somebody has stopped or ended the keeper: then another one does it. `process`: as to start it.
+    pub fn keep_or_replace(
+        keeper: &mut Option<Keeper>,
+        target: Target,
+        kill_at: Option<Duration>,
+        process: impl FnOnce() -> Option<OwnedFd>,
+    ) {
+        if keeper.as_mut().is_none_or(|keeper| keeper.keep(target, kill_at)) {
+            return;
+        }
+        keeper.take().into_iter().for_each(Keeper::dismiss);
+        *keeper = Keeper::start(process()).ok();
+        let _ = keeper.as_mut().is_some_and(|keeper| keeper.keep(target, kill_at));
     }
 
     pub fn is(&self, pid: Pid) -> bool {
@@ -79,19 +118,24 @@ impl Keeper {
 
 /// What the keeper was told last.
 struct Order {
-    group: Pid,
+    target: Target,
     kill_at: Option<Duration>,
 }
 
 impl Order {
     fn read(line: &str) -> Option<Order> {
-        let (group, kill_at) = line.split_once(' ')?;
+        let (target, kill_at) = line.split_once(' ')?;
         let kill_at = kill_at.parse().ok().map(Duration::from_millis);
-        Some(Order { group: Pid::from_raw(group.parse().ok()?), kill_at })
+        let target =
+            if target == PROCESS { Target::Process } else { Target::Group(Pid::from_raw(target.parse().ok()?)) };
+        Some(Order { target, kill_at })
     }
 
     fn kill(self) {
-        let _ = killpg(self.group, Signal::SIGKILL);
+        match self.target {
+            Target::Group(group) => drop(killpg(group, Signal::SIGKILL)),
+            Target::Process => drop(send_signal(io::stdout(), Signal::SIGKILL)),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::args::{Global, Purge, Release, Renew, Status};
 use crate::failure::{Failure, Outcome};
 use crate::show::{columns, err, holder, holder_json, print, print_json, say};
+use crate::steps;
 use crate::store::{Missing, client};
 use crate::words::{ago, fitted, plain, words};
 
@@ -169,6 +170,9 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
     if let Some(lock_id) = &args.group {
         return release_group(global, lock_id);
     }
+    if let Some(from) = &args.from {
+        return steps::release(global, from);
+    }
     let key = args.key.as_deref().unwrap_or_default();
     let nothing = format!("{key:?} is free");
     if !args.force {
@@ -207,6 +211,9 @@ fn confirm(key: &str, holders: &[LockStatus]) -> Outcome<()> {
 }
 
 pub fn renew(global: &Global, args: &Renew) -> Outcome {
+    if let Some(from) = &args.from {
+        return steps::renew(global, from, args.lease);
+    }
     let lock_id = args.group.as_deref().or(args.lock_id.as_deref()).unwrap_or_default();
     told(global, "renewed", "nothing was renewed", &client(global, Missing::Wrong)?.renew(lock_id, args.lease)?)
 }

@@ -7,6 +7,8 @@ mod about;
 #[cfg(unix)]
 mod args;
 #[cfg(unix)]
+mod asked;
+#[cfg(unix)]
 mod clock;
 #[cfg(unix)]
 mod command;
@@ -14,6 +16,8 @@ mod command;
 mod exec;
 #[cfg(unix)]
 mod failure;
+#[cfg(unix)]
+mod give_back;
 #[cfg(unix)]
 mod held;
 #[cfg(unix)]
@@ -23,9 +27,13 @@ mod job;
 #[cfg(unix)]
 mod keeper;
 #[cfg(unix)]
+mod killing;
+#[cfg(unix)]
 mod leases;
 #[cfg(unix)]
 mod locks;
+#[cfg(unix)]
+mod on_behalf;
 #[cfg(unix)]
 mod on_loss;
 #[cfg(unix)]
@@ -35,9 +43,13 @@ mod run;
 #[cfg(unix)]
 mod secret;
 #[cfg(unix)]
+mod session;
+#[cfg(unix)]
 mod show;
 #[cfg(unix)]
 mod signals;
+#[cfg(unix)]
+mod steps;
 #[cfg(unix)]
 mod store;
 #[cfg(unix)]
@@ -48,6 +60,8 @@ mod terminal;
 mod wait;
 #[cfg(unix)]
 mod warnings;
+#[cfg(unix)]
+mod watched;
 #[cfg(unix)]
 mod words;
 

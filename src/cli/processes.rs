@@ -1,10 +1,35 @@
 //! Which processes there are.
 
 use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::sys::signal::killpg;
+use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+
+/// A handle of a process, which never becomes that of another one with the same number. An error: there is none.
+#[cfg(target_os = "linux")]
+pub fn handle(pid: i32) -> io::Result<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid).ok_or(ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn handle(_: i32) -> io::Result<OwnedFd> {
+    Err(ErrorKind::Unsupported.into())
+}
+
+/// Sends a signal to the process of a handle.
+#[cfg(target_os = "linux")]
+pub fn send_signal(process: impl AsFd, signal: Signal) -> io::Result<()> {
+    let signal = rustix::process::Signal::from_named_raw(signal as i32).ok_or(ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_send_signal(process, signal)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn send_signal(_: impl AsFd, _: Signal) -> io::Result<()> {
+    Err(ErrorKind::Unsupported.into())
+}
 
 /// Whether something of a process group runs. What ended and was not waited for by its parent, which may be a daemon
 /// that left the group, does nothing any more. `member`: one that ran at the last look.

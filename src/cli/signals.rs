@@ -20,6 +20,16 @@ pub const PASSED_ON: [Signal; 7] = [
 /// They end a wait for the lock.
 pub const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
+/// What ends a wait, or a hold, before its time.
+pub struct Interrupts {
+    pub signals: Receiver<Signal>,
+    /// Nobody needs the lock any more.
+    pub gone: Receiver<Gone>,
+}
+
+/// Says who does not need it any more, as `process 7 has ended`.
+pub type Gone = String;
+
 /// From now on the signals come by this channel. Those that whoever started us wanted to be ignored, as `nohup`
 /// does, stay so, for the command too.
 pub fn watch() -> io::Result<Receiver<Signal>> {

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold::{ClientBuilder, Event, LockClient, Observer};
 
-use crate::args::{Ask, Global};
+use crate::args::Global;
+use crate::asked::{Ask, Labels};
 use crate::failure::{Failure, Outcome};
 use crate::on_loss::OnLoss;
 use crate::secret::has_password;
@@ -73,25 +75,31 @@ pub fn client(global: &Global, missing: Missing) -> Outcome<LockClient> {
     Ok(builder(global, missing)?.connect()?)
 }
 
-/// A client for whoever runs a command while it holds: so much of each lease is kept back that the command is
-/// ended in it.
-pub fn holding(global: &Global, ask: &Ask) -> Outcome<LockClient> {
-    let mut builder = builder(global, Missing::Made)?.lease(ask.lease);
-    if ask.on_loss == OnLoss::Kill {
-        let margin = ask.margin().map_err(|least| {
-            let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));
-            Failure::usage(format!(
-                "--kill-after is {kill}, too long for a --lease of {lease}: with {rest} on top it must be at most a \
-                 third of the lease, so make the lease {} or longer",
-                words(least)
-            ))
-        })?;
-        builder = builder.margin(margin);
+/// A client for whoever takes a lock.
+pub fn taking(global: &Global, lease: Duration, labels: &Labels) -> Outcome<ClientBuilder> {
+    let builder = builder(global, Missing::Made)?.lease(lease);
+    Ok(match &labels.owner {
+        Some(owner) => builder.owner(owner),
+        None => builder,
+    })
+}
+
+/// The same for whoever renews it: so much of each lease is kept back that the command is ended in it.
+pub fn holding(global: &Global, ask: &Ask) -> Outcome<ClientBuilder> {
+    let builder = taking(global, ask.lease, &ask.labels)?;
+    if ask.on_loss != OnLoss::Kill {
+        return Ok(builder);
     }
-    if let Some(owner) = &ask.owner {
-        builder = builder.owner(owner);
-    }
-    Ok(builder.connect()?)
+    let margin = ask.margin().map_err(|least| {
+        let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));
+        Failure::usage(format!(
+            "--kill-after is {kill}, too long for a --lease of {lease}: with {rest} on top it must be at most a third \
+             of the lease, so make it {} or shorter, or the lease {} or longer",
+            words((ask.lease / 3).saturating_sub(ask.after_kill())),
+            words(least)
+        ))
+    })?;
+    Ok(builder.margin(margin))
 }
 
 /// The file in the user's state folder.

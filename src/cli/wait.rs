@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, after, at, bounded, never, select, tick, unbounded};
+use crossbeam_channel::{after, at, bounded, never, select, tick, unbounded};
 use leasehold::{CancelToken, Error, LockClient, LockStatus, Result, Waiting};
 use nix::sys::signal::Signal;
 
 use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Told};
 use crate::show::{say, wait_line};
-use crate::signals::ENDING;
+use crate::signals::{ENDING, Gone, Interrupts};
 use crate::words::{age, ours, words};
 
 /// The pause behind the first try to connect; doubled up to the last one, and up to half as long again at random, so
@@ -32,10 +32,10 @@ pub struct Shows {
 pub fn connect(
     connect: impl Fn() -> Outcome<LockClient> + Send + Sync + 'static,
     until: Option<Instant>,
-    signals: &Receiver<Signal>,
+    interrupts: &Interrupts,
     shows: Shows,
 ) -> Outcome<LockClient> {
-    let outcome = connected(&Arc::new(connect), until, signals, shows);
+    let outcome = connected(&Arc::new(connect), until, interrupts, shows);
     if shows.line {
         wait_line("");
     }
@@ -45,7 +45,7 @@ pub fn connect(
 fn connected(
     connect: &Arc<impl Fn() -> Outcome<LockClient> + Send + Sync + 'static>,
     until: Option<Instant>,
-    signals: &Receiver<Signal>,
+    interrupts: &Interrupts,
     shows: Shows,
 ) -> Outcome<LockClient> {
     let try_once = || {
@@ -80,11 +80,22 @@ fn connected(
                 let waited = whole(started.elapsed());
                 wait_line(&format!("leasehold: waiting for the store for {waited}{of}: {}", ours(&error.to_string())));
             },
-            recv(signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
-                return Err(Failure::Silent(code::SIGNAL + signal as u8));
+            recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+                return Err(by_signal(signal));
             },
+            recv(interrupts.gone) -> who => return Err(without_need(who.ok())),
         }
     }
+}
+
+fn by_signal(signal: Signal) -> Failure {
+    Failure::Silent(code::SIGNAL + signal as u8)
+}
+
+/// `who` needs the lock no more.
+fn without_need(who: Option<Gone>) -> Failure {
+    let who = who.unwrap_or_else(|| "whoever it is for is gone".to_owned());
+    Failure::Own(code::CONFLICT, format!("{who}, and the lock was not obtained before"))
 }
 
 fn on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
@@ -96,10 +107,10 @@ fn ended_early() -> Failure {
     Failure::Own(code::INTERNAL, "the waiting thread ended early".to_owned())
 }
 
-/// What is locked, or the code of the signal that ended the wait.
+/// What is locked, or what ended the wait.
 pub fn wait(
     lock: impl FnOnce(&CancelToken, Option<Told>) -> Result<Held> + Send + 'static,
-    signals: &Receiver<Signal>,
+    interrupts: &Interrupts,
     shows: Shows,
 ) -> Outcome<Held> {
     let cancel = CancelToken::new();
@@ -113,7 +124,7 @@ pub fn wait(
     on_thread("leasehold-wait", move || drop(done.send(lock(&cancelled, tell))))?;
     let mut display = Display { draws: shows.line, outer, seen: None };
     let seconds = if shows.line { tick(Duration::from_secs(1)) } else { never() };
-    let mut ended_by = None;
+    let (mut ended_by, mut gone) = (None, interrupts.gone.clone());
     let outcome: Result<Held> = loop {
         select! {
             recv(outcome) -> outcome => match outcome {
@@ -122,21 +133,26 @@ pub fn wait(
             },
             recv(waits) -> waiting => waiting.into_iter().for_each(|waiting| display.told(waiting)),
             recv(seconds) -> _ => display.draw(),
-            recv(signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+            recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
                 if ended_by.is_some() {
                     // Asked twice: no time to take back what may be under way.
                     display.end();
-                    return Err(Failure::Silent(code::SIGNAL + signal as u8));
+                    return Err(by_signal(signal));
                 }
-                ended_by = Some(signal);
+                ended_by = Some(by_signal(signal));
                 cancel.cancel();
             },
+            recv(gone) -> who => {
+                gone = never();
+                ended_by.get_or_insert_with(|| without_need(who.ok()));
+                cancel.cancel();
+            }
         }
     };
     display.end();
     match ended_by {
         // A lock that was granted at this moment goes with its guard.
-        Some(signal) => Err(Failure::Silent(code::SIGNAL + signal as u8)),
+        Some(failure) => Err(failure),
         None => Ok(outcome?),
     }
 }

@@ -4,24 +4,28 @@ use std::time::{Duration, SystemTime};
 
 use jiff::{Span, SpanRelativeTo, Timestamp};
 
+/// What no duration of an option is above, so that it can be added to any time: a hundred years.
+const MOST: Duration = Duration::from_secs(36_500 * 86_400);
+
 /// A duration above zero, as an option's value.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match parse(text) {
-        Some(d) if !d.is_zero() => Ok(d),
-        _ => Err("a duration above zero is wanted, like 500ms, 30s, 5m, 1h30m or 1d".to_owned()),
+        Some(d) if !d.is_zero() && d <= MOST => Ok(d),
+        _ => Err("a duration above zero and of at most 36500d is wanted, like 500ms, 30s, 5m, 1h30m or 1d".to_owned()),
     }
 }
 
 /// The same, where zero makes sense.
 pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
-    parse(text).ok_or_else(|| "a duration is wanted, like 0s, 30s, 5m, 1h30m or 1d".to_owned())
+    let d = parse(text).filter(|d| *d <= MOST);
+    d.ok_or_else(|| "a duration of at most 36500d is wanted, like 0s, 30s, 5m, 1h30m or 1d".to_owned())
 }
 
 /// The same, for what the library takes as a minimum hold.
 pub fn at_most_30_days(text: &str) -> Result<Duration, String> {
     match duration(text) {
         Ok(d) if d > Duration::from_secs(30 * 86_400) => Err("at most 30 days are possible".to_owned()),
-        other => other,
+        other => other.map_err(|why| why.replace("36500d", "30d")),
     }
 }
 
@@ -145,6 +149,11 @@ mod tests {
             assert!(duration(text).unwrap_err().contains("like 500ms"), "{text}");
         }
         assert_eq!(duration("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!((duration("36500d"), duration_or_zero("36500d")), (Ok(MOST), Ok(MOST)));
+        for text in ["36501d", "18446744073709551615", "18446744073709551616"] {
+            let refused = [duration(text), duration_or_zero(text), at_most_30_days(text)];
+            assert!(refused.iter().all(|why| why.as_ref().unwrap_err().contains("at most 3")), "{text}: {refused:?}");
+        }
         assert!(duration("1.2.3").is_err() && duration(".").is_err());
         assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
         assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));

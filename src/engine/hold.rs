@@ -421,6 +421,16 @@ impl Hold {
         };
     }
 
+    /// Declares the loss this long from now on, unless that is to happen earlier.
+    pub fn end_in(&self, time: Duration) {
+        let from_grant = self.setup.clock.now().since(self.grant.at).saturating_add(time);
+        {
+            let max_hold = &mut self.state.lock().callbacks.max_hold;
+            *max_hold = Some(max_hold.map_or(from_grant, |before| before.min(from_grant)));
+        }
+        self.setup.watcher.look_now();
+    }
+
     /// When the watcher must first look at this hold.
     pub fn first_look(&self) -> BootTime {
         let state = self.state.lock();

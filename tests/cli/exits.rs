@@ -420,3 +420,33 @@ fn a_real_time_signal_ends_a_command_as_any_other() {
     }
     assert!(store.client().get("k").unwrap().unwrap().is_free());
 }
+
+/// Longer than the machine can count, or than the library takes: which option, and what it takes.
+#[test]
+fn a_duration_that_is_too_long_is_wrong_usage() {
+    let store = Store::new();
+    let run_with = |option| vec!["run", "k", "--try", option, "TIME", "--", "true"];
+    let cases = [
+        vec!["status", "--older-than", "TIME"],
+        vec!["status", "--newer-than", "TIME"],
+        vec!["status", "--left-below", "TIME"],
+        vec!["status", "--left-at-least", "TIME"],
+        vec!["status", "--watch=TIME"],
+        vec!["purge", "--older-than", "TIME"],
+        vec!["renew", "id", "--lease", "TIME"],
+        vec!["lease", "claim", "name", "holder", "--for", "TIME"],
+        vec!["run", "k", "--wait", "TIME", "--", "true"],
+        vec!["elect", "k", "--kill-after", "TIME", "--", "true"],
+    ];
+    let of_run = ["--lease", "--kill-after", "--max-hold", "--hold-at-least", "--every"].map(run_with);
+    for case in cases.into_iter().chain(of_run) {
+        for time in ["18446744073709551615s", "18446744073709551616", "40000d", "1e19"] {
+            let args: Vec<String> = case.iter().map(|arg| arg.replace("TIME", time)).collect();
+            let option = case.iter().find(|arg| arg.starts_with("--") && **arg != "--try").unwrap();
+            let option = option.split('=').next().unwrap();
+            let ran = run(leasehold(&[]).args(&args).env("LEASEHOLD_STORE", &store.url));
+            assert_eq!(ran.code, Some(64), "{args:?}: {}", ran.stderr);
+            assert!(ran.stderr.contains(option) && ran.stderr.contains("at most"), "{args:?}: {}", ran.stderr);
+        }
+    }
+}

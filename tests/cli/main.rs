@@ -11,6 +11,8 @@ mod servers;
 
 mod elect;
 mod exits;
+mod groups;
+mod hold;
 mod locks;
 mod loss;
 mod messages;
@@ -22,6 +24,7 @@ mod rights;
 mod secrets;
 mod signals;
 mod snapshots;
+mod steps;
 mod support;
 mod terminal;
 mod verbs;

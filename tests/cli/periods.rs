@@ -8,6 +8,8 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{PATIENCE, Ran, Running, Shared, Store, leasehold, run};
+#[cfg(all(feature = "sqlite", target_os = "linux"))]
+use crate::wait::wait_until;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -215,5 +217,27 @@ fn a_period_that_makes_no_sense_is_wrong_usage() {
         let ran = run(&mut store.script(options, "echo never"));
         ends(&ran, 64, "");
         assert!(ran.stderr.contains(why), "{}", ran.stderr);
+    }
+}
+
+/// However long the lock stands: neither is waited for that long, nor is a signal in vain.
+#[test]
+#[cfg(all(feature = "sqlite", target_os = "linux"))]
+fn a_store_that_is_away_at_the_end_holds_nobody_up() {
+    for signal in [Some(Signal::SIGTERM), None] {
+        let store = Store::new();
+        let lease = if signal.is_some() { "30m" } else { "3s" };
+        let options = ["--hold-at-least", "10h", "--every", "20h", "--lease", lease];
+        let mut running = Running::start(&mut store.reading(&options, "echo $$; read go"));
+        let command = format!("/proc/{}", running.line());
+        let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+        db.busy_timeout(PATIENCE).unwrap();
+        db.execute_batch("BEGIN IMMEDIATE").unwrap();
+        running.tell("go");
+        wait_until("the command has ended", || !std::path::Path::new(&command).exists());
+        signal.into_iter().for_each(|signal| running.signal(signal));
+        let ran = running.end();
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert!(ran.stderr.contains("so it may run again in this period: the store does not answer"), "{}", ran.stderr);
     }
 }

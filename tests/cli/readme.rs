@@ -41,6 +41,20 @@ fn from_nothing_to_a_held_lock() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn the_steps_of_the_guide() {
+    let blocks = blocks("src/cli/guide.md", "## Steps that share no process\n");
+    let [steps, hold] = &blocks[..] else { panic!("{blocks:?}") };
+    let store = Store::new();
+    let said = pasted(&store, steps);
+    assert!(said.starts_with("deployed with token 1") && said.contains("\nreleased \"deploy\""), "{said}");
+    // What holds it ends with the shell, and at once.
+    for _ in 0..2 {
+        pasted(&store, &format!("{hold}\nleasehold status nightly --exit-code"));
+    }
+}
+
+#[test]
 fn the_commands_of_the_recipes_are_those_of_this_version() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/api/guide/recipes.md");
     let recipes = std::fs::read_to_string(path).unwrap();

@@ -29,9 +29,11 @@ fn redacted(text: &str, store: &Store) -> String {
     redacted
 }
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 19] = [
     "run",
     "elect",
+    "acquire",
+    "hold",
     "status",
     "release",
     "renew",

@@ -333,3 +333,24 @@ fn a_max_hold_that_ends_before_all_are_had_ends_the_call() {
         assert_eq!(faults.count(Call::Acquire), 2, "it begins again and again");
     });
 }
+
+#[test]
+fn a_max_hold_of_all_is_counted_from_when_all_are_held() {
+    let store = Store::memory();
+    let (client, rival) = (store.builder().connect().unwrap(), store.bystander());
+    let b = rival.lock("b").unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_all(["a", "b"]).max_hold(SHORT).lock());
+        wait_until("a is held", || !store.is_vacant("a"));
+        let began = Instant::now();
+        wait_until("it is held for longer", || began.elapsed() > 2 * SHORT);
+        let freed = Instant::now();
+        b.release().unwrap();
+        let guard = waits.join().unwrap().unwrap();
+        wait_until("it is over", || guard.guards().iter().all(|one| one.loss().get().is_some()));
+        assert!(freed.elapsed() >= SHORT, "{:?}", freed.elapsed());
+        assert!(guard.guards().iter().all(|one| matches!(one.loss().get().unwrap().reason, LossReason::MaxHold)));
+    });
+    let error = client.request_all(["a"]).max_hold(Duration::ZERO).lock().unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("max_hold is 0ns"), "{error}");
+}

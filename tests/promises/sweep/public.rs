@@ -38,7 +38,7 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
     ),
     // They make what asks.
     ("LockClient", &["election", "fence", "leases", "request", "request_all", "request_any"]),
-    ("LockAllRequest", &["each", "lock_id", "wait", "wait_until"]),
+    ("LockAllRequest", &["each", "lock_id", "max_hold", "wait", "wait_until"]),
     ("Leases", &["fence", "namespace"]),
     ("ElectionBuilder", &["*"]),
     (

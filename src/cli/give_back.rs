@@ -1,0 +1,140 @@
+//! The end of a hold: its locks are released.
+
+use std::time::Duration;
+use std::{fmt, io};
+
+use crossbeam_channel::{Receiver, after, select};
+use leasehold::{CancelToken, Error, ErrorKind};
+use nix::sys::signal::Signal;
+
+use crate::held::Held;
+use crate::show::say;
+use crate::signals::ENDING;
+use crate::words::words;
+
+/// What a release gets at least, for a store that answers again.
+const LAST_TRY: Duration = Duration::from_millis(500);
+/// The library's watcher tells a loss within a second.
+pub const TOLD: Duration = Duration::from_secs(2);
+
+/// How a hold ended.
+pub struct GivenBack {
+    /// Before its end.
+    pub was_lost: bool,
+    /// The release was not answered.
+    pub is_unanswered: bool,
+}
+
+/// What is known of a hold that ends.
+pub struct Ending<'a> {
+    /// That the locks were lost was said already.
+    pub is_told: bool,
+    pub lease_left: Duration,
+    /// Unless they were lost they stand for so long.
+    pub every: Option<Duration>,
+    /// Whom they were held for, and what became of that.
+    pub who_ended: &'a str,
+    /// A signal to end is one not to wait for the store any more.
+    pub signals: &'a Receiver<Signal>,
+}
+
+/// Releases the locks, and says what is wrong with that.
+pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
+    let Ending { is_told, lease_left, every, who_ended, signals } = *ending;
+    let name = locks.name();
+    // The keeper may have killed it before the loss was told.
+    let was_lost = is_told || locks.lost().is_some() || !locks.is_held();
+    if was_lost && !is_told {
+        let loss = locks.lost().or_else(|| locks.wait_for_loss(TOLD));
+        let (name, why) = match loss {
+            Some(loss) => (format!("the lock {:?}", loss.key), loss.to_string()),
+            None => (name.clone(), "expired".to_owned()),
+        };
+        say(&format!("{name} was lost: {why}; {who_ended}"));
+    }
+    let every = every.filter(|_| !was_lost);
+    let Release { stands, answer: released } = release(locks, lease_left, every, signals);
+    let is_unanswered = matches!(&released, Err(failed) if !failed.is_lost());
+    let was_lost = match released {
+        _ if was_lost => true,
+        Ok(()) => false,
+        Err(failed) if failed.is_lost() => {
+            say(&failed.to_string());
+            true
+        }
+        Err(why) => {
+            let what = match every {
+                Some(every) if stands => {
+                    format!("could not be released, but will stand for at least {} from the grant", words(every))
+                }
+                Some(_) => "may be free before the command is due again, so it may run again in this period".to_owned(),
+                None => "could not be released and ends with its lease".to_owned(),
+            };
+            say(&format!("{name} {what}: {why}"));
+            false
+        }
+    };
+    GivenBack { was_lost, is_unanswered }
+}
+
+/// Why it is not known that the lock was released.
+enum Unreleased {
+    Failed(Error),
+    NoAnswer,
+    NoThread(io::Error),
+}
+
+impl Unreleased {
+    fn is_lost(&self) -> bool {
+        matches!(self, Unreleased::Failed(error) if error.kind() == ErrorKind::Lost)
+    }
+}
+
+impl fmt::Display for Unreleased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unreleased::Failed(error) => error.fmt(f),
+            Unreleased::NoAnswer => f.write_str("the store does not answer"),
+            Unreleased::NoThread(error) => write!(f, "no thread could be started: {error}"),
+        }
+    }
+}
+
+/// How the locks were released.
+struct Release {
+    /// They stand until the command is due again, whatever became of the release.
+    stands: bool,
+    answer: Result<(), Unreleased>,
+}
+
+/// Releases the lock; after the end of the lease there is nothing to wait for any more.
+fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: &Receiver<Signal>) -> Release {
+    let (done, told) = crossbeam_channel::bounded(2);
+    let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
+    let spawned = thread.spawn(move || {
+        let stood = every.map_or(Ok(()), |every| locks.stand(every, &CancelToken::new(), None));
+        let _ = done.send(stood.clone());
+        let _ = done.send(stood.and(locks.release()));
+    });
+    if let Err(error) = spawned {
+        // The guard was dropped, and its drop released: only that it stands is missing.
+        return Release { stands: false, answer: every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error))) };
+    }
+    let (mut over, mut is_hurried) = (after(lease_left.max(LAST_TRY)), false);
+    let mut is_over = false;
+    let mut answer = || loop {
+        if is_over {
+            return Err(Unreleased::NoAnswer);
+        }
+        select! {
+            recv(told) -> answer => {
+                return answer.map_or(Err(Unreleased::NoAnswer), |answer| answer.map_err(Unreleased::Failed));
+            }
+            recv(over) -> _ => is_over = true,
+            recv(signals) -> signal => if !is_hurried && signal.is_ok_and(|signal| ENDING.contains(&signal)) {
+                (over, is_hurried) = (after(LAST_TRY), true);
+            },
+        }
+    };
+    Release { stands: answer().is_ok(), answer: answer() }
+}

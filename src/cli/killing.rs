@@ -1,0 +1,70 @@
+//! When what works under a lock is killed, so that nothing of it is left when another may get the lock.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, after, never};
+
+use crate::asked::Ask;
+use crate::clock::since_boot;
+use crate::held::Held;
+
+/// See the module. All times are since boot.
+pub struct Killing {
+    /// Until when the locks are held at the least.
+    held_until: Duration,
+    /// When KILL is due, and the timer for it.
+    due: Option<(Duration, Receiver<Instant>)>,
+}
+
+impl Killing {
+    pub fn new() -> Killing {
+        // A hold that is never seen as held leaves no time for TERM.
+        Killing { held_until: Duration::ZERO, due: None }
+    }
+
+    /// Looks until when the locks are held.
+    pub fn look(&mut self, locks: &Held) {
+        if locks.is_held() {
+            self.held_until = locks.held_until();
+        }
+    }
+
+    /// KILL after this time, or earlier if that was decided before.
+    pub fn begin(&mut self, time: Duration) {
+        let by = since_boot().saturating_add(time);
+        if self.due.as_ref().is_none_or(|(before, _)| by < *before) {
+            self.due = Some((by, after(time)));
+        }
+    }
+
+    /// Whether KILL is decided.
+    pub fn has_begun(&self) -> bool {
+        self.due.is_some()
+    }
+
+    /// Ready when KILL is due.
+    pub fn timer(&self) -> Receiver<Instant> {
+        self.due.as_ref().map_or_else(never, |(_, timer)| timer.clone())
+    }
+
+    /// When the keeper kills: a little later than this process would do it.
+    pub fn by_keeper(&self, ask: &Ask, is_ended_by_loss: bool) -> Option<Duration> {
+        let by_loss = is_ended_by_loss.then(|| self.held_until.saturating_add(ask.kill_after()));
+        let decided = self.due.as_ref().map(|(at, _)| *at);
+        let kill_at = by_loss.into_iter().chain(decided).min();
+        kill_at.map(|at| at.saturating_add(ask.after_kill() / 2))
+    }
+
+    /// What is left between TERM and KILL: nothing when we were stopped or suspended for longer than the lease.
+    pub fn left(&self, ask: &Ask) -> Duration {
+        let left = self.held_until.saturating_add(ask.kill_after()).saturating_sub(since_boot());
+        left.min(ask.kill_after())
+    }
+
+    /// What is left of the lease: there is nothing to release after it. A lock that must stand for longer is not waited
+    /// for until then.
+    pub fn lease_left(&self, ask: &Ask) -> Duration {
+        let left = self.held_until.saturating_add(ask.lease / 3).saturating_sub(since_boot());
+        left.min(ask.lease.saturating_add(ask.lease / 3))
+    }
+}

@@ -1,0 +1,171 @@
+//! `hold`: a lock that is held for another process.
+
+use std::fs::File;
+use std::time::Duration;
+
+use crossbeam_channel::{never, select, tick};
+use leasehold::Loss;
+use nix::sys::signal::Signal;
+use nix::unistd::dup2_stdout;
+
+use crate::args::{Global, Hold};
+use crate::asked::Ask;
+use crate::failure::{Failure, Outcome, code};
+use crate::give_back::{Ending, give_back};
+use crate::held::{Held, Wanted};
+use crate::keeper::{Keeper, Target};
+use crate::killing::Killing;
+use crate::on_loss::OnLoss;
+use crate::run::{refused, until};
+use crate::session::{Session, internal};
+use crate::show::say;
+use crate::signals::{ENDING, Interrupts, spare_us_ttou};
+use crate::steps::hand_out;
+use crate::store;
+use crate::watched::Watched;
+use crate::words::words;
+
+pub fn hold(global: &Global, args: &Hold) -> Outcome {
+    let watched = Watched::open(&args.for_whom, args.ask.on_loss)?;
+    let wanted = Wanted {
+        keys: vec![args.key.get().to_owned()],
+        labels: args.ask.labels.clone(),
+        sharing: args.sharing.clone(),
+        max_hold: args.ask.max_hold,
+        until: until(args.patience.wait()),
+        ..Wanted::default()
+    };
+    // Before any thread is started, which inherits it.
+    spare_us_ttou().map_err(internal)?;
+    let (of_all, ask) = (global.clone(), args.ask.clone());
+    let session = Session::start(global, move || store::holding(&of_all, &ask), wanted.until, watched.gone()?)?;
+    let locks = match session.wait(wanted) {
+        Err(failure) => return refused(failure, global, &args.patience, false),
+        Ok(locks) => locks,
+    };
+    let mut holding = Holding::start(&args.ask, locks, watched)?;
+    let end = holding.hand_out().map(|()| holding.go_on(&session.interrupts));
+    let (was_lost, is_unanswered) = holding.end(&session.interrupts);
+    session.is_unanswered.set(is_unanswered);
+    match end? {
+        _ if was_lost => Err(Failure::Silent(code::LOST)),
+        Some(signal) => Err(Failure::Silent(code::SIGNAL + signal as u8)),
+        None => Ok(0),
+    }
+}
+
+/// A lock that is held, and for whom.
+struct Holding<'a> {
+    ask: &'a Ask,
+    locks: Held,
+    watched: Watched,
+    /// Kills the process where we cannot, if a loss shall end it.
+    keeper: Option<Keeper>,
+    killing: Killing,
+    lost: Option<Loss>,
+}
+
+impl<'a> Holding<'a> {
+    fn start(ask: &'a Ask, locks: Held, watched: Watched) -> Outcome<Holding<'a>> {
+        let keeper = match watched.process().filter(|_| ask.on_loss == OnLoss::Kill) {
+            Some(process) => Some(Keeper::start(Some(process)).map_err(internal)?),
+            None => None,
+        };
+        let mut holding = Holding { ask, locks, watched, keeper, killing: Killing::new(), lost: None };
+        holding.arm();
+        Ok(holding)
+    }
+
+    /// Prints the lock. Whoever reads that to its end, as a shell does, then goes on.
+    fn hand_out(&self) -> Outcome<()> {
+        // What is printed must not be taken back, so first what may fail.
+        let null = File::options().write(true).open("/dev/null").map_err(internal)?;
+        self.locks.ensure_held()?;
+        self.locks.info().as_ref().map_or(Ok(()), hand_out)?;
+        dup2_stdout(null).map_err(internal)
+    }
+
+    /// Until nobody needs the lock, nothing is left to do for one that is lost, or this signal tells us to end.
+    fn go_on(&mut self, interrupts: &Interrupts) -> Option<Signal> {
+        let mut losses = self.locks.losses();
+        let looks = tick(self.ask.lease / 20);
+        let mut is_killed = false;
+        loop {
+            if self.lost.is_none()
+                && let Some(loss) = self.locks.lost()
+            {
+                self.lose(loss);
+            }
+            if self.lost.is_some() && !self.killing.has_begun() {
+                return None;
+            }
+            self.arm();
+            let kill_at = self.killing.timer();
+            select! {
+                recv(interrupts.signals) -> signal => match signal {
+                    // A loss has to be seen through up to KILL, also one that nobody has told yet.
+                    Ok(signal) if ENDING.contains(&signal) && (is_killed || self.locks.is_held()) => return Some(signal),
+                    _ => {}
+                },
+                recv(interrupts.gone) -> _ => return None,
+                recv(losses) -> loss => {
+                    losses = never();
+                    loss.into_iter().for_each(|loss| self.lose(loss));
+                }
+                recv(kill_at) -> _ => {
+                    self.watched.signal(Signal::SIGKILL);
+                    is_killed = true;
+                }
+                recv(looks) -> _ => {}
+            }
+        }
+    }
+
+    fn arm(&mut self) {
+        self.killing.look(&self.locks);
+        let kill_at = self.killing.by_keeper(self.ask, true);
+        Keeper::keep_or_replace(&mut self.keeper, Target::Process, kill_at, || self.watched.process());
+    }
+
+    fn lose(&mut self, loss: Loss) {
+        if self.lost.is_some() {
+            return;
+        }
+        let name = self.watched.name();
+        let end = match (&self.watched, self.ask.on_loss) {
+            (Watched::Process(..), OnLoss::Kill) => self.end_process(&name),
+            (Watched::Process(..), OnLoss::Signal(signal)) => {
+                self.watched.signal(signal);
+                format!("{name} gets {signal}")
+            }
+            _ => format!("{name} is told nothing"),
+        };
+        say(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
+        self.lost = Some(loss);
+    }
+
+    /// TERM, and KILL while nobody else can be in.
+    fn end_process(&mut self, name: &str) -> String {
+        let kill_after = self.killing.left(self.ask);
+        self.killing.begin(kill_after);
+        if kill_after.is_zero() {
+            return format!("{name} is killed");
+        }
+        self.watched.signal(Signal::SIGTERM);
+        format!("{name} is ended, by KILL in {}", words(kill_after))
+    }
+
+    /// Releases the lock. Whether it was lost, and whether the release was not answered.
+    fn end(mut self, interrupts: &Interrupts) -> (bool, bool) {
+        self.killing.look(&self.locks);
+        // The end of this process is all that whoever has the pipe learns of a loss.
+        let is_told_by_end = self.lost.is_some() && matches!(self.watched, Watched::Pipe(..));
+        let lease_left = if is_told_by_end { Duration::ZERO } else { self.killing.lease_left(self.ask) };
+        // From now on nobody is killed.
+        self.keeper.take().into_iter().for_each(Keeper::dismiss);
+        let (is_told, who_ended) = (self.lost.is_some(), &*format!("{} is gone", self.watched.name()));
+        let signals = &interrupts.signals;
+        let given_back = give_back(self.locks, &Ending { is_told, lease_left, every: None, who_ended, signals });
+        (given_back.was_lost, given_back.is_unanswered || is_told_by_end)
+    }
+}

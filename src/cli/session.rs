@@ -1,0 +1,63 @@
+//! A client, and what this process is told, while it waits for a lock and holds it.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use crossbeam_channel::Receiver;
+use leasehold::{CancelToken, ClientBuilder, LockClient};
+
+use crate::args::Global;
+use crate::failure::{Failure, Outcome, code};
+use crate::held::{Held, Wanted};
+use crate::show::is_stderr_a_terminal;
+use crate::signals::{self, Gone, Interrupts, spare_us_ttou};
+use crate::wait::{Shows, connect, wait};
+
+/// See the module.
+pub struct Session {
+    pub client: LockClient,
+    pub interrupts: Interrupts,
+    shows: Shows,
+    /// The last release was not answered, and nobody waits for it any more.
+    pub is_unanswered: Cell<bool>,
+}
+
+impl Drop for Session {
+    /// What is released in the background shall be done before this process ends.
+    fn drop(&mut self) {
+        if !self.is_unanswered.get() {
+            let _ = self.client.close();
+        }
+    }
+}
+
+impl Session {
+    /// `until`: when it is too late to connect. `gone`: tells when nobody needs the lock any more.
+    pub fn start(
+        global: &Global,
+        builder: impl Fn() -> Outcome<ClientBuilder> + Send + Sync + 'static,
+        until: Option<Instant>,
+        gone: Receiver<Gone>,
+    ) -> Outcome<Session> {
+        // What is wrong with the options is told at once.
+        drop(builder()?);
+        // Before any thread is started, which inherits it.
+        spare_us_ttou().map_err(internal)?;
+        let interrupts = Interrupts { signals: signals::watch().map_err(internal)?, gone };
+        let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
+        let client = connect(move || Ok(builder()?.connect()?), until, &interrupts, shows)?;
+        Ok(Session { client, interrupts, shows, is_unanswered: Cell::new(false) })
+    }
+
+    pub fn wait(&self, wanted: Wanted) -> Outcome<Held> {
+        // What was not answered before this wait says nothing of what it may leave behind.
+        self.is_unanswered.set(false);
+        let client = self.client.clone();
+        wait(move |cancel: &CancelToken, told| wanted.lock(&client, cancel, told), &self.interrupts, self.shows)
+    }
+}
+
+/// What the system refuses.
+pub fn internal(error: impl std::fmt::Display) -> Failure {
+    Failure::Own(code::INTERNAL, error.to_string())
+}

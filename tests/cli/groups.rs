@@ -1,0 +1,63 @@
+//! `run` of several keys, where something goes wrong on the way to all of them.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::support::{PATIENCE, Running, Store};
+use crate::wait::wait_until;
+
+fn both(store: &Store, options: &[&str]) -> Running {
+    let mut command = store.leasehold(&["run", "a", "b", "--lease", "30s"]);
+    Running::start(command.args(options).args(["--", "sleep", "1000"]))
+}
+
+/// For how long somebody holds it, if anybody does.
+fn left(store: &Store, key: &str) -> Option<Duration> {
+    let key = store.client().get(key).unwrap()?;
+    key.holders().first().and_then(|holder| holder.remaining())
+}
+
+/// It bounds the work, not the wait for the second one.
+#[test]
+fn the_longest_hold_is_counted_from_when_all_are_held() {
+    let store = Store::new();
+    let b = store.client().lock("b").unwrap();
+    let max_hold = Duration::from_secs(1);
+    let running = both(&store, &["--max-hold", "1s"]);
+    wait_until("a is held", || left(&store, "a").is_some());
+    let began = Instant::now();
+    wait_until("it is held for longer than the work may take", || began.elapsed() > max_hold * 2);
+    let freed = Instant::now();
+    b.release().unwrap();
+    let ran = running.end();
+    assert_eq!(ran.code, Some(76), "{}", ran.stderr);
+    assert!(ran.stderr.contains("held for as long as --max-hold allows"), "{}", ran.stderr);
+    assert!(freed.elapsed() >= max_hold, "{:?}: {}", freed.elapsed(), ran.stderr);
+}
+
+/// Nothing ran, so nobody is to wait for the end of an hour.
+#[test]
+#[cfg(feature = "sqlite")]
+fn where_one_cannot_be_made_to_stand_none_does() {
+    for (options, signal, code) in [(&["--wait", "10s"][..], None, 69), (&[], Some(Signal::SIGTERM), 143)] {
+        let store = Store::new();
+        drop(store.client());
+        let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+        db.busy_timeout(PATIENCE).unwrap();
+        let an_hour = "NEW.key = CAST('b' AS BLOB) AND NEW.leased_until - NEW.created > 1800000000000";
+        db.execute_batch(&format!(
+            "CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {an_hour} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        ))
+        .unwrap();
+        let running = both(&store, &[options, &["--hold-at-least", "1h"]].concat());
+        let stands = |key| left(&store, key).is_some_and(|left| left > Duration::from_secs(1800));
+        if let Some(signal) = signal {
+            wait_until("the first stands", || stands("a"));
+            running.signal(signal);
+        }
+        let ran = running.end();
+        assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+        assert_eq!([left(&store, "a"), left(&store, "b")], [None, None], "{}", ran.stderr);
+    }
+}

@@ -1,0 +1,257 @@
+//! `hold`: a lock that is held for another process.
+#![cfg(target_os = "linux")]
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::SystemTime;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{Running, Store, run};
+use crate::wait::wait_until;
+
+/// A process that the lock is held for.
+fn process(script: &str) -> Running {
+    let mut command = Command::new("sh");
+    let mut running = Running::start(command.args(["-c", script]).stdin(Stdio::piped()));
+    running.expect("ready");
+    running
+}
+
+/// Ends with 3 at TERM, and says what it is told until then.
+const EARS: &str =
+    "trap 'echo term; exit 3' TERM; trap 'echo usr1' USR1; echo ready; while :; do read line && echo $line; done";
+/// Is not ended by TERM.
+const DEAF: &str = "trap '' TERM; echo ready; read never";
+
+fn hold(store: &Store, process: &Running, options: &[&str]) -> Running {
+    let mut command = store.leasehold(&["hold", "k", "--pid", &process.child.id().to_string()]);
+    Running::start(command.args(options))
+}
+
+fn is_free(store: &Store) -> bool {
+    store.client().get("k").unwrap().is_none_or(|key| key.is_free())
+}
+
+#[test]
+fn a_lock_is_held_until_a_process_ends() {
+    let store = Store::new();
+    let mut script = process(EARS);
+    let mut holds = hold(&store, &script, &["--lease", "12s", "--owner", "ann", "--comment", "why"]);
+    let lock: Value = serde_json::from_str(&holds.line()).unwrap();
+    // Whoever reads the lock can go on.
+    holds.output_ends();
+    let holder = store.client().get("k").unwrap().unwrap().holders()[0].clone();
+    assert_eq!((&lock["owner"], holder.comment()), (&"ann".into(), Some("why")));
+    assert_eq!(lock["fencing_token"], holder.fencing_token());
+    let renewed = || store.client().get("k").unwrap().unwrap().holders()[0].renewed();
+    wait_until("it is renewed", || renewed().is_some());
+    script.signal(Signal::SIGKILL);
+    script.status();
+    let ran = holds.end();
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(is_free(&store));
+}
+
+#[test]
+fn a_lock_is_held_until_a_pipe_is_closed() {
+    let store = Store::new();
+    let mut holds = Running::start(store.leasehold(&["hold", "k", "--fd", "0"]).stdin(Stdio::piped()));
+    holds.line();
+    // What comes by it means nothing.
+    (0..100).for_each(|_| holds.tell(&"x".repeat(1000)));
+    wait_until("it is held", || !is_free(&store));
+    assert!(holds.child.try_wait().unwrap().is_none());
+    let ran = holds.end();
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(is_free(&store));
+}
+
+/// As the help has it.
+#[test]
+fn a_script_holds_a_lock_to_its_end() {
+    let store = Store::new();
+    let binary = env!("CARGO_BIN_EXE_leasehold");
+    let script = |take: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{take}\necho ready; read go; exit 5")]).current_dir(store.folder.path());
+        command.env("LEASEHOLD_STORE", &store.url).stdin(Stdio::piped());
+        Running::start(&mut command)
+    };
+    let by_process = format!("lock=$({binary} hold k --wait 0 --pid $$ &)\ntest \"$lock\" || exit 75");
+    let by_pipe = format!(
+        "rm -f pipe; mkfifo pipe; exec 9<> pipe\nlock=$({binary} hold k --wait 0 --fd 0 < pipe 9>&- &)\ntest \"$lock\" || exit 75"
+    );
+    for take in [by_process.as_str(), &by_pipe] {
+        for ends_by in [None, Some(Signal::SIGKILL)] {
+            let mut holds = script(take);
+            holds.expect("ready");
+            assert!(!is_free(&store));
+            assert_eq!(script(&by_process).end().code, Some(75));
+            match ends_by {
+                Some(signal) => holds.signal(signal),
+                None => holds.tell("go"),
+            }
+            assert_eq!(holds.status().code(), ends_by.is_none().then_some(5));
+            wait_until("it is released", || is_free(&store));
+        }
+    }
+}
+
+#[test]
+fn a_loss_ends_the_process() {
+    let store = Store::new();
+    let mut script = process(EARS);
+    let mut holds = hold(&store, &script, &["--lease", "18s"]);
+    holds.line();
+    store.client().force_release("k").unwrap();
+    script.expect("term");
+    assert_eq!(script.status().code(), Some(3));
+    let ran = holds.end();
+    assert_eq!(ran.code, Some(76));
+    let id = script.child.id();
+    for said in ["released by another after", &format!("; process {id} is ended, by KILL in ")] {
+        assert!(ran.stderr.contains(said), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn what_ignores_term_is_killed_before_the_lease_ends() {
+    let store = Store::new();
+    let mut script = process(DEAF);
+    // A tenth of it is between the end of the process and that of the lease, also on a busy machine.
+    let mut holds = hold(&store, &script, &["--lease", "12s", "--kill-after", "1s"]);
+    holds.line();
+    // Heartbeats can't be written any more.
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+    assert_eq!(script.status().code(), None);
+    let now = SystemTime::now();
+    assert!(now < end, "it ran on for {:?}", now.duration_since(end));
+    drop(db);
+    assert_eq!(holds.end().code, Some(76));
+}
+
+/// The keeper does it.
+#[test]
+fn the_process_is_killed_where_leasehold_cannot_renew_for_it() {
+    for stops_by in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let store = Store::new();
+        let mut script = process(EARS);
+        let mut holds = hold(&store, &script, &["--lease", "6s", "--kill-after", "0s"]);
+        holds.line();
+        holds.signal(stops_by);
+        assert_eq!(script.status().code(), None, "it is killed");
+        if stops_by == Signal::SIGSTOP {
+            holds.signal(Signal::SIGCONT);
+            assert_eq!(holds.end().code, Some(76));
+        }
+    }
+}
+
+#[test]
+fn the_process_may_be_told_or_left_alone() {
+    let store = Store::new();
+    for (on_loss, told) in [("signal:usr1", Some("usr1")), ("ignore", None)] {
+        let mut script = process(EARS);
+        let mut holds = hold(&store, &script, &["--lease", "6s", "--on-loss", on_loss]);
+        holds.line();
+        store.client().force_release("k").unwrap();
+        assert_eq!(holds.status().code(), Some(76));
+        told.into_iter().for_each(|line| script.expect(line));
+        script.tell("lives");
+        script.expect("lives");
+        // Nobody is killed with a leasehold that would not kill.
+        let mut holds = hold(&store, &script, &["--lease", "6s", "--on-loss", on_loss]);
+        holds.line();
+        holds.signal(Signal::SIGKILL);
+        holds.output_ends();
+        holds.status();
+        script.tell("lives");
+        script.expect("lives");
+        wait_until("its lease is over", || is_free(&store));
+    }
+}
+
+#[test]
+fn whoever_ends_it_gives_the_lock_back_and_harms_nobody() {
+    let store = Store::new();
+    let mut script = process(EARS);
+    let mut holds = hold(&store, &script, &[]);
+    holds.line();
+    holds.signal(Signal::SIGTERM);
+    assert_eq!(holds.end().code, Some(143));
+    assert!(is_free(&store));
+    script.tell("lives");
+    script.expect("lives");
+}
+
+#[test]
+fn a_pipe_is_closed_by_a_loss() {
+    let store = Store::new();
+    let mut holds = Running::start(store.leasehold(&["hold", "k", "--fd", "0", "--lease", "6s"]).stdin(Stdio::piped()));
+    holds.line();
+    store.client().force_release("k").unwrap();
+    assert_eq!(holds.status().code(), Some(76));
+    assert!(holds.stdin.as_mut().unwrap().write_all(b"x").is_err());
+}
+
+#[test]
+fn nobody_waits_for_whom_is_gone() {
+    let store = Store::new();
+    let rival = store.client().lock("k").unwrap();
+    let mut script = process(EARS);
+    let mut waits = hold(&store, &script, &["-vv"]);
+    waits.says("refused: \"k\"");
+    script.signal(Signal::SIGKILL);
+    script.status();
+    let ran = waits.end();
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(75), ""));
+    let said = format!("process {} has ended, and the lock was not obtained before", script.child.id());
+    assert!(ran.stderr.contains(&said), "{}", ran.stderr);
+    let mut waits = Running::start(store.leasehold(&["hold", "k", "--fd", "0", "-vv"]).stdin(Stdio::piped()));
+    waits.says("refused: \"k\"");
+    assert_eq!(waits.end().code, Some(75));
+    assert!(rival.is_held());
+}
+
+#[test]
+fn what_cannot_be_watched_is_wrong_usage() {
+    let store = Store::new();
+    let (script, held) = (process(EARS), process(EARS));
+    let mut gone = process(EARS);
+    gone.signal(Signal::SIGKILL);
+    gone.status();
+    let (gone, id) = (gone.child.id().to_string(), script.child.id().to_string());
+    drop(held);
+    for (args, why) in [
+        (&["hold", "k"][..], "--pid"),
+        (&["hold", "k", "--pid", &id, "--fd", "0"], "cannot be used with"),
+        (&["hold", "k", "--pid", "0"], "--pid"),
+        (&["hold", "k", "--pid", "1"], "process 1 cannot be ended"),
+        (&["hold", "k", "--pid", &gone], "there is no process"),
+        (&["hold", "k", "--fd", "77"], "descriptor 77 is not open"),
+        (&["hold", "k", "--fd", "0"], "descriptor 0 is no pipe"),
+        (&["hold", "k", "--fd", "1"], "descriptor 1 can be written to"),
+        (&["hold", "--pid", &id], "KEY"),
+    ] {
+        let ran = run(&mut store.leasehold(args));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(64), ""), "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(why), "{args:?}: {}", ran.stderr);
+    }
+    // It would never be closed.
+    let script = format!(
+        "mkfifo pipe; {} hold k --fd 3 4<>pipe 3<pipe; echo $?; {0} hold k --fd 0 --on-loss signal:USR1 < /dev/null; echo $?",
+        env!("CARGO_BIN_EXE_leasehold")
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).current_dir(store.folder.path()).env("LEASEHOLD_STORE", &store.url);
+    let ran = run(&mut command);
+    assert_eq!(ran.stdout, "64\n64\n", "{}", ran.stderr);
+    for why in ["has the writing end, too, as descriptor 4; close it with 4>&-", "--on-loss signal:.. needs a process"]
+    {
+        assert!(ran.stderr.contains(why), "{}", ran.stderr);
+    }
+}

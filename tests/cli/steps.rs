@@ -1,0 +1,197 @@
+//! `acquire`, and `release` and `renew` of what it printed.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
+use leasehold::Lock;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{PATIENCE, Ran, Running, Shared, Store, leasehold, run};
+
+/// Runs it on this store, with what it may read from standard input.
+#[track_caller]
+fn step(shared: &Shared, args: &[&str], input: &str) -> Ran {
+    let mut command = leasehold(args);
+    command.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone()).stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    // One that reads nothing may be gone.
+    let _ = running.stdin.as_mut().unwrap().write_all(input.as_bytes());
+    running.end()
+}
+
+#[track_caller]
+fn ends(ran: Ran, code: i32) -> Ran {
+    assert_eq!(ran.code, Some(code), "{}{}", ran.stdout, ran.stderr);
+    ran
+}
+
+fn cases(shared: &Shared) {
+    let step = |args: &[&str], input: &str| step(shared, args, input);
+    let status = |key: &str| serde_json::from_str::<Value>(&step(&["status", key, "--json"], "").stdout).unwrap();
+    let taken = ends(step(&["acquire", "k", "--lease", "1h", "--owner", "ann", "--comment", "why"], ""), 0).stdout;
+    let lock: Lock = serde_json::from_str(&taken).unwrap();
+    assert_eq!((lock.key(), lock.owner(), lock.comment()), ("k", "ann", Some("why")));
+    let (key, json) = (status("k"), serde_json::from_str::<Value>(&taken).unwrap());
+    assert_eq!([&key[0]["token"], &key[0]["lock_id"]], [&json["fencing_token"], &json["lock_id"]]);
+    assert_eq!(key[0]["expired"], false);
+
+    for (options, code) in [(&["--try"][..], 75), (&["--wait", "0", "-E", "9"], 9), (&["-n", "-E", "0", "-q"], 0)] {
+        let refused = ends(step(&[&["acquire", "k"], options].concat(), ""), code);
+        assert_eq!(
+            (refused.stdout.as_str(), refused.stderr.contains("held by \"ann\"")),
+            ("", code != 0),
+            "{refused:?}"
+        );
+    }
+
+    // The lease counts from now on, and none becomes shorter.
+    let left = |key: &str| status(key)[0]["remaining_ms"].as_u64().unwrap();
+    assert!(ends(step(&["renew", "--from", "-", "--lease", "5h"], &taken), 0).stdout.starts_with("renewed \"k\""));
+    assert!(left("k") > 4 * 3_600_000, "{}", left("k"));
+    let renewed = ends(step(&["renew", "--from", "-", "--json"], &taken), 0).stdout;
+    assert_eq!(serde_json::from_str::<Value>(&renewed).unwrap()["grant_id"], json["grant_id"]);
+
+    // What was printed first is good for the release all the same.
+    assert!(ends(step(&["release", "--from", "-"], &taken), 0).stdout.starts_with("released \"k\""));
+    assert_eq!(status("k"), Value::Array(Vec::new()));
+    ends(step(&["release", "--from", "-"], &taken), 0);
+    ends(step(&["renew", "--from", "-"], &taken), 76);
+
+    // Another's is left alone.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), ends(step(&["acquire", "k"], ""), 0).stdout).unwrap();
+    let stale = ends(step(&["release", "--from", "-", "--json"], &taken), 75);
+    assert_eq!(serde_json::from_str::<Value>(&stale.stderr).unwrap()["error"]["kind"], "Held");
+    let from = file.path().to_str().unwrap();
+    let released = ends(step(&["release", "--from", from, "--json"], ""), 0).stdout;
+    assert_eq!(serde_json::from_str::<Value>(&released).unwrap()["key"], "k");
+
+    // Several have a shared one, each its own.
+    let shared = |n| ends(step(&["acquire", "k", "-s", "--max-holders", "2", "--try"], ""), n).stdout;
+    let both = [shared(0), shared(0)];
+    shared(75);
+    both.iter().for_each(|one| drop(ends(step(&["release", "--from", "-"], one), 0)));
+    assert_eq!(status("k"), Value::Array(Vec::new()));
+}
+
+#[test]
+fn a_lock_goes_from_step_to_step() {
+    let store = Store::new();
+    cases(&Shared { url: store.url.clone(), env: Vec::new() });
+}
+
+#[allow(dead_code)] // Where no server is compiled in.
+fn on_server(shared: Option<Shared>) {
+    let Some(shared) = shared else { return };
+    shared.init();
+    cases(&shared);
+}
+
+#[test]
+#[cfg(feature = "dynamodb")]
+fn on_dynamodb() {
+    on_server(crate::support::dynamodb("steps"));
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn on_mongodb() {
+    on_server(crate::support::mongodb("steps"));
+}
+
+#[test]
+#[cfg(feature = "spanner")]
+fn on_spanner() {
+    on_server(crate::support::spanner("steps"));
+}
+
+#[test]
+fn a_program_may_take_up_what_a_step_has_left() {
+    let store = Store::new();
+    let taken = run(&mut store.leasehold(&["acquire", "k", "--lease", "1h"])).stdout;
+    let guard = store.client().adopt(serde_json::from_str(&taken).unwrap()).unwrap();
+    assert!(guard.is_held());
+}
+
+/// Nobody has its JSON, so nobody could release it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_lock_that_cannot_be_printed_is_released() {
+    let store = Store::new();
+    let process = std::process::id().to_string();
+    for verb in [&["acquire", "k"][..], &["hold", "k", "--pid", &process, "--on-loss", "ignore"]] {
+        let (reader, closed) = std::io::pipe().unwrap();
+        drop(reader);
+        for out in [Stdio::from(File::create("/dev/full").unwrap()), Stdio::from(closed)] {
+            let output = store.leasehold(verb).stdout(out).stderr(Stdio::piped()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(74), "{said}");
+            assert!(said.contains("could not be written and is released again"), "{said}");
+            assert!(store.client().get("k").unwrap().unwrap().is_free());
+        }
+    }
+}
+
+#[test]
+fn a_signal_ends_the_wait_of_a_step() {
+    let store = Store::new();
+    let _held = store.client().lock("k").unwrap();
+    let mut waits = Running::start(&mut store.leasehold(&["acquire", "k", "-vv"]));
+    waits.says("refused: \"k\"");
+    waits.signal(Signal::SIGTERM);
+    assert_eq!(waits.end().code, Some(143));
+}
+
+#[test]
+fn what_is_not_the_json_of_a_lock_is_wrong_usage_and_is_not_shown() {
+    let store = Store::new();
+    let shared = Shared { url: store.url.clone(), env: Vec::new() };
+    let other = run(&mut Store::new().leasehold(&["acquire", "k"])).stdout;
+    let taken = run(&mut store.leasehold(&["acquire", "k", "--lock-id", "x"]));
+    assert_eq!(taken.code, Some(64), "a step has a lock id of its own");
+    let taken = run(&mut store.leasehold(&["acquire", "k"])).stdout;
+    let newer = taken.replace("\"version\":\"1.", "\"version\":\"9.");
+    let canary = taken.replace("\"fencing_token\":", "\"fencing_token\":\"s3cr3t\",\"x\":");
+    let huge = format!("{}{taken}", " ".repeat(70_000));
+    for (input, why) in [
+        ("", "it is empty"),
+        ("\n", "it is empty"),
+        ("{\"key\":\"s3cr3t\"", "line 1, column 15"),
+        ("[]", "a field has another type"),
+        ("{\"key\":\"s3cr3t\"}", "missing field"),
+        (&newer, "version is \"9.0\", but must be 1.x"),
+        (&canary, "a field has another type"),
+        (&huge, "it is empty"),
+        (&other, "lock \"k\""),
+    ] {
+        for verb in ["release", "renew"] {
+            let ran = ends(step(&shared, &[verb, "--from", "-"], input), 64);
+            assert!(ran.stderr.contains(why) && !ran.stderr.contains("s3cr3t"), "{input}: {}", ran.stderr);
+        }
+    }
+    let shown = ends(step(&shared, &["release", "--from", &taken], ""), 64);
+    assert!(shown.stderr.contains("give - and the lock") && !shown.stderr.contains("grant_id"), "{}", shown.stderr);
+    let missing = ends(step(&shared, &["release", "--from", "/no/such/file"], ""), 64);
+    assert!(missing.stderr.contains("--from: /no/such/file cannot be read"), "{}", missing.stderr);
+    for args in [&["release", "--from", "-", "k"][..], &["release", "--from", "-", "--group", "g"], &["acquire"]] {
+        ends(step(&shared, args, &taken), 64);
+    }
+    assert!(!store.client().get("k").unwrap().unwrap().is_free(), "nothing was released");
+}
+
+/// The time that is left is that of the lease: nothing is kept back for a command, and nothing renews it.
+#[test]
+fn what_a_step_has_taken_ends_with_its_lease() {
+    let store = Store::new();
+    let client = store.client();
+    let ran = run(&mut store.leasehold(&["acquire", "k", "--lease", "1s"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let guard = client.request("k").wait(PATIENCE).lock().unwrap();
+    let taken: Lock = serde_json::from_str(&ran.stdout).unwrap();
+    let (first, second) = (taken.created(), guard.info().created());
+    // Both are shown by a clock that is a moment behind the grant.
+    assert!(second.duration_since(first).unwrap() > Duration::from_millis(800), "{first:?}, {second:?}");
+}
