@@ -310,10 +310,12 @@ mod tests {
         let alone = gate.alone(None);
         assert!(alone.is_some() && gate.alone(None).is_none(), "it would wait for itself");
         std::thread::scope(|scope| {
-            let soon = || Some(Instant::now() + Duration::from_millis(20));
-            assert!(scope.spawn(|| gate.alone(soon()).is_none()).join().is_ok_and(|is_none| is_none));
+            let soon = Some(Instant::now() + Duration::from_millis(20));
+            let gate = &gate;
+            let refused = scope.spawn(move || gate.alone(soon).is_none()).join();
+            assert!(refused.is_ok_and(|refused| refused));
             let (entered, enters) = bounded(1);
-            scope.spawn(|| entered.send(gate.alone(None).is_some()));
+            scope.spawn(move || entered.send(gate.alone(None).is_some()));
             drop(alone);
             assert_eq!(enters.recv_timeout(LONG), Ok(true));
         });

@@ -222,7 +222,7 @@ mod tests {
         let blocked = |set: SigSet| {
             [Signal::SIGTERM, Signal::SIGCHLD, Signal::SIGUSR1, Signal::SIGSEGV].map(|one| set.contains(one))
         };
-        let here = || blocked(SigSet::thread_get_mask().expect("it can be read"));
+        let here = move || blocked(SigSet::thread_get_mask().expect("it can be read"));
         std::thread::spawn(move || {
             let mut usr1 = SigSet::empty();
             usr1.add(Signal::SIGUSR1);
