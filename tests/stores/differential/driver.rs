@@ -4,7 +4,7 @@
 //! they were decided; what writes nothing was decided between the reads before and after it.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::{
     AcquireAnswer, Ask, End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, ReleaseAnswer, RenewAnswer,
@@ -41,6 +41,8 @@ pub struct Driver {
     only_ends_age: bool,
     swaps_give_up: bool,
     adoptions_give_up: bool,
+    /// When all rows were deleted.
+    wiped: Instant,
     rng: fastrand::Rng,
     grace: Duration,
     /// What the rules say that the store holds.
@@ -64,6 +66,7 @@ impl Driver {
             only_ends_age: store.only_ends_age,
             swaps_give_up: store.swaps_give_up,
             adoptions_give_up: store.adoptions_give_up,
+            wiped: Instant::now(),
             rng: fastrand::Rng::with_seed(seed),
             model: BTreeMap::new(),
             highest: BTreeMap::new(),
@@ -92,6 +95,16 @@ impl Driver {
     }
 
     pub fn step(&mut self) {
+        // Such a store forgets who gave up after a minute, and the model never does.
+        if self.adoptions_give_up && self.wiped.elapsed() > Duration::from_secs(30) {
+            for key in std::mem::take(&mut self.model).into_keys() {
+                let seen = self.at.get(&key);
+                let swapped = self.at.store.swap(&seen, None, &soon()).unwrap();
+                assert!(matches!(swapped, Swapped::Done), "{swapped:?}");
+            }
+            self.old.clear();
+            self.wiped = Instant::now();
+        }
         let key = KEYS[self.rng.usize(..KEYS.len())];
         match self.rng.u32(..100) {
             0..30 => {
