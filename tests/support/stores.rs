@@ -131,8 +131,11 @@ pub fn enrolled(module: &str) -> Option<Store> {
         #[cfg(feature = "mongodb")]
         "mongodb" => super::servers::mongod().map(|_| Store::new("mongodb", mongodb))?,
         #[cfg(feature = "postgres")]
-        "postgres" => super::servers::postgres_server()
-            .map(|_| Store { remembers_who_gave_up: true, adoptions_give_up: true, ..Store::new("postgres", postgres) })?,
+        "postgres" => super::servers::postgres_server().map(|_| Store {
+            remembers_who_gave_up: true,
+            adoptions_give_up: true,
+            ..Store::new("postgres", postgres)
+        })?,
         #[cfg(feature = "spanner")]
         "spanner" => super::servers::spanner_emulator().map(|_| Store {
             gives_up_by_writing: true,

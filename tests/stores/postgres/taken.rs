@@ -1,7 +1,7 @@
 //! A lock that is taken away while its holder lives: a copy of the holder's acquire that comes late is granted to nobody.
 
-use leasehold::internals::lease::LockRecord;
-use leasehold::internals::store::{Acquired, Swapped};
+use leasehold::internals::lease::{Holder, LockRecord};
+use leasehold::internals::store::{Acquired, Attempt, Swapped};
 
 use crate::postgres::*;
 use crate::support::contract::{granted, lost, raised, release};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
 
-use crate::postgres::errors::text;
+use crate::errors::text;
 use crate::postgres::*;
 use crate::support::authority::Authority;
 use crate::support::harness::within;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
-use leasehold::internals::store::{Acquired, Renewed};
+use leasehold::internals::store::{Acquired, Renewed, Seen};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::postgres::*;
