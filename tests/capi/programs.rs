@@ -10,7 +10,7 @@ use crate::library::{Language, compile, library, root, run, store};
 /// Whoever adds a program names it here, with its proof.
 pub const PROGRAMS: [(&str, &str); 15] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
-    ("beside", "a callback that takes long holds up no other lock, and signals are the program's"),
+    ("beside", "a callback that takes long holds up no other lock, and has the stack that it needs"),
     ("callbacks", "callbacks lock, close, stop and free"),
     ("forked", "dead in the child, alive in the parent"),
     ("hand_over", "handed over without a gap, adopted once"),
