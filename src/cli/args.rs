@@ -167,7 +167,7 @@ pub struct Elect {
 ///   ./deploy
 ///   leasehold release --from lock.json
 ///
-/// A lock that could not be printed is released again. To hold a lock for as long as a script
+/// A lock that cannot be printed, or that nobody reads when a signal comes, is released again. To hold a lock for as long as a script
 /// lives there is `hold`, and `run` for one command.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, after_long_help = AFTER)]
@@ -193,13 +193,13 @@ pub struct Acquire {
 /// ends with 128+N. A script that holds a lock from here to its end, whatever ends it:
 ///
 ///   lock=$(leasehold hold nightly --wait 1m --pid $$ &)
-///   test "$lock" || exit 75
+///   test "$lock" || exit 1
 ///
 /// With a pipe the lock is held until also what the script has started is gone or has closed it:
 ///
 ///   mkfifo pipe; exec 9<> pipe
 ///   lock=$(leasehold hold nightly --wait 1m --fd 0 < pipe 9>&- &)
-///   test "$lock" || exit 75
+///   test "$lock" || exit 1
 ///
 /// When the lock is lost it does what --on-loss says, and ends with 76. A process of --pid gets
 /// TERM, and KILL before the store can grant the lock to another, or when leasehold is killed;
