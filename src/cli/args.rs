@@ -302,7 +302,8 @@ pub struct Release {
     pub key: Option<String>,
     /// The lock that `acquire` or `hold` has printed, from this file; from standard input if it is -
     ///
-    /// Ends with 0 also where the lease is over and nobody holds it, and with 75 if others do.
+    /// Ends with 0 also where the lease is over and nobody holds it, and with 75 if others do. For `hold` this is a loss:
+    /// what it still holds is given back by a TERM to it.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["key", "group", "lock_id", "force", "yes"])]
     pub from: Option<PathBuf>,
     /// All locks with this lock id
