@@ -186,10 +186,9 @@ impl<'a> Holding<'a> {
     }
 }
 
+#[cfg(target_os = "linux")]
 #[cfg(test)]
 mod tests {
-    #![cfg(target_os = "linux")]
-
     use std::process::Command;
     use std::thread;
 
