@@ -167,7 +167,7 @@ pub struct Elect {
 ///   ./deploy
 ///   leasehold release --from lock.json
 ///
-/// A lock that could not be printed is released again. To hold a lock for as long as a script
+/// A lock that cannot be printed, or that nobody reads when a signal comes, is released again. To hold a lock for as long as a script
 /// lives there is `hold`, and `run` for one command.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, after_long_help = AFTER)]
@@ -193,13 +193,13 @@ pub struct Acquire {
 /// ends with 128+N. A script that holds a lock from here to its end, whatever ends it:
 ///
 ///   lock=$(leasehold hold nightly --wait 1m --pid $$ &)
-///   test "$lock" || exit 75
+///   test "$lock" || exit 1
 ///
 /// With a pipe the lock is held until also what the script has started is gone or has closed it:
 ///
 ///   mkfifo pipe; exec 9<> pipe
 ///   lock=$(leasehold hold nightly --wait 1m --fd 0 < pipe 9>&- &)
-///   test "$lock" || exit 75
+///   test "$lock" || exit 1
 ///
 /// When the lock is lost it does what --on-loss says, and ends with 76. A process of --pid gets
 /// TERM, and KILL before the store can grant the lock to another, or when leasehold is killed;
@@ -302,7 +302,8 @@ pub struct Release {
     pub key: Option<String>,
     /// The lock that `acquire` or `hold` has printed, from this file; from standard input if it is -
     ///
-    /// Ends with 0 also where the lease is over and nobody holds it, and with 75 if others do.
+    /// Ends with 0 also where the lease is over and nobody holds it, and with 75 if others do. For `hold` this is a loss:
+    /// what it still holds is given back by a TERM to it.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["key", "group", "lock_id", "force", "yes"])]
     pub from: Option<PathBuf>,
     /// All locks with this lock id

@@ -1,6 +1,6 @@
 //! The end of a hold: its locks are released.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use crossbeam_channel::{Receiver, after, select};
@@ -120,9 +120,20 @@ fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: 
         // The guard was dropped, and its drop released: only that it stands is missing.
         return Release { stands: false, answer: every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error))) };
     }
-    let (mut over, mut is_hurried) = (after(lease_left.max(LAST_TRY)), false);
-    let mut is_over = false;
-    let mut answer = || loop {
+    let mut answer = answers(&told, after(lease_left.max(LAST_TRY)), signals, LAST_TRY);
+    Release { stands: answer().is_ok(), answer: answer() }
+}
+
+/// The next answer, each time it is called, until it is over. After a signal to end that is so after `last_try`: the
+/// first one may have come twice, as to the group and to the process, when the answer is on its way.
+fn answers(
+    told: &Receiver<leasehold::Result<()>>,
+    mut over: Receiver<Instant>,
+    signals: &Receiver<Signal>,
+    last_try: Duration,
+) -> impl FnMut() -> Result<(), Unreleased> {
+    let (mut is_hurried, mut is_over) = (false, false);
+    move || loop {
         if is_over {
             return Err(Unreleased::NoAnswer);
         }
@@ -132,9 +143,35 @@ fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: 
             }
             recv(over) -> _ => is_over = true,
             recv(signals) -> signal => if !is_hurried && signal.is_ok_and(|signal| ENDING.contains(&signal)) {
-                (over, is_hurried) = (after(LAST_TRY), true);
+                (over, is_hurried) = (after(last_try), true);
             },
         }
-    };
-    Release { stands: answer().is_ok(), answer: answer() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{bounded, never, unbounded};
+
+    use super::*;
+
+    #[test]
+    fn a_signal_leaves_a_release_a_moment_and_no_more() {
+        let ((signal, signals), (done, told)) = (unbounded(), bounded(2));
+        [Signal::SIGHUP, Signal::SIGTERM].into_iter().for_each(|ending| signal.send(ending).unwrap());
+        let read = signals.clone();
+        std::thread::spawn(move || {
+            while !read.is_empty() {
+                std::thread::yield_now();
+            }
+            done.send(Ok(())).unwrap();
+            // It stays open.
+            std::mem::forget(done);
+        });
+        let mut answer = answers(&told, never(), &signals, Duration::from_secs(60));
+        assert!(answer().is_ok());
+        signal.send(Signal::SIGTERM).unwrap();
+        let mut answer = answers(&told, never(), &signals, Duration::ZERO);
+        assert!(matches!([answer(), answer()], [Err(Unreleased::NoAnswer), Err(Unreleased::NoAnswer)]));
+    }
 }

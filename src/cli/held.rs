@@ -58,14 +58,13 @@ impl Wanted {
         let held = Held::All(set(request, self.max_hold, LockAllRequest::max_hold).lock()?);
         let Some(least) = self.at_least else { return Ok(held) };
         let Err(error) = held.stand(least, cancel, self.until) else { return Ok(held) };
-        // What stands already would keep others out of work that nobody does.
+        // What stands already would keep others out of work that nobody does. A second signal ends this at once, so it is
+        // said before.
+        let (name, least) = (held.name(), words(least));
+        say(&format!("nothing is run; until they are released some of {name} may stand for {least}"));
         for guard in held.guards() {
             if let Err(why) = client.unlock_key(guard.key(), held.lock_id()) {
-                say(&format!(
-                    "the lock {:?} may stand for {} though nothing was run: {why}",
-                    guard.key(),
-                    words(least)
-                ));
+                say(&format!("the lock {:?} may stand for {least} though nothing was run: {why}", guard.key()));
             }
         }
         Err(error)

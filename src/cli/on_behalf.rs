@@ -1,9 +1,10 @@
 //! `hold`: a lock that is held for another process.
 
 use std::fs::File;
+use std::io;
 use std::time::Duration;
 
-use crossbeam_channel::{never, select, tick};
+use crossbeam_channel::{Receiver, never, select, tick};
 use leasehold::Loss;
 use nix::sys::signal::Signal;
 use nix::unistd::dup2_stdout;
@@ -20,12 +21,14 @@ use crate::run::{refused, until};
 use crate::session::{Session, internal};
 use crate::show::say;
 use crate::signals::{ENDING, Interrupts, spare_us_ttou};
-use crate::steps::hand_out;
+use crate::steps::{start_printing, was_printed};
 use crate::store;
-use crate::watched::Watched;
+use crate::watched::{Watched, close_inherited};
 use crate::words::words;
 
 pub fn hold(global: &Global, args: &Hold) -> Outcome {
+    // Before anything of ours is open.
+    close_inherited(args.for_whom.fd);
     let watched = Watched::open(&args.for_whom, args.ask.on_loss)?;
     let wanted = Wanted {
         keys: vec![args.key.get().to_owned()],
@@ -44,7 +47,7 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
         Ok(locks) => locks,
     };
     let mut holding = Holding::start(&args.ask, locks, watched)?;
-    let end = holding.hand_out().map(|()| holding.go_on(&session.interrupts));
+    let end = holding.hand_out().and_then(|handed_out| holding.go_on(&session.interrupts, handed_out));
     let (was_lost, is_unanswered) = holding.end(&session.interrupts);
     session.is_unanswered.set(is_unanswered);
     match end? {
@@ -52,6 +55,13 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
         Some(signal) => Err(Failure::Silent(code::SIGNAL + signal as u8)),
         None => Ok(0),
     }
+}
+
+/// A lock that is being printed.
+struct HandingOut {
+    printed: Receiver<io::Result<()>>,
+    /// What becomes of standard output then.
+    null: File,
 }
 
 /// A lock that is held, and for whom.
@@ -76,17 +86,17 @@ impl<'a> Holding<'a> {
         Ok(holding)
     }
 
-    /// Prints the lock. Whoever reads that to its end, as a shell does, then goes on.
-    fn hand_out(&self) -> Outcome<()> {
+    /// Prints the lock, and goes on meanwhile.
+    fn hand_out(&self) -> Outcome<HandingOut> {
         // What is printed must not be taken back, so first what may fail.
         let null = File::options().write(true).open("/dev/null").map_err(internal)?;
         self.locks.ensure_held()?;
-        self.locks.info().as_ref().map_or(Ok(()), hand_out)?;
-        dup2_stdout(null).map_err(internal)
+        let printed = self.locks.info().as_ref().map_or_else(|| Ok(never()), start_printing)?;
+        Ok(HandingOut { printed, null })
     }
 
     /// Until nobody needs the lock, nothing is left to do for one that is lost, or this signal tells us to end.
-    fn go_on(&mut self, interrupts: &Interrupts) -> Option<Signal> {
+    fn go_on(&mut self, interrupts: &Interrupts, mut handed_out: HandingOut) -> Outcome<Option<Signal>> {
         let mut losses = self.locks.losses();
         let looks = tick(self.ask.lease / 20);
         let mut is_killed = false;
@@ -97,17 +107,23 @@ impl<'a> Holding<'a> {
                 self.lose(loss);
             }
             if self.lost.is_some() && !self.killing.has_begun() {
-                return None;
+                return Ok(None);
             }
             self.arm();
             let kill_at = self.killing.timer();
             select! {
                 recv(interrupts.signals) -> signal => match signal {
                     // A loss has to be seen through up to KILL, also one that nobody has told yet.
-                    Ok(signal) if ENDING.contains(&signal) && (is_killed || self.locks.is_held()) => return Some(signal),
+                    Ok(signal) if ENDING.contains(&signal) && (is_killed || self.locks.is_held()) => return Ok(Some(signal)),
                     _ => {}
                 },
-                recv(interrupts.gone) -> _ => return None,
+                recv(interrupts.gone) -> _ => return Ok(None),
+                recv(handed_out.printed) -> answer => {
+                    was_printed(answer)?;
+                    // Whoever reads that to its end, as a shell does, then goes on.
+                    dup2_stdout(&handed_out.null).map_err(internal)?;
+                    handed_out.printed = never();
+                }
                 recv(losses) -> loss => {
                     losses = never();
                     loss.into_iter().for_each(|loss| self.lose(loss));
@@ -167,5 +183,45 @@ impl<'a> Holding<'a> {
         let signals = &interrupts.signals;
         let given_back = give_back(self.locks, &Ending { is_told, lease_left, every: None, who_ended, signals });
         (given_back.was_lost, given_back.is_unanswered || is_told_by_end)
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::thread;
+
+    use clap::Parser;
+    use crossbeam_channel::{bounded, unbounded};
+    use leasehold::LockClient;
+
+    use super::*;
+    use crate::args::{self, Args};
+
+    /// As one that waits for a disk, whose end nobody sees.
+    #[test]
+    fn what_does_not_end_by_kill_is_left_alone_at_a_signal() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id().to_string();
+        let args = Args::try_parse_from(["leasehold", "hold", "k", "--pid", &pid, "--kill-after", "0s"]).unwrap();
+        let args::Command::Hold(args) = args.command else { panic!("another command") };
+        let client = LockClient::connect("memory:").unwrap();
+        let guard = client.request("k").max_hold(Duration::from_millis(100)).lock().unwrap();
+        let watched = Watched::open(&args.for_whom, args.ask.on_loss).unwrap();
+        let (keeper, killing, lost) = (None, Killing::new(), None);
+        let mut holding = Holding { ask: &args.ask, locks: Held::One(guard), watched, keeper, killing, lost };
+        let ((signal, signals), (ends, gone), (ended, end)) = (unbounded(), bounded(1), bounded(1));
+        let killed = thread::spawn(move || {
+            child.wait().unwrap();
+            signal.send(Signal::SIGTERM).unwrap();
+            // It is seen at last, if nothing else ends it.
+            let _: Result<(), _> = end.recv_timeout(Duration::from_secs(20));
+            let _ = ends.send("gone".to_owned());
+        });
+        let handed_out = HandingOut { printed: never(), null: File::open("/dev/null").unwrap() };
+        assert_eq!(holding.go_on(&Interrupts { signals, gone }, handed_out).unwrap(), Some(Signal::SIGTERM));
+        ended.send(()).unwrap();
+        killed.join().unwrap();
     }
 }

@@ -1,26 +1,36 @@
 //! `acquire`, and what is done with its JSON: a lock that is held from one step to another, and by no process.
 
-use std::fs::File;
-use std::io::Read;
+use std::fs::{File, metadata};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
-use crossbeam_channel::never;
+use crossbeam_channel::{Receiver, RecvError, bounded, never, select};
 use leasehold::Lock;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::args::{Acquire, Global};
 use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Wanted};
 use crate::run::{refused, until};
-use crate::session::Session;
+use crate::session::{Session, internal};
 use crate::show::{print, print_json, say};
+use crate::signals::ENDING;
 use crate::store::{self, Missing, client};
+use crate::wait::{by_signal, on_thread};
 
 /// No lock's JSON is longer.
 const LONGEST: u64 = 64 << 10;
 
 pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
+    if is_printed_to_nobody() {
+        return Err(Failure::usage(
+            "standard output is closed, or /dev/null, so that nobody could release the lock; keep it with > FILE",
+        ));
+    }
     let wanted = Wanted {
         keys: vec![args.key.get().to_owned()],
         labels: args.labels.clone(),
@@ -34,15 +44,8 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
         Err(failure) => return refused(failure, global, &args.patience, false),
         Ok(held) => held,
     };
-    let lock = match held {
-        Held::One(guard) => {
-            // This process may have stood still since the lock was granted.
-            guard.ensure_held()?;
-            guard.into_lock()
-        }
-        Held::All(_) => return Err(Failure::Own(code::INTERNAL, "several locks are held".to_owned())),
-    };
-    hand_out(&lock).inspect_err(|_| {
+    let lock = still_held(held)?;
+    print_unless_told_to_end(&lock, &session.interrupts.signals).inspect_err(|_| {
         if let Err(why) = session.client.release(&lock) {
             say(&format!("the lock {:?} ends with its lease only: {why}", lock.key()));
         }
@@ -50,11 +53,47 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
     Ok(0)
 }
 
-/// Prints the lock. An error: nobody has it, so that nobody could release it.
-pub fn hand_out(lock: &Lock) -> Outcome<()> {
-    print_json(&as_json(lock)).map_err(|error| {
-        let message = format!("the lock could not be written and is released again: {error}");
-        Failure::Own(code::OUTPUT, message)
+/// Whether standard output goes where nothing is read: a closed one was opened there before this process began.
+fn is_printed_to_nobody() -> bool {
+    let out = io::stdout().as_fd().try_clone_to_owned().and_then(|out| File::from(out).metadata());
+    let (Ok(out), Ok(null)) = (out, metadata("/dev/null")) else { return false };
+    out.file_type().is_char_device() && out.rdev() == null.rdev()
+}
+
+/// The lock as data. This process may have stood still since it was granted.
+fn still_held(held: Held) -> Outcome<Lock> {
+    match held {
+        Held::One(guard) => {
+            guard.ensure_held()?;
+            Ok(guard.into_lock())
+        }
+        Held::All(_) => Err(Failure::Own(code::INTERNAL, "several locks are held".to_owned())),
+    }
+}
+
+fn print_unless_told_to_end(lock: &Lock, signals: &Receiver<Signal>) -> Outcome<()> {
+    let printed = start_printing(lock)?;
+    loop {
+        select! {
+            recv(printed) -> answer => return was_printed(answer),
+            recv(signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+                return Err(by_signal(signal));
+            },
+        }
+    }
+}
+
+/// Prints the lock on a thread of its own, since it may be that nobody reads it.
+pub fn start_printing(lock: &Lock) -> Outcome<Receiver<io::Result<()>>> {
+    let (json, (done, printed)) = (as_json(lock), bounded(1));
+    on_thread("leasehold-print", move || drop(done.send(print_json(&json))))?;
+    Ok(printed)
+}
+
+/// What came of it. An error: nobody has the lock, so that nobody could release it.
+pub fn was_printed(answer: Result<io::Result<()>, RecvError>) -> Outcome<()> {
+    answer.map_err(internal)?.map_err(|error| {
+        Failure::Own(code::OUTPUT, format!("the lock could not be written, so it is given back: {error}"))
     })
 }
 
@@ -97,7 +136,8 @@ pub fn release(global: &Global, from: &Path) -> Outcome {
     client(global, Missing::Wrong)?.release(&lock)?;
     match global.json {
         true => print_json(&json!({ "key": lock.key(), "fencing_token": lock.fencing_token() }))?,
-        false => print(&format!("released {:?}, token {}\n", lock.key(), lock.fencing_token()))?,
+        // It may have been released before.
+        false => print(&format!("{:?} is not held under token {} any more\n", lock.key(), lock.fencing_token()))?,
     }
     Ok(0)
 }
@@ -110,4 +150,18 @@ pub fn renew(global: &Global, from: &Path, lease: Duration) -> Outcome {
         false => print(&format!("renewed {:?}, token {}\n", renewed.key(), renewed.fencing_token()))?,
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_is_not_handed_out() {
+        let client = leasehold::LockClient::connect("memory:").unwrap();
+        let guard = client.request("k").max_hold(Duration::from_millis(100)).lock().unwrap();
+        assert!(guard.loss().wait_timeout(Duration::from_secs(60)).is_some());
+        let refused = still_held(Held::One(guard)).unwrap_err();
+        assert_eq!(refused.code(), code::LOST, "{refused:?}");
+    }
 }

@@ -88,7 +88,8 @@ fn connected(
     }
 }
 
-fn by_signal(signal: Signal) -> Failure {
+/// This signal ended it.
+pub fn by_signal(signal: Signal) -> Failure {
     Failure::Silent(code::SIGNAL + signal as u8)
 }
 
@@ -98,7 +99,7 @@ fn without_need(who: Option<Gone>) -> Failure {
     Failure::Own(code::CONFLICT, format!("{who}, and the lock was not obtained before"))
 }
 
-fn on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
+pub fn on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
     let failed = |error| Failure::Own(code::INTERNAL, format!("no thread could be started: {error}"));
     thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(failed)
 }

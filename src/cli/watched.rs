@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, close};
 
 use crate::args::ForWhom;
 use crate::failure::{Failure, Outcome};
@@ -23,6 +23,16 @@ use crate::signals::Gone;
 
 /// Between two tries to wait.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Closes what this process has inherited, but for its standard streams and this descriptor. For as long as it lives a
+/// pipe of the script's would not end, and a lock of its `flock` not be free.
+pub fn close_inherited(but: Option<u32>) {
+    let Ok(names) = read_dir("/dev/fd") else { return };
+    let numbers: Vec<i32> = names.filter_map(|name| name.ok()?.file_name().to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|n| *n > 2 && but.is_none_or(|but| u32::try_from(*n) != Ok(but))) {
+        let _ = close(number);
+    }
+}
 
 /// See the module.
 pub enum Watched {

@@ -61,3 +61,37 @@ fn where_one_cannot_be_made_to_stand_none_does() {
         assert_eq!([left(&store, "a"), left(&store, "b")], [None, None], "{}", ran.stderr);
     }
 }
+
+/// What hinders one of several does not leave the others, nor does a second signal leave it unsaid.
+#[test]
+#[cfg(feature = "sqlite")]
+fn what_stands_though_nothing_is_run_is_freed_one_by_one_and_said() {
+    for signals in [0, 2] {
+        let store = Store::new();
+        drop(store.client());
+        let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+        db.busy_timeout(PATIENCE).unwrap();
+        let refused = "NEW.key = CAST('c' AS BLOB) AND NEW.leased_until - NEW.created > 1800000000000
+            OR NEW.key = CAST('a' AS BLOB) AND NEW.grant_id IS NOT OLD.grant_id";
+        db.execute_batch(&format!(
+            "CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {refused} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        ))
+        .unwrap();
+        let wait = if signals == 0 { "0s" } else { "1h" };
+        let args = ["run", "a", "b", "c", "--hold-at-least", "1h", "--wait", wait, "--", "echo", "never"];
+        let mut running = Running::start(&mut store.leasehold(&args));
+        let stands = |key| left(&store, key).is_some_and(|left| left > Duration::from_secs(1800));
+        if signals == 2 {
+            wait_until("the first two stand", || stands("b"));
+            running.signal(Signal::SIGTERM);
+            running.says("nothing is run; until they are released some of the locks");
+            running.signal(Signal::SIGTERM);
+        }
+        let ran = running.end();
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(if signals == 0 { 69 } else { 143 }), ""), "{}", ran.stderr);
+        if signals == 0 {
+            assert!(ran.stderr.contains("the lock \"a\" may stand for 1 h though nothing was run"), "{}", ran.stderr);
+            assert_eq!([stands("a"), stands("b")], [true, false], "{}", ran.stderr);
+        }
+    }
+}

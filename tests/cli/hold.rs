@@ -1,14 +1,14 @@
 //! `hold`: a lock that is held for another process.
 #![cfg(target_os = "linux")]
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Running, Store, run};
+use crate::support::{Running, Store, full_pipe, run};
 use crate::wait::wait_until;
 
 /// A process that the lock is held for.
@@ -79,16 +79,16 @@ fn a_script_holds_a_lock_to_its_end() {
         command.env("LEASEHOLD_STORE", &store.url).stdin(Stdio::piped());
         Running::start(&mut command)
     };
-    let by_process = format!("lock=$({binary} hold k --wait 0 --pid $$ &)\ntest \"$lock\" || exit 75");
+    let by_process = format!("lock=$({binary} hold k --wait 0 --pid $$ &)\ntest \"$lock\" || exit 1");
     let by_pipe = format!(
-        "rm -f pipe; mkfifo pipe; exec 9<> pipe\nlock=$({binary} hold k --wait 0 --fd 0 < pipe 9>&- &)\ntest \"$lock\" || exit 75"
+        "rm -f pipe; mkfifo pipe; exec 9<> pipe\nlock=$({binary} hold k --wait 0 --fd 0 < pipe 9>&- &)\ntest \"$lock\" || exit 1"
     );
     for take in [by_process.as_str(), &by_pipe] {
         for ends_by in [None, Some(Signal::SIGKILL)] {
             let mut holds = script(take);
             holds.expect("ready");
             assert!(!is_free(&store));
-            assert_eq!(script(&by_process).end().code, Some(75));
+            assert_eq!(script(&by_process).end().code, Some(1));
             match ends_by {
                 Some(signal) => holds.signal(signal),
                 None => holds.tell("go"),
@@ -243,15 +243,92 @@ fn what_cannot_be_watched_is_wrong_usage() {
     }
     // It would never be closed.
     let script = format!(
-        "mkfifo pipe; {} hold k --fd 3 4<>pipe 3<pipe; echo $?; {0} hold k --fd 0 --on-loss signal:USR1 < /dev/null; echo $?",
+        "mkfifo pipe; {} hold k --fd 3 1<>pipe 3<pipe; echo $?; {0} hold k --fd 0 --on-loss signal:USR1 < /dev/null; echo $?",
         env!("CARGO_BIN_EXE_leasehold")
     );
     let mut command = Command::new("sh");
     command.args(["-c", &script]).current_dir(store.folder.path()).env("LEASEHOLD_STORE", &store.url);
     let ran = run(&mut command);
     assert_eq!(ran.stdout, "64\n64\n", "{}", ran.stderr);
-    for why in ["has the writing end, too, as descriptor 4; close it with 4>&-", "--on-loss signal:.. needs a process"]
+    for why in ["has the writing end, too, as descriptor 1; close it with 1>&-", "--on-loss signal:.. needs a process"]
     {
         assert!(ran.stderr.contains(why), "{}", ran.stderr);
     }
+}
+
+/// As behind a collector of logs that is stuck, or at a terminal that is stopped.
+#[test]
+fn a_lock_that_nobody_reads_is_renewed_and_given_back_all_the_same() {
+    let store = Store::new();
+    for signal in [Some(Signal::SIGTERM), None] {
+        let (_reader, stdout, _) = full_pipe();
+        let mut script = process(EARS);
+        let mut command = store.leasehold(&["hold", "k", "--pid", &script.child.id().to_string()]);
+        let mut holds = Running::start_to(stdout, &mut command);
+        wait_until("it is printed", || holds.threads().iter().any(|name| name.starts_with("leasehold-print")));
+        match signal {
+            Some(signal) => holds.signal(signal),
+            None => script.signal(Signal::SIGKILL),
+        }
+        if signal.is_none() {
+            script.status();
+        }
+        assert_eq!(holds.status().code(), Some(signal.map_or(0, |signal| 128 + signal as i32)));
+        assert!(is_free(&store));
+    }
+    // Until it is read, which may be at any time, the process works under it.
+    let (mut reader, stdout, full) = full_pipe();
+    let mut script = process(EARS);
+    let mut command = store.leasehold(&["hold", "k", "--pid", &script.child.id().to_string(), "--lease", "9s"]);
+    let mut holds = Running::start_to(stdout, &mut command);
+    let renewed_for = || {
+        let holder = store.client().get("k").unwrap()?.holders().first()?.clone();
+        holder.renewed()?.duration_since(holder.created()).ok()
+    };
+    wait_until("it is renewed", || renewed_for().is_some_and(|long| long > Duration::from_secs(10)));
+    script.tell("lives");
+    script.expect("lives");
+    reader.read_exact(&mut vec![0; full]).unwrap();
+    let mut lock = String::new();
+    reader.read_to_string(&mut lock).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&lock).unwrap()["key"], "k");
+    script.signal(Signal::SIGKILL);
+    script.status();
+    assert_eq!(holds.status().code(), Some(0));
+}
+
+/// Each has inherited the writing end of the other's pipe.
+#[test]
+fn two_that_hold_for_one_script_end_with_it() {
+    let store = Store::new();
+    let script = format!(
+        "mkfifo p8 p9; exec 8<>p8 9<>p9; a=$({0} hold a --fd 0 <p8 &); b=$({0} hold b --fd 7 7<p9 &)
+        test \"$a\" && test \"$b\" && echo ready; read go",
+        env!("CARGO_BIN_EXE_leasehold")
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).current_dir(store.folder.path()).env("LEASEHOLD_STORE", &store.url);
+    let mut script = Running::start(command.stdin(Stdio::piped()));
+    script.expect("ready");
+    let free = || ["a", "b"].map(|key| store.client().get(key).unwrap().is_none_or(|key| key.is_free()));
+    assert_eq!(free(), [false, false]);
+    script.tell("go");
+    // What holds for it has its standard error.
+    assert_eq!(script.end().code, Some(0));
+    assert_eq!(free(), [true, true]);
+}
+
+/// What may be said of a loss is said in time, also where the store does not answer.
+#[test]
+fn a_pipe_is_closed_by_a_loss_before_the_lease_ends() {
+    let store = Store::new();
+    let mut command = store.leasehold(&["hold", "k", "--fd", "0", "--lease", "18s"]);
+    let mut holds = Running::start(command.stdin(Stdio::piped()));
+    holds.line();
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+    assert_eq!(holds.status().code(), Some(76));
+    let now = SystemTime::now();
+    assert!(now < end, "it went on for {:?}", now.duration_since(end));
 }

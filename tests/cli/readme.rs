@@ -47,7 +47,10 @@ fn the_steps_of_the_guide() {
     let [steps, hold] = &blocks[..] else { panic!("{blocks:?}") };
     let store = Store::new();
     let said = pasted(&store, steps);
-    assert!(said.starts_with("deployed with token 1") && said.contains("\nreleased \"deploy\""), "{said}");
+    assert!(
+        said.starts_with("deployed with token 1") && said.contains("\n\"deploy\" is not held under token 1"),
+        "{said}"
+    );
     // What holds it ends with the shell, and at once.
     for _ in 0..2 {
         pasted(&store, &format!("{hold}\nleasehold status nightly --exit-code"));

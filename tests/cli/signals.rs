@@ -63,7 +63,7 @@ fn a_signal_ends_the_wait_and_leaves_nothing() {
         let command = &mut store.script(&["-vv"], "echo never");
         let mut waiting = Running::start(command);
         // Its handlers stand before it asks for the first time.
-        wait_until("it waits", || threads(&waiting).iter().any(|name| name.starts_with("leasehold-wait")));
+        wait_until("it waits", || waiting.threads().iter().any(|name| name.starts_with("leasehold-wait")));
         waiting.signal(signal);
         assert_eq!(waiting.status().code(), Some(code));
         let ran = waiting.end();
@@ -72,11 +72,6 @@ fn a_signal_ends_the_wait_and_leaves_nothing() {
     assert_eq!(store.client().get("k").unwrap().unwrap().holders().len(), 1);
     drop(guard);
     assert!(store.client().get("k").unwrap().unwrap().is_free());
-}
-
-fn threads(running: &Running) -> Vec<String> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", running.child.id())).into_iter().flatten().flatten();
-    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).collect()
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! `acquire`, and `release` and `renew` of what it printed.
 
 use std::fs::{self, File};
-use std::io::Write;
-use std::process::Stdio;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use leasehold::Lock;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{PATIENCE, Ran, Running, Shared, Store, leasehold, run};
+use crate::support::{PATIENCE, Ran, Running, Shared, Store, full_pipe, leasehold, run};
+use crate::wait::wait_until;
 
 /// Runs it on this store, with what it may read from standard input.
 #[track_caller]
@@ -55,9 +56,11 @@ fn cases(shared: &Shared) {
     assert_eq!(serde_json::from_str::<Value>(&renewed).unwrap()["grant_id"], json["grant_id"]);
 
     // What was printed first is good for the release all the same.
-    assert!(ends(step(&["release", "--from", "-"], &taken), 0).stdout.starts_with("released \"k\""));
+    assert!(ends(step(&["release", "--from", "-"], &taken), 0).stdout.starts_with("\"k\" is not held"));
     assert_eq!(status("k"), Value::Array(Vec::new()));
-    ends(step(&["release", "--from", "-"], &taken), 0);
+    // Whether it was released now or before is not known.
+    let again = ends(step(&["release", "--from", "-"], &taken), 0).stdout;
+    assert_eq!(again, format!("\"k\" is not held under token {} any more\n", lock.fencing_token()));
     ends(step(&["renew", "--from", "-"], &taken), 76);
 
     // Another's is left alone.
@@ -129,10 +132,55 @@ fn a_lock_that_cannot_be_printed_is_released() {
             let output = store.leasehold(verb).stdout(out).stderr(Stdio::piped()).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(74), "{said}");
-            assert!(said.contains("could not be written and is released again"), "{said}");
+            assert!(said.contains("could not be written, so it is given back"), "{said}");
             assert!(store.client().get("k").unwrap().unwrap().is_free());
         }
     }
+}
+
+#[test]
+#[cfg(all(feature = "sqlite", target_os = "linux"))]
+fn a_lock_that_can_neither_be_printed_nor_released_is_named() {
+    let store = Store::new();
+    drop(store.client());
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.busy_timeout(PATIENCE).unwrap();
+    db.execute_batch("CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN NEW.grant_id IS NOT OLD.grant_id BEGIN SELECT RAISE(ABORT, 'refused'); END")
+        .unwrap();
+    let full = Stdio::from(File::create("/dev/full").unwrap());
+    let ran = Running::start_to(full, &mut store.leasehold(&["acquire", "k", "--lease", "12h"])).end();
+    assert_eq!(ran.code, Some(74), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the lock \"k\" ends with its lease only: "), "{}", ran.stderr);
+    assert!(!store.client().get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn a_lock_is_not_printed_to_nobody() {
+    let store = Store::new();
+    for out in [">&-", "> /dev/null"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{} acquire k {out}", env!("CARGO_BIN_EXE_leasehold"))]);
+        let ran = run(command.env("LEASEHOLD_STORE", &store.url));
+        assert_eq!(ran.code, Some(64), "{out}: {}", ran.stderr);
+        assert!(ran.stderr.contains("keep it with > FILE"), "{out}: {}", ran.stderr);
+    }
+    assert!(store.client().get("k").unwrap().is_none());
+}
+
+#[test]
+fn a_signal_takes_back_a_lock_that_nobody_reads() {
+    let store = Store::new();
+    let is_free = || store.client().get("k").unwrap().is_none_or(|key| key.is_free());
+    let (mut reader, stdout, full) = full_pipe();
+    let mut prints = Running::start_to(stdout, &mut store.leasehold(&["acquire", "k", "--lease", "1h"]));
+    wait_until("it is held", || !is_free());
+    prints.signal(Signal::SIGTERM);
+    assert_eq!(prints.status().code(), Some(143));
+    assert!(is_free());
+    reader.read_exact(&mut vec![0; full]).unwrap();
+    let mut printed = String::new();
+    reader.read_to_string(&mut printed).unwrap();
+    assert_eq!(printed, "");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A store in a folder of its own, and the command on it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -160,8 +161,16 @@ pub struct Running {
 impl Running {
     #[track_caller]
     pub fn start(command: &mut Command) -> Running {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
-        let lines = lines_of(child.stdout.take().expect("a pipe"));
+        Running::start_to(Stdio::piped(), command)
+    }
+
+    /// With this standard output.
+    #[track_caller]
+    pub fn start_to(stdout: Stdio, command: &mut Command) -> Running {
+        let mut child = command.stdout(stdout).stderr(Stdio::piped()).spawn().expect("the command starts");
+        // The command has it alone from now on.
+        command.stdout(Stdio::null());
+        let lines = child.stdout.take().map_or_else(|| lines_of(std::io::empty()), lines_of);
         let stderr = lines_of(child.stderr.take().expect("a pipe"));
         let stdin = child.stdin.take();
         Running { child, stdin, lines, seen: String::new(), stderr, said: String::new() }
@@ -228,6 +237,12 @@ impl Running {
         }
     }
 
+    /// The names of its threads, on Linux.
+    pub fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
+        tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).collect()
+    }
+
     /// Waits for its end, and for the end of all that it started.
     #[track_caller]
     pub fn end(mut self) -> Ran {
@@ -240,6 +255,19 @@ impl Running {
         }
         Ran { code: status.code(), stdout: std::mem::take(&mut self.seen), stderr }
     }
+}
+
+/// A pipe that takes nothing more until somebody reads, and how much is in it.
+pub fn full_pipe() -> (PipeReader, Stdio, usize) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    let set = |writer: &PipeWriter, flags| fcntl(writer, FcntlArg::F_SETFL(flags)).expect("a pipe");
+    set(&writer, OFlag::O_NONBLOCK);
+    let mut full = 0;
+    while let Ok(n) = writer.write(&[b' '; 4096]) {
+        full += n;
+    }
+    set(&writer, OFlag::empty());
+    (reader, writer.into(), full)
 }
 
 /// The lines of it, as they come.
