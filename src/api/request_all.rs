@@ -293,9 +293,21 @@ impl LockAllGuard {
         self.release_all()
     }
 
-    /// Within one bound; what is not released by then is given up in the background.
+    /// The same for one that others share.
+    #[cfg(feature = "capi")]
+    pub(crate) fn release_shared(&self) -> Result<()> {
+        let mut bound = DropBound::default();
+        self.guards.first().inspect(|guard| bound.begin(guard.drop_by()));
+        self.release_each()
+    }
+
     fn release_all(&mut self) -> Result<()> {
         self.begin_drop();
+        self.release_each()
+    }
+
+    /// Within one bound; what is not released by then is given up in the background.
+    fn release_each(&self) -> Result<()> {
         let mut outcome = Ok(());
         for (guard, to_come) in self.guards.iter().zip((1..=self.guards.len() as u32).rev()) {
             // Each has its part of the time, so that one whose release hangs does not keep the others locked.

@@ -23,7 +23,10 @@ unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: nothing can be done with a shared one but to copy it.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
-/// What the thread that keeps everybody's deadlines has to say. It must not wait for code of the user's, so that another
+/// So many events and messages may wait for a slow callback.
+const MOST_WAITING: usize = 10_000;
+
+/// What a thread that others' deadlines depend on has to say. It must not wait for code of the user's, so that another
 /// thread tells it, in the same order.
 #[derive(Clone, Default)]
 pub struct Aside(Arc<Mutex<ToTell>>);
@@ -42,19 +45,24 @@ impl Aside {
         }
         {
             let mut to_tell = self.0.lock();
+            // A callback that never returns is told nothing more, and need not be.
+            if to_tell.waiting.len() >= MOST_WAITING {
+                return;
+            }
             to_tell.waiting.push_back(Box::new(tell));
             if std::mem::replace(&mut to_tell.is_being_told, true) {
                 return;
             }
         }
         let aside = self.clone();
-        if Thread::spawn("leasehold-told", move || aside.tell_all()).is_err() {
+        if Thread::spawn_for_user("leasehold-told", move || aside.tell_all()).is_err() {
             // Late is better than never.
             self.tell_all();
         }
     }
 
-    fn tell_all(&self) {
+    /// Tells here what is waiting: also before callbacks end, for each lock has one that says how it ended.
+    pub fn tell_all(&self) {
         let next = || {
             let mut to_tell = self.0.lock();
             let next = to_tell.waiting.pop_front();
@@ -223,9 +231,10 @@ impl Gate {
 mod tests {
     use std::time::Duration;
 
-    use crossbeam_channel::bounded;
+    use crossbeam_channel::{bounded, unbounded};
 
     use super::*;
+    use crate::sys::thread::begin_to_keep_time;
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -302,6 +311,28 @@ mod tests {
             });
         }
         (0..8).for_each(|_| assert_eq!(ends.recv_timeout(LONG), Ok(()), "they wait for each other"));
+    }
+
+    #[test]
+    fn what_waits_for_a_slow_callback_is_told_before_its_end() {
+        let (aside, (told, tells), (go_on, slow)) = (Aside::default(), unbounded(), bounded::<()>(0));
+        let (for_watcher, first) = (aside.clone(), told.clone());
+        let watcher = std::thread::spawn(move || {
+            begin_to_keep_time();
+            for_watcher.tell(move || {
+                let _ = first.send(0);
+                let _ = slow.recv();
+            });
+            for number in 1..4 {
+                let told = told.clone();
+                for_watcher.tell(move || told.send(number).unwrap_or_default());
+            }
+        });
+        assert!(watcher.join().is_ok(), "it waits for no callback");
+        assert_eq!(tells.recv_timeout(LONG), Ok(0));
+        aside.tell_all();
+        assert_eq!(tells.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+        drop(go_on);
     }
 
     #[test]

@@ -87,8 +87,9 @@ impl Events {
         Arc::new(Events { callback, gate: Arc::default(), aside: Aside::default() })
     }
 
-    /// No event is told any more, and none is being told by another thread.
+    /// What happened is told; then no event is any more, and none is being told by another thread.
     pub fn end(&self) {
+        self.aside.tell_all();
         self.gate.close();
     }
 }

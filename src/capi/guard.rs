@@ -55,9 +55,11 @@ impl Guard {
         Guard { guard, under_way, ending, was_lost, is_freed, granted, loss, watch }
     }
 
-    /// What `ask` says; `None` when the lock was released. Waits for nobody.
+    /// What `ask` says; `None` when the lock was released. Waits for nobody. A callback may be called meanwhile, and may
+    /// end the guard.
     fn ask<T>(&self, ask: impl FnOnce(&LockGuard) -> T) -> Option<T> {
-        self.guard.try_read().and_then(|guard| guard.as_deref().map(ask))
+        let held = self.guard.try_read().and_then(|guard| guard.clone())?;
+        Some(ask(&held))
     }
 
     /// Takes it out to end it. What goes with it, the client at last, has the same bound.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 
 use super::super::callback::Callback;
+use super::super::guards::{Guards, leasehold_guards_free};
 use super::super::loss::{LossFn, LossInfo};
 use super::*;
 use crate::{LockClient, Loss, LossReason};
@@ -46,6 +47,24 @@ fn freeing_waits_for_a_callback_that_releases() {
     std::thread::spawn(move || freed.send(leasehold_guard_free(handle)));
     assert_eq!(releases_too.recv_timeout(LONG), Ok(Code::Closed), "they wait for each other");
     assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
+}
+
+/// A question may find the loss, which is told at once to a callback that ends what was asked.
+#[test]
+fn a_callback_ends_what_was_just_asked() {
+    let (ended, ends) = bounded(2);
+    std::thread::spawn(move || {
+        let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+        let Ok(held) = client.lock("k").map(|held| Guard::new(held, Watch::new(None))) else { panic!("no lock") };
+        ended.send(held.ask(|_| held.release().is_ok()))?;
+        let Ok(all) = client.lock_all(["a", "b"]) else { panic!("no locks") };
+        let Ok(handle) = handle::insert(Guards::new(all, Watch::new(None))) else { panic!("no handle") };
+        let Ok(all) = handle::get::<Guards>(handle) else { panic!("no guards") };
+        ended.send(all.ask(|_| leasehold_guards_free(handle) == Code::Ok))
+    });
+    for _ in 0..2 {
+        assert_eq!(ends.recv_timeout(LONG), Ok(Some(true)), "it waits for itself");
+    }
 }
 
 /// The store does not answer; neither a release nor a free waits for more than its bound.

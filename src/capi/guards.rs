@@ -16,7 +16,7 @@ use crate::model::lock::Lock;
 /// All of several locks; their names and tokens stay readable after they were released.
 pub struct Guards {
     /// Taken only to end it. No I/O under the lock.
-    held: RwLock<Option<LockAllGuard>>,
+    held: RwLock<Option<Arc<LockAllGuard>>>,
     granted: Vec<Lock>,
     watch: Arc<Watch>,
 }
@@ -34,12 +34,14 @@ pub struct GuardsHandle {
 impl Guards {
     pub fn new(held: LockAllGuard, watch: Arc<Watch>) -> Self {
         let granted = held.guards().iter().map(|guard| guard.info()).collect();
-        Guards { held: RwLock::new(Some(held)), granted, watch }
+        Guards { held: RwLock::new(Some(Arc::new(held))), granted, watch }
     }
 
-    /// What `ask` says; `None` when they were released. Waits for nobody.
-    fn ask<T>(&self, ask: impl FnOnce(&LockAllGuard) -> T) -> Option<T> {
-        self.held.try_read().and_then(|held| held.as_ref().map(ask))
+    /// What `ask` says; `None` when they were released. Waits for nobody. A callback may be called meanwhile, and may end
+    /// them.
+    pub(super) fn ask<T>(&self, ask: impl FnOnce(&LockAllGuard) -> T) -> Option<T> {
+        let held = self.held.try_read().and_then(|held| held.clone())?;
+        Some(ask(&held))
     }
 
     fn at(&self, index: usize) -> Result<&Lock, Failure> {
@@ -161,7 +163,7 @@ pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::get::<Guards>(guards)?;
         let held = guards.held.write().take().ok_or_else(|| guards.ended())?;
-        Ok(held.release()?)
+        Ok(held.release_shared()?)
     })
 }
 
@@ -171,8 +173,10 @@ pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
 pub extern "C" fn leasehold_guards_free(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::remove::<Guards>(guards)?;
-        let held = guards.held.write().take();
-        drop(held);
+        if let Some(held) = guards.held.write().take() {
+            // Another call may be inside it just now, and is not the one to release it.
+            let _ = held.release_shared();
+        }
         guards.watch.freed();
         Ok(())
     })

@@ -22,11 +22,10 @@
  * once, unless they say that they wait. Times are in milliseconds; UINT64_MAX is for ever.
  *
  * Threads: the library has threads of its own, which also run your callbacks. No function may be called by a signal
- * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call. They block every signal
- * but the faults and SIGPROF, so that what your threads block comes to your sigwait() or descriptor. Only callbacks of
- * losses, warnings and elections run with what was blocked in your thread that the library's thread comes from: block
- * what none of them may get before you connect. A callback has a stack of 2 MB, or what is left of your thread's; a log that is set while locks are held may run on 256
- * KB in threads that were there before.
+ * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call. A thread of the library
+ * has those signals blocked that are blocked in the thread that makes it need one: what you take by sigwait() or a
+ * descriptor, block before the first call, in every thread that calls. A callback has a stack of 2 MB, or what is left
+ * of your thread's; a log that is set while locks are held may run on 256 KB in threads that were there before.
  *
  * Versions: whoever connects passes LEASEHOLD_VERSION_NUMBER. A library that does not fit to it refuses, instead of
  * doing something else than the header says. Structs that the library fills can grow at their end: those that the

@@ -17,7 +17,7 @@ use tokio::task::LocalSet;
 
 use super::caught::caught;
 use super::deadline::Deadline;
-use super::thread::Thread;
+use super::thread::{self, Thread};
 use crate::model::error::{Error, ErrorKind, Result};
 
 /// Futures of an SDK are large, above all in a debug build.
@@ -57,6 +57,7 @@ impl<C: 'static> Driver<C> {
         // Disconnected when the caller is gone.
         let (waiting, gone) = oneshot::channel();
         Thread::spawn_with(STACK, "leasehold-driver", move || {
+            thread::begin_to_keep_time();
             let runtime = match Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {

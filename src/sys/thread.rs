@@ -39,73 +39,6 @@ pub fn keeps_time() -> bool {
     KEEPS_TIME.get()
 }
 
-/// Which signals a thread gets. Where a program blocks one in its own threads, to take it by `sigwait` or from a
-/// descriptor, no thread of ours may get it in their place: its default action would end the process.
-#[cfg(unix)]
-mod signals {
-    use std::cell::Cell;
-
-    use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-
-    thread_local! {
-        /// In a thread of ours, what was blocked in the user's thread that it comes from.
-        static USERS: Cell<Option<SigSet>> = const { Cell::new(None) };
-    }
-
-    /// What is blocked in the user's thread that this one is, or comes from.
-    pub fn users() -> Option<SigSet> {
-        USERS.get().or_else(|| SigSet::thread_get_mask().ok())
-    }
-
-    /// All but those that a thread causes itself, and the one by which profilers look at every thread.
-    fn ours() -> SigSet {
-        let own = [Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGSEGV, Signal::SIGSYS, Signal::SIGTRAP];
-        let mut set = SigSet::all();
-        own.into_iter().chain([Signal::SIGPROF]).for_each(|signal| set.remove(signal));
-        set
-    }
-
-    /// Blocks them in this thread, and so in those that it starts, until this is dropped.
-    pub struct Blocked(Option<SigSet>);
-
-    pub fn block() -> Blocked {
-        Blocked(ours().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
-    }
-
-    impl Drop for Blocked {
-        fn drop(&mut self) {
-            if let Some(before) = self.0 {
-                let _ = before.thread_set_mask();
-            }
-        }
-    }
-
-    /// On the new thread. The user's code gets what it would get on a thread of the user's own: a process that it starts
-    /// inherits what is blocked.
-    pub fn begin(users: Option<SigSet>, is_for_user: bool) {
-        match users {
-            Some(users) if is_for_user => {
-                let _ = users.thread_set_mask();
-            }
-            _ => USERS.set(users),
-        }
-    }
-}
-
-#[cfg(not(unix))]
-mod signals {
-    pub fn users() {}
-    pub fn block() {}
-    pub fn begin(_: (), _: bool) {}
-}
-
-/// Whose code a thread is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum For {
-    Us,
-    User,
-}
-
 /// A thread of ours.
 #[derive(Debug)]
 pub struct Thread {
@@ -118,30 +51,21 @@ impl Thread {
     /// Starts a thread with a name that `ps -L` and debuggers show.
     pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
         let stack = if RUNS_USERS_CODE.load(Ordering::SeqCst) { USERS_STACK } else { STACK };
-        Thread::start(For::Us, stack, name, body)
+        Thread::spawn_with(stack, name, body)
     }
 
     /// The same for code of the user's.
     pub fn spawn_for_user(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
-        Thread::start(For::User, USERS_STACK, name, body)
+        Thread::spawn_with(USERS_STACK, name, body)
     }
 
     /// The same as [`Thread::spawn`] with a stack of this size, of which only what is used costs memory.
-    // Only an async SDK needs another one.
-    #[cfg_attr(not(feature = "_async"), allow(dead_code))]
     pub fn spawn_with(stack: usize, name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
-        Thread::start(For::Us, stack, name, body)
-    }
-
-    fn start(of: For, stack: usize, name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
-        let users = signals::users();
-        let _blocked = signals::block();
         let (running, over) = crossbeam_channel::bounded(0);
         let builder = Builder::new().name(name.to_owned()).stack_size(stack);
         let handle = builder
             .spawn(move || {
                 let _running = running;
-                signals::begin(users, of == For::User);
                 body();
             })
             .map_err(|e| {
@@ -211,38 +135,5 @@ mod tests {
         assert!(thread.join_by(long()));
         let thread = Thread::spawn("leasehold-test", || panic!("as a test")).unwrap();
         assert!(thread.wait_until(long()) && thread.is_over() && thread.join_by(long()));
-    }
-
-    /// What a program takes by `sigwait` must not end it in one of our threads; and what a callback starts gets Ctrl-C.
-    #[cfg(unix)]
-    #[test]
-    fn our_threads_get_no_signal_and_the_users_code_those_that_its_own_threads_get() {
-        use nix::sys::signal::{SigSet, Signal};
-
-        let blocked = |set: SigSet| {
-            [Signal::SIGTERM, Signal::SIGCHLD, Signal::SIGUSR1, Signal::SIGSEGV].map(|one| set.contains(one))
-        };
-        let here = move || blocked(SigSet::thread_get_mask().expect("it can be read"));
-        std::thread::spawn(move || {
-            let mut usr1 = SigSet::empty();
-            usr1.add(Signal::SIGUSR1);
-            usr1.thread_set_mask().expect("it can be blocked");
-            let (told, tells) = bounded(3);
-            let (ours, users) = (told.clone(), told.clone());
-            let thread = Thread::spawn("leasehold-test", move || {
-                ours.send(here()).unwrap();
-                let call = Thread::spawn_for_user("leasehold-test", move || users.send(here()).unwrap()).unwrap();
-                call.join_by(Instant::now() + Duration::from_secs(20));
-                ours.send(here()).unwrap();
-            });
-            assert_eq!(here(), [false, false, true, false], "the caller's own");
-            let wanted = [[true, true, true, false], [false, false, true, false], [true, true, true, false]];
-            for wanted in wanted {
-                assert_eq!(tells.recv_timeout(Duration::from_secs(20)), Ok(wanted));
-            }
-            drop(thread);
-        })
-        .join()
-        .unwrap();
     }
 }

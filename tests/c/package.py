@@ -159,7 +159,19 @@ def holds():
 threading.Thread(target=holds, daemon=True).start()
 assert held.wait(60)
 """
-    for program in (dying, daemon):
+    # A process that was forked runs less at its end than Python's own.
+    forked = """
+client.close()
+import multiprocessing
+def holds(url):
+    global guard
+    guard = leasehold.Client(url).lock("j")
+child = multiprocessing.get_context("fork").Process(target=holds, args=(sys.argv[1],))
+child.start()
+child.join()
+assert child.exitcode == 0
+"""
+    for program in (dying, daemon, forked):
         subprocess.run([sys.executable, "-B", "-c", begin + program, url], check=True, timeout=120)
         rival.lock("j", wait=0).release()
 

@@ -22,6 +22,7 @@ import enum
 import functools
 import math
 import os
+import sys
 import threading
 import weakref
 from types import TracebackType
@@ -248,7 +249,8 @@ class _Owned:
 
     def __del__(self) -> None:
         if hasattr(self, "_freed"):
-            self.free()
+            # Not what a guard does in addition: the garbage collector may come between a call that failed and its error.
+            _Owned.free(self)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -288,6 +290,16 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
+_at_exit_of: "set[int]" = set()
+
+
+def _end_with_process() -> None:
+    """A process that `multiprocessing` has forked runs nothing of atexit."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and os.getpid() not in _at_exit_of:
+        _at_exit_of.clear()
+        _at_exit_of.add(os.getpid())
+        util.Finalize(None, _at_exit, exitpriority=0)
 
 
 class _Callback:
@@ -429,12 +441,16 @@ def _interruptibly(call: Callable[[], None], cancel: _Handle, guard: _Held) -> N
         if not is_wanted:
             guard.free()
 
-    thread: Optional[threading.Thread] = threading.Thread(target=run, name="leasehold-lock", daemon=True)
+    thread: Optional[threading.Thread] = None
     try:
         try:
+            thread = threading.Thread(target=run, name="leasehold-lock", daemon=True)
             thread.start()
         except RuntimeError:
-            thread = None  # none starts any more when the interpreter exits
+            # What a signal's handler raised while it started.
+            if thread is not None and thread.ident is not None:
+                raise
+            thread = None  # none starts when the interpreter exits, nor in some subinterpreters
         else:
             done.wait()
     except BaseException:
@@ -472,6 +488,7 @@ class Client(_Owned):
                 if time is not None:
                     _call("builder_set_" + name, builder, _ms(time))
             super().__init__(_Handle())
+            _end_with_process()
             _call("builder_connect", builder, ctypes.byref(self._handle))
         finally:
             _library().leasehold_builder_free(builder)
