@@ -29,8 +29,8 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
     for key in &keys {
         granted(&store, &mut exclusive(&store, key));
     }
-    let mut e = exclusive(&store, "e");
-    granted(&store, &mut e);
+    let mut others = [exclusive(&store, "e"), shared(&store, "s")];
+    others.iter_mut().for_each(|other| drop(granted(&store, other)));
     let seen: Vec<Seen> = keys.iter().map(|key| get(&store, key)).collect();
     block_on(async {
         let client = connect(&config()).await;
@@ -51,8 +51,10 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
             at_rest("no more of them wait", waits);
             for _ in 0..3 {
                 let lease = Lease::For(Duration::from_secs(60));
-                let answer = store.renew(&mut e, renewal(lease), &Deadline::after(SHORT));
-                assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
+                for other in &mut others {
+                    let answer = store.renew(other, renewal(lease), &Deadline::after(SHORT));
+                    assert!(matches!(answer, Ok(Renewed::Until { .. })), "{}: {answer:?}", other.key);
+                }
             }
             drop(client);
         });
