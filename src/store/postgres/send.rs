@@ -79,6 +79,8 @@ pub(super) struct Owned {
     cancels: Arc<Semaphore>,
     /// When the server last answered anything.
     heard: Cell<Instant>,
+    /// The first and the last statement that were left, one soon after the other, since it answered.
+    unheard: Cell<Option<(Instant, Instant)>>,
     /// It was said that notifications can't be told.
     said_full: Cell<bool>,
     idle: RefCell<Vec<Connected>>,
@@ -177,6 +179,7 @@ impl Owned {
             sharing: Semaphore::new(SHARING),
             cancels: Arc::new(Semaphore::new(CANCELS)),
             heard: Cell::new(Instant::now()),
+            unheard: Cell::default(),
             said_full: Cell::default(),
             idle: RefCell::default(),
             waking: super::wakeup::Waking::default(),
@@ -300,6 +303,7 @@ impl Owned {
         let unreplicated = connected.unreplicated.take();
         if let Some(connected) = asking.connected.take().filter(|connected| !connected.client.is_closed()) {
             self.heard.set(Instant::now());
+            self.unheard.set(None);
             self.idle.borrow_mut().push(connected);
         }
         // It is the primary no more: a new connection may find the one that is.
@@ -339,7 +343,7 @@ impl Drop for Trying<'_> {
 
 /// A statement under way. Where its caller leaves it, it is cancelled and its connection ends: the server would not
 /// notice that while it waits for a row, and for a standby it waits without end. The idle ones end, too, if the server has
-/// answered nobody since, and that for long: the network may be dead.
+/// answered nobody since it or those before it were sent, and that for long: the network may be dead.
 struct Asking<'a> {
     owned: &'a Owned,
     connected: Option<Connected>,
@@ -349,8 +353,14 @@ struct Asking<'a> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let Some(connected) = self.connected.take() else { return };
-        if self.owned.heard.get() < self.sent && self.sent.elapsed() >= QUIET {
-            self.owned.idle.borrow_mut().clear();
+        if self.owned.heard.get() < self.sent {
+            // The heartbeats of a short lease have less time each. What was left long before says nothing of now.
+            let unheard = self.owned.unheard.get().filter(|(_, last)| self.sent.duration_since(*last) < QUIET);
+            let since = unheard.map_or(self.sent, |(since, _)| since.min(self.sent));
+            self.owned.unheard.set(Some((since, Instant::now())));
+            if since.elapsed() >= QUIET {
+                self.owned.idle.borrow_mut().clear();
+            }
         }
         let Ok(turn) = self.owned.cancels.clone().try_acquire_owned() else { return };
         let (cancel, tls) = (connected.client.cancel_token(), self.owned.tls.clone());
