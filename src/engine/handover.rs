@@ -56,6 +56,7 @@ impl Hold {
         let sent = setup.clock.now();
         attempt.first_sent = Some(sent);
         attempt.sends = 1;
+        attempt.replaces_sent_once = true;
         match ends_hold(|| setup.backend.acquire(&mut attempt, &deadline), Acquired::Unknown) {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until(sent, holder.until, now);

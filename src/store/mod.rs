@@ -247,6 +247,8 @@ pub struct Attempt {
     pub first_sent: Option<BootTime>,
     /// How often the acquisition was sent: more than once, and a copy may still be on its way.
     pub sends: u32,
+    /// The grant whose place it takes (`instead_of`) was sent once: no copy of that is on its way.
+    pub replaces_sent_once: bool,
     /// The store's own handle: a session, work under way.
     pub native: Option<Box<dyn Any + Send>>,
 }
@@ -254,7 +256,7 @@ pub struct Attempt {
 impl Attempt {
     /// An attempt that was not sent yet.
     pub fn new(key: impl Into<String>, ask: Ask) -> Self {
-        Attempt { key: key.into(), ask, first_sent: None, sends: 0, native: None }
+        Attempt { key: key.into(), ask, first_sent: None, sends: 0, replaces_sent_once: false, native: None }
     }
 
     /// The same acquisition for a second caller, who has to assume that copies are on their way.
@@ -264,6 +266,7 @@ impl Attempt {
             ask: self.ask.clone(),
             first_sent: self.first_sent,
             sends: self.sends.max(2),
+            replaces_sent_once: self.replaces_sent_once,
             native: None,
         }
     }

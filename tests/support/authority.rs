@@ -43,8 +43,13 @@ impl Authority {
 
     /// A certificate and its key. `names` is like `DNS:db.test,IP:127.0.0.1`.
     pub fn issue(&self, name: &str, names: &str) {
+        self.issue_by("ca", name, names);
+    }
+
+    /// The same, signed by that one.
+    pub fn issue_by(&self, ca: &str, name: &str, names: &str) {
         let names = format!("subjectAltName={names}");
-        let (cert, key) = (self.pem("ca"), self.key("ca"));
+        let (cert, key) = (self.pem(ca), self.key(ca));
         let by = ["-CA", &cert, "-CAkey", &key, "-addext", "basicConstraints=critical,CA:FALSE", "-addext", &names];
         self.make("openssl", &[], name, &by);
     }

@@ -22,26 +22,38 @@
 //! | `sslmode` | encrypted | what the server must show |
 //! |---|---|---|
 //! | `disable` | never | |
-//! | `prefer`, the default | if the server offers it, and else **plain** | any certificate |
+//! | `prefer`, the default | if the server offers it and it can be agreed on, and else **plain** | any certificate |
 //! | `require` | always | any certificate; with `sslrootcert=FILE` as `verify-ca` |
-//! | `verify-ca` | always | a certificate of a trusted authority, for whatever name |
-//! | `verify-full` | always | the same, for the name in the URL |
+//! | `verify-ca`, with `sslrootcert=FILE` | always | a certificate of an authority in that file, for whatever name |
+//! | `verify-full` | always | one of a trusted authority, for the name in the URL |
 //!
 //! **Only `verify-full` keeps out someone who can answer in the server's place**; use it wherever the network is not your
 //! own. The name, or address, must be among the certificate's `subjectAltName`s: its common name does not count. With
-//! `hostaddr` the name is still that of `host`, where there is one.
+//! `hostaddr` the name is still that of `host`, where there is one. A `host=` in the options is one more host, beside the one
+//! before them, which libpq would replace.
+//!
+//! A certificate, also our own, must be of X.509 version 3. `openssl x509 -req` before OpenSSL 3.2 makes version 1 where it gets
+//! no extensions: with that `prefer` is plain, and all else an error.
 //!
 //! * `sslrootcert=FILE` names the authorities to trust, in PEM; a server's own certificate that has signed itself will do.
-//!   Without it they are the system's (where `SSL_CERT_FILE` or `SSL_CERT_DIR` is set, those). `sslrootcert=system` says the
-//!   same and makes `verify-full` the default. A file with `disable`, `prefer` or no `sslmode` is refused, since it would
-//!   not be looked at; `~/.postgresql` is not.
-//! * `sslcert=FILE&sslkey=FILE`: our own certificate and its key, in PEM without a password.
-//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one).
+//!   **Each certificate in it counts as an authority**, also one that says it is none: put in only those whose keys are as
+//!   safe as an authority's. One that has expired is not trusted.
+//!   Without it `verify-full` trusts the system's (where `SSL_CERT_FILE` or `SSL_CERT_DIR` is set, those). `sslrootcert=system`
+//!   says the same and makes `verify-full` the default; `verify-ca` needs a file. A file with `disable`, `prefer` or no
+//!   `sslmode` is refused, since it would not be looked at; `~/.postgresql` is not.
+//! * `sslcert=FILE&sslkey=FILE`: our own certificate and its key, in PEM without a password. They are read with
+//!   `sslmode=disable`, too. Who else may read the key's file is not looked at.
+//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one). A
+//!   server that agrees to no protocol (ALPN) is not refused, which libpq would do.
 //! * `channel_binding=require` lets a password (SCRAM) count only with the very server that TLS was made with.
 //!
-//! Files are read when the client connects, and not again. TLS is 1.2 or newer. There are no lists of revoked certificates. A
-//! Unix socket has no TLS, whatever `sslmode` says. Statements are cancelled over connections that are as safe. What is
-//! wrong with a certificate is an error of kind `Config` from `connect`, and that server got no password and no statement.
+//! Files are read when the client connects, and not again: a client whose own certificate is renewed must connect anew.
+//! No deadline bounds that reading, so name no file on a network that may hang. TLS takes two or three round trips more, and
+//! each of several hosts has a share of three seconds: name few of them where they are 100 ms away. TLS is 1.2 or newer.
+//! There are no lists of revoked certificates. A Unix socket has no TLS, whatever `sslmode` says. Statements are cancelled
+//! over connections that are as safe. What is wrong with a certificate is an error of kind `Config` from `connect`, and that
+//! server got no password and no statement. A client that was connected once tries again, as where a server is away: then
+//! the error is of kind `Store` and retryable.
 //!
 //! # Rights
 //! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table, `USAGE` on its schema, and `CONNECT` to the database, for all
@@ -58,8 +70,8 @@
 //!
 //! A client has one connection while nothing else is needed, and never more than nine: four for those who want a lock,
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. Of the four for holders at most
-//! two at a time serve releases and shared locks, which may wait for somebody's transaction. A refusal locks nothing and
-//! writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made.
+//! two at a time serve releases and what takes a lock away, and one more heartbeats of shared locks: they may wait for
+//! somebody's transaction. A refusal locks nothing and writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made.
 //!
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever

@@ -4,6 +4,7 @@ use super::Postgres;
 use super::error::PostgresError;
 use super::row::{Found, micros, number};
 use super::send::{Lane, Statement, Wrote};
+use super::transact::Over;
 use crate::lease::{AcquireAnswer, Mode, transition};
 use crate::model::error::Result;
 use crate::store::{Acquired, Attempt, transactional};
@@ -37,7 +38,7 @@ impl Postgres {
     fn ask_for(&self, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
         let ask = &attempt.ask;
         if ask.mode == Mode::Shared {
-            return transactional::acquire(self, attempt, by);
+            return transactional::acquire(&Over(self, Lane::Wanting), attempt, by);
         }
         let text = if ask.instead_of.is_some() { &self.statements.transfer } else { &self.statements.acquire };
         let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
@@ -45,7 +46,10 @@ impl Postgres {
         let statement = statement.maybe_text(ask.labels.comment.as_deref()).number(micros(ask.lease));
         let statement = statement.time(self.not_after());
         let statement = match &ask.instead_of {
-            Some((old, token)) => statement.text(old.as_str()).number(number(*token)),
+            Some((old, token)) => {
+                let statement = statement.text(old.as_str()).number(number(*token));
+                statement.flag(attempt.replaces_sent_once)
+            }
             None => statement,
         };
         let answered = match self.write(by, Lane::Wanting, &attempt.key, statement)? {
@@ -54,7 +58,7 @@ impl Postgres {
             // There was no row when the statement began, and it made none: another was faster, or it came too late.
             Wrote::Answered(None) | Wrote::Duplicate => None,
         };
-        answered.map_or_else(|| transactional::acquire(self, attempt, by), Ok)
+        answered.map_or_else(|| transactional::acquire(&Over(self, Lane::Wanting), attempt, by), Ok)
     }
 }
 

@@ -43,6 +43,10 @@ pub(super) enum Own {
     #[error("{0}")]
     Tls(String),
 
+    /// The same, of a client that has connected before, or whose other host may come back.
+    #[error("{0}")]
+    TlsForNow(String),
+
     #[error("the database can't store a character of a text; its encoding should be UTF8")]
     Encoding,
 }
@@ -64,7 +68,7 @@ impl failure::Own for Own {
             Own::NoDatabase | Own::Tls(_) => (ErrorKind::Config, false),
             Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake(_) => (ErrorKind::Permission, false),
-            Own::ReadOnly | Own::Ended | Own::Full => (ErrorKind::Store, true),
+            Own::ReadOnly | Own::Ended | Own::Full | Own::TlsForNow(_) => (ErrorKind::Store, true),
             Own::Encoding => (ErrorKind::InvalidInput, false),
         }
     }
@@ -132,6 +136,29 @@ impl PostgresError {
         refused(own, cause)
     }
 
+    /// A fault of TLS is one that may pass.
+    pub fn for_now((fate, error): (Fate, Self)) -> (Fate, Self) {
+        match error {
+            PostgresError::Own(Own::Tls(what), cause) => {
+                (Fate::NotDone, PostgresError::Own(Own::TlsForNow(what), cause))
+            }
+            error => (fate, error),
+        }
+    }
+
+    /// Of two hosts that can't be used, the one to tell: what is away may come back, whatever is wrong with the other; but
+    /// that one is a standby says less than what is wrong with the TLS of the other, which may be the primary.
+    pub fn of_hosts(before: (Fate, Self), now: (Fate, Self)) -> (Fate, Self) {
+        let is_read_only = |error: &Self| matches!(error, PostgresError::Own(Own::ReadOnly, _));
+        let is_tls = |error: &Self| matches!(error, PostgresError::Own(Own::Tls(_) | Own::TlsForNow(_), _));
+        match (&before, &now) {
+            ((_, standby), (_, tls)) if is_read_only(standby) && is_tls(tls) => Self::for_now(now),
+            ((_, tls), (_, standby)) if is_tls(tls) && is_read_only(standby) => Self::for_now(before),
+            ((Fate::NotDone, away), (Fate::Refused, _)) if !is_read_only(away) => before,
+            _ => now,
+        }
+    }
+
     /// An answer that comes without the commit being safe on the standbys that it must be on.
     pub fn unreplicated() -> Self {
         let cause = Cause::from("the wait for the synchronous standby was cancelled".to_owned());
@@ -148,5 +175,31 @@ fn is_fatal(answer: &DbError) -> bool {
     match answer.parsed_severity() {
         Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
         None => matches!(answer.severity(), "FATAL" | "PANIC"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A standby that works, and a primary whose certificate is wrong.
+    #[test]
+    fn what_is_wrong_with_the_primary_is_told_and_may_pass() {
+        let cause = || Cause::from("canary".to_owned());
+        let tls = || (Fate::Refused, PostgresError::Own(Own::Tls("its certificate".to_owned()), Some(cause())));
+        let standby = || refused(Own::ReadOnly, cause());
+        let away = || (Fate::NotDone, PostgresError::Unreachable { cause: cause() });
+        for (before, now, says) in [
+            (standby(), tls(), "its certificate"),
+            (tls(), standby(), "its certificate"),
+            (away(), tls(), "no connection can be made"),
+            (tls(), away(), "no connection can be made"),
+        ] {
+            let (fate, error) = PostgresError::of_hosts(before, now);
+            assert!(error.to_string().contains(says), "{says}: {error}");
+            assert_eq!((fate, crate::model::error::Error::from(error).is_retryable()), (Fate::NotDone, true), "{says}");
+        }
+        let (fate, error) = PostgresError::of_hosts(tls(), tls());
+        assert_eq!((fate, crate::model::error::Error::from(error).kind()), (Fate::Refused, ErrorKind::Config));
     }
 }

@@ -5,7 +5,7 @@
 //! was read, written if the row's version is still the same. Clock: the server's, `clock_timestamp()` after the row's
 //! lock was waited for, never the time when a transaction began; there is no grace. Unanswered: connections that are
 //! lost after a statement may have left, sessions that the server ends, and a commit whose standby was not waited for.
-//! Giving up: the grant id stays in the row for a minute, and no copy of an acquire does anything ten seconds after it
+//! Giving up: the grant id stays in the row for half a minute, and no copy of an acquire does anything ten seconds after it
 //! was sent, by the server's clock.
 //!
 //! Every write waits until its commit is on the server's disk, whatever the user's default of `synchronous_commit` is,

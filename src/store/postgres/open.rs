@@ -91,6 +91,10 @@ impl fmt::Debug for PostgresOptions {
 impl PostgresOptions {
     /// From a URL of libpq's form, which the driver reads, but for the options that are ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
+        // Else the driver reads options out of it, and shows them.
+        if !["postgres://", "postgresql://"].iter().any(|start| url.starts_with(start)) {
+            return Err(config("the postgres: URL is wrong: it must begin with postgres:// or postgresql://"));
+        }
         let (rest, query) = url.split_once('?').unwrap_or((url, ""));
         // Else a part of a password is taken for an option, and shown.
         if query.contains('@') {
@@ -150,6 +154,9 @@ impl PostgresOptions {
             return Err(config("postgres: needs a host, like postgres://localhost/app?table=leasehold"));
         }
         let (names, addresses) = (self.config.get_hosts().len(), self.config.get_hostaddrs().len());
+        if addresses == 0 && self.config.get_hosts().iter().any(is_nameless) {
+            return Err(config("postgres: needs a host before each port, like postgres://localhost:5432/app"));
+        }
         let (count, ports) = (names.max(addresses), self.config.get_ports().len());
         if names > 0 && addresses > 0 && names != addresses || ports > 1 && ports != count {
             return Err(config("postgres: needs as many of host, of hostaddr and of port, or one port for all"));
@@ -212,13 +219,13 @@ impl PostgresOptions {
             one.ssl_mode(all.get_ssl_mode());
             let address = all.get_hostaddrs().get(at);
             match (all.get_hosts().get(at), address) {
-                (Some(Host::Tcp(name)), _) => drop(one.host(name)),
+                (Some(host @ Host::Tcp(name)), _) if !is_nameless(host) => drop(one.host(name)),
                 // Nobody listens in between, and the server offers none there.
                 #[cfg(unix)]
                 (Some(Host::Unix(folder)), None) => drop(one.host_path(folder).ssl_mode(SslMode::Disable)),
                 // Else the driver has no name that a certificate could be for.
                 (_, Some(address)) => drop(one.host(address.to_string())),
-                (None, None) => {}
+                _ => {}
             }
             address.map(|address| one.hostaddr(*address));
             all.get_ports().get(at).or(all.get_ports().first()).map(|port| one.port(*port));
@@ -260,11 +267,20 @@ impl PostgresOptions {
     }
 }
 
+/// Its address, which was given beside it, must do.
+fn is_nameless(host: &Host) -> bool {
+    matches!(host, Host::Tcp(name) if name.is_empty())
+}
+
 /// The hosts and their ports.
 pub(super) fn addresses(config: &Config) -> String {
     let ports = config.get_ports();
     let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
     let host = |(at, host): (usize, &Host)| match host {
+        Host::Tcp(name) if name.is_empty() => {
+            let address = config.get_hostaddrs().get(at).map(|ip| ip.to_string()).unwrap_or_default();
+            format!("{address}:{}", port(at))
+        }
         Host::Tcp(name) => format!("{name}:{}", port(at)),
         #[cfg(unix)]
         Host::Unix(folder) => format!("{}:{}", folder.display(), port(at)),

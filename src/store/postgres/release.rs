@@ -2,6 +2,7 @@
 
 use super::Postgres;
 use super::send::{Lane, Statement, Wrote};
+use super::transact::Over;
 use crate::lease::{Mode, ReleaseAnswer, transition};
 use crate::model::error::Result;
 use crate::store::{Attempt, Purpose, Released, transactional};
@@ -12,7 +13,7 @@ impl Postgres {
         // A copy of an acquire that was repeated may still be on its way.
         let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { purpose };
         if attempt.ask.mode == Mode::Shared {
-            return transactional::release(self, attempt, purpose, by);
+            return transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
         }
         let statement = Statement::new(&self.statements.release).text(&attempt.key).text(attempt.grant().as_str());
         let statement = statement.flag(purpose == Purpose::GiveUp);
@@ -20,20 +21,22 @@ impl Postgres {
             Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
             Wrote::Answered(Some(found)) => found,
             Wrote::Answered(None) if purpose == Purpose::Release => return Ok(Released::Free),
-            Wrote::Answered(None) | Wrote::Duplicate => return transactional::release(self, attempt, purpose, by),
+            Wrote::Answered(None) | Wrote::Duplicate => {
+                return transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
+            }
         };
         if found.written {
             return Ok(Released::Done);
         }
         found.record.check_format().map_err(transactional::newer_format)?;
         if purpose == Purpose::GiveUp {
-            return transactional::release(self, attempt, purpose, by);
+            return transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
         }
         match transition::release(&found.record, attempt.grant(), &found.times()).answer {
             ReleaseAnswer::Free => Ok(Released::Free),
             ReleaseAnswer::HeldByOther => Ok(Released::HeldByOther(found.seen())),
             // It is shared, or what is shown is a moment older than what was decided by.
-            ReleaseAnswer::Released => transactional::release(self, attempt, purpose, by),
+            ReleaseAnswer::Released => transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by),
         }
     }
 }

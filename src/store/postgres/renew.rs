@@ -3,6 +3,7 @@
 use super::Postgres;
 use super::row::micros;
 use super::send::{Lane, Statement, Wrote};
+use super::transact::Over;
 use crate::lease::{Lease, Mode, RenewAnswer, transition};
 use crate::model::error::Result;
 use crate::store::{Attempt, Renewal, Renewed, transactional};
@@ -12,7 +13,7 @@ impl Postgres {
     pub(super) fn renew_grant(&self, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
         // An end that moves back wakes waiters.
         if attempt.ask.mode == Mode::Shared || renewal.may_end_endless {
-            return transactional::renew(self, attempt, renewal, by);
+            return transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
         }
         let lease = match renewal.lease {
             Lease::For(lease) => Some(micros(lease)),
@@ -22,7 +23,9 @@ impl Postgres {
         let found = match self.write(by, Lane::Holding, &attempt.key, statement.maybe_number(lease))? {
             Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
             Wrote::Answered(Some(found)) => found,
-            Wrote::Answered(None) | Wrote::Duplicate => return transactional::renew(self, attempt, renewal, by),
+            Wrote::Answered(None) | Wrote::Duplicate => {
+                return transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
+            }
         };
         found.record.check_format().map_err(transactional::newer_format)?;
         match (found.written, found.record.standing(attempt.grant())) {
@@ -30,7 +33,7 @@ impl Postgres {
             _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {
                 RenewAnswer::Lost => Ok(Renewed::Lost(found.seen())),
                 // The row that is shown is a moment older than what was decided by.
-                RenewAnswer::Until(_) => transactional::renew(self, attempt, renewal, by),
+                RenewAnswer::Until(_) => transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by),
             },
         }
     }

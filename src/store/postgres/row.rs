@@ -36,8 +36,9 @@ pub(super) const COLUMNS: [(&str, &str); 17] = [
 
 /// Microseconds from 1970 to 2000, where the server begins to count.
 const EPOCH: i64 = 946_684_800_000_000;
-/// How long an acquisition that was given up is remembered: six times as long as a copy of it may be late.
-const REMEMBERED: Duration = Duration::from_secs(60);
+/// How long an acquisition that was given up is remembered: three times as long as a copy of it may be late, since a swap
+/// counts from when the row was read, and waits for the row.
+const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// A `timestamptz` in microseconds since 1970; the greatest number is `infinity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -34,6 +34,8 @@ use crate::sys::log;
 const CONNECTIONS: usize = 4;
 /// How many of those of holders may wait for a row long.
 const WAITING: usize = 2;
+/// How many more of them shared holders may have for their heartbeats, which may wait as well.
+const SHARING: usize = 1;
 /// How many statements that were left are cancelled at a time.
 const CANCELS: usize = 8;
 /// How long making a connection may take.
@@ -52,15 +54,20 @@ pub(super) enum Lane {
     Wanting,
     /// Who holds one, and the rest.
     Holding,
-    /// The same, where a row may be waited for long: shared holders, releases and swaps wait for fenced transactions. They never take
-    /// all turns of heartbeats that wait for nobody.
+    /// The same, where a row may be waited for long: releases and swaps wait for fenced transactions. They never take
+    /// all turns of heartbeats.
     Waiting,
+    /// A shared holder's heartbeat, which waits for transactions that assert its own key. All of them never take all turns of
+    /// heartbeats that wait for nobody.
+    Sharing,
 }
 
 /// What lives on the driver's thread.
 pub(super) struct Owned {
     /// One for each host.
     hosts: Vec<Config>,
+    /// There was a connection once.
+    has_worked: Cell<bool>,
     /// The host to begin with: the one that worked last, or the one after that which said nothing.
     first: Cell<usize>,
     tls: Tls,
@@ -68,9 +75,12 @@ pub(super) struct Owned {
     wanting: Semaphore,
     holding: Semaphore,
     waiting: Semaphore,
+    sharing: Semaphore,
     cancels: Arc<Semaphore>,
     /// When the server last answered anything.
     heard: Cell<Instant>,
+    /// The first and the last statement that were left, one soon after the other, since it answered.
+    unheard: Cell<Option<(Instant, Instant)>>,
     /// It was said that notifications can't be told.
     said_full: Cell<bool>,
     idle: RefCell<Vec<Connected>>,
@@ -159,14 +169,17 @@ impl Owned {
     pub async fn new(hosts: Vec<Config>, tls: Tls, table: Table) -> Result<(Owned, open::Server), PostgresError> {
         let owned = Owned {
             hosts,
+            has_worked: Cell::default(),
             first: Cell::default(),
             tls,
             table,
             wanting: Semaphore::new(CONNECTIONS),
             holding: Semaphore::new(CONNECTIONS),
             waiting: Semaphore::new(WAITING),
+            sharing: Semaphore::new(SHARING),
             cancels: Arc::new(Semaphore::new(CANCELS)),
             heard: Cell::new(Instant::now()),
+            unheard: Cell::default(),
             said_full: Cell::default(),
             idle: RefCell::default(),
             waking: super::wakeup::Waking::default(),
@@ -183,7 +196,7 @@ impl Owned {
     ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
         let (first, hear) = (self.first.get(), Rc::new(hear));
         let share = CONNECTION / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
-        let mut failed = (Fate::NotDone, PostgresError::NotSent);
+        let mut failed = None;
         let until = Instant::now() + CONNECTION;
         for at in 0..self.hosts.len() {
             // One that is only slow, as the primary may be, gets all that the others leave, once it is the last.
@@ -194,19 +207,26 @@ impl Owned {
             let hear = hear.clone();
             let made = tokio::time::timeout(share, self.make(&self.hosts[host], move |told| hear(told))).await;
             trying.is_over = made.is_ok();
-            failed = match made {
+            let error = match made {
                 Ok(Ok(made)) => {
                     self.first.set(host);
+                    self.has_worked.set(true);
                     return Ok(made);
                 }
+                // What worked before may be put right again.
+                Ok(Err(error)) if self.has_worked.get() => PostgresError::for_now(error),
                 Ok(Err(error)) => error,
                 Err(_) => {
                     let cause = Cause::from(format!("it was not made in {} ms", share.as_millis()));
                     (Fate::NotDone, PostgresError::Unreachable { cause })
                 }
             };
+            failed = Some(match failed {
+                None => error,
+                Some(before) => PostgresError::of_hosts(before, error),
+            });
         }
-        Err(failed)
+        Err(failed.unwrap_or((Fate::NotDone, PostgresError::NotSent)))
     }
 
     async fn make(
@@ -251,7 +271,14 @@ impl Owned {
         statement: &Statement,
         sent: &AtomicBool,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
-        let _slow = if lane == Lane::Waiting { self.waiting.acquire().await.ok() } else { None };
+        let _slow = match lane {
+            Lane::Wanting | Lane::Holding => None,
+            Lane::Waiting => self.waiting.acquire().await.ok(),
+            Lane::Sharing => match self.waiting.try_acquire() {
+                Ok(turn) => Some(turn),
+                Err(_) => self.sharing.acquire().await.ok(),
+            },
+        };
         let turns = if lane == Lane::Wanting { &self.wanting } else { &self.holding };
         let _turn = turns.acquire().await;
         let connected = match self.spare() {
@@ -276,6 +303,7 @@ impl Owned {
         let unreplicated = connected.unreplicated.take();
         if let Some(connected) = asking.connected.take().filter(|connected| !connected.client.is_closed()) {
             self.heard.set(Instant::now());
+            self.unheard.set(None);
             self.idle.borrow_mut().push(connected);
         }
         // It is the primary no more: a new connection may find the one that is.
@@ -315,7 +343,7 @@ impl Drop for Trying<'_> {
 
 /// A statement under way. Where its caller leaves it, it is cancelled and its connection ends: the server would not
 /// notice that while it waits for a row, and for a standby it waits without end. The idle ones end, too, if the server has
-/// answered nobody since, and that for long: the network may be dead.
+/// answered nobody since it or those before it were sent, and that for long: the network may be dead.
 struct Asking<'a> {
     owned: &'a Owned,
     connected: Option<Connected>,
@@ -325,8 +353,14 @@ struct Asking<'a> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let Some(connected) = self.connected.take() else { return };
-        if self.owned.heard.get() < self.sent && self.sent.elapsed() >= QUIET {
-            self.owned.idle.borrow_mut().clear();
+        if self.owned.heard.get() < self.sent {
+            // The heartbeats of a short lease have less time each. What was left long before says nothing of now.
+            let unheard = self.owned.unheard.get().filter(|(_, last)| self.sent.duration_since(*last) < QUIET);
+            let since = unheard.map_or(self.sent, |(since, _)| since.min(self.sent));
+            self.owned.unheard.set(Some((since, Instant::now())));
+            if since.elapsed() >= QUIET {
+                self.owned.idle.borrow_mut().clear();
+            }
         }
         let Ok(turn) = self.owned.cancels.clone().try_acquire_owned() else { return };
         let (cancel, tls) = (connected.client.cancel_token(), self.owned.tls.clone());

@@ -14,7 +14,7 @@ use super::row::{COLUMNS, remembered};
 pub(super) struct Statements {
     /// key, grant id, lock id, owner, host, comment, lease, not after
     pub acquire: Arc<str>,
-    /// The same, the old grant id, its token
+    /// The same, the old grant id, its token, whether that was sent once
     pub transfer: Arc<str>,
     /// key, grant id, lease or null for one without end
     pub renew: Arc<str>,
@@ -107,9 +107,9 @@ impl Statements {
             )
         };
         // A copy of what is adopted may be on its way. What is handed on to the next in the line was sent once, and there are
-        // too many of them to remember each; it has the lock id of its own.
+        // too many of them to remember each.
         let adopted = format!(
-            "CASE WHEN t.lock_id = $3 AND t.until > clock_timestamp() THEN coalesce({pruned}, '{{}}') \
+            "CASE WHEN NOT $11 AND t.until > clock_timestamp() THEN coalesce({pruned}, '{{}}') \
              || jsonb_build_object(t.grant_id, {now} + {}) ELSE {pruned} END",
             remembered()
         );

@@ -74,6 +74,12 @@ impl Wanted {
     /// By libpq's rules, but for what they would silently not look at.
     pub fn of_url(options: TlsOptions) -> Result<Wanted> {
         let TlsOptions { mode, roots, cert, key } = options;
+        // Who writes the key itself must not read it in an error.
+        for (name, value) in [("sslrootcert", &roots), ("sslcert", &cert), ("sslkey", &key)] {
+            if value.as_ref().is_some_and(|value| value.contains("-----BEGIN") || value.contains(char::is_control)) {
+                return Err(config(&format!("{name} must be the name of a file, not what is in it")));
+            }
+        }
         let known = MODES.map(|(name, _)| name);
         let given = match mode.as_deref() {
             None => None,
@@ -88,6 +94,12 @@ impl Wanted {
         };
         let (mode, roots) = match (roots.as_deref(), given) {
             (Some(""), _) => return Err(config("the option sslrootcert must be a file, or system")),
+            (None, Some(Mode::VerifyCa)) => {
+                return Err(config(
+                    "sslmode=verify-ca needs sslrootcert=FILE: anybody can have a certificate from the system's authorities; or \
+                     write sslmode=verify-full, which checks the name",
+                ));
+            }
             (None, _) => (given.unwrap_or(Mode::Prefer), None),
             (Some("system"), None | Some(Mode::VerifyFull)) => (Mode::VerifyFull, None),
             (Some("system"), Some(weak)) => {
@@ -119,8 +131,9 @@ impl Wanted {
         let mode = match settings.get_ssl_mode() {
             SslMode::Disable => Mode::Disable,
             SslMode::Prefer => Mode::Prefer,
-            // Whatever else it may be one day is not less.
-            _ => Mode::Require,
+            SslMode::Require => Mode::Require,
+            // Whatever else it may be one day is not less than what is known.
+            _ => Mode::VerifyFull,
         };
         Wanted { mode, roots: None, own: None }
     }
@@ -222,6 +235,16 @@ impl Verifier {
     fn checks(&self) -> bool {
         matches!(self.mode, Mode::VerifyCa | Mode::VerifyFull)
     }
+
+    /// The authorities of the user's file without those whose time is over or has not come, where there are such.
+    fn current_roots(&self, now: UnixTime) -> Option<RootCertStore> {
+        let current: Vec<_> = self.named.iter().filter(|cert| is_current(cert, now).is_ok()).cloned().collect();
+        (current.len() < self.named.len()).then(|| {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(current);
+            roots
+        })
+    }
 }
 
 impl ServerCertVerifier for Verifier {
@@ -240,6 +263,12 @@ impl ServerCertVerifier for Verifier {
             } else {
                 let all = self.algorithms.all;
                 verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, all)?;
+                // An authority's own end is not looked at there.
+                if let Some(roots) = self.current_roots(now)
+                    && verify_server_cert_signed_by_trust_anchor(&parsed, &roots, intermediates, now, all).is_err()
+                {
+                    return Err(CertificateError::ApplicationVerificationFailure.into());
+                }
             }
             if self.mode == Mode::VerifyFull {
                 verify_server_name(&parsed, name)?;
@@ -348,6 +377,10 @@ impl Tls {
             TlsError::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
                 format!("{certificate} has expired: give the server a new one, or correct this host's clock")
             }
+            TlsError::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => format!(
+                "{certificate} is signed by an authority that has expired, or is not valid yet: name its successor by \
+                 sslrootcert=.., or correct this host's clock"
+            ),
             TlsError::InvalidCertificate(_) => {
                 format!("{certificate} is not accepted: give the server one that is right")
             }

@@ -10,18 +10,20 @@ use crate::model::error::Result;
 use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
-impl Transactional for Postgres {
+/// The store, asked over this lane.
+pub(super) struct Over<'a>(pub &'a Postgres, pub Lane);
+
+impl Transactional for Over<'_> {
     fn transact<A: Send + 'static>(
         &self,
         key: &str,
-        durability: Durability,
+        _durability: Durability,
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
-        // Only who wants a lock needs its token to outlive everything.
-        let lane = if durability == Durability::PowerCut { Lane::Wanting } else { Lane::Waiting };
+        let Over(store, lane) = *self;
         loop {
-            let found = self.look(key, lane, by)?;
+            let found = store.look(key, lane, by)?;
             found.record.check_format().map_err(PostgresError::from)?;
             let step = transition(&found.record, &found.times());
             let Some(mut new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };
@@ -29,7 +31,7 @@ impl Transactional for Postgres {
             if lane == Lane::Wanting {
                 new.given_up = without_copies(&found.record, &new, found.now.time());
             }
-            match self.swap_row(key, &found.record, &found.native, found.now, Some(&new), lane, by)? {
+            match store.swap_row(key, &found.record, &found.native, found.now, Some(&new), lane, by)? {
                 Wrote::Answered(Some(version)) => {
                     let record = LockRecord { version, ..new };
                     return Ok(Transacted::Done(step.answer, Found { record, ..found }.seen()));

@@ -95,8 +95,8 @@ impl Driver {
     }
 
     pub fn step(&mut self) {
-        // Such a store forgets who gave up after a minute, and the model never does.
-        if self.adoptions_give_up && self.wiped.elapsed() > Duration::from_secs(30) {
+        // Such a store forgets who gave up after half a minute, and the model never does.
+        if self.adoptions_give_up && self.wiped.elapsed() > Duration::from_secs(5) {
             for key in std::mem::take(&mut self.model).into_keys() {
                 let seen = self.at.get(&key);
                 let swapped = self.at.store.swap(&seen, None, &soon()).unwrap();
@@ -219,7 +219,9 @@ impl Driver {
 
     fn acquire(&mut self, key: &str, ask: Ask) {
         let before = self.at.get(key);
-        let answer = self.at.store.acquire(&mut Attempt::new(key, ask.clone()), &soon()).unwrap();
+        let passes_on = self.rng.bool();
+        let mut attempt = Attempt { replaces_sent_once: passes_on, ..Attempt::new(key, ask.clone()) };
+        let answer = self.at.store.acquire(&mut attempt, &soon()).unwrap();
         let after = self.at.get(key);
         let mut at =
             vec![self.times(before.times.now, before.times.stamp), self.times(after.times.now, before.times.stamp)];
@@ -229,9 +231,8 @@ impl Driver {
         let rule = |record: &LockRecord, times: &Times| {
             let mut step = transition::acquire(record, &ask, times);
             if let Some(next) = step.record.as_mut().filter(|_| adoptions) {
-                let is_passed_on = |old: &Holder| {
-                    ask.lock_id != old.lock_id && ask.instead_of.as_ref().is_some_and(|(grant, _)| *grant == old.grant)
-                };
+                let is_passed_on =
+                    |old: &Holder| passes_on && ask.instead_of.as_ref().is_some_and(|(grant, _)| *grant == old.grant);
                 let gone = gone(record, next, times.expired_before).into_iter();
                 let gone = gone.filter(|old| !is_passed_on(old) || stopped.contains(&old.grant));
                 next.given_up.extend(gone.map(|old| old.grant));

@@ -43,6 +43,7 @@ fn an_exclusive_holder_costs_one_statement_a_step() {
     at.sends(1, "refused", |store| refused(store, &mut b));
     at.sends(1, "renew", |store| renewed(store, &mut a, renewal(Lease::For(2 * LEASE))));
     let mut next = instead_of(&at.store, "k", Mode::Exclusive, &old);
+    next.replaces_sent_once = true;
     at.sends(1, "transfer", |store| granted(store, &mut next));
     at.sends(1, "lost", |store| store.renew(&mut a, renewal(Lease::For(LEASE)), &soon()).unwrap());
     at.sends(1, "not its own", |store| store.release(&mut a, Purpose::Release, &soon()).unwrap());

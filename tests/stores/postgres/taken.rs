@@ -1,5 +1,6 @@
 //! A lock that is taken away while its holder lives: a copy of the holder's acquire that comes late is granted to nobody.
 
+use leasehold::LockClient;
 use leasehold::internals::lease::{Holder, LockRecord};
 use leasehold::internals::store::{Acquired, Attempt, Swapped};
 
@@ -84,8 +85,29 @@ fn a_lock_that_goes_down_the_line_leaves_no_trace() {
     let mut old = granted(&store, &mut a);
     for _ in 0..3 {
         let mut next = instead_of(&store, "k", Mode::Exclusive, &old);
-        assert_ne!(next.ask.lock_id, old.lock_id);
+        next.ask.lock_id = old.lock_id.clone();
+        next.replaces_sent_once = true;
         old = granted(&store, &mut next);
     }
+    assert_eq!(rows.one("SELECT given_up::text FROM {T}"), None);
+}
+
+#[test]
+fn a_guard_that_goes_down_the_line_leaves_no_trace() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let client = LockClient::connect(&rows.url()).unwrap();
+    let held = client.lock("k").unwrap();
+    std::thread::scope(|scope| {
+        let (told, waits) = std::sync::mpsc::channel();
+        let client = &client;
+        let next = scope.spawn(move || {
+            let request = client.request("k");
+            request.on_wait(move |_| told.send(()).unwrap_or_default()).lock().unwrap().release().unwrap();
+        });
+        waits.recv().unwrap();
+        held.release().unwrap();
+        next.join().unwrap();
+    });
     assert_eq!(rows.one("SELECT given_up::text FROM {T}"), None);
 }

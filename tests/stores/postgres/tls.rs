@@ -45,10 +45,14 @@ impl Secure {
 
     /// From now on the server shows this certificate.
     fn shows(&self, name: &str) {
+        self.shows_of(&self.ca, name);
+    }
+
+    /// One that this authority has made.
+    fn shows_of(&self, ca: &Authority, name: &str) {
         let folder = self.own.data().join("db");
         let owner = std::fs::metadata(&folder).unwrap();
-        for (from, to) in
-            [(self.ca.pem(name), "server.crt"), (self.ca.key(name), "server.key"), (self.ca.pem("ca"), "root.crt")]
+        for (from, to) in [(ca.pem(name), "server.crt"), (ca.key(name), "server.key"), (self.ca.pem("ca"), "root.crt")]
         {
             let to = folder.join(to);
             std::fs::copy(from, &to).unwrap();
@@ -182,7 +186,7 @@ fn each_mode_checks_what_it_says() {
         wrong(&secure.url("leasehold", NAME, &options), &[&host, "not signed by an authority", "sslrootcert"]);
     }
     // No authority of the system's knows it.
-    for options in ["&sslmode=verify-ca", "&sslmode=verify-full", "&sslrootcert=system"] {
+    for options in ["&sslmode=verify-full", "&sslrootcert=system"] {
         wrong(&secure.url("leasehold", NAME, options), &["sslrootcert"]);
     }
     // An address has no other name.
@@ -217,6 +221,42 @@ fn a_server_without_tls_is_used_only_where_that_may_be() {
     let Some(secure) = Secure::start() else { return };
     let both = format!("{host},{}", postgres::host(&secure.own.url()).unwrap());
     connects(&format!("postgres://leasehold@{both}/postgres?sslmode=require"));
+    // While that is away it is no matter of the settings.
+    let away = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for hosts in [format!("{away},{host}"), format!("{host},{away}")] {
+        let error = refused(&format!("postgres://leasehold@{hosts}/postgres?sslmode=require"));
+        assert!(error.is_retryable(), "{hosts}: {}", text(&error));
+    }
+    // One without a name has its address.
+    let secure_host = postgres::host(&secure.own.url()).unwrap();
+    let (ip, port) = secure_host.rsplit_once(':').unwrap();
+    let nameless = format!("postgres://leasehold@:{port}/postgres?hostaddr={ip}");
+    connects(&format!("{nameless}&sslmode=require"));
+    wrong(&format!("{nameless}&sslmode=verify-full{}", secure.ca()), &["127.0.0.1:", "for other names"]);
+}
+
+/// Whoever connects for the first time is told that it will not work; who has connected, that it does not work now.
+#[test]
+fn a_certificate_that_is_wrong_for_a_while_ends_no_client() {
+    let Some(secure) = Secure::start() else { return };
+    let stranger = Authority::new().unwrap();
+    stranger.issue("server", &format!("DNS:{NAME}"));
+    let url = secure.url("leasehold", NAME, &format!("&sslmode=verify-full{}&application_name=stays", secure.ca()));
+    let client = connects(&url);
+    client.create_schema().unwrap();
+    secure.shows_of(&stranger, "server");
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'stays'";
+    let mut error = None;
+    wait_until("it has to connect anew", || {
+        secure.sql(end);
+        error = client.get("k").err();
+        error.as_ref().is_some_and(|error| text(error).contains("not signed by an authority"))
+    });
+    let error = error.unwrap();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{}", text(&error));
+    wrong(&url, &["not signed by an authority"]);
+    secure.shows("server");
+    wait_until("it goes on", || client.get("k").is_ok());
 }
 
 #[test]
@@ -355,6 +395,10 @@ fn a_certificate_that_signed_itself_is_trusted_where_it_is_named() {
     secure.shows("old");
     wrong(&url(NAME, &named("old")), &[NAME, "has expired"]);
     connects(&url(NAME, "&sslmode=require"));
+    // So is an authority, though what it has signed has not ended.
+    secure.ca.issue_by("old", "server", &names);
+    secure.shows("server");
+    wrong(&url(NAME, &named("old")), &[NAME, "an authority that has expired"]);
 }
 
 #[test]

@@ -4,18 +4,23 @@ use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
-use leasehold::internals::store::{Acquired, Renewed, Seen};
+use leasehold::internals::store::{Acquired, Attempt, Renewed, Seen};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::postgres::*;
 use crate::support::contract::{granted, raised, release, renewal};
 use crate::support::lateness::at_rest;
 use crate::support::postgres::{Rows, block_on, config, connect};
+use crate::support::proxy::Proxy;
+use crate::support::servers::{postgres, postgres_server};
 use crate::support::stores::unique;
 use crate::support::wait::wait_until;
 
 /// Whose answer does not wait for anybody. The server ends what waits after ten.
 const SHORT: Duration = Duration::from_secs(5);
+
+/// What a heartbeat of a short lease has.
+const SHORTEST: Duration = Duration::from_millis(400);
 
 /// A network that was silent for less is not taken for dead.
 const QUIET: Duration = Duration::from_millis(900);
@@ -29,8 +34,8 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
     for key in &keys {
         granted(&store, &mut exclusive(&store, key));
     }
-    let mut e = exclusive(&store, "e");
-    granted(&store, &mut e);
+    let mut others = [exclusive(&store, "e"), shared(&store, "s")];
+    others.iter_mut().for_each(|other| drop(granted(&store, other)));
     let seen: Vec<Seen> = keys.iter().map(|key| get(&store, key)).collect();
     block_on(async {
         let client = connect(&config()).await;
@@ -51,8 +56,10 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
             at_rest("no more of them wait", waits);
             for _ in 0..3 {
                 let lease = Lease::For(Duration::from_secs(60));
-                let answer = store.renew(&mut e, renewal(lease), &Deadline::after(SHORT));
-                assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
+                for other in &mut others {
+                    let answer = store.renew(other, renewal(lease), &Deadline::after(SHORT));
+                    assert!(matches!(answer, Ok(Renewed::Until { .. })), "{}: {answer:?}", other.key);
+                }
             }
             drop(client);
         });
@@ -102,4 +109,46 @@ fn who_soon_leaves_ends_no_connection_of_others() {
             }
         }
     });
+}
+
+/// A short lease leaves its heartbeats too little time to find each of them dead.
+#[test]
+fn a_network_that_is_silent_to_one_short_statement_after_the_other_is_left() {
+    needs_server!();
+    let (rows, name) = (Rows::fresh(), unique());
+    let proxy = Proxy::raw(&postgres::host(&postgres_server().unwrap()).unwrap());
+    let url = format!("postgres://leasehold@{}/postgres?application_name={name}", proxy.addr());
+    let store = Postgres::open(PostgresOptions::new(url.parse().unwrap(), &rows.0).unwrap(), &soon()).unwrap();
+    let mut held: Vec<Attempt> = (0..4).map(|at| exclusive(&store, &format!("k{at}"))).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let sessions =
+        |rest: &str| rows.sql(&format!("SELECT FROM pg_stat_activity WHERE application_name = '{name}' {rest}")).len();
+    block_on(async {
+        let client = connect(&config()).await;
+        client.batch_execute(&format!("BEGIN; SELECT FROM {} FOR UPDATE", rows.0)).await.unwrap();
+        std::thread::scope(|scope| {
+            for a in &mut held {
+                let store = &store;
+                scope.spawn(|| drop(store.renew(a, renewal(Lease::For(Duration::from_secs(60))), &soon())));
+            }
+            wait_until("its heartbeats wait", || sessions("AND wait_event_type = 'Lock'") == 4);
+            granted(&store, &mut exclusive(&store, "free"));
+            drop(client);
+        });
+    });
+    wait_until("all are idle", || sessions("AND state = 'idle'") >= 5);
+    proxy.silence_open();
+    let (started, mut tries) = (Instant::now(), 0);
+    let works = loop {
+        tries += 1;
+        let mut a = exclusive(&store, &format!("short {tries}"));
+        match store.acquire(&mut a, &Deadline::after(SHORTEST)) {
+            Ok(Acquired::Granted { .. }) => break true,
+            Ok(Acquired::Unknown(_)) if started.elapsed() > 4 * SHORTEST => break false,
+            _ => {}
+        }
+    };
+    if !works {
+        granted(&store, &mut exclusive(&store, "another"));
+    }
 }
