@@ -293,11 +293,9 @@ impl LockAllGuard {
         self.release_all()
     }
 
-    /// The same for one that others share.
+    /// The same for one that others share; whoever calls it has begun the bound.
     #[cfg(feature = "capi")]
     pub(crate) fn release_shared(&self) -> Result<()> {
-        let mut bound = DropBound::default();
-        self.guards.first().inspect(|guard| bound.begin(guard.drop_by()));
         self.release_each()
     }
 

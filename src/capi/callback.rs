@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -23,6 +23,8 @@ unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: nothing can be done with a shared one but to copy it.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
+/// How long the end of callbacks may take to tell what waits.
+const REST: Duration = Duration::from_secs(5);
 /// So many events and messages may wait for a slow callback.
 const MOST_WAITING: usize = 10_000;
 
@@ -61,15 +63,26 @@ impl Aside {
         }
     }
 
-    /// Tells here what is waiting: also before callbacks end, for each lock has one that says how it ended.
-    pub fn tell_all(&self) {
-        let next = || {
-            let mut to_tell = self.0.lock();
-            let next = to_tell.waiting.pop_front();
-            to_tell.is_being_told = next.is_some();
-            next
-        };
-        while let Some(tell) = next() {
+    fn next(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let mut to_tell = self.0.lock();
+        let next = to_tell.waiting.pop_front();
+        to_tell.is_being_told = next.is_some();
+        next
+    }
+
+    fn tell_all(&self) {
+        while let Some(tell) = self.next() {
+            tell();
+        }
+    }
+
+    /// Tells here what still waits, before callbacks end: each lock has one that says how it ended. Those of slow ones are left
+    /// out at last.
+    pub fn tell_rest(&self) {
+        let by = Instant::now() + REST;
+        while Instant::now() < by
+            && let Some(tell) = self.next()
+        {
             tell();
         }
     }
@@ -229,8 +242,6 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use crossbeam_channel::{bounded, unbounded};
 
     use super::*;
@@ -330,7 +341,7 @@ mod tests {
         });
         assert!(watcher.join().is_ok(), "it waits for no callback");
         assert_eq!(tells.recv_timeout(LONG), Ok(0));
-        aside.tell_all();
+        aside.tell_rest();
         assert_eq!(tells.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
         drop(go_on);
     }

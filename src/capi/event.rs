@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::as_millis;
@@ -80,16 +81,20 @@ pub struct Events {
     callback: Callback<EventFn>,
     gate: Arc<Gate>,
     aside: Aside,
+    has_ended: AtomicBool,
 }
 
 impl Events {
     pub fn new(callback: Callback<EventFn>) -> Arc<Self> {
-        Arc::new(Events { callback, gate: Arc::default(), aside: Aside::default() })
+        Arc::new(Events { callback, gate: Arc::default(), aside: Aside::default(), has_ended: AtomicBool::default() })
     }
 
     /// What happened is told; then no event is any more, and none is being told by another thread.
     pub fn end(&self) {
-        self.aside.tell_all();
+        // Once: one of the callbacks may end it, too.
+        if !self.has_ended.swap(true, Ordering::SeqCst) {
+            self.aside.tell_rest();
+        }
         self.gate.close();
     }
 }

@@ -12,6 +12,7 @@ use super::{as_millis, call, handle, out_arg, text};
 use crate::api::request_all::LockAllGuard;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
+use crate::sys::drop_bound::DropBound;
 
 /// All of several locks; their names and tokens stay readable after they were released.
 pub struct Guards {
@@ -42,6 +43,13 @@ impl Guards {
     pub(super) fn ask<T>(&self, ask: impl FnOnce(&LockAllGuard) -> T) -> Option<T> {
         let held = self.held.try_read().and_then(|held| held.clone())?;
         Some(ask(&held))
+    }
+
+    /// Takes them out to end them. What goes with them, the client at last, has the same bound.
+    fn take(&self, drop_bound: &mut DropBound) -> Option<Arc<LockAllGuard>> {
+        let held = self.held.write().take();
+        held.iter().flat_map(|held| held.guards().first()).for_each(|first| drop_bound.begin(first.drop_by()));
+        held
     }
 
     fn at(&self, index: usize) -> Result<&Lock, Failure> {
@@ -162,7 +170,8 @@ pub unsafe extern "C" fn leasehold_guards_remaining(guards: GuardsHandle, ms: *m
 pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::get::<Guards>(guards)?;
-        let held = guards.held.write().take().ok_or_else(|| guards.ended())?;
+        let mut drop_bound = DropBound::default();
+        let held = guards.take(&mut drop_bound).ok_or_else(|| guards.ended())?;
         Ok(held.release_shared()?)
     })
 }
@@ -173,7 +182,8 @@ pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
 pub extern "C" fn leasehold_guards_free(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::remove::<Guards>(guards)?;
-        if let Some(held) = guards.held.write().take() {
+        let mut drop_bound = DropBound::default();
+        if let Some(held) = guards.take(&mut drop_bound) {
             // Another call may be inside it just now, and is not the one to release it.
             let _ = held.release_shared();
         }

@@ -192,7 +192,7 @@ pub extern "C" fn leasehold_log_free(log: LogHandle) -> Code {
     call(|| {
         let sink = handle::remove::<LogSink>(log)?;
         choose_level();
-        sink.aside.tell_all();
+        sink.aside.tell_rest();
         sink.gate.close();
         Ok(())
     })

@@ -134,8 +134,9 @@ impl Held {
 
     /// Until when all are held at the least, since boot.
     pub fn held_until(&self) -> Duration {
-        let left = self.guards().iter().map(LockGuard::remaining).min().unwrap_or_default();
-        since_boot().saturating_add(left)
+        // First: what stops this process in between makes it too early, never too late.
+        let now = since_boot();
+        now.saturating_add(self.guards().iter().map(LockGuard::remaining).min().unwrap_or_default())
     }
 
     /// The first loss, if one was lost.

@@ -19,10 +19,10 @@ use crate::killing::Killing;
 use crate::on_loss::OnLoss;
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
-use crate::show::say;
 use crate::signals::{ENDING, Interrupts, spare_us_ttou};
 use crate::steps::{start_printing, was_printed};
 use crate::store;
+use crate::warnings;
 use crate::watched::{Watched, close_inherited};
 use crate::words::words;
 
@@ -156,7 +156,8 @@ impl<'a> Holding<'a> {
             }
             _ => format!("{name} is told nothing"),
         };
-        say(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
+        // Not waited for: with a pipe the end of this process is all that tells of the loss.
+        warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
         self.lost = Some(loss);
     }
 

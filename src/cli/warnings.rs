@@ -48,6 +48,11 @@ pub fn flush() {
     }
 }
 
+/// A line that nobody waits for.
+pub fn tell(text: &str) {
+    let _ = messages().try_send(Message::Line(text.to_owned()));
+}
+
 fn messages() -> &'static Sender<Message> {
     MESSAGES.get_or_init(|| {
         let (to, messages) = bounded(MOST);

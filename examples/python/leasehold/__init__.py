@@ -12,7 +12,7 @@ may use a client. Do not open a lock file of SQLite with the module sqlite3 in t
 
 An exception that a signal handler raises, as Ctrl-C does, ends a `lock` that waits in the main thread, and leaves no
 lock behind. When the interpreter exits, all clients are closed and all guards freed; an `on_loss` that runs just then is
-waited for.
+waited for. A process that `multiprocessing` has forked exits without that: leave its locks by `with`.
 """
 
 import atexit
@@ -22,7 +22,6 @@ import enum
 import functools
 import math
 import os
-import sys
 import threading
 import weakref
 from types import TracebackType
@@ -290,16 +289,6 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
-_at_exit_of: "set[int]" = set()
-
-
-def _end_with_process() -> None:
-    """A process that `multiprocessing` has forked runs nothing of atexit."""
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None and os.getpid() not in _at_exit_of:
-        _at_exit_of.clear()
-        _at_exit_of.add(os.getpid())
-        util.Finalize(None, _at_exit, exitpriority=0)
 
 
 class _Callback:
@@ -430,9 +419,11 @@ class Guards(_Held):
 def _interruptibly(call: Callable[[], None], cancel: _Handle, guard: _Held) -> None:
     """Waits for `call` on a thread of its own: only so the main thread hears of signals while it waits."""
     done, failed = threading.Event(), []  # type: ignore[var-annotated]
-    is_wanted = True
+    is_wanted, begun = True, threading.Lock()
 
     def run() -> None:
+        if not begun.acquire(blocking=False):
+            return
         try:
             call()
         except BaseException as error:
@@ -447,8 +438,8 @@ def _interruptibly(call: Callable[[], None], cancel: _Handle, guard: _Held) -> N
             thread = threading.Thread(target=run, name="leasehold-lock", daemon=True)
             thread.start()
         except RuntimeError:
-            # What a signal's handler raised while it started.
-            if thread is not None and thread.ident is not None:
+            # It may be what a signal's handler raised while the thread started.
+            if not begun.acquire(blocking=False):
                 raise
             thread = None  # none starts when the interpreter exits, nor in some subinterpreters
         else:
@@ -488,7 +479,6 @@ class Client(_Owned):
                 if time is not None:
                     _call("builder_set_" + name, builder, _ms(time))
             super().__init__(_Handle())
-            _end_with_process()
             _call("builder_connect", builder, ctypes.byref(self._handle))
         finally:
             _library().leasehold_builder_free(builder)

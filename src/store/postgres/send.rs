@@ -5,14 +5,16 @@
 //! caller has left goes with its connection, so that nothing queues behind it.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError::Disconnected;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
@@ -274,10 +276,7 @@ impl Owned {
         let _slow = match lane {
             Lane::Wanting | Lane::Holding => None,
             Lane::Waiting => self.waiting.acquire().await.ok(),
-            Lane::Sharing => match self.waiting.try_acquire() {
-                Ok(turn) => Some(turn),
-                Err(_) => self.sharing.acquire().await.ok(),
-            },
+            Lane::Sharing => either(&self.waiting, &self.sharing).await,
         };
         let turns = if lane == Lane::Wanting { &self.wanting } else { &self.holding };
         let _turn = turns.acquire().await;
@@ -331,6 +330,16 @@ struct Trying<'a> {
     owned: &'a Owned,
     host: usize,
     is_over: bool,
+}
+
+/// A turn of the first of them that has one.
+async fn either<'a>(one: &'a Semaphore, other: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
+    let (mut one, mut other) = (pin!(one.acquire()), pin!(other.acquire()));
+    let turn = poll_fn(|context| match one.as_mut().poll(context) {
+        Poll::Pending => other.as_mut().poll(context),
+        ready => ready,
+    });
+    turn.await.ok()
 }
 
 impl Drop for Trying<'_> {
@@ -449,5 +458,29 @@ impl Postgres {
 impl Clocked {
     pub fn just(now: Micros) -> Clocked {
         Clocked(now.time(), Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_wants_either_of_two_turns_has_the_first_that_is_free() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (one, other) = (Semaphore::new(1), Semaphore::new(1));
+            for free in [&one, &other] {
+                let taken = either(&one, &other).await;
+                let last = either(&one, &other).await;
+                assert!(taken.is_some() && one.available_permits() + other.available_permits() == 0);
+                let mut waits = pin!(either(&one, &other));
+                assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
+                // Whichever of the two it is that is given back.
+                drop(if std::ptr::eq(free, &one) { taken } else { last });
+                assert!(waits.await.is_some());
+            }
+            assert_eq!(one.available_permits() + other.available_permits(), 2, "nobody who left has a turn");
+        });
     }
 }

@@ -238,7 +238,12 @@ impl Verifier {
 
     /// The authorities of the user's file without those whose time is over or has not come, where there are such.
     fn current_roots(&self, now: UnixTime) -> Option<RootCertStore> {
-        let current: Vec<_> = self.named.iter().filter(|cert| is_current(cert, now).is_ok()).cloned().collect();
+        // What only rustls can read counts as current.
+        let is_over = |cert: &&CertificateDer<'_>| {
+            let over = [CertificateError::Expired, CertificateError::NotValidYet].map(TlsError::from);
+            is_current(cert, now).is_err_and(|error| over.contains(&error))
+        };
+        let current: Vec<_> = self.named.iter().filter(|cert| !is_over(cert)).cloned().collect();
         (current.len() < self.named.len()).then(|| {
             let mut roots = RootCertStore::empty();
             roots.add_parsable_certificates(current);
