@@ -11,8 +11,7 @@ use crate::asked::{Ask, Labels};
 use crate::failure::{Failure, Outcome};
 use crate::on_loss::OnLoss;
 use crate::secret::has_password;
-use crate::show::holder;
-use crate::warnings;
+use crate::show::{holder, say};
 use crate::words::words;
 
 /// Stands in the environment of a command in place of a URL with a password.
@@ -166,7 +165,6 @@ impl Observer for Events {
             Event::Released { key, held_for } => format!("released: {key:?} after {}", words(*held_for)),
             _ => return,
         };
-        // Some are told by a heartbeat.
-        warnings::tell(&text);
+        say(&text);
     }
 }

@@ -6,6 +6,7 @@ use leasehold::internals::sys::clock::Clock;
 
 use crate::spanner::*;
 use crate::support::grpc::{Call, Fault, Grpc};
+use crate::support::servers::spanner::aborts_at_random;
 use crate::support::spanner::Database;
 
 const ABORTED: u8 = 10;
@@ -13,17 +14,21 @@ const UNAVAILABLE: u8 = 14;
 /// All that are errors, but `ABORTED` and `UNAVAILABLE`, which the SDK repeats.
 const OTHERS: [u8; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16];
 
-fn behind() -> (Grpc, Spanner) {
+/// None on the emulator that aborts at random: whether a commit whose answer is lost was written is not known there.
+fn behind() -> Option<(Grpc, Spanner)> {
+    if aborts_at_random() {
+        return None;
+    }
     let database = Database::fresh();
     let grpc = Grpc::new(&database.host);
     let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
-    (grpc, store)
+    Some((grpc, store))
 }
 
 #[test]
 fn after_a_repeat_of_a_commit_only_aborted_says_that_nothing_was_written() {
     needs_server!();
-    let (grpc, store) = behind();
+    let Some((grpc, store)) = behind() else { return };
     for code in OTHERS {
         let key = format!("status {code}");
         let mut a = exclusive(&key);
@@ -42,7 +47,7 @@ fn after_a_repeat_of_a_commit_only_aborted_says_that_nothing_was_written() {
 #[test]
 fn an_aborted_repeat_of_a_commit_finds_what_was_written() {
     needs_server!();
-    let (grpc, store) = behind();
+    let Some((grpc, store)) = behind() else { return };
     grpc.fault("Commit", 0, Fault::CutAfter);
     grpc.fault("Commit", 1, Fault::Refused(ABORTED));
     let (holder, repeated) = acquired(&store, &mut exclusive("k"));
@@ -53,7 +58,7 @@ fn an_aborted_repeat_of_a_commit_finds_what_was_written() {
 #[test]
 fn a_commit_that_is_refused_the_first_time_wrote_nothing() {
     needs_server!();
-    let (grpc, store) = behind();
+    let Some((grpc, store)) = behind() else { return };
     for (code, kind) in [(7, ErrorKind::Permission), (16, ErrorKind::Permission), (3, ErrorKind::Schema)] {
         let key = format!("status {code}");
         grpc.fault("Commit", 0, Fault::Refused(code));
@@ -67,7 +72,7 @@ fn a_commit_that_is_refused_the_first_time_wrote_nothing() {
 #[test]
 fn a_swap_whose_commit_was_repeated_is_not_taken_for_another_change() {
     needs_server!();
-    let (grpc, store) = behind();
+    let Some((grpc, store)) = behind() else { return };
     let mut a = exclusive("k");
     granted(&store, &mut a);
     let seen = get(&store, "k");
@@ -87,7 +92,7 @@ fn a_swap_whose_commit_was_repeated_is_not_taken_for_another_change() {
 #[test]
 fn a_swap_that_was_written_and_forgotten_is_not_taken_for_another_change() {
     needs_server!();
-    let (grpc, store) = behind();
+    let Some((grpc, store)) = behind() else { return };
     let mut a = exclusive("k");
     granted(&store, &mut a);
     let seen = get(&store, "k");
