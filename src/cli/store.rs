@@ -12,6 +12,7 @@ use crate::failure::{Failure, Outcome};
 use crate::on_loss::OnLoss;
 use crate::secret::has_password;
 use crate::show::{holder, say};
+use crate::warnings;
 use crate::words::words;
 
 /// Stands in the environment of a command in place of a URL with a password.
@@ -165,6 +166,11 @@ impl Observer for Events {
             Event::Released { key, held_for } => format!("released: {key:?} after {}", words(*held_for)),
             _ => return,
         };
-        say(&text);
+        match event {
+            // By whoever still waits for the lock.
+            Event::Granted { .. } | Event::Refused { .. } => say(&text),
+            // Or by a heartbeat, which must not wait for standard error.
+            _ => warnings::tell(&text),
+        }
     }
 }

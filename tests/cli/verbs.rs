@@ -179,12 +179,37 @@ fn the_librarys_warnings_are_shown_unless_quiet_is_wanted() {
     }
 }
 
+/// The events of `-v` are told by heartbeats, too.
+#[test]
+fn an_event_that_nobody_reads_costs_no_lock() {
+    let store = Store::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let script = "head -c 1000000 /dev/zero >&2 & echo ready; read go; kill $!; echo $go";
+    let mut command = store.reading(&["-v", "--lease", "6s"], script);
+    let mut child = command.stdout(std::process::Stdio::piped()).stderr(writer).spawn().unwrap();
+    drop(command);
+    let output = crate::support::lines_of(child.stdout.take().unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    let client = store.client();
+    let held = || client.get("k").unwrap().filter(|key| !key.is_free());
+    let ends = || held().expect("it is held").holders()[0].leased_until().expect("it ends");
+    for _ in 0..3 {
+        // A time is read from two clocks, and so is not the same each time.
+        let renewed = ends() + Duration::from_secs(1);
+        wait_until("it is renewed", || ends() > renewed);
+    }
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"on\n").unwrap();
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "on");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    drop(reader);
+}
+
 /// A heartbeat that failed warns, and nobody takes that.
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_warning_that_nobody_reads_costs_no_lock() {
     let store = Store::new();
-    let (reader, full) = crate::loss::full_pipe();
+    let (reader, full, _) = crate::support::full_pipe();
     let mut command = store.reading(&["--lease", "18s"], "echo ready; read go; echo $go");
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(full).spawn().unwrap();
     let output = crate::support::lines_of(child.stdout.take().unwrap());
