@@ -7,7 +7,7 @@ use leasehold::LockStatus;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{PATIENCE, Ran, Running, Shared, Store, leasehold, run};
+use crate::support::{PATIENCE, Ran, Running, Shared, Store, leasehold, on_each_server, run};
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 use crate::wait::wait_until;
 
@@ -79,30 +79,7 @@ fn a_job_runs_once_in_a_period_and_a_lock_stands_for_its_least_time() {
     cases(&Shared { url: store.url.clone(), env: Vec::new() });
 }
 
-#[allow(dead_code)] // Where no server is compiled in.
-fn on_server(shared: Option<Shared>) {
-    let Some(shared) = shared else { return };
-    shared.init();
-    cases(&shared);
-}
-
-#[test]
-#[cfg(feature = "dynamodb")]
-fn on_dynamodb() {
-    on_server(crate::support::dynamodb("periods"));
-}
-
-#[test]
-#[cfg(feature = "mongodb")]
-fn on_mongodb() {
-    on_server(crate::support::mongodb("periods"));
-}
-
-#[test]
-#[cfg(feature = "spanner")]
-fn on_spanner() {
-    on_server(crate::support::spanner("periods"));
-}
+on_each_server!(cases, "periods");
 
 /// Nodes of spindle go by a duration of their own.
 #[test]

@@ -1,9 +1,8 @@
 //! Many processes at once, on each store that processes can share.
 
 use std::fs;
-use std::path::Path;
 
-use crate::support::{Running, Shared, Store, leasehold};
+use crate::support::{Running, Shared, Store, leasehold, on_each_server};
 
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 4;
@@ -11,7 +10,9 @@ const ROUNDS: u32 = 4;
 /// Each adds one to a file, again and again: read, wait a moment, write. It comes out right only if nobody is in
 /// between. Each also writes down its token.
 #[track_caller]
-fn counts_right(shared: &Shared, folder: &Path) {
+fn counts_right(shared: &Shared) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
     let count = folder.join("count");
     fs::write(&count, "0\n").unwrap();
     let script = "read n < count; sleep 0.01; echo $((n + 1)) > count; echo $LEASEHOLD_TOKEN >> tokens";
@@ -41,33 +42,7 @@ fn counts_right(shared: &Shared, folder: &Path) {
 #[test]
 fn on_sqlite() {
     let store = Store::new();
-    counts_right(&Shared { url: store.url.clone(), env: Vec::new() }, store.folder.path());
+    counts_right(&Shared { url: store.url.clone(), env: Vec::new() });
 }
 
-#[track_caller]
-#[allow(dead_code)] // Where no server is compiled in.
-fn on_server(shared: Option<Shared>) {
-    if let Some(shared) = shared {
-        let folder = tempfile::tempdir().unwrap();
-        shared.init();
-        counts_right(&shared, folder.path());
-    }
-}
-
-#[test]
-#[cfg(feature = "dynamodb")]
-fn on_dynamodb() {
-    on_server(crate::support::dynamodb("counts"));
-}
-
-#[test]
-#[cfg(feature = "mongodb")]
-fn on_mongodb() {
-    on_server(crate::support::mongodb("counts"));
-}
-
-#[test]
-#[cfg(feature = "spanner")]
-fn on_spanner() {
-    on_server(crate::support::spanner("counts"));
-}
+on_each_server!(counts_right, "counts");

@@ -9,7 +9,7 @@ use leasehold::Lock;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{PATIENCE, Ran, Running, Shared, Store, full_pipe, leasehold, run};
+use crate::support::{PATIENCE, Ran, Running, Shared, Store, full_pipe, leasehold, on_each_server, run};
 use crate::wait::wait_until;
 
 /// Runs it on this store, with what it may read from standard input.
@@ -86,30 +86,7 @@ fn a_lock_goes_from_step_to_step() {
     cases(&Shared { url: store.url.clone(), env: Vec::new() });
 }
 
-#[allow(dead_code)] // Where no server is compiled in.
-fn on_server(shared: Option<Shared>) {
-    let Some(shared) = shared else { return };
-    shared.init();
-    cases(&shared);
-}
-
-#[test]
-#[cfg(feature = "dynamodb")]
-fn on_dynamodb() {
-    on_server(crate::support::dynamodb("steps"));
-}
-
-#[test]
-#[cfg(feature = "mongodb")]
-fn on_mongodb() {
-    on_server(crate::support::mongodb("steps"));
-}
-
-#[test]
-#[cfg(feature = "spanner")]
-fn on_spanner() {
-    on_server(crate::support::spanner("steps"));
-}
+on_each_server!(cases, "steps");
 
 #[test]
 fn a_program_may_take_up_what_a_step_has_left() {

@@ -76,6 +76,53 @@ impl Shared {
     }
 }
 
+/// Runs it on this store, whose schema is made, if the server is there.
+#[allow(dead_code)] // Where no server is compiled in.
+#[track_caller]
+pub fn on_server(shared: Option<Shared>, cases: impl FnOnce(&Shared)) {
+    let Some(shared) = shared else { return };
+    shared.init();
+    cases(&shared);
+}
+
+/// A test for each server: of this function, on a table whose name begins so.
+macro_rules! on_each_server {
+    ($cases:path, $name:literal) => {
+        #[test]
+        #[cfg(feature = "dynamodb")]
+        fn on_dynamodb() {
+            crate::support::on_server(crate::support::dynamodb($name), $cases);
+        }
+
+        #[test]
+        #[cfg(feature = "mongodb")]
+        fn on_mongodb() {
+            crate::support::on_server(crate::support::mongodb($name), $cases);
+        }
+
+        #[test]
+        #[cfg(feature = "postgres")]
+        fn on_postgres() {
+            crate::support::on_server(crate::support::postgres($name), $cases);
+        }
+
+        #[test]
+        #[cfg(feature = "spanner")]
+        fn on_spanner() {
+            crate::support::on_server(crate::support::spanner($name), $cases);
+        }
+    };
+}
+pub(crate) use on_each_server;
+
+/// A table of its own, if the server is there. Its name begins with this.
+#[cfg(feature = "postgres")]
+#[track_caller]
+pub fn postgres(name: &str) -> Option<Shared> {
+    let url = format!("{}?table={name}_{}", crate::servers::postgres_server()?, uuid().replace('-', ""));
+    Some(Shared { url, env: Vec::new() })
+}
+
 /// A table of its own, if the server is there. Its name begins with this.
 #[cfg(feature = "dynamodb")]
 #[track_caller]

@@ -229,15 +229,21 @@ fn a_purge_leaves_the_row_for_the_nodes() {
     assert_eq!(world.names(), before);
 }
 
+/// A store of ours beside nodes, behind a proxy.
+fn behind(world: &World) -> (Grpc, Spanner) {
+    let grpc = Grpc::new(&world.database.host);
+    let options =
+        SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
+    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    (grpc, store)
+}
+
 /// Its read found the lock live, but a node may have found it over before the commit came.
 #[test]
 fn a_renewal_whose_commit_comes_too_late_is_lost() {
     needs_server!();
     let world = World::new();
-    let grpc = Grpc::new(&world.database.host);
-    let options =
-        SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
-    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    let (grpc, store) = behind(&world);
     for (mode, slow, is_lost) in
         [(Mode::Exclusive, 10, false), (Mode::Exclusive, 3_000, true), (Mode::Shared, 3_000, true)]
     {
@@ -265,10 +271,7 @@ fn a_renewal_whose_commit_comes_too_late_is_lost() {
 fn a_renewal_by_lock_id_whose_commit_comes_too_late_is_not_believed() {
     needs_server!();
     let world = World::new();
-    let grpc = Grpc::new(&world.database.host);
-    let options =
-        SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
-    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    let (grpc, store) = behind(&world);
     for (slow, is_done) in [(10, true), (3_000, false)] {
         let mut attempt = attempt(&format!("k{slow}"), Mode::Exclusive);
         attempt.ask.lease = DURATION;
