@@ -158,11 +158,11 @@ impl LockRequest {
     }
 
     /// Waits with this patience; the error inside says who held it all that time.
-    pub(crate) fn guard_or_refusal(self, patience: Patience) -> Result<Result<LockGuard>> {
+    pub(crate) fn guard_or_refusal(self, patience: Patience) -> Result<Obtained<LockGuard, Error>> {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         Ok(match self.guard(patience, None)? {
-            Obtained::Granted(guard) => Ok(guard),
-            Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, ErrorKind::TimedOut, WAITED)),
+            Obtained::Granted(guard) => Obtained::Granted(guard),
+            Obtained::Refused(seen) => Obtained::Refused(refusal(&family, &key, &seen, ErrorKind::TimedOut, WAITED)),
         })
     }
 

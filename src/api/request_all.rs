@@ -7,7 +7,7 @@ use crate::api::client::LockClient;
 use crate::api::guard::LockGuard;
 use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::check_keys;
-use crate::engine::spec::Patience;
+use crate::engine::spec::{Obtained, Patience};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
 use crate::sys::deadline::Deadline;
@@ -98,7 +98,10 @@ impl<'a> LockAllRequest<'a> {
     /// is set in [`each`](Self::each). What was taken is then released in the background: a program that ends at once by
     /// `process::exit` calls [`close`](LockClient::close) first.
     pub fn lock(self) -> Result<LockAllGuard> {
-        self.obtain()?
+        match self.obtain()? {
+            Obtained::Granted(guard) => Ok(guard),
+            Obtained::Refused(error) => Err(error),
+        }
     }
 
     /// Tries once for each; `None` when others hold one of them. Each key has one request timeout. What was taken before
@@ -109,7 +112,7 @@ impl<'a> LockAllRequest<'a> {
     /// obtained; `InvalidInput` as for [`lock`](Self::lock), and when a wait is set.
     pub fn try_lock(self) -> Result<Option<LockAllGuard>> {
         self.check_no_wait("try_lock asks once")?;
-        self.wait(Duration::ZERO).obtain().map(Result::ok)
+        self.wait(Duration::ZERO).obtain().map(Obtained::granted)
     }
 
     /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time.
@@ -119,22 +122,22 @@ impl<'a> LockAllRequest<'a> {
     /// a wait is set.
     pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockAllGuard>> {
         self.check_no_wait("try_lock_for has one of its own")?;
-        self.wait(timeout).obtain().map(Result::ok)
+        self.wait(timeout).obtain().map(Obtained::granted)
     }
 
     /// The error inside says who held one of them all that time.
-    fn obtain(mut self) -> Result<Result<LockAllGuard>> {
+    fn obtain(mut self) -> Result<Obtained<LockAllGuard, Error>> {
         self.check()?;
         let patience = AskedWait::patience(self.wait);
         let pausing = self.pausing();
         loop {
             let held = match self.each_in_turn(patience)? {
-                Ok(held) => held,
-                refused => return Ok(refused),
+                Obtained::Granted(held) => held,
+                refused @ Obtained::Refused(_) => return Ok(refused),
             };
             let Err(error) = held.ensure_held() else {
                 self.max_hold.into_iter().for_each(|d| held.guards.iter().for_each(|guard| guard.end_in(d)));
-                return Ok(Ok(held));
+                return Ok(Obtained::Granted(held));
             };
             let by_max_hold = held.lost().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
             held.abandon();
@@ -202,7 +205,7 @@ impl<'a> LockAllRequest<'a> {
     }
 
     /// Takes one after the other; gives up what it has when one is not had.
-    fn each_in_turn(&self, patience: Patience) -> Result<Result<LockAllGuard>> {
+    fn each_in_turn(&self, patience: Patience) -> Result<Obtained<LockAllGuard, Error>> {
         // Of each round its own, so that who ends what is left of an earlier one does not end this one.
         let lock_id = self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let mut held = LockAllGuard { guards: Vec::with_capacity(self.keys.len()), drop_bound: DropBound::default() };
@@ -215,14 +218,14 @@ impl<'a> LockAllRequest<'a> {
                 self.request(key, &lock_id).guard_or_refusal(patience)
             };
             match locked {
-                Ok(Ok(guard)) => held.guards.push(guard),
-                Ok(Err(refused)) => {
+                Ok(Obtained::Granted(guard)) => held.guards.push(guard),
+                Ok(Obtained::Refused(refused)) => {
                     match patience {
                         // Whoever tries again at once must not meet what is still held by this try.
                         Patience::Once => drop(held.release_all()),
                         Patience::Until(_) | Patience::Endless => held.abandon(),
                     }
-                    return Ok(Err(refused));
+                    return Ok(Obtained::Refused(refused));
                 }
                 Err(error) => {
                     held.abandon();
@@ -230,7 +233,7 @@ impl<'a> LockAllRequest<'a> {
                 }
             }
         }
-        Ok(Ok(held))
+        Ok(Obtained::Granted(held))
     }
 }
 

@@ -123,17 +123,17 @@ impl Patience {
 }
 
 /// How a call for a lock, or for one of several, ended without an error.
-pub enum Obtained<T = Granted> {
+pub enum Obtained<T = Granted, R = Vec<Seen>> {
     /// The lock is granted.
     Granted(T),
     /// Others hold the lock, or wait for it in this process, and the patience is over. Contains what was last seen of
-    /// each lock that was read.
-    Refused(Vec<Seen>),
+    /// each lock that was read, or what was made of it.
+    Refused(R),
 }
 
-impl<T> Obtained<T> {
+impl<T, R> Obtained<T, R> {
     /// Turns the grant into something else.
-    pub fn try_map<U>(self, map: impl FnOnce(T) -> Result<U>) -> Result<Obtained<U>> {
+    pub fn try_map<U>(self, map: impl FnOnce(T) -> Result<U>) -> Result<Obtained<U, R>> {
         match self {
             Obtained::Granted(granted) => map(granted).map(Obtained::Granted),
             Obtained::Refused(seen) => Ok(Obtained::Refused(seen)),
