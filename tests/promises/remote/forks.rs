@@ -9,7 +9,8 @@ use crate::support::harness::millis;
 use crate::support::wait::wait_until;
 
 fn connected(remote: &Remote) -> LockClient {
-    remote.direct().lease(millis(6000)).connect().expect("a client")
+    // A lease that no busy machine lets end, and heartbeats that are soon seen.
+    remote.direct().lease(millis(60_000)).heartbeat(millis(2000)).connect().expect("a client")
 }
 
 fn in_the_child(remote: &Remote, parents: LockClient, guard: LockGuard) {
