@@ -373,12 +373,13 @@ impl LockClient {
         Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))
     }
 
-    /// The locks that guards of this client and its clones hold now.
+    /// The locks that guards of this client and its clones hold now. A lease of a name that a
+    /// [keeper](crate::LeaseKeeper) extends is none of them.
     pub fn held(&self) -> Vec<Lock> {
         if !self.family.is_own_process() {
             return Vec::new();
         }
-        self.family.holds().iter().filter(|hold| hold.is_held()).map(|hold| hold.info()).collect()
+        self.family.holds().iter().filter(|hold| hold.is_guarded() && hold.is_held()).map(|hold| hold.info()).collect()
     }
 
     /// Makes what the store needs (tables, indexes) where it is missing. Gives a text for people that says what it did:

@@ -65,7 +65,8 @@ impl LockClient {
         }
         let mut renewed = Vec::new();
         for found in group {
-            let (holders, found) = self.update(found, |found| decide(&found.seen), group_arrived(lock_id))?;
+            let by = self.family.request_deadline();
+            let (holders, found) = self.update(found, &by, |found| decide(&found.seen), group_arrived(lock_id))?;
             // Not the time of the read: the leases went on since.
             let now = found.now(self.family.clock.now());
             renewed.extend(statuses(&found.seen, &holders, now));
@@ -106,7 +107,8 @@ impl LockClient {
         let mut freed = Vec::new();
         for found in group {
             let release = |found: &Snapshot| Ok(release_group(&found.seen.record, lock_id));
-            let (holders, found) = self.update(found, release, group_arrived(lock_id))?;
+            let by = self.family.request_deadline();
+            let (holders, found) = self.update(found, &by, release, group_arrived(lock_id))?;
             freed.extend(statuses(&found.seen, &holders, found.seen.times.now));
         }
         newest_first(&mut freed);

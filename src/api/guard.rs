@@ -215,9 +215,9 @@ impl LockGuard {
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::guard", key:? = self.key();
-                "lock {:?} could not be released and ends with its lease: {error}", self.key());
+                "lock {:?} could not be released yet and is given up in the background: {error}", self.key());
         }
-        self.hold.let_go();
+        self.hold.abandon();
     }
 
     /// Declares the lock lost this long from now on, unless its request said so of an earlier time.

@@ -4,6 +4,7 @@
 
 use crate::engine::family::Family;
 use crate::model::error::{Error, Result};
+use crate::model::key::check_key;
 use crate::model::lock::Lock;
 use crate::store::{Consistency, Which};
 use crate::sys::deadline::Deadline;
@@ -11,6 +12,8 @@ use crate::sys::file::is_same_file;
 
 /// Refuses a lock that another store has granted: what that one knows of it is not here.
 pub(crate) fn check_origin(family: &Family, lock: &Lock) -> Result<()> {
+    // The lease of a name ends by its own rules.
+    check_key(&lock.key).map_err(|error| family.in_context(error))?;
     let here = &family.backend.info().label;
     let Some(origin) = lock.store().filter(|origin| is_another(origin, here)) else { return Ok(()) };
     let by = Deadline::after(family.options.request_timeout);

@@ -28,6 +28,8 @@ const WAITED: &str = "others held it until the wait was over";
 /// Why these calls refuse a wait that was set.
 pub(crate) const OWN_WAIT: &str = "try_lock_for and try_lock_until have one of their own";
 pub(crate) const ACQUIRES_ONCE: &str = "acquire asks once";
+/// Why a minimum hold would mean nothing to it.
+pub(crate) const NO_LEAST: &str = "acquire gives a lock without a guard, and a release frees that at once";
 
 /// What happens to a live exclusive holder with the same owner label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +119,7 @@ impl LockRequest {
     /// `Held`, with the holders, when others hold it; else as [`try_lock`](LockRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.no_wait = Some(ACQUIRES_ONCE);
-        self.spec.no_least = Some("acquire gives a lock without a guard, and a release frees that at once");
+        self.spec.no_least = Some(NO_LEAST);
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;

@@ -30,24 +30,24 @@ impl LockClient {
     /// answer and the record that it was decided on.
     ///
     /// `arrived` says of a swap that was not answered whether it happened, by the record that it wanted to leave
-    /// behind, the one before, and the one that stands now.
+    /// behind, the one before, and the one that stands now. It ends by the deadline of the call, that of `found` too.
     pub(crate) fn update<A>(
         &self,
         mut found: Snapshot,
+        by: &Deadline,
         decide: impl Fn(&Snapshot) -> Result<Step<A>>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<(A, Snapshot)> {
         let key = found.seen.record.key.clone();
-        let by = self.family.request_deadline();
         let mut unanswered: Option<(LockRecord, A, Snapshot)> = None;
         let mut failures = 0;
         if self.family.clock.now().since(found.asked) > FRESH {
-            found = self.look(&key, &by)?;
+            found = self.look(&key, by)?;
         }
         loop {
             let step = decide(&found)?;
             let Some(next) = step.record else { return Ok((step.answer, found)) };
-            let error = match self.family.backend.swap(&found.seen, Some(&next), &by) {
+            let error = match self.family.backend.swap(&found.seen, Some(&next), by) {
                 Ok(Swapped::Done) => return Ok((step.answer, found)),
                 Ok(Swapped::Changed) => {
                     self.error(ErrorKind::Store, &key, "it was changed by others each time").retryable()
@@ -64,7 +64,7 @@ impl LockClient {
                 self.family.check_open()?;
                 return Err(error);
             }
-            found = self.look(&key, &by)?;
+            found = self.look(&key, by)?;
             let now = &found.seen.record;
             if let Some((_, answer, before)) =
                 unanswered.take_if(|(next, _, before)| arrived(next, &before.seen.record, now))

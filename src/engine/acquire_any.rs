@@ -121,8 +121,13 @@ impl AnyWait<'_> {
             let Some(handed) = wait.line.ticket.take().and_then(|ticket| ticket.leave(leaves)) else { continue };
             if !matches!(outcome, Ok(Obtained::Refused(_))) {
                 wait.give_back(handed, overall);
-            } else if let Round::Granted(granted) = wait.act(Turn::Given(*handed), overall)? {
-                outcome = Ok(Obtained::Granted(granted));
+                continue;
+            }
+            match wait.act(Turn::Given(*handed), overall) {
+                Ok(Round::Granted(granted)) => outcome = Ok(Obtained::Granted(granted)),
+                Ok(_) => {}
+                // What the other lines were given is given back.
+                Err(error) => outcome = Err(error),
             }
         }
         outcome

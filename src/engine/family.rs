@@ -185,10 +185,10 @@ impl Family {
         self.watcher.holds()
     }
 
-    /// Whether this holder is a guard of this client.
+    /// Whether this holder is a guard of this client that has yet to be released.
     pub fn holds_here(&self, holder: &LockStatus) -> bool {
         let is_it = |lock: &Lock| (lock.key(), lock.fencing_token()) == (holder.key(), holder.fencing_token());
-        self.holds().iter().any(|hold| is_it(hold.granted()))
+        self.holds().iter().any(|hold| !hold.is_over() && is_it(hold.granted()))
     }
 
     /// A lock that was just granted, with heartbeat and watcher at work.
@@ -229,7 +229,7 @@ impl Family {
         let made = hold.start().and_then(|()| self.check_open()).and_then(|()| hold.stands_at_least(terms.at_least));
         if let Err(error) = made {
             let _ = hold.release(self.options.drop_timeout);
-            hold.let_go();
+            hold.abandon();
             self.check_open()?;
             return Err(error);
         }

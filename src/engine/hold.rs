@@ -260,6 +260,16 @@ impl Hold {
         self.is_own_process() && self.is_running()
     }
 
+    /// Whether nothing is left to do: it was released, or let go.
+    pub fn is_over(&self) -> bool {
+        self.state.lock().phase == Phase::Over
+    }
+
+    /// Whether the user has a guard of it, and it is no lease of a name.
+    pub fn is_guarded(&self) -> bool {
+        self.setup.at_end == AtEnd::Release
+    }
+
     /// Whether the deadline has not passed. Once this was false it stays false, even if a renewal is answered at that
     /// moment.
     pub(super) fn is_running(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
-use crate::lease::{End, Labels, Lease, StoreTime};
+use crate::lease::{End, Labels, Lease, MAX_ACQUIRE_LEASE, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_text;
 use crate::store;
@@ -12,8 +12,6 @@ use crate::sys::clock::BootTime;
 use crate::sys::observing::Observing;
 
 const MAX_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// An acquire never asks for more, so that an unanswered one leaves no more than a minute.
-pub(crate) const MAX_ACQUIRE_LEASE: Duration = Duration::from_secs(60);
 const MIN_POLL: Duration = Duration::from_millis(1);
 
 /// The options of a client, which apply where a request does not set its own.

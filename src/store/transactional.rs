@@ -2,7 +2,9 @@
 
 use super::{Acquired, Attempt, Purpose, Released, Renewal, Renewed, Seen};
 use crate::lease::record::NewerFormat;
-use crate::lease::{AcquireAnswer, LockRecord, ReleaseAnswer, RenewAnswer, Step, Times, transition};
+use crate::lease::{
+    AcquireAnswer, Lease, LockRecord, MAX_ACQUIRE_LEASE, ReleaseAnswer, RenewAnswer, Step, Times, transition,
+};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::Deadline;
 
@@ -24,11 +26,22 @@ pub trait Transactional {
 /// What a commit must outlive, where the store has a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// A power cut: a token that was given out is never given out again.
+    /// A power cut: a token that was given out is never given out again, and an end that others count on when the
+    /// process is gone stays.
     PowerCut,
-    /// The process. A power cut may take back a renewal or a release, which only makes a lease end sooner or later
+    /// The process. A power cut may take back a heartbeat or a release, which only makes a lease end sooner or later
     /// than said, and the holders' host is down anyway.
     Process,
+}
+
+impl Durability {
+    /// Of a renewal: one of a long lease may be all that keeps the lock, as a minimum hold of hours does.
+    fn of(renewal: &Renewal) -> Self {
+        match renewal.lease {
+            Lease::For(lease) if lease <= MAX_ACQUIRE_LEASE => Durability::Process,
+            Lease::For(_) | Lease::Forever => Durability::PowerCut,
+        }
+    }
 }
 
 /// How a transaction went.
@@ -36,6 +49,9 @@ pub enum Durability {
 pub enum Transacted<A> {
     /// It is committed, or there was nothing to write. The record as it is now.
     Done(A, Seen),
+    /// There was nothing to write, and what was found may be the work of an earlier try of this very transaction,
+    /// which was not answered: the error says so.
+    Found(A, Seen, Error),
     /// The commit was not answered.
     Unknown(Error),
 }
@@ -45,7 +61,7 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
     let ask = attempt.ask.clone();
     let transition = move |record: &LockRecord, times: &Times| transition::acquire(record, &ask, times);
     let (answer, seen) = match store.transact(&attempt.key, Durability::PowerCut, by, transition)? {
-        Transacted::Done(answer, seen) => (answer, seen),
+        Transacted::Done(answer, seen) | Transacted::Found(answer, seen, _) => (answer, seen),
         Transacted::Unknown(error) => return Ok(Acquired::Unknown(error)),
     };
     match answer {
@@ -63,15 +79,17 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
 /// [`Backend::renew`](super::Backend::renew)
 pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
     let grant = attempt.grant().clone();
-    let transacted = store.transact(&attempt.key, Durability::Process, by, move |record, times| {
+    let transacted = store.transact(&attempt.key, Durability::of(&renewal), by, move |record, times| {
         transition::renew(record, &grant, renewal, times)
     })?;
     Ok(match transacted {
-        Transacted::Done(RenewAnswer::Until(until), seen) => {
+        Transacted::Done(RenewAnswer::Until(until), seen) | Transacted::Found(RenewAnswer::Until(until), seen, _) => {
             let until = seen.record.standing(attempt.grant()).map_or(until, |(_, stands)| stands.until);
             Renewed::Until { until, now: seen.times.now }
         }
-        Transacted::Done(RenewAnswer::Lost, seen) => Renewed::Lost(seen),
+        Transacted::Done(RenewAnswer::Lost, seen) | Transacted::Found(RenewAnswer::Lost, seen, _) => {
+            Renewed::Lost(seen)
+        }
         Transacted::Unknown(error) => Renewed::Unknown(error),
     })
 }
@@ -89,7 +107,8 @@ pub fn release(store: &impl Transactional, attempt: &Attempt, purpose: Purpose, 
         Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
         Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,
         Transacted::Done(ReleaseAnswer::HeldByOther, seen) => Released::HeldByOther(seen),
-        Transacted::Unknown(error) => Released::Unknown(error),
+        // The release that was not answered may have freed it.
+        Transacted::Found(_, _, error) | Transacted::Unknown(error) => Released::Unknown(error),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::library::{Language, compile, compiler, library, root, run, store, target};
-use crate::programs::{PROGRAMS, prove, with_each};
+use crate::programs::{PROGRAMS, WAITING, prove, with_each};
 use crate::skip::skip;
 
 /// Whether a tool is there.
@@ -35,12 +35,12 @@ fn valgrind_finds_no_error_and_no_leak() {
     let common = ["valgrind", "--quiet", "--error-exitcode=9", "--fair-sched=yes"];
     let leaks =
         ["--leak-check=full", "--errors-for-leak-kinds=definite,indirect", "--show-leak-kinds=definite,indirect"];
-    // One at a time: under valgrind they take all that a core has, and their bounds of time stay.
-    for (program, proof) in PROGRAMS {
+    // Under valgrind each takes all that a core has, and their bounds of time stay.
+    with_each(2, PROGRAMS.iter(), |program, proof| {
         // In a child that was forked beside running threads all that they held is lost, by nature.
         let leaks = if program == "forked" { &[][..] } else { &leaks };
         prove(&[&common, leaks].concat(), &compile(program, Language::C11, &[], library()), proof);
-    }
+    });
 }
 
 #[test]
@@ -50,7 +50,9 @@ fn address_and_undefined_behaviour_sanitizers_find_nothing() {
         return;
     }
     let flags = [flag, "-fno-sanitize-recover=all"];
-    with_each(PROGRAMS.iter(), |program, proof| prove(&[], &compile(program, Language::C11, &flags, library()), proof));
+    with_each(WAITING, PROGRAMS.iter(), |program, proof| {
+        prove(&[], &compile(program, Language::C11, &flags, library()), proof)
+    });
 }
 
 #[test]
@@ -61,7 +63,9 @@ fn the_thread_sanitizer_finds_nothing_in_the_programs() {
     }
     // It does not bear a fork beside threads.
     let programs = PROGRAMS.iter().filter(|(program, _)| *program != "forked");
-    with_each(programs, |program, proof| prove(&[], &compile(program, Language::C11, &[flag], library()), proof));
+    with_each(WAITING, programs, |program, proof| {
+        prove(&[], &compile(program, Language::C11, &[flag], library()), proof)
+    });
 }
 
 #[test]

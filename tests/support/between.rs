@@ -26,16 +26,29 @@ pub struct Between {
     inner: Arc<dyn Backend>,
     acts: Arc<Mutex<VecDeque<(When, Act)>>>,
     swapped: Arc<Mutex<Vec<String>>>,
+    late: Arc<Mutex<Late>>,
+}
+
+/// A swap that arrives right before the one after it.
+enum Late {
+    None,
+    Next,
+    Sent(Option<LockRecord>),
 }
 
 impl Between {
     pub fn new(inner: Arc<dyn Backend>) -> Self {
-        Between { inner, acts: Arc::default(), swapped: Arc::default() }
+        Between { inner, acts: Arc::default(), swapped: Arc::default(), late: Arc::new(Mutex::new(Late::None)) }
     }
 
     /// The next swap that has nothing yet at this point gets this.
     pub fn next(&self, when: When, act: impl FnMut() + Send + 'static) {
         self.acts.lock().unwrap().push_back((when, Box::new(act)));
+    }
+
+    /// The next swap arrives right before the one after it; what it is answered must be dropped by a fault.
+    pub fn hold_back(&self) {
+        *self.late.lock().unwrap() = Late::Next;
     }
 
     /// The keys of all swaps so far, in their order.
@@ -94,6 +107,15 @@ impl Backend for Between {
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> leasehold::Result<Swapped> {
         self.swapped.lock().unwrap().push(seen.record.key.clone());
+        let late = std::mem::replace(&mut *self.late.lock().unwrap(), Late::None);
+        match late {
+            Late::None => {}
+            Late::Next => {
+                *self.late.lock().unwrap() = Late::Sent(new.cloned());
+                return Ok(Swapped::Changed);
+            }
+            Late::Sent(late) => assert!(matches!(self.inner.swap(seen, late.as_ref(), by)?, Swapped::Done)),
+        }
         self.act(When::BeforeSwap);
         let answer = self.inner.swap(seen, new, by);
         self.act(When::AfterSwap);

@@ -8,6 +8,7 @@ use crate::lease::{LockRecord, Step};
 use crate::model::error::{ErrorKind, Result};
 use crate::model::key::{check_key, check_text};
 use crate::model::lock::LockStatus;
+use crate::sys::deadline::Deadline;
 
 impl LockClient {
     /// Frees a key no matter who holds it, including expired holders. Gives them as they were before; an empty answer when
@@ -30,8 +31,8 @@ impl LockClient {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn force_release(&self, key: &str) -> Result<Vec<LockStatus>> {
-        let found = self.found(key)?;
-        self.freed(found, release_all, |_, before, now| {
+        let (found, by) = self.found(key)?;
+        self.freed(found, &by, release_all, |_, before, now| {
             before.holders().all(|(_, holder)| now.standing(&holder.grant).is_none())
         })
     }
@@ -54,30 +55,33 @@ impl LockClient {
     /// ```
     pub fn unlock_key(&self, key: &str, lock_id: &str) -> Result<Vec<LockStatus>> {
         check_text("lock_id", lock_id).map_err(|error| self.family.in_context(error))?;
-        let found = self.found(key)?;
+        let (found, by) = self.found(key)?;
         let mut others = LockStatus::live(&found.seen);
         // Its own were freed by now, if only by an earlier copy of the same request.
         others.retain(|holder| holder.lock_id() != lock_id);
-        let freed = self.freed(found, |record| release_group(record, lock_id), group_arrived(lock_id))?;
+        let freed = self.freed(found, &by, |record| release_group(record, lock_id), group_arrived(lock_id))?;
         if freed.is_empty() && !others.is_empty() {
             return Err(self.error(ErrorKind::Held, key, "others hold it, under other lock ids").with_holders(others));
         }
         Ok(freed)
     }
 
-    fn found(&self, key: &str) -> Result<Snapshot> {
+    /// How the key stands, and by when the call that asks must be over.
+    fn found(&self, key: &str) -> Result<(Snapshot, Deadline)> {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
-        self.look(key, &self.family.request_deadline())
+        let by = self.family.request_deadline();
+        self.look(key, &by).map(|found| (found, by))
     }
 
     fn freed(
         &self,
         found: Snapshot,
+        by: &Deadline,
         rule: impl Fn(&LockRecord) -> Step<Holders>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<Vec<LockStatus>> {
-        let (holders, found) = self.update(found, |found| Ok(rule(&found.seen.record)), arrived)?;
+        let (holders, found) = self.update(found, by, |found| Ok(rule(&found.seen.record)), arrived)?;
         Ok(statuses(&found.seen, &holders, found.seen.times.now))
     }
 }

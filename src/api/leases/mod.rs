@@ -95,8 +95,7 @@ impl Leases {
             labels: family.labels(Some(holder.to_owned()), None),
             duration,
         };
-        let stands = |_: &LockRecord, _: &LockRecord, now: &LockRecord| now.standing(&claim.grant).is_some();
-        self.change(&key, |record, times| claim::claim(record, &claim, times), stands)
+        self.change(&key, |record, times| claim::claim(record, &claim, times), decided_again)
     }
 
     /// Makes the lease of `holder` last for `duration` from now on; never shortens it. It need not be running any
@@ -112,9 +111,7 @@ impl Leases {
     fn extended(&self, key: &str, holder: &str, duration: Duration) -> Result<(LeaseStatus, Holder, Snapshot)> {
         self.check_holder(key, holder)?;
         self.check_duration(key, duration)?;
-        // What is not answered is decided again: it changes nothing then.
-        let again = |_: &LockRecord, _: &LockRecord, _: &LockRecord| false;
-        self.settled(key, |record, times| claim::extend(record, holder, duration, times), again)
+        self.settled(key, |record, times| claim::extend(record, holder, duration, times), decided_again)
     }
 
     /// Ends the lease `name` after its time.
@@ -206,8 +203,9 @@ impl Leases {
     fn pinned(&self, name: &str, entity: &str, rule: fn(&LockRecord, &str) -> Step<bool>) -> Result<()> {
         let key = self.key(name)?;
         self.check(check_text("entity", entity)).map_err(|error| error.with_key(&key))?;
-        let again = |_: &LockRecord, _: &LockRecord, _: &LockRecord| false;
-        self.client.update(self.found(&key)?, |found| Ok(rule(&found.seen.record, entity)), again).map(drop)
+        let by = self.client.family.request_deadline();
+        let found = self.client.look(&key, &by)?;
+        self.client.update(found, &by, |found| Ok(rule(&found.seen.record, entity)), decided_again).map(drop)
     }
 
     /// Waits until the lease can be expired: until its time is over, or nobody holds it. It does not expire it, and
@@ -311,7 +309,8 @@ impl Leases {
             let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
             Ok(Step { answer, record })
         };
-        let (holder, found) = self.client.update(self.found(key)?, decide, arrived)?;
+        let by = self.client.family.request_deadline();
+        let (holder, found) = self.client.update(self.client.look(key, &by)?, &by, decide, arrived)?;
         let now = found.now(self.client.family.clock.now());
         let status = LeaseStatus::new(&found.seen, &holder, now);
         Ok((status, holder, found))
@@ -338,6 +337,11 @@ impl Leases {
     fn invalid(&self, found: &Snapshot, why: &str) -> Error {
         self.client.error(ErrorKind::InvalidLease, &found.seen.record.key, why)
     }
+}
+
+/// A change that was not answered and arrived is found by its rule, which then changes nothing.
+fn decided_again(_: &LockRecord, _: &LockRecord, _: &LockRecord) -> bool {
+    false
 }
 
 /// The holder that stood before is not there any more.

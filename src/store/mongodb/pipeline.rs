@@ -60,6 +60,7 @@ fn is_sane() -> Document {
         { "$type": "$shared" },
         { "$type": "$fence" },
         { "$type": "$pins" },
+        { "$type": "$version" },
         { "$ifNull": ["$kind", "lock"] },
         ";",
         { "$ifNull": ["$format", FORMAT] },
@@ -69,7 +70,7 @@ fn is_sane() -> Document {
 
 /// In the order of `is_sane`. A lease is no lock; of formats those of a major that this version knows.
 const SANE: &str = concat!(
-    "^(object|missing|null)(bool|missing|null)(object|missing|null)(int|long|missing|null)(array|missing|null)",
+    "^(object|missing|null)(bool|missing|null)(object|missing|null)(int|long|missing|null)(array|missing|null)(int|long|missing|null)",
     r"lock;1\.[0-9]{1,9}$",
 );
 

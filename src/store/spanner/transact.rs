@@ -132,6 +132,7 @@ pub(super) struct Done<A> {
     pub read: Read,
     /// What was read may be the work of an earlier commit of this transaction.
     pub may_be_own: bool,
+    pub wrote: bool,
 }
 
 type Answer<T> = std::result::Result<T, (Fate, SpannerError)>;
@@ -235,7 +236,7 @@ where
         let ran = handles.within(left, runs, heard).await;
         // Rolling back may have failed or taken too long: that changes nothing.
         match kept {
-            Some(Ok((answer, read))) => return Ok(Done { answer, read, may_be_own }),
+            Some(Ok((answer, read))) => return Ok(Done { answer, read, may_be_own, wrote: false }),
             Some(Err(error)) if may_be_own => {
                 return Err((Fate::Unknown, SpannerError::Unanswered { cause: Some(Cause::of(&error)) }));
             }
@@ -277,7 +278,7 @@ where
         Write::Delete => None,
     };
     read.record = target.record(&key, read.row.as_ref()).map_err(|error| (Fate::Unknown, error))?;
-    Ok(Done { answer, read, may_be_own })
+    Ok(Done { answer, read, may_be_own, wrote: true })
 }
 
 impl Handles {
@@ -367,6 +368,10 @@ impl Transactional for Spanner {
         match done {
             Ok(Done { answer: (_, Some((by, late))), read, .. }) if read.now >= by => {
                 Ok(Transacted::Done(late, Read { record: without_holders(&read.record), ..read }.seen()))
+            }
+            Ok(done) if done.may_be_own && !done.wrote => {
+                let error = SpannerError::Unanswered { cause: None }.into();
+                Ok(Transacted::Found(done.answer.0, done.read.seen(), error))
             }
             Ok(done) => Ok(Transacted::Done(done.answer.0, done.read.seen())),
             Err((Fate::Unknown, error)) => Ok(Transacted::Unknown(error.into())),

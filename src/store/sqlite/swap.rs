@@ -14,8 +14,8 @@ impl Sqlite {
     /// [`Backend::swap`](crate::store::Backend::swap)
     pub(super) fn swap_row(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         let key = &seen.record.key;
-        let issues_token = new.is_some_and(|new| new.token > seen.record.token);
-        let durability = if issues_token { Durability::PowerCut } else { Durability::Process };
+        // Pins, names and ends that others count on when this process is gone; a row that is deleted says nothing.
+        let durability = if new.is_some() { Durability::PowerCut } else { Durability::Process };
         let written = self.write(Begin::Write, durability, by, |tx| {
             let (format, stands) = Row::read(tx, &self.target.path, key)?;
             if stands.version != seen.record.version || stands.token != seen.record.token {

@@ -28,25 +28,34 @@ fn attempt() -> Attempt {
 }
 
 #[test]
-fn what_issues_a_token_is_synced_fully_and_the_rest_is_not() {
+fn what_outlasts_its_process_is_synced_fully_and_the_rest_is_not() {
     let (folder, store) = store();
     // What the last commit was made with.
     let level = || -> i64 { store.writer.lock().query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap() };
-    let (mut held, renewal) = (attempt(), Renewal::heartbeat(Lease::Forever));
+    let mut held = attempt();
+    let minute = Duration::from_secs(60);
     for _ in 0..2 {
         assert!(matches!(store.acquire(&mut held, &soon()), Ok(Acquired::Granted { .. })));
         assert_eq!(level(), FULL);
-        for (token, synced) in [(0, NORMAL), (1, FULL)] {
+        for token in [0, 1] {
             let page = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon()).unwrap();
             let seen = &page.records[0];
             let mut raised = seen.record.clone();
             raised.version += 1;
             raised.token += token;
             assert!(matches!(store.swap(seen, Some(&raised), &soon()), Ok(Swapped::Done)));
+            assert_eq!(level(), FULL);
+        }
+        for (lease, synced) in [
+            (Lease::For(minute), NORMAL),
+            // A minimum hold, a lease of hours: others count on it when the process is long gone.
+            (Lease::For(minute + Duration::from_nanos(1)), FULL),
+            (Lease::For(minute), NORMAL),
+            (Lease::Forever, FULL),
+        ] {
+            assert!(matches!(store.renew(&mut held, Renewal::heartbeat(lease), &soon()), Ok(Renewed::Until { .. })));
             assert_eq!(level(), synced);
         }
-        assert!(matches!(store.renew(&mut held, renewal, &soon()), Ok(Renewed::Until { .. })));
-        assert_eq!(level(), NORMAL);
         assert!(matches!(store.acquire(&mut attempt(), &soon()), Ok(Acquired::Refused(_))));
         assert_eq!(level(), FULL);
         assert!(matches!(store.release(&mut held, Purpose::Release, &soon()), Ok(Released::Done)));

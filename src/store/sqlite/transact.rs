@@ -71,7 +71,7 @@ impl Sqlite {
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // Only an acquisition issues a token. It can be refused, and a refusal needs no write lock.
+        // An acquisition can be refused, and a refusal needs no write lock.
         let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
         let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
@@ -98,10 +98,13 @@ impl Sqlite {
             Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, Seen::new(record, times, None))),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
-            Err(SqliteError::Moved { .. }) if durability == Durability::Process => {
+            Err(error @ SqliteError::Moved { .. }) => {
                 let (record, times) = (LockRecord::missing(key), self.target.times());
-                let answer = transition(&record, &times).answer;
-                Ok(Transacted::Done(answer, Seen::new(record, times, None)))
+                let step = transition(&record, &times);
+                match step.record {
+                    None => Ok(Transacted::Done(step.answer, Seen::new(record, times, None))),
+                    Some(_) => Err(error.into()),
+                }
             }
             Err(error) => Err(error.into()),
         }

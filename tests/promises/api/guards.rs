@@ -55,6 +55,24 @@ fn what_max_hold_ended_is_given_up_later_where_no_release_was_answered() {
     }
 }
 
+/// The program lives on, and the store is back soon.
+#[test]
+fn what_a_drop_could_not_release_is_given_up_later() {
+    for store in Store::all() {
+        let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
+        let end_by_drop: fn(LockGuard) = drop;
+        let end_after_an_error: fn(LockGuard) = |guard| drop(guard.release().unwrap_err());
+        for end in [end_by_drop, end_after_an_error] {
+            let guard = client.request("k").lease_forever().lock().unwrap();
+            store.plan.always(Call::Release, Fault::FailBefore);
+            end(guard);
+            assert!(!store.is_vacant("k"), "its release failed");
+            store.plan.heal();
+            wait_until("it is given up", || store.is_vacant("k"));
+        }
+    }
+}
+
 #[test]
 fn a_heartbeat_keeps_the_lock_and_what_the_guard_shows() {
     on_every_store(|store| {

@@ -374,6 +374,21 @@ fn a_store_that_is_away_for_less_costs_no_lock() {
 }
 
 #[test]
+fn what_outlasts_its_release_is_held_by_nobody_here() {
+    on_every_store(|store| {
+        let client = store.client();
+        let election = client.election("k").build().unwrap();
+        let leads = election.campaign().unwrap();
+        leads.guard().hold_at_least(HOUR).unwrap();
+        election.stop().unwrap();
+        let refused = client.request("k").wait(Duration::ZERO).lock().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::TimedOut, "{refused}");
+        assert!(!refused.held_by_this_client(), "{refused}");
+        drop(leads);
+    });
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_and_nothing_is_written() {
     on_every_store(|store| {
         let client = store.client();
@@ -389,6 +404,9 @@ fn what_makes_no_sense_is_refused_and_nothing_is_written() {
         refused(client.request("k").lease_until(end).hold_at_least(MINUTE).lock().unwrap_err(), "lease_until");
         refused(client.request("k").lease_forever().hold_at_least(MINUTE).lock().unwrap_err(), "lease_forever");
         refused(client.request("k").hold_at_least(MINUTE).acquire().unwrap_err(), "without a guard");
+        let of_one = client.request_any(["k"]).hold_at_least(MINUTE).acquire().unwrap_err();
+        assert_eq!(of_one.kind(), ErrorKind::InvalidInput);
+        assert!(of_one.to_string().contains("without a guard"), "{of_one}");
         let all = client.request_all(["k"]).each(|one| one.hold_at_least(MINUTE));
         refused(all.lock().unwrap_err(), "once all are held");
         assert!(!store.record("k").exists());

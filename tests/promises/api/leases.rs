@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::support::bench::builder_over;
+use crate::support::bench::{Bench, builder_over};
+use crate::support::between::Between;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, Error, ErrorKind, LeaseStatus, Leases, LossReason};
 
@@ -312,6 +313,47 @@ fn a_wait_outlasts_trouble_with_the_store_but_not_its_no() {
     });
 }
 
+/// A swap that was not answered arrives after it was looked for, and keeps the next one out.
+#[test]
+fn what_a_claim_answers_is_what_stands_in_the_store() {
+    on_every_store(|store| {
+        let (between, faults) = (Between::new(store.store.clone()), FaultPlan::default());
+        between.hold_back();
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        let faulty = Arc::new(Faulty::new(Arc::new(between.clone()), faults));
+        let leases = builder_over(faulty, store.clock.clone()).connect().unwrap().leases("space");
+        let claimed = leases.claim("app", "unit/0", MINUTE).unwrap();
+        assert_eq!(between.swapped().len(), 2);
+        let stands = leases.get("app").unwrap().unwrap();
+        assert_eq!(claimed.fencing_token(), stands.fencing_token());
+    });
+}
+
+/// Both requests of a change share one time.
+#[test]
+fn no_change_of_a_lease_takes_longer_than_a_request_may() {
+    let bench = Bench::new();
+    let timeout = Duration::from_secs(2);
+    let client = bench.builder().request_timeout(timeout).connect().unwrap();
+    let leases = client.leases("space");
+    leases.claim("app", "unit/0", MINUTE).unwrap();
+    client.request("k").lock_id("group").acquire().unwrap();
+    let changes: [(&str, &dyn Fn() -> bool); 5] = [
+        ("extend", &|| leases.extend("app", "unit/0", 2 * MINUTE).is_err()),
+        ("revoke", &|| leases.revoke("app", "unit/0").is_err()),
+        ("pin", &|| leases.pin("app", "entity").is_err()),
+        ("force_release", &|| client.force_release("k").is_err()),
+        ("unlock_key", &|| client.unlock_key("k", "group").is_err()),
+    ];
+    for (what, change) in changes {
+        bench.faults.next(Call::Read, Fault::Delay(timeout.mul_f64(0.9)));
+        bench.faults.next(Call::Swap, Fault::HangBefore);
+        assert!(bench.within(timeout, change), "{what}");
+        bench.faults.heal();
+    }
+}
+
 #[test]
 fn a_keeper_extends_and_its_drop_ends_nothing() {
     on_every_store(|store| {
@@ -333,6 +375,8 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         // Closing the client does not end it either.
         let client = store.client();
         let keeper = client.leases("space").keep("app", "unit/0", MINUTE).unwrap();
+        // Who releases all that a client holds ends no lease.
+        assert!(client.held().is_empty());
         client.close().unwrap();
         assert!(!keeper.is_held());
         assert_eq!(leases.get("app").unwrap().unwrap().holder(), "unit/0");

@@ -236,6 +236,8 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
         doc! { "kind": "door" },
         doc! { "kind": 5 },
         doc! { "pins": "all" },
+        doc! { "version": 7.5 },
+        doc! { "version": "7" },
         doc! { "format": 1 },
         doc! { "format": "1.x" },
     ];
