@@ -7,7 +7,7 @@
 //! # #[cfg(not(feature = "sqlite"))]
 //! # let url = "memory:";
 //! let client = leasehold::LockClient::connect(&url)?; // for example "sqlite:locks.db"
-//! let _guard = client.lock("nightly-report")?; // waits; renewed by its own thread; released on drop
+//! let _guard = client.lock("nightly-report")?; // waits; renewed by a thread; released on drop
 //! # std::fs::remove_dir_all(&folder).unwrap();
 //! # Ok::<(), leasehold::Error>(())
 //! ```
@@ -32,12 +32,23 @@
 //! # Stores
 //! | URL | what | feature |
 //! |---|---|---|
-//! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
-//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
-//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` and `fleet=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
-//! | `postgres://USER@HOST,../DATABASE?table=leasehold&..`, `postgresql://..` | a table of PostgreSQL; beside `table=` the options are libpq's, as far as tokio-postgres has them; TLS by `sslmode=verify-full`. With settings of your own: `leasehold::postgres::builder` | `postgres` |
-//! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s&fleet=own` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
+//! | `sqlite:PATH` | a file that the processes of one host share; created if missing | `sqlite` (default) |
+//! | `dynamodb://TABLE?region=..` | a DynamoDB table; region and credentials are found as the AWS SDK finds them | `dynamodb` |
+//! | `mongodb://HOST,../DATABASE`, `mongodb+srv://..` | a MongoDB collection | `mongodb` |
+//! | `postgres://USER@HOST,../DATABASE`, `postgresql://..` | a table of PostgreSQL; with TLS by `sslmode=verify-full` | `postgres` |
+//! | `spanner:projects/P/instances/I/databases/D` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator | `spanner` |
 //! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
+//!
+//! What each URL may say behind its `?`; an option that is not known is refused. With settings of your own, or a path with
+//! `%` or `?`: the function `builder` of the store's module (`leasehold::dynamodb::builder`).
+//!
+//! | store | options |
+//! |---|---|
+//! | SQLite | `mode=0600`, `unsafe_fs=1` |
+//! | DynamoDB | `region=`, `endpoint=`, `grace=1s`, `fleet=own`, `partition_key=key`, `deletion_protection=0`, `point_in_time_recovery=0` |
+//! | MongoDB | `collection=locks`, `fleet=own`, and those of MongoDB's own URLs |
+//! | PostgreSQL | `table=leasehold`, and those of libpq, as far as tokio-postgres has them |
+//! | Cloud Spanner | `table=`, which must be said, `admin_endpoint=`, `spindle_duration=20s`, `fleet=own` |
 //!
 //! # Features
 //! | feature | what |
@@ -83,8 +94,8 @@
 //! async fn lock(client: LockClient, key: String) -> leasehold::Result<LockGuard> {
 //!     let cancel = CancelToken::new();
 //!     let cancels = cancel.clone().drop_guard(); // when this future is dropped
-//!     let waiting = tokio::task::spawn_blocking(move || client.request(&key).cancel(&cancel).lock());
-//!     let guard = waiting.await.expect("no panic crosses the API");
+//!     let lock = move || client.request(&key).cancel(&cancel).lock();
+//!     let guard = tokio::task::spawn_blocking(lock).await.expect("no panic crosses the API");
 //!     cancels.disarm();
 //!     guard
 //! }
@@ -206,12 +217,16 @@ pub mod guide {
     //! | [`pitfalls`] | What surprises people |
     //! | [`recipes`] | cron, systemd, Kubernetes, CI, migrations, signals, frozen functions |
     //! | [`operating`] | Alerts, a runbook, capacity, what it costs |
+    //! | [`step_by_step`] | How a lock is taken, with the file names |
     //! | [`speed`] | Measured ratios against raw requests |
     //! | [`c`] | The library from C, C++ and Python |
     //! | [`testing`] | How it is tested, and what is not shown |
     //! | [`compatibility`] | What a new version may change |
     //! | [`moving_other`] | Coming from other DynamoDB clients, Redis, ShedLock, advisory locks |
     //! | `moving_dynamodb_lock_go`, `moving_mongo_lock`, `moving_spindle` | Coming from a Go library whose table leasehold shares |
+
+    #[doc = include_str!("api/guide/step_by_step.md")]
+    pub mod step_by_step {}
 
     #[doc = include_str!("api/guide/tour.md")]
     pub mod tour {}
