@@ -421,9 +421,9 @@ fn log_targets_are_in_the_docs() {
 }
 
 /// What `cargo tree` says of the build with these arguments, a line for each crate.
-fn crates(format: &str, args: &[&str]) -> BTreeSet<String> {
+fn crates(args: &[&str]) -> BTreeSet<String> {
     let mut command = std::process::Command::new(env!("CARGO"));
-    let shown = ["tree", "--offline", "--edges", "normal,build", "--prefix", "none", "--format", format];
+    let shown = ["tree", "--offline", "--edges", "normal,build", "--prefix", "none"];
     let output = command.current_dir(root()).args(shown).args(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -433,28 +433,11 @@ fn crates(format: &str, args: &[&str]) -> BTreeSet<String> {
 #[test]
 fn the_default_build_stays_small() {
     for features in [&[][..], &["--no-default-features", "--features", "sqlite"]] {
-        let crates = crates("{p}", features);
+        let crates = crates(features);
         assert!(!crates.iter().any(|name| name.starts_with("tokio ")), "{crates:?}");
         // Beside this one.
         assert!(crates.len() - 1 <= 40, "{} crates: {crates:?}", crates.len() - 1);
         let names: BTreeSet<_> = crates.iter().map(|name| name.split(' ').next()).collect();
         assert_eq!(names.len(), crates.len(), "one crate in two versions: {crates:?}");
-    }
-}
-
-/// Of each part of an expression that must be kept one choice is allowed.
-#[test]
-fn the_licences_of_all_crates_allow_what_ours_does() {
-    const ALLOWED: [&str; 9] =
-        ["Apache-2.0", "BSD-3-Clause", "CC0-1.0", "CDLA-Permissive-2.0", "ISC", "MIT", "MIT-0", "Unicode-3.0", "Zlib"];
-    let all = crates("{p}|{l}", &["--all-features"]);
-    assert!(all.len() > 200, "{all:?}");
-    for line in all {
-        let (name, licence) = line.rsplit_once('|').expect("as the format says");
-        let allowed = licence.split(" AND ").all(|part| {
-            let mut choices = part.split(" OR ").flat_map(|choice| choice.split('/'));
-            choices.any(|choice| ALLOWED.contains(&choice.trim_matches(['(', ')', ' '])))
-        });
-        assert!(allowed, "{name} is under {licence:?}");
     }
 }
