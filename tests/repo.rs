@@ -396,6 +396,24 @@ fn what_the_readme_runs_is_there() {
     assert!(text("CHANGELOG.md").lines().nth(2).is_some_and(|line| line.starts_with(&version)), "CHANGELOG.md");
 }
 
+/// On the registry's page a relative link leads into the repository, so what it names must be there, not in the package.
+#[test]
+fn every_link_of_the_readme_leads_somewhere() {
+    let (readme, public) = (text("README.md"), text("tests/public_api.txt"));
+    let links: Vec<&str> = readme.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(links.len() > 15, "{links:?}");
+    for link in links {
+        let there = match link.strip_prefix("https://docs.rs/leasehold") {
+            Some(page) => {
+                let page = page.trim_start_matches("/latest/").trim_end_matches('/').replace('/', "::");
+                page.is_empty() || public.lines().any(|path| path == page)
+            }
+            None => root().join(link).exists(),
+        };
+        assert!(there, "README.md links to {link}");
+    }
+}
+
 /// A panic of the user's logger must end no thread of ours, and no drop.
 #[test]
 fn log_calls_are_contained() {
