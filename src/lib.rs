@@ -7,7 +7,7 @@
 //! # #[cfg(not(feature = "sqlite"))]
 //! # let url = "memory:";
 //! let client = leasehold::LockClient::connect(&url)?; // for example "sqlite:locks.db"
-//! let _guard = client.lock("nightly-report")?; // waits; renewed by its own thread; released on drop
+//! let _guard = client.lock("nightly-report")?; // waits; renewed by a thread; released on drop
 //! # std::fs::remove_dir_all(&folder).unwrap();
 //! # Ok::<(), leasehold::Error>(())
 //! ```
@@ -19,25 +19,35 @@
 //! 2. [Fencing tokens](LockGuard::fencing_token) of a key strictly increase over its grants, whatever is released,
 //!    expired, purged or restarted. Where a row or file was deleted or restored: up to the clock's error.
 //! 3. A granted lock is held for at least its lease, counted from the start of the call, and
-//!    [`is_held`](LockGuard::is_held) is false before a rival can be granted it. Excepted are takeovers on order
-//!    ([`SameOwner::Replace`], [`adopt`](LockClient::adopt), [`unlock`](LockClient::unlock)): there the old holder
-//!    learns at its next heartbeat, and until then only the token protects.
-//! 4. No call outlives its deadline, no drop `drop_timeout`, and nothing panics across the API.
+//!    [`is_held`](LockGuard::is_held) is false before a rival can be granted it. The exceptions are takeovers that somebody
+//!    orders ([`SameOwner::Replace`], [`adopt`](LockClient::adopt), [`unlock`](LockClient::unlock)): the old holder
+//!    learns of them at its next heartbeat, and until then only the token protects.
+//! 4. Every call returns by its deadline, every drop within `drop_timeout`, and nothing panics across the API.
 //! 5. An error says what was going on, with which key, on which store, and never shows a secret.
 //!
-//! What a lease can't promise by itself: that a holder which is stopped between its last look at
-//! [`is_held`](LockGuard::is_held) and its next write does not write late. Let the resource refuse a token below the
-//! highest it has seen; the README shows how.
+//! What no lease can prevent: a holder that is stopped between its last look at [`is_held`](LockGuard::is_held) and its
+//! next write may write late. Let the resource refuse a token below the highest it has seen; the README shows how.
 //!
 //! # Stores
 //! | URL | what | feature |
 //! |---|---|---|
-//! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
-//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
-//! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` and `fleet=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
-//! | `postgres://USER@HOST,../DATABASE?table=leasehold&..`, `postgresql://..` | a table of PostgreSQL; beside `table=` the options are libpq's, as far as tokio-postgres has them; TLS by `sslmode=verify-full`. With settings of your own: `leasehold::postgres::builder` | `postgres` |
-//! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s&fleet=own` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
-//! | `memory:NAME` | inside the process; clients with the same name share it, without a name it is one's own | always |
+//! | `sqlite:PATH` | a file that the processes of one host share; created if missing | `sqlite` (default) |
+//! | `dynamodb://TABLE?region=..` | a DynamoDB table; region and credentials are found as the AWS SDK finds them | `dynamodb` |
+//! | `mongodb://HOST,../DATABASE`, `mongodb+srv://..` | a MongoDB collection | `mongodb` |
+//! | `postgres://USER@HOST,../DATABASE`, `postgresql://..` | a table of PostgreSQL; with TLS by `sslmode=verify-full` | `postgres` |
+//! | `spanner:projects/P/instances/I/databases/D` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator | `spanner` |
+//! | `memory:NAME` | inside the process; clients with the same name share it; without a name each client has its own | always |
+//!
+//! What each URL may say behind its `?`; an option that is not known is refused. With settings of your own, or a path with
+//! `%` or `?`: the function `builder` of the store's module (`leasehold::dynamodb::builder`).
+//!
+//! | store | options |
+//! |---|---|
+//! | SQLite | `mode=0600`, `unsafe_fs=1` |
+//! | DynamoDB | `region=`, `endpoint=`, `grace=1s`, `fleet=own`, `partition_key=key`, `deletion_protection=0`, `point_in_time_recovery=0` |
+//! | MongoDB | `collection=locks`, `fleet=own`, and those of MongoDB's own URLs |
+//! | PostgreSQL | `table=leasehold`, and those of libpq, as far as tokio-postgres has them |
+//! | Cloud Spanner | `table=`, which must be said, `admin_endpoint=`, `spindle_duration=20s`, `fleet=own` |
 //!
 //! # Features
 //! | feature | what |
@@ -60,15 +70,15 @@
 //! well. For metrics: [`Observer`], or the feature `metrics`.
 //!
 //! # In async programs
-//! Every call blocks its thread, and so does dropping a guard, for one release (at most `drop_timeout`). Nothing here
-//! needs a runtime, and none is disturbed.
+//! Every call blocks its thread, and so does dropping a guard, for one release (at most `drop_timeout`). The library needs no
+//! runtime, and leaves yours alone.
 //!
-//! - Call it by `spawn_blocking`, never in a task itself: a task that waits for a lock keeps a worker of the runtime
-//!   from everything else; on a current-thread runtime, from everything, maybe also from who holds the lock.
+//! - Call it through `spawn_blocking`, never in a task itself: a task that waits for a lock keeps a worker of the runtime
+//!   from all other work; on a current-thread runtime that is all there is, and the lock's holder may be among it.
 //! - A guard may be kept across `.await`: its heartbeats have a thread of their own, which a busy runtime doesn't
 //!   delay. Drop it by `spawn_blocking(move || drop(guard))`.
-//! - `timeout(d, spawn_blocking(..))` gives up the answer, not the wait: the thread waits on, may be granted the lock,
-//!   and keeps the program from ending. Give the wait the limit itself ([`try_lock_for`](LockClient::try_lock_for)), or a
+//! - `timeout(d, spawn_blocking(..))` gives up the answer, not the wait: the thread goes on waiting, may be granted the
+//!   lock, and keeps the program from ending. Give the wait the limit itself ([`try_lock_for`](LockClient::try_lock_for)), or a
 //!   [`CancelToken`] whose [`drop_guard`](CancelToken::drop_guard) lives in the task: when the task is dropped or times out, the
 //!   wait ends.
 //!
@@ -83,8 +93,8 @@
 //! async fn lock(client: LockClient, key: String) -> leasehold::Result<LockGuard> {
 //!     let cancel = CancelToken::new();
 //!     let cancels = cancel.clone().drop_guard(); // when this future is dropped
-//!     let waiting = tokio::task::spawn_blocking(move || client.request(&key).cancel(&cancel).lock());
-//!     let guard = waiting.await.expect("no panic crosses the API");
+//!     let lock = move || client.request(&key).cancel(&cancel).lock();
+//!     let guard = tokio::task::spawn_blocking(lock).await.expect("no panic crosses the API");
 //!     cancels.disarm();
 //!     guard
 //! }
@@ -109,14 +119,14 @@
 //! | | `CreateIndexes` | [`create_schema`](LockClient::create_schema) |
 //! | spindle | `New` with id, duration, logger | [`client.election(name)`](LockClient::election) with [`.id(..)`](ElectionBuilder::id), [`.lease(..)`](ElectionBuilder::lease); the crate `log` |
 //! | | `Run(ctx, done)` | [`run`](Election::run), or [`lead`](Election::lead) with the work itself; [`stop`](Election::stop) and [`wait`](Election::wait) where theirs has `ctx` and `done`. [`campaign`](Election::campaign) blocks |
-//! | | `HasLock` | [`is_leader`](Election::is_leader), [`fencing_token`](Election::fencing_token): no I/O, where theirs reads the table. Not running is just not leading; [`is_standing`](Election::is_standing) tells |
-//! | | `HasLock2`, `Leader` | [`leader`](Election::leader): id, token, since when; also from a node that does not stand |
+//! | | `HasLock` | [`is_leader`](Election::is_leader), [`fencing_token`](Election::fencing_token): no I/O, where theirs reads the table. A node that does not campaign does not lead; [`is_standing`](Election::is_standing) says whether it campaigns |
+//! | | `HasLock2`, `Leader` | [`leader`](Election::leader): id, token, since when; also from a node that does not campaign |
 //! | | `Duration` | [`lease`](Election::lease): at least 1 s as theirs, by default the client's |
 //! | | `Iterations` | [`iterations`](Election::iterations); won terms: [`terms`](Election::terms) |
 //! | | `Client` | the [`LockClient`] that it was made from; clones are cheap |
-//! | | leader callback with "1" and "0" | [`on_won`](ElectionBuilder::on_won), [`on_lost`](ElectionBuilder::on_lost): in turns; [`on_leader`](ElectionBuilder::on_leader) tells of others |
+//! | | leader callback with "1" and "0" | [`on_won`](ElectionBuilder::on_won), [`on_lost`](ElectionBuilder::on_lost): in turns; [`on_leader`](ElectionBuilder::on_leader) reports other leaders |
 //! | | failover when the leader dies | the same; and at once when it resigns, which theirs never does |
-//! | juju state/lease | `ClaimLease` | [`Leases::claim`] of [`client.leases(namespace)`](LockClient::leases): refused while the lease stands, also to its holder, also expired; yours until at least the duration after the start of the call |
+//! | juju state/lease | `ClaimLease` | [`Leases::claim`] of [`client.leases(namespace)`](LockClient::leases): refused while there is a lease, even to its holder, and even an expired one; yours until at least the duration after the start of the call |
 //! | | `ExtendLease` | [`Leases::extend`]: the same promise, never shortens, races are harmless |
 //! | | `ExpireLease` | [`Leases::expire`]: only after its time by the store's clock; fails when free or pinned |
 //! | | `RevokeLease` | [`Leases::revoke`] |
@@ -206,12 +216,16 @@ pub mod guide {
     //! | [`pitfalls`] | What surprises people |
     //! | [`recipes`] | cron, systemd, Kubernetes, CI, migrations, signals, frozen functions |
     //! | [`operating`] | Alerts, a runbook, capacity, what it costs |
+    //! | [`step_by_step`] | How a lock is taken, with the file names |
     //! | [`speed`] | Measured ratios against raw requests |
     //! | [`c`] | The library from C, C++ and Python |
     //! | [`testing`] | How it is tested, and what is not shown |
     //! | [`compatibility`] | What a new version may change |
     //! | [`moving_other`] | Coming from other DynamoDB clients, Redis, ShedLock, advisory locks |
     //! | `moving_dynamodb_lock_go`, `moving_mongo_lock`, `moving_spindle` | Coming from a Go library whose table leasehold shares |
+
+    #[doc = include_str!("api/guide/step_by_step.md")]
+    pub mod step_by_step {}
 
     #[doc = include_str!("api/guide/tour.md")]
     pub mod tour {}

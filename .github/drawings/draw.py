@@ -3,12 +3,13 @@
 
     python3 .github/drawings/draw.py [COMMAND]
 
-COMMAND is the built command (default target/debug/leasehold). What the terminal's picture shows was printed by it just
-now. Colours follow the reader's theme, light or dark.
+COMMAND is the built command (default target/debug/leasehold). What the two terminals show was printed by it just now. Colours follow the reader's theme, light or dark.
 """
 
 import html
 import os
+import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -80,10 +81,10 @@ def lease():
     d.text(at(16) + 12, 86, "A dies", "small")
     d.text(at(31.3) - 6, 112, "margin: A would count itself as lost here", "small", "end")
     d.line(at(31.3), 42, at(31.3), 116, "thin")
-    d.line(at(33.3), 20, at(33.3), 190, "thin")
+    d.line(at(33.3), 20, at(33.3), 162, "thin")
     d.text(at(33.3) + 6, 34, "the lease is over", "small")
     d.bar(at(4), 136, at(33.3) - at(4), "waits")
-    d.text(at(4) + 8, 152, "waits, told by the store or by polls", "small")
+    d.text(at(4) + 8, 152, "waits: the store reports a release, or it polls", "small")
     d.bar(at(33.3), 136, at(48) - at(33.3), "b")
     d.text(at(36), 180, "granted, with a higher token (DynamoDB: a grace of 1 s later)", "small", "middle")
     d.line(at(0), 205, at(48), 205, arrow="arrow")
@@ -102,7 +103,7 @@ def fencing():
     d.bar(120, 49, 130, "a")
     d.text(128, 40, "granted, token 41", "small")
     d.bar(250, 49, 300, "grey")
-    d.text(258, 65, "stopped: a debugger, a disk that hangs ..", "small")
+    d.text(258, 65, "stopped, as by a debugger", "small")
     d.line(430, 25, 430, 225, "thin")
     d.text(424, 102, "A's lease is over", "small", "end")
     d.bar(450, 129, 250, "b")
@@ -120,6 +121,34 @@ def fencing():
     d.save("fencing.svg")
 
 
+def at_home(command, home):
+    """An environment in which the first word of a line is found, and nothing of this machine is to be read."""
+    path = f"{Path(command).resolve().parent}:{os.environ['PATH']}"
+    return {"PATH": path, "HOME": home, "TERM": "dumb", "LANG": "C.UTF-8", "COLUMNS": "96"}
+
+
+def soon(what):
+    """The first answer that is none of nothing."""
+    until = time.monotonic() + 30
+    while not (answer := what()):
+        if time.monotonic() > until:
+            raise TimeoutError("what the picture shows did not come")
+        time.sleep(0.05)
+    return answer
+
+
+def screen(lines, title, name):
+    """Lines as a terminal shows them: (prompt, text), or (None, text) for words beside it."""
+    d = Drawing(860, 40 + 19 * len(lines), title)
+    d.parts.append(f'<rect x=".5" y=".5" width="859" height="{39 + 19 * len(lines)}" rx="8" class="panel"/>')
+    for at, (prompt, line) in enumerate(lines):
+        y = 32 + 19 * at
+        if prompt:
+            d.text(18, y, "$", "mono prompt")
+        d.text(36 if prompt else 18, y, line, "small" if prompt is None else "mono")
+    d.save(name)
+
+
 def terminal(command):
     """A session as it happens; texts that differ from run to run (process numbers, times) are what they were."""
     session = [
@@ -130,33 +159,63 @@ def terminal(command):
     ]
     lines = []
     with tempfile.TemporaryDirectory() as home:
-        # The first word on each line must be found, and nothing of this machine is to be read in the picture.
-        path = f"{Path(command).resolve().parent}:{os.environ['PATH']}"
-        env = {"PATH": path, "HOME": home, "TERM": "dumb", "LANG": "C.UTF-8", "COLUMNS": "96"}
+        env = at_home(command, home)
         background = None
         for line in session:
             lines.append(("$ ", line))
             if line.endswith("&"):
                 background = subprocess.Popen(["bash", "-c", line[:-1]], env=env, cwd=home)
-                held = lambda: b"live" in subprocess.run(["leasehold", "status"], env=env, capture_output=True).stdout
-                while not held():
-                    time.sleep(0.05)
+                soon(lambda: b"live" in subprocess.run(["leasehold", "status"], env=env, capture_output=True).stdout)
                 continue
             said = subprocess.run(["bash", "-c", line], env=env, cwd=home, capture_output=True, text=True)
             for text in (said.stderr + said.stdout).replace(home, "/home/me").splitlines():
                 lines += [("", part) for part in textwrap.wrap(text, 105, subsequent_indent="    ", drop_whitespace=False)]
         background.wait()
-    d = Drawing(860, 40 + 19 * len(lines), "A terminal in which the command leasehold is used")
-    d.parts.append(f'<rect x=".5" y=".5" width="859" height="{39 + 19 * len(lines)}" rx="8" class="panel"/>')
-    for at, (prompt, line) in enumerate(lines):
-        y = 32 + 19 * at
-        if prompt:
-            d.text(18, y, "$", "mono prompt")
-        d.text(36 if prompt else 18, y, line, "mono")
-    d.save("terminal.svg")
+    screen(lines, "A terminal in which the command leasehold is used", "terminal.svg")
+
+
+def watch(command):
+    """Three looks of one `status --watch`: web1 holds, then is killed, and web2, which waited, is granted it."""
+    with tempfile.TemporaryDirectory() as home:
+        env = at_home(command, home)
+        run = lambda owner, comment: subprocess.Popen(
+            ["leasehold", "run", "--owner", owner, "--comment", comment, "--lease", "10s", "deploy", "--", "sleep", "60"],
+            env=env, cwd=home, start_new_session=True)
+        ours, theirs = pty.openpty()
+        first = run("web1", "build 41")
+        soon(lambda: b"live" in subprocess.run(["leasehold", "status"], env=env, capture_output=True).stdout)
+        second = run("web2", "build 42")
+        watching = subprocess.Popen(
+            ["leasehold", "status", "--watch=1s"], env={**env, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs)
+        said = b""
+
+        def looks():
+            """What stood on the screen, one look after the other; the last may not be whole."""
+            nonlocal said
+            said += os.read(ours, 65536)
+            text = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).replace("\r", "")
+            return [look.strip("\n").splitlines() for look in text.split("\x1b[H\x1b[2J")[1:-1]]
+
+        held = soon(lambda: [look for look in looks() if "web1" in look[-1]])[-1]
+        first.kill()
+        left = lambda look: int(re.search(r"(\d+)(\.\d+)? s left", look[-1])[1])
+        dead = soon(lambda: [look for look in looks() if "web1" in look[-1] and left(look) < 4])[-1]
+        taken = soon(lambda: [look for look in looks() if "web2" in look[-1]])[0]
+        for process in (watching, second):
+            process.terminate()
+            process.wait()
+        first.wait()
+    lines = [("$ ", "leasehold status --watch")]
+    for why, look in (("", held), ("web1 is killed: its lease runs out", dead),
+                      ("web2, which waited for it, is granted the lock, with a higher token", taken)):
+        lines += [(None, ""), (None, why)] if why else []
+        lines += [("", line) for line in look]
+    screen(lines, "status --watch: a holder is killed, its lease runs out, and another is granted the lock", "watch.svg")
 
 
 if __name__ == "__main__":
     lease()
     fencing()
-    terminal(sys.argv[1] if len(sys.argv) > 1 else "target/debug/leasehold")
+    built = sys.argv[1] if len(sys.argv) > 1 else "target/debug/leasehold"
+    terminal(built)
+    watch(built)

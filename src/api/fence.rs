@@ -57,7 +57,9 @@
 //! use leasehold::sqlite::rusqlite::{Connection, params};
 //!
 //! let db = Connection::open_in_memory()?;
-//! db.execute_batch("CREATE TABLE report (id INTEGER PRIMARY KEY, text TEXT, token BIGINT NOT NULL DEFAULT 0)")?;
+//! db.execute_batch(
+//!     "CREATE TABLE report (id INTEGER PRIMARY KEY, text TEXT, token BIGINT NOT NULL DEFAULT 0)",
+//! )?;
 //! let write = |text: &str, token: u64| -> Result<bool, Box<dyn std::error::Error>> {
 //!     let sql = "INSERT INTO report (id, text, token) VALUES (1, ?1, ?2) ON CONFLICT (id) DO UPDATE \
 //!                SET text = excluded.text, token = excluded.token WHERE report.token <= excluded.token";

@@ -20,6 +20,7 @@ mod nested;
 mod periods;
 mod processes;
 mod readme;
+mod recipes;
 mod rights;
 mod secrets;
 mod signals;
