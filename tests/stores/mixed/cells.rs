@@ -60,6 +60,17 @@ pub fn a_live_lock_is_refused<W: World>() {
     guard.ensure_held_for(W::LEASE / 2).unwrap();
 }
 
+/// What decides is who holds it, not by what name.
+pub fn the_same_owner_gets_no_live_lock<W: World>() {
+    let world = W::fresh();
+    let ask = |key: &str| world.ours().request(key).owner(W::HOLDER).try_lock().unwrap();
+    assert!(world.theirs("theirs", Step::Acquire));
+    assert!(ask("theirs").is_none());
+    let guard = ask("ours").unwrap();
+    assert!(!world.theirs("ours", Step::Acquire));
+    guard.ensure_held_for(W::LEASE / 2).unwrap();
+}
+
 pub fn who_crashed_is_taken_over_and_changes_nothing_later<W: World>() {
     let world = W::fresh();
     let ours = world.ours();
