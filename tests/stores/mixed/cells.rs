@@ -77,7 +77,8 @@ pub fn who_crashed_is_taken_over_and_changes_nothing_later<W: World>() {
     assert!(world.theirs("theirs", Step::Acquire));
     let crashed = ours.request("ours").acquire().unwrap();
     world.pass(W::RESPECTED);
-    assert!(ours.try_lock("theirs").unwrap().is_none() && !world.theirs("ours", Step::Acquire));
+    assert!(ours.try_lock("theirs").unwrap().is_none());
+    assert!(!world.theirs("ours", Step::Acquire));
     world.pass(W::OVER - W::RESPECTED);
     let guard = ours.try_lock("theirs").unwrap().unwrap();
     assert!(!world.theirs("theirs", Step::Heartbeat));
@@ -113,9 +114,10 @@ pub fn heartbeats_keep_a_lock<W: World>() {
     let mine = world.ours().request("ours").acquire().unwrap();
     for _ in 0..3 {
         world.pass(W::LEASE * 3 / 4);
+        assert!(world.ours().try_lock("theirs").unwrap().is_none());
+        assert!(!world.theirs("ours", Step::Acquire));
         assert!(world.theirs("theirs", Step::Heartbeat));
         world.ours().heartbeat(&mine, W::LEASE).unwrap();
-        assert!(world.ours().try_lock("theirs").unwrap().is_none() && !world.theirs("ours", Step::Acquire));
     }
 }
 
