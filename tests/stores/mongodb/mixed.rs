@@ -182,8 +182,11 @@ fn heartbeats_keep_a_shared_lock() {
     let shared = world.ours.request("shared").shared().acquire().unwrap();
     for _ in 0..2 {
         world.pass(40 * S);
-        world.ours.heartbeat(&shared, LEASE).unwrap();
+        // They ask for no end, but see it, as ours do.
+        assert!(world.go.status(Some(shared.lock_id()), false)[0].ttl > 0);
+        assert!(world.ours.try_lock("shared").unwrap().is_none());
         assert_eq!(world.go.xlock("shared", "b", OWNER, TTL), Err(Unavailable));
+        world.ours.heartbeat(&shared, LEASE).unwrap();
     }
 }
 
