@@ -166,7 +166,8 @@ impl Iterator for PurgePages<'_> {
 fn purge_step(seen: &Seen, older_than: Duration, limits: Option<Limits>) -> Step<transition::Purge> {
     let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
     let idle_before = match limits {
-        Some(Limits { keeps_rows: true, .. }) => 0,
+        // What was never granted is no lock's.
+        Some(Limits { keeps_rows: true, .. }) => 1,
         _ => seen.times.stamp.saturating_sub(idle),
     };
     transition::purge(&seen.record, seen.times.expired_before.minus(older_than), idle_before)

@@ -28,6 +28,7 @@ impl Mongodb {
             pipeline: pipeline::acquire(&Grant { ask, id, old, copy, fleet: self.fleet }),
             upsert: old.is_none(),
             after: true,
+            extends: ask.instead_of.is_some(),
             session: self.register.of(&mut attempt.native),
         };
         let answer = self.update(update, by).map_err(|error| match error {

@@ -27,6 +27,9 @@ pub(super) const MIN_LEASE: Duration = Duration::from_secs(3);
 /// The smallest margin: what counts as held can still be renewed.
 pub(super) const MIN_MARGIN: Duration = LAST;
 const LAST: Duration = Duration::from_secs(1);
+/// How long the server may take for what extends a lease. It decides by the time at which it begins, and may then wait
+/// behind a user's transaction: what was not in its last second then must not be over when it is written.
+const IN_TIME: Duration = Duration::from_millis(900);
 /// A document of its that is older is of no interest to those who did not expect it.
 const RECENT: Duration = Duration::from_secs(3600);
 /// How often each client frees what is over.
@@ -49,6 +52,11 @@ pub(super) struct Beside {
     said: AtomicBool,
     /// When what is over was last freed.
     freed: Mutex<Option<Instant>>,
+}
+
+/// For how long the server may work on what extends a lease.
+pub(super) fn limit_of_extending(fleet: Fleet, limit: Duration) -> Duration {
+    if fleet.is_mixed() { limit.min(IN_TIME) } else { limit }
 }
 
 /// The renewal of a grant, if more than its last second is left.
@@ -81,15 +89,17 @@ pub(super) fn is_late(mode: Mode, grant: ObjectId) -> Document {
 }
 
 /// The filter of a swap that makes `new` of `old`, which may come long after its look: only while no holder whose lease it
-/// extends has no more than its last second left.
-pub(super) fn renews_nothing_late(fleet: Fleet, old: &LockRecord, new: &LockRecord, filter: &mut Document) {
+/// extends has no more than its last second left. Whether it extends any.
+pub(super) fn renews_nothing_late(fleet: Fleet, old: &LockRecord, new: &LockRecord, filter: &mut Document) -> bool {
     let is_renewed = |holder: &Holder| old.standing(&holder.grant).is_some_and(|(_, old)| old.until < holder.until);
     let renewed = new.holders().filter(|(_, holder)| fleet.is_mixed() && is_renewed(holder));
     let late = renewed.filter_map(|(mode, holder)| Some(is_late(mode, object_id(&holder.grant)?)));
     let late: Vec<Document> = late.collect();
-    if !late.is_empty() {
-        filter.insert("$expr", doc! { "$not": [{ "$or": late }] });
+    if late.is_empty() {
+        return false;
     }
+    filter.insert("$expr", doc! { "$not": [{ "$or": late }] });
+    true
 }
 
 impl Mongodb {

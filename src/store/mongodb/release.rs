@@ -16,6 +16,7 @@ impl Mongodb {
             pipeline: pipeline::release(attempt.ask.mode, id),
             upsert: false,
             after: false,
+            extends: false,
             session: self.register.of(&mut attempt.native),
         };
         let row = match self.update(update, by)? {

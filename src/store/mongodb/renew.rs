@@ -20,6 +20,8 @@ impl Mongodb {
             pipeline: mixed::renewal(self.fleet, mode, id, pipeline::renew(mode, id, renewal)),
             upsert: false,
             after: true,
+            // A guard takes no answer that comes after its end. Who only has the lock's data does not know of one.
+            extends: renewal.may_end_endless,
             session: self.register.of(&mut attempt.native),
         };
         let mut found = match self.update(update, by)? {

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use super::error::MongodbError;
 use super::pipeline::projection;
 use super::session::Sessions;
-use super::{Mongodb, Topology};
+use super::{Mongodb, Topology, mixed};
 use crate::store::failure::{Fate, Left};
 use crate::sys::deadline::Deadline;
 
@@ -125,6 +125,8 @@ pub(super) struct Update {
     pub upsert: bool,
     /// Answers with the document as it is afterwards; else as it was.
     pub after: bool,
+    /// It extends a lease that runs.
+    pub extends: bool,
     pub session: u64,
 }
 
@@ -209,8 +211,9 @@ impl Mongodb {
 
     fn find_and_modify(&self, update: &Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
         let limit = limit(by);
+        let work = if update.extends { mixed::limit_of_extending(self.fleet, limit) } else { limit };
         loop {
-            let Update { key, pipeline, upsert, after, session } = update;
+            let Update { key, pipeline, upsert, after, session, .. } = update;
             let (key, pipeline, upsert, after, session) = (key.clone(), pipeline.clone(), *upsert, *after, *session);
             let answer = self.send(by, move |owned| async move {
                 let _turn = if upsert { owned.turns.acquire().await.ok() } else { None };
@@ -219,7 +222,7 @@ impl Mongodb {
                 let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
                 let request = owned.locks.find_one_and_update(doc! { "resource": key }, pipeline);
                 let request = request.upsert(upsert).return_document(returned).projection(projection());
-                request.write_concern(majority(Some(limit))).max_time(limit).session(&mut *session).await
+                request.write_concern(majority(Some(limit))).max_time(work).session(&mut *session).await
             });
             match answer {
                 // Two made the document at once; it is there now.

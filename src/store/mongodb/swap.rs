@@ -52,12 +52,18 @@ impl Mongodb {
             (Some(row), Some(new)) => {
                 let (set, unset) = encode(new, Some(row)).map_err(invalid)?;
                 let mut filter = unchanged(&key, row);
-                mixed::renews_nothing_late(self.fleet, &seen.record, new, &mut filter);
+                let renews = mixed::renews_nothing_late(self.fleet, &seen.record, new, &mut filter);
+                let in_time = mixed::limit_of_extending(self.fleet, limit);
                 let mut update = doc! { "$set": set, "$inc": { "version": 1_i64 } };
                 if !unset.is_empty() {
                     update.insert("$unset", unset);
                 }
                 self.send(by, move |owned| async move {
+                    if renews {
+                        let swapped = owned.locks.find_one_and_update(filter, update).projection(doc! { "_id": 1 });
+                        let swapped = swapped.max_time(in_time).write_concern(concern).await?;
+                        return Ok(u64::from(swapped.is_some()));
+                    }
                     let done = owned.locks.update_one(filter, update).write_concern(concern).await?;
                     Ok(done.matched_count)
                 })

@@ -30,6 +30,11 @@ pub(super) const LIBRARY: &str = "spindle";
 pub(super) const DRIFT: Duration = Duration::from_secs(1);
 /// A row of its that is older is of no interest to those who did not expect it.
 const RECENT: Duration = Duration::from_secs(3600);
+/// How old the row of a takeover is when a listing shows it, so that a purge may delete it: as old as a lock's that goes.
+const LEFT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The same for a query: what may be one.
+pub(super) const LEFT_OVER: &str =
+    "(t.token IS NULL AND t.heartbeat < TIMESTAMP_SUB(CURRENT_TIMESTAMP(), INTERVAL 30 DAY))";
 /// So many rows of earlier takeovers are deleted at most by one that adds one.
 const FEW: usize = 20;
 /// What its client makes of a null.
@@ -55,6 +60,14 @@ pub(super) fn limits(duration: Duration) -> Limits {
 /// Whether it was said that theirs are there.
 #[derive(Debug, Default)]
 pub(super) struct Watch(AtomicBool);
+
+/// Whether it is the row of a takeover of long ago. Later ones of the same lock delete it, if there are any.
+pub(super) fn is_left_over(name: &str, row: &Row, now: StoreTime) -> bool {
+    let is_number = |hash: &str| (1..=20).contains(&hash.len()) && hash.bytes().all(|digit| digit.is_ascii_digit());
+    let is_takeover = name.rsplit_once('_').is_some_and(|(_, hash)| is_number(hash));
+    let is_old = row.heartbeat.is_some_and(|at| now.since(at.time()) > LEFT);
+    is_takeover && is_old && row.token.is_none() && !row.is_lock()
+}
 
 /// What stands in the way of a takeover.
 pub(super) enum Contended {
@@ -87,17 +100,27 @@ impl Target {
         takes.then(|| contention(key, old))
     }
 
-    /// From when on `new` would renew too late what was read, if it renews anything: a node may be about to take it by
-    /// then, and one that has found it over looks at no heartbeat any more.
-    pub fn renewable_before(&self, read: &Read, new: &LockRecord) -> Option<StoreTime> {
-        let renewed = |new: &Holder| read.record.standing(&new.grant).is_some_and(|(_, old)| old != new);
-        let renews = self.fleet.is_mixed() && new.holders().any(|(_, holder)| renewed(holder));
+    /// From when on `new` would extend too late what was read, if it does: a node may be about to take it by then, and
+    /// one that has found it over looks at no heartbeat any more.
+    ///
+    /// A new grant extends what lives: one beside others, or in the place of another. Where nothing lives, the row of
+    /// the takeover keeps nodes out.
+    pub fn extends_before(&self, read: &Read, new: &LockRecord) -> Option<StoreTime> {
+        let renews = new.holders().any(|(_, new)| standing(read, new).is_some_and(|old| old != new));
+        let grants = new.holders().any(|(_, new)| standing(read, new).is_none());
         match read.record.live(read.now).map(|(_, holder)| holder.until).max() {
-            _ if !renews => None,
-            None => Some(read.now),
-            Some(End::At(until)) => Some(until.plus(DRIFT)),
+            _ if !self.fleet.is_mixed() => None,
+            None => renews.then_some(read.now),
+            Some(End::At(until)) => (renews || grants).then_some(until.plus(DRIFT)),
             Some(End::Never) => None,
         }
+    }
+
+    /// What stands where `new` comes too late: nothing that could be renewed, and a node where one was to be granted.
+    pub fn too_late(&self, read: &Read, new: &LockRecord) -> LockRecord {
+        let grants = new.holders().any(|(_, new)| standing(read, new).is_none());
+        let exclusive = grants.then(|| self.taking_over(read.now));
+        LockRecord { exclusive, shared: Vec::new(), ..read.record.clone() }
     }
 
     /// That row, and those of earlier takeovers that nobody needs any more or that have no time yet. Other locks may have
@@ -182,6 +205,10 @@ impl Target {
     fn duration(&self) -> Duration {
         self.foreign_lease.saturating_sub(DRIFT)
     }
+}
+
+fn standing<'a>(read: &'a Read, new: &Holder) -> Option<&'a Holder> {
+    read.record.standing(&new.grant).map(|(_, old)| old)
 }
 
 /// The name of the row on which a takeover contends.

@@ -4,6 +4,7 @@ use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
 
 use super::error::{Own, SpannerError};
+use super::mixed::{self, LEFT_OVER};
 use super::open::Heard;
 use super::row::{COLUMNS, Row, SEE_HOLDERS, micros};
 use super::{Spanner, Target};
@@ -86,7 +87,7 @@ impl Target {
              ORDER BY t.name LIMIT {most}) \
              SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns}, looked.n = {most} AS more FROM seen AS t \
              CROSS JOIN (SELECT COUNT(*) AS n, MAX(name) AS last FROM seen) AS looked \
-             WHERE t.format IS NOT NULL OR t.writer IS NOT NULL OR t.name = looked.last \
+             WHERE t.format IS NOT NULL OR t.writer IS NOT NULL OR t.name = looked.last OR {LEFT_OVER} \
              ORDER BY t.name LIMIT {PAGE}",
             self.table
         );
@@ -138,7 +139,13 @@ impl Spanner {
                     more = row.get(MORE).map_err(|error| SpannerError::Damaged(error.to_string()))?;
                     let (now, found) = Row::read(&row).map_err(SpannerError::Damaged)?;
                     let Some((name, row)) = found else { continue };
+                    let is_left_over = mixed::is_left_over(&name, &row, now);
                     match target.record(&name, Some(&row)) {
+                        // Nobody holds anything by it, and a purge deletes it.
+                        Ok(record) if is_left_over => {
+                            let record = LockRecord { exclusive: None, ..record };
+                            page.push(Read { now, row: Some(row), record }.seen());
+                        }
                         Ok(record) if row.is_lock() && which.matches(&record) => {
                             let read = Read { now, row: Some(row), record };
                             target.watch_fleet(&read);

@@ -22,7 +22,7 @@ impl Spanner {
         let (target, row, old, new) = (self.target.clone(), row.clone(), seen.record.clone(), new.cloned());
         let done = self.transaction(&seen.record.key, by, move |read| {
             read.record.check_format()?;
-            let before = new.as_ref().and_then(|new| target.renewable_before(read, new));
+            let before = new.as_ref().and_then(|new| target.extends_before(read, new));
             if read.row != row || before.is_some_and(|by| read.now >= by) {
                 return Ok((None, None));
             }

@@ -358,16 +358,21 @@ impl Transactional for Spanner {
             read.record.check_format()?;
             let step = transition(&read.record, &read.times());
             let next = |new| read.row.clone().unwrap_or_default().next(&read.record, &new, Stamps::Commits);
-            let by = step.record.as_ref().and_then(|new| target.renewable_before(read, new));
-            let Some(by) = by else { return Ok(((step.answer, None), step.record.map(|new| Write::Put(next(new))))) };
+            let Some(new) = step.record else { return Ok(((step.answer, None), None)) };
+            let Some(by) = target.extends_before(read, &new) else {
+                return Ok(((step.answer, None), Some(Write::Put(next(new)))));
+            };
             // What it is where it comes too late: the commit may come long after the read.
-            let late = transition(&without_holders(&read.record), &read.times());
-            let (step, late) = if read.now >= by { (late, None) } else { (step, Some((by, late.answer))) };
-            Ok(((step.answer, late), step.record.map(|new| Write::Put(next(new)))))
+            let stands = target.too_late(read, &new);
+            let late = transition(&stands, &read.times());
+            if read.now >= by {
+                return Ok(((late.answer, None), late.record.map(|new| Write::Put(next(new)))));
+            }
+            Ok(((step.answer, Some((by, late.answer, stands))), Some(Write::Put(next(new)))))
         });
         match done {
-            Ok(Done { answer: (_, Some((by, late))), read, .. }) if read.now >= by => {
-                Ok(Transacted::Done(late, Read { record: without_holders(&read.record), ..read }.seen()))
+            Ok(Done { answer: (_, Some((by, late, stands))), read, .. }) if read.now >= by => {
+                Ok(Transacted::Done(late, Read { record: stands, ..read }.seen()))
             }
             Ok(done) if done.may_be_own && !done.wrote => {
                 let error = SpannerError::Unanswered { cause: None }.into();
@@ -378,10 +383,6 @@ impl Transactional for Spanner {
             Err((_, error)) => Err(error.into()),
         }
     }
-}
-
-fn without_holders(record: &LockRecord) -> LockRecord {
-    LockRecord { exclusive: None, shared: Vec::new(), ..record.clone() }
 }
 
 #[cfg(test)]

@@ -60,13 +60,25 @@ pub fn a_live_lock_is_refused<W: World>() {
     guard.ensure_held_for(W::LEASE / 2).unwrap();
 }
 
+/// What decides is who holds it, not by what name.
+pub fn the_same_owner_gets_no_live_lock<W: World>() {
+    let world = W::fresh();
+    let ask = |key: &str| world.ours().request(key).owner(W::HOLDER).try_lock().unwrap();
+    assert!(world.theirs("theirs", Step::Acquire));
+    assert!(ask("theirs").is_none());
+    let guard = ask("ours").unwrap();
+    assert!(!world.theirs("ours", Step::Acquire));
+    guard.ensure_held_for(W::LEASE / 2).unwrap();
+}
+
 pub fn who_crashed_is_taken_over_and_changes_nothing_later<W: World>() {
     let world = W::fresh();
     let ours = world.ours();
     assert!(world.theirs("theirs", Step::Acquire));
     let crashed = ours.request("ours").acquire().unwrap();
     world.pass(W::RESPECTED);
-    assert!(ours.try_lock("theirs").unwrap().is_none() && !world.theirs("ours", Step::Acquire));
+    assert!(ours.try_lock("theirs").unwrap().is_none());
+    assert!(!world.theirs("ours", Step::Acquire));
     world.pass(W::OVER - W::RESPECTED);
     let guard = ours.try_lock("theirs").unwrap().unwrap();
     assert!(!world.theirs("theirs", Step::Heartbeat));
@@ -102,9 +114,10 @@ pub fn heartbeats_keep_a_lock<W: World>() {
     let mine = world.ours().request("ours").acquire().unwrap();
     for _ in 0..3 {
         world.pass(W::LEASE * 3 / 4);
+        assert!(world.ours().try_lock("theirs").unwrap().is_none());
+        assert!(!world.theirs("ours", Step::Acquire));
         assert!(world.theirs("theirs", Step::Heartbeat));
         world.ours().heartbeat(&mine, W::LEASE).unwrap();
-        assert!(world.ours().try_lock("theirs").unwrap().is_none() && !world.theirs("ours", Step::Acquire));
     }
 }
 

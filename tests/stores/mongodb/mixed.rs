@@ -5,13 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::internals::builder_over;
-use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
-use leasehold::internals::store::{Backend, Consistency, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
-use leasehold::{ErrorKind, Lock, LockClient, LockGuard, LossReason};
+use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 
 use crate::mixed::cells::{self as mixed, S, Step};
 use crate::mongodb::*;
@@ -22,25 +20,25 @@ use crate::support::mongodb::{DATABASE, Rows, server};
 use crate::support::stores::{soon, unique};
 use crate::support::wait::wait_until;
 
-const LEASE: Duration = Duration::from_secs(60);
+pub(super) const LEASE: Duration = Duration::from_secs(60);
 const TTL: i64 = 60;
 const OWNER: &str = "worker-1";
 
-struct World {
-    rows: Rows,
-    go: Go,
-    ours: LockClient,
+pub(super) struct World {
+    pub rows: Rows,
+    pub go: Go,
+    pub ours: LockClient,
 }
 
 impl World {
-    fn new() -> World {
+    pub fn new() -> World {
         let rows = Rows::fresh();
         let ours = client(&rows, Fleet::Mixed);
         World { go: Go::new(&rows), rows, ours }
     }
 
     /// Everything in the collection is so much older: the server's clock is its own.
-    fn pass(&self, by: Duration) {
+    pub fn pass(&self, by: Duration) {
         self.rows.age(by);
     }
 }
@@ -78,11 +76,11 @@ impl mixed::World for World {
 }
 
 mixed::cells!(World:
-    a_live_lock_is_refused, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
+    a_live_lock_is_refused, the_same_owner_gets_no_live_lock, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
     heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both, clients_of_both_kinds_of_ours_exclude_each_other,
 );
 
-fn client(rows: &Rows, fleet: Fleet) -> LockClient {
+pub(super) fn client(rows: &Rows, fleet: Fleet) -> LockClient {
     let store = Mongodb::open(MongodbOptions { fleet, ..rows.options() }, &soon()).unwrap();
     builder_over(Arc::new(store), Clock::system()).lease(LEASE).connect().unwrap()
 }
@@ -184,109 +182,32 @@ fn heartbeats_keep_a_shared_lock() {
     let shared = world.ours.request("shared").shared().acquire().unwrap();
     for _ in 0..2 {
         world.pass(40 * S);
-        world.ours.heartbeat(&shared, LEASE).unwrap();
+        // They ask for no end, but see it, as ours do.
+        assert!(world.go.status(Some(shared.lock_id()), false)[0].ttl > 0);
+        assert!(world.ours.try_lock("shared").unwrap().is_none());
         assert_eq!(world.go.xlock("shared", "b", OWNER, TTL), Err(Unavailable));
+        world.ours.heartbeat(&shared, LEASE).unwrap();
     }
 }
 
-/// Their purger reads what is over, and frees it later by its id: what was renewed meanwhile would be freed, too.
+/// Whoever knows it may unlock and renew by it, as among their own: bad where theirs was over long ago.
 #[test]
-fn nothing_of_the_last_second_is_renewed() {
+fn the_same_lock_id_is_the_right_to_both() {
     needs_server!();
     let world = World::new();
-    for (key, is_shared) in [("x", false), ("s", true)] {
-        let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
-        let mine = ask().lock_id("job").acquire().unwrap();
-        world.pass(LEASE - Duration::from_millis(800));
-        let late = world.ours.heartbeat(&mine, LEASE).unwrap_err();
-        assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
-        world.pass(S);
-        let expired = world.go.expired();
-        assert_eq!(expired.len(), 1);
-        assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(world.go.free_all(&expired).len(), 1);
-        assert!(world.ours.try_lock(key).unwrap().is_some());
-    }
-}
-
-/// It would keep its lock id, by which their purger frees what it read as over.
-#[test]
-fn nothing_of_the_last_second_is_handed_over() {
-    needs_server!();
-    let world = World::new();
-    for (key, is_shared) in [("x", false), ("s", true)] {
-        let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
-        let adopt = |lock: &Lock| world.ours.request(key).adopt(lock.clone());
-        let in_time = ask().lock_id("job").acquire().unwrap();
-        world.pass(LEASE - 5 * S);
-        let late = adopt(&in_time).unwrap().into_lock();
-        world.pass(LEASE - Duration::from_millis(800));
-        let error = adopt(&late).unwrap_err();
-        assert!(error.kind() == ErrorKind::Lost && error.holders().is_empty(), "{error}");
-        world.pass(S);
-        assert_eq!(adopt(&late).unwrap_err().kind(), ErrorKind::Lost);
-        // Without the option they have until they are taken over.
-        let own = client(&world.rows, Fleet::Own);
-        let over = own.request(key).acquire().unwrap();
-        world.pass(LEASE + S);
-        own.request(key).adopt(over).unwrap().release().unwrap();
-    }
-}
-
-/// A group is renewed by a swap, which may come long after its look: while a user's transaction has the document.
-#[test]
-fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
-    needs_server!();
-    let world = World::new();
-    let store = Mongodb::open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() }, &soon()).unwrap();
-    let get = |key: &str| {
-        let page = store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap();
-        page.records.into_iter().next().unwrap()
-    };
-    for is_shared in [false, true] {
-        let key = format!("shared {is_shared}");
-        let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
-        ask.acquire().unwrap();
-        for (left, right) in [(1_800, true), (900, false), (0, false)] {
-            world.pass(LEASE - Duration::from_millis(left));
-            let seen = get(&key);
-            let (mut longer, mut shorter, mut gone) = (seen.record.clone(), seen.record.clone(), seen.record.clone());
-            let later = End::At(seen.times.now.plus(LEASE));
-            longer.exclusive.iter_mut().chain(&mut longer.shared).for_each(|holder| holder.until = later);
-            let renewed = store.swap(&seen, Some(&longer), &soon()).unwrap();
-            assert_eq!(matches!(renewed, Swapped::Done), right, "{key} {left}: {renewed:?}");
-            if !right {
-                // To end it, or to take it away, is no renewal.
-                let now = End::At(seen.times.now.minus(S));
-                shorter.exclusive.iter_mut().chain(&mut shorter.shared).for_each(|holder| holder.until = now);
-                assert!(matches!(store.swap(&seen, Some(&shorter), &soon()).unwrap(), Swapped::Done));
-                (gone.exclusive, gone.shared) = (None, Vec::new());
-                assert!(matches!(store.swap(&get(&key), Some(&gone), &soon()).unwrap(), Swapped::Done));
-                let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
-                ask.acquire().unwrap();
-            }
-        }
-    }
-}
-
-/// What counts as held can be renewed.
-#[test]
-fn the_margin_is_no_less_than_the_last_second() {
-    needs_server!();
-    let world = World::new();
-    let builder = |options: MongodbOptions| {
-        let store = Mongodb::open(options, &soon()).unwrap();
-        builder_over(Arc::new(store), Clock::system()).lease(3 * S)
-    };
-    let mixed = || builder(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
-    let guard = mixed().connect().unwrap().lock("k").unwrap();
-    guard.ensure_held_for(S + S / 2).unwrap();
-    assert_eq!(guard.ensure_held_for(2 * S + S / 10).unwrap_err().kind(), ErrorKind::InvalidInput);
-    let less = S - Duration::from_millis(1);
-    let error = mixed().margin(less).connect().unwrap_err();
-    assert!(error.to_string().contains("at least 1s"), "{error}");
-    assert!(LockClient::builder(format!("{}&fleet=mixed", world.rows.url())).margin(less).connect().is_err());
-    builder(world.rows.options()).margin(less).connect().unwrap();
+    world.go.xlock("theirs", "job", OWNER, TTL).unwrap();
+    assert_eq!(world.ours.unlock("job").unwrap().len(), 1);
+    assert!(world.ours.try_lock("theirs").unwrap().is_some());
+    world.go.xlock("k", "job", OWNER, TTL).unwrap();
+    world.pass(LEASE + S);
+    let guard = world.ours.request("k").lock_id("job").lock().unwrap();
+    world.go.is_ahead_by(30_000);
+    world.go.renew("job", TTL).unwrap();
+    world.go.is_ahead_by(0);
+    let left = world.ours.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
+    assert!(left > LEASE + 20 * S, "their clock decides: {left:?}");
+    assert_eq!(world.go.unlock("job").len(), 1);
+    assert!(matches!(assert_lost(&guard), LossReason::ReleasedByOther));
 }
 
 /// Theirs: it frees every lock of an id of which one is over.

@@ -13,6 +13,7 @@ mod failover;
 mod failpoints;
 mod faults;
 mod mixed;
+mod mixed_last;
 mod rights;
 #[cfg(target_os = "linux")]
 mod tls;

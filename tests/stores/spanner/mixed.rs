@@ -99,7 +99,7 @@ impl mixed::World for World {
 }
 
 mixed::cells!(World:
-    a_live_lock_is_refused, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
+    a_live_lock_is_refused, the_same_owner_gets_no_live_lock, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
     heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both, clients_of_both_kinds_of_ours_exclude_each_other,
 );
 
@@ -212,6 +212,54 @@ fn a_purge_frees_no_takeover() {
     let mut node = world.node("over", "node-c");
     node.tick();
     assert!(node.has_lock());
+}
+
+/// Its heartbeat asks for nothing: whoever forces its release must stop the node.
+#[test]
+fn a_forced_release_is_undone_by_a_live_leader() {
+    needs_server!();
+    let world = World::new();
+    let mut theirs = world.leader("theirs", "node-a");
+    assert_eq!(world.ours.force_release("theirs").unwrap().len(), 1);
+    assert!(world.ours.get("theirs").unwrap().unwrap().is_free());
+    theirs.tick();
+    assert!(theirs.leads() && world.ours.try_lock("theirs").unwrap().is_none());
+    let guard = world.ours.lock("ours").unwrap();
+    world.ours.force_release("ours").unwrap();
+    let mut node = world.node("ours", "node-b");
+    node.tick();
+    assert!(node.has_lock());
+    assert_lost(&guard, |reason| matches!(reason, LossReason::TakenOver { .. }));
+}
+
+/// A node prolongs what is over, if nobody took it over.
+#[test]
+fn what_is_over_is_prolonged_by_its_node() {
+    needs_server!();
+    let world = World::new();
+    let mut theirs = world.leader("k", "node-a");
+    world.pass(DURATION + 2 * S);
+    theirs.tick();
+    assert!(theirs.leads() && world.ours.try_lock("k").unwrap().is_none());
+}
+
+/// Bad, and theirs: it takes an age of zero for none.
+#[test]
+fn a_heartbeat_of_this_very_millisecond_counts_as_none() {
+    needs_server!();
+    let world = World::new();
+    let guard = world.ours.lock("k").unwrap();
+    let mut node = world.node("k", "node-a");
+    node.is_early();
+    node.tick();
+    assert!(node.has_lock() && node.misread());
+    assert_lost(&guard, |reason| matches!(reason, LossReason::TakenOver { .. }));
+    // Without any of ours.
+    let other = world.leader("j", "node-a");
+    let mut node = world.node("j", "node-b");
+    node.is_early();
+    node.tick();
+    assert!(node.has_lock() && !other.has_lock());
 }
 
 /// A task of its own sends its heartbeats, which look at no token, until its next tick finds somebody else.

@@ -3,7 +3,7 @@
 use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::spanner::SpannerOptions;
-use leasehold::internals::store::{Renewed, Swapped};
+use leasehold::internals::store::{Acquired, Renewed, Swapped};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, LossReason};
 use sdk::mutation::Mutation;
@@ -286,4 +286,83 @@ fn a_renewal_by_lock_id_whose_commit_comes_too_late_is_not_believed() {
         assert!(is_done || matches!(swapped, Swapped::Changed), "{slow}: {swapped:?}");
         assert_eq!(grpc.clear(), 0);
     }
+}
+
+/// So does who joins others or takes the place of one: it extends what lives, and no row of a takeover keeps nodes out.
+#[test]
+fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
+    needs_server!();
+    let world = World::new();
+    let (grpc, store) = behind(&world);
+    for (is_late, mode, takes_its_place) in [
+        (false, Mode::Shared, false),
+        (false, Mode::Exclusive, true),
+        (true, Mode::Shared, false),
+        (true, Mode::Shared, true),
+        (true, Mode::Exclusive, true),
+    ] {
+        let key = format!("{is_late} {mode} {takes_its_place}");
+        let (mut first, mut second) = (attempt(&key, mode), attempt(&key, mode));
+        (first.ask.lease, second.ask.lease) = (DURATION, DURATION);
+        let held = granted(&store, &mut first);
+        if takes_its_place {
+            second.ask.instead_of = Some((held.grant, held.token));
+        }
+        if is_late {
+            // It is live when it is read, also on a busy machine.
+            let passed = DURATION - 4 * S;
+            if mode == Mode::Shared {
+                world.raw.age(passed)
+            }
+            world.pass(passed);
+        }
+        let slow = Duration::from_millis(if is_late { 6_000 } else { 10 });
+        grpc.fault("Commit", 0, Fault::Slow(slow));
+        match store.acquire(&mut second, &soon()).unwrap() {
+            Acquired::Granted { holder, .. } => assert!(!is_late, "{key}: {holder:?}"),
+            Acquired::Refused(seen) => {
+                let by: Vec<_> = seen.live().map(|(_, holder)| holder.labels.owner.clone()).collect();
+                assert!(is_late && by.len() == 1 && by[0].contains("spindle"), "{key}: {seen:?}");
+            }
+            Acquired::Unknown(error) => panic!("{key}: {error}"),
+        }
+        assert_eq!(grpc.clear(), 0);
+    }
+}
+
+/// Those of a lock that nobody takes any more are deleted by no takeover: a purge does it after a month, however many
+/// there are. Nothing else that it does not know goes.
+#[test]
+fn a_purge_deletes_the_rows_of_takeovers_after_a_month() {
+    needs_server!();
+    let world = World::new();
+    let grants = |n: usize| (0..n).for_each(|_| world.ours.lock("k").unwrap().release().unwrap());
+    grants(6);
+    world.ours.request("j_7").acquire().unwrap();
+    let at = |name: &str, hours: i64| {
+        let sql = format!(
+            "INSERT {TABLE} (name, heartbeat) VALUES (@name, TIMESTAMP_SUB(CURRENT_TIMESTAMP(), INTERVAL @hours HOUR))"
+        );
+        let row = Statement::builder(sql).add_param("name", name).add_param("hours", hours).build();
+        world.raw.update(row);
+    };
+    (0..150).for_each(|n| at(&format!("old_{n}"), 31 * 24));
+    ["user_x1", "user_", "user", "user_123456789012345678901"].iter().for_each(|name| at(name, 31 * 24));
+    at("young_1", 29 * 24);
+    world.raw.write(Mutation::new_insert_builder(TABLE).set("name").to("timeless_1").build());
+    let before = world.names();
+    let purge = || {
+        let preview = world.ours.purge_preview(Duration::ZERO).unwrap();
+        let purged = world.ours.purge(Duration::ZERO).unwrap();
+        assert_eq!((preview.freed.len(), preview.deleted), (purged.freed.len(), purged.deleted));
+        (purged.freed.len(), purged.deleted)
+    };
+    assert_eq!(world.ours.list(&leasehold::Filter::new()).unwrap().len(), 1, "they hold nothing");
+    assert_eq!(purge(), (0, 150));
+    let left: Vec<String> = before.into_iter().filter(|name| !name.starts_with("old_")).collect();
+    assert_eq!(world.names(), left);
+    // A month later those of our own takeovers, but no row of a lock. Without nodes, the locks' as well.
+    world.pass(Duration::from_secs(31 * 24 * 3600));
+    assert_eq!(purge(), (1, 6), "{:?}", world.names());
+    assert_eq!(world.names().iter().filter(|name| name.starts_with("k")).collect::<Vec<_>>(), ["k"]);
 }

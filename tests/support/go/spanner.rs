@@ -21,6 +21,7 @@ pub struct Node {
     is_new: bool,
     leads: bool,
     misread: bool,
+    is_early: bool,
     looked_at: Option<String>,
 }
 
@@ -40,6 +41,7 @@ impl Node {
             is_new: true,
             leads: false,
             misread: false,
+            is_early: false,
             looked_at: None,
         }
     }
@@ -51,6 +53,11 @@ impl Node {
         }
     }
 
+    /// Its next look comes within the millisecond of the heartbeat that it sees.
+    pub fn is_early(&mut self) {
+        self.is_early = true;
+    }
+
     /// A tick up to the first transaction of a takeover.
     pub fn begin(&mut self) -> Option<HalfDone> {
         if self.finds_it_free() { self.contend() } else { None }
@@ -59,6 +66,7 @@ impl Node {
     /// Its first look, and its heartbeat where it leads.
     pub fn finds_it_free(&mut self) -> bool {
         let (token, age) = self.look();
+        let age = if std::mem::take(&mut self.is_early) { age.map(|_| 0) } else { age };
         self.leads = self.token.is_some() && token == self.token;
         if self.leads {
             self.heartbeat();

@@ -1,0 +1,155 @@
+//! A collection that clients of mongo-lock use, too: what of ours is in its last second is not extended, for their purger
+//! reads what is over, and frees it later by its lock id.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::internals::builder_over;
+use leasehold::internals::lease::End;
+use leasehold::internals::store::fleet::Fleet;
+use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
+use leasehold::internals::store::{Backend, Consistency, Swapped, Which};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::mongodb::driver::bson::doc;
+use leasehold::{ErrorKind, Lock, LockClient};
+
+use super::mixed::{LEASE, World, client};
+use crate::mixed::cells::S;
+use crate::mongodb::*;
+use crate::support::mongodb::server;
+use crate::support::stores::soon;
+use crate::support::wait::wait_until;
+
+/// Their purger reads what is over, and frees it later by its id: what was renewed meanwhile would be freed, too.
+#[test]
+fn nothing_of_the_last_second_is_renewed() {
+    needs_server!();
+    let world = World::new();
+    for (key, is_shared) in [("x", false), ("s", true)] {
+        let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
+        let mine = ask().lock_id("job").acquire().unwrap();
+        world.pass(LEASE - Duration::from_millis(800));
+        let late = world.ours.heartbeat(&mine, LEASE).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
+        world.pass(S);
+        let expired = world.go.expired();
+        assert_eq!(expired.len(), 1);
+        assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(world.go.free_all(&expired).len(), 1);
+        assert!(world.ours.try_lock(key).unwrap().is_some());
+    }
+}
+
+/// It would keep its lock id, by which their purger frees what it read as over.
+#[test]
+fn nothing_of_the_last_second_is_handed_over() {
+    needs_server!();
+    let world = World::new();
+    for (key, is_shared) in [("x", false), ("s", true)] {
+        let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
+        let adopt = |lock: &Lock| world.ours.request(key).adopt(lock.clone());
+        let in_time = ask().lock_id("job").acquire().unwrap();
+        world.pass(LEASE - 5 * S);
+        let late = adopt(&in_time).unwrap().into_lock();
+        world.pass(LEASE - Duration::from_millis(800));
+        let error = adopt(&late).unwrap_err();
+        assert!(error.kind() == ErrorKind::Lost && error.holders().is_empty(), "{error}");
+        world.pass(S);
+        assert_eq!(adopt(&late).unwrap_err().kind(), ErrorKind::Lost);
+        // Without the option they have until they are taken over.
+        let own = client(&world.rows, Fleet::Own);
+        let over = own.request(key).acquire().unwrap();
+        world.pass(LEASE + S);
+        own.request(key).adopt(over).unwrap().release().unwrap();
+    }
+}
+
+/// A group is renewed by a swap, which may come long after its look: while a user's transaction has the document.
+#[test]
+fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
+    needs_server!();
+    let world = World::new();
+    let store = Mongodb::open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() }, &soon()).unwrap();
+    let get = |key: &str| {
+        let page = store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap();
+        page.records.into_iter().next().unwrap()
+    };
+    for is_shared in [false, true] {
+        let key = format!("shared {is_shared}");
+        let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
+        ask.acquire().unwrap();
+        for (left, right) in [(30_000, true), (900, false), (0, false)] {
+            world.pass(LEASE - Duration::from_millis(left));
+            let seen = get(&key);
+            let (mut longer, mut shorter, mut gone) = (seen.record.clone(), seen.record.clone(), seen.record.clone());
+            let later = End::At(seen.times.now.plus(LEASE));
+            longer.exclusive.iter_mut().chain(&mut longer.shared).for_each(|holder| holder.until = later);
+            let renewed = store.swap(&seen, Some(&longer), &soon()).unwrap();
+            // What a busy server has no time for may be done.
+            assert_eq!(!matches!(renewed, Swapped::Changed), right, "{key} {left}: {renewed:?}");
+            if !right {
+                // To end it, or to take it away, is no renewal.
+                let now = End::At(seen.times.now.minus(S));
+                shorter.exclusive.iter_mut().chain(&mut shorter.shared).for_each(|holder| holder.until = now);
+                assert!(matches!(store.swap(&seen, Some(&shorter), &soon()).unwrap(), Swapped::Done));
+                (gone.exclusive, gone.shared) = (None, Vec::new());
+                assert!(matches!(store.swap(&get(&key), Some(&gone), &soon()).unwrap(), Swapped::Done));
+                let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
+                ask.acquire().unwrap();
+            }
+        }
+    }
+}
+
+/// What counts as held can be renewed.
+#[test]
+fn the_margin_is_no_less_than_the_last_second() {
+    needs_server!();
+    let world = World::new();
+    let builder = |options: MongodbOptions| {
+        let store = Mongodb::open(options, &soon()).unwrap();
+        builder_over(Arc::new(store), Clock::system()).lease(3 * S)
+    };
+    let mixed = || builder(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
+    let guard = mixed().connect().unwrap().lock("k").unwrap();
+    guard.ensure_held_for(S + S / 2).unwrap();
+    assert_eq!(guard.ensure_held_for(2 * S + S / 10).unwrap_err().kind(), ErrorKind::InvalidInput);
+    let less = S - Duration::from_millis(1);
+    let error = mixed().margin(less).connect().unwrap_err();
+    assert!(error.to_string().contains("at least 1s"), "{error}");
+    assert!(LockClient::builder(format!("{}&fleet=mixed", world.rows.url())).margin(less).connect().is_err());
+    builder(world.rows.options()).margin(less).connect().unwrap();
+}
+
+/// The server decides by the time at which a request begins, and that one may wait behind a user's transaction.
+#[test]
+fn nothing_is_extended_that_is_over_when_a_transaction_ends() {
+    needs_server!();
+    let world = World::new();
+    let ours = &world.ours;
+    for how in ["heartbeat", "adopt", "renew"] {
+        for is_shared in [false, true] {
+            let key = format!("{how} {is_shared}");
+            let ask = || if is_shared { ours.request(&key).shared() } else { ours.request(&key) };
+            let mine = ask().lock_id(&key).acquire().unwrap();
+            world.pass(LEASE - 2 * S);
+            let mut session = server().start_session().run().unwrap();
+            session.start_transaction().run().unwrap();
+            let touch = doc! { "$inc": { "asserts": 1 } };
+            world.rows.raw().update_one(doc! { "resource": &key }, touch).session(&mut session).run().unwrap();
+            let extended = std::thread::scope(|scope| {
+                let extend = scope.spawn(|| match how {
+                    "heartbeat" => ours.heartbeat(&mine, LEASE).map(drop),
+                    "adopt" => ours.request(&key).adopt(mine.clone()).map(|guard| drop(guard.into_lock())),
+                    _ => ours.renew(&key, LEASE).map(drop),
+                });
+                wait_until("their purger reads it", || world.go.expired().iter().any(|over| over.lock_id == key));
+                session.commit_transaction().run().unwrap();
+                extend.join().unwrap()
+            });
+            let late = extended.expect_err("their purger is about to free it");
+            // A busy server may not even say that.
+            assert!(matches!(late.kind(), ErrorKind::Lost | ErrorKind::Ambiguous), "{key}: {late}");
+        }
+    }
+}
