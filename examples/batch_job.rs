@@ -3,6 +3,12 @@
 //!
 //! Each file has a lock. Its fencing token goes to the result database, which refuses a token that
 //! is older than the newest it has seen for the file: see `Results`.
+//!
+//! ```sh
+//! cargo run --release --example batch_job                       # the locks are in a SQLite file of its own
+//! cargo run --release --features postgres --example batch_job -- --store 'postgres://HOST/DATABASE?table=leasehold'
+//! ```
+//! Any store's URL will do, with its feature: `sqlite:PATH` (default), `dynamodb`, `mongodb`, `postgres`, `spanner`.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader};
@@ -12,6 +18,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime};
 use std::{env, fs};
 
+use leasehold::LockClient;
 use rusqlite::{Connection, params};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
@@ -23,28 +30,45 @@ const VICTIM: usize = 2;
 const LEASE: Duration = Duration::from_secs(1);
 /// A file takes milliseconds, so a worker that waits for one looks often.
 const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(30);
+/// By which a worker learns of the store: command lines are for all to see, and a URL may hold a password.
+const STORE: &str = "BATCH_JOB_STORE";
 const HELP: &str = "\
 Counts lines, words and bytes of the text files below FOLDER with four processes, kills one of them
 half way, and proves that every file was counted exactly once.
 
-Usage: batch_job [FOLDER]     (default: the folder of this repository)
+Usage: batch_job [--store URL] [FOLDER]
+
+  FOLDER         default: the folder of this repository
+  --store URL    where the locks are: sqlite:PATH, dynamodb://TABLE?region=.., mongodb://HOST/DATABASE,
+                 postgres://HOST/DATABASE, spanner:projects/P/instances/I/databases/D; each but sqlite needs
+                 the feature of its name. Its table is made if it is missing; what was locked stays there as
+                 free rows. Default: a SQLite file that is removed at the end
 
 Skipped: folders named target or .git, symbolic links, files that are not UTF-8.
 Exit code: 0 proved, 1 not proved or failed, 2 wrong arguments.";
 
 fn main() -> ExitCode {
     let args: Vec<_> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
-    let outcome = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let mut given = &args.iter().map(String::as_str).collect::<Vec<_>>()[..];
+    let mut store = None;
+    if let ["--store", rest @ ..] = given {
+        let [url, rest @ ..] = rest else { return wrong("--store needs a URL, like postgres://HOST/DATABASE") };
+        if url.starts_with("memory:") {
+            return wrong("a memory: store is not shared by processes, of which this example has four");
+        }
+        (store, given) = (Some(*url), rest);
+    }
+    let outcome = match *given {
         ["--worker", number, job, folder] => work(number, Path::new(job), Path::new(folder)).map(|()| true),
         ["-h" | "--help"] => {
             println!("{HELP}");
             Ok(true)
         }
-        [] => run(Path::new(env!("CARGO_MANIFEST_DIR"))),
+        [] => run(Path::new(env!("CARGO_MANIFEST_DIR")), store),
         [option] if option.starts_with('-') => return wrong(&format!("there is no option {option}")),
         [folder] if !Path::new(folder).is_dir() => return wrong(&format!("there is no folder {folder:?}")),
-        [folder] => run(Path::new(folder)),
-        _ => return wrong(&format!("{} arguments are given, but one folder is enough", args.len())),
+        [folder] => run(Path::new(folder), store),
+        _ => return wrong(&format!("{} arguments are given, but one folder is enough", given.len())),
     };
     match outcome {
         Ok(proved) => ExitCode::from(u8::from(!proved)),
@@ -63,8 +87,15 @@ fn wrong(message: &str) -> ExitCode {
 /// One worker: locks and counts file after file, beginning with its own quarter.
 fn work(number: &str, job: &Path, folder: &Path) -> Result<()> {
     let number: usize = number.parse()?;
-    let client =
-        leasehold::sqlite::builder(job.join("locks.db")).owner(name(number)).lease(LEASE).poll(POLL).connect()?;
+    let (client, prefix) = match env::var(STORE) {
+        Ok(url) => {
+            // Others may use that store, too: the keys of this run are its own.
+            let run = job.file_name().unwrap_or_default().to_string_lossy();
+            (LockClient::builder(url), format!("{run}/"))
+        }
+        Err(_) => (leasehold::sqlite::builder(job.join("locks.db")).poll(POLL), String::new()),
+    };
+    let client = client.owner(name(number)).lease(LEASE).connect()?;
     let results = Results::open(job)?;
     let mut files: Vec<String> = results.rows()?.into_keys().collect();
     // The others stop here until the victim is dead. They leave it a file even if each has one in hand.
@@ -82,7 +113,7 @@ fn work(number: &str, job: &Path, folder: &Path) -> Result<()> {
                 until_stdin_ends()?;
             }
         }
-        let guard = client.lock(file)?;
+        let guard = client.lock(&format!("{prefix}{file}"))?;
         let token = i64::try_from(guard.fencing_token())?;
         // Another may have counted it while this one waited for the lock.
         if !results.claim(file, token, number)? {
@@ -107,7 +138,10 @@ fn until_stdin_ends() -> io::Result<u64> {
 }
 
 /// The parent: starts the workers, kills one, waits for the others and checks what they did.
-fn run(folder: &Path) -> Result<bool> {
+fn run(folder: &Path, store: Option<&str>) -> Result<bool> {
+    if let Some(url) = store {
+        LockClient::builder(url).lease(LEASE).create_schema(true).connect()?;
+    }
     let mut expected = BTreeMap::new();
     let skipped = find_texts(folder, folder, &mut expected)?;
     if expected.is_empty() {
@@ -120,7 +154,7 @@ fn run(folder: &Path) -> Result<bool> {
 
     let mut workers = Workers(Vec::new());
     for number in 0..WORKERS {
-        workers.0.push(start(number, job.path(), folder)?);
+        workers.0.push(start(number, job.path(), folder, store)?);
     }
     let (token, file) = what_it_holds(&mut workers.0[VICTIM])?;
     workers.0[VICTIM].kill()?;
@@ -177,9 +211,13 @@ impl Drop for Workers {
     }
 }
 
-fn start(number: usize, job: &Path, folder: &Path) -> io::Result<Child> {
+fn start(number: usize, job: &Path, folder: &Path, store: Option<&str>) -> io::Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(["--worker", &number.to_string()]).args([job, folder]).stdin(Stdio::piped());
+    match store {
+        Some(url) => command.env(STORE, url),
+        None => command.env_remove(STORE),
+    };
     command.stdout(if number == VICTIM { Stdio::piped() } else { Stdio::inherit() }).spawn()
 }
 
@@ -203,8 +241,8 @@ fn find_texts(root: &Path, folder: &Path, found: &mut BTreeMap<String, Counts>) 
             }
             continue;
         }
-        // The path is the key of a lock: at most 1,024 bytes and no control characters.
-        let is_key = |key: &&str| kind.is_file() && key.len() <= 1024 && !key.contains(char::is_control);
+        // The path is the end of a lock's key: at most 1,024 bytes and no control characters.
+        let is_key = |key: &&str| kind.is_file() && key.len() <= 1000 && !key.contains(char::is_control);
         match path.strip_prefix(root)?.to_str().filter(is_key).zip(fs::read_to_string(&path).ok()) {
             Some((key, text)) => drop(found.insert(key.to_owned(), count(&text))),
             None => skipped += 1,

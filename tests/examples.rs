@@ -1,6 +1,6 @@
 //! Every example runs, ends well and prints its proof.
 
-#[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+#[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]
 #[path = "support/servers/mod.rs"]
 mod servers;
 
@@ -249,6 +249,36 @@ mod batch_job {
         assert!(ran.stdout.contains("a late write with the dead worker's token: refused"), "{}", ran.stdout);
     }
 
+    /// The locks are in this store, and what was proved is said.
+    fn counts_with(store: &str) {
+        let folder = tempfile::tempdir().expect("a folder");
+        for number in 0..12 {
+            write(folder.path(), &format!("{number}.txt"), "one two\nthree\n".repeat(number));
+        }
+        let folder = folder.path().to_str().expect("UTF-8");
+        // Those of another run are other locks.
+        for _ in 0..2 {
+            let ran = run("batch_job", &["--store", store, folder]);
+            ran.proves("12 files, each counted exactly once, and all as the parent counts them");
+            assert!(ran.stdout.contains("a late write with the dead worker's token: refused"), "{}", ran.stdout);
+        }
+    }
+
+    #[test]
+    fn locks_in_the_store_that_it_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("told.db");
+        counts_with(&format!("sqlite:{}", file.display()));
+        assert!(file.is_file(), "the locks are elsewhere");
+    }
+
+    #[test]
+    #[cfg(all(unix, feature = "postgres"))]
+    fn locks_in_postgres() {
+        let Some(server) = servers::postgres_server() else { return };
+        counts_with(&format!("{server}?table=example_{:016x}", fastrand::u64(..)));
+    }
+
     #[test]
     fn takes_over_the_only_file() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -261,7 +291,10 @@ mod batch_job {
     fn says_what_is_wrong_with_its_arguments() {
         let empty = tempfile::tempdir().expect("a folder");
         let empty = empty.path().to_str().expect("UTF-8");
-        let cases: [(&[&str], i32, &str); 5] = [
+        let cases: [(&[&str], i32, &str); 8] = [
+            (&["--store"], 2, "--store needs a URL"),
+            (&["--store", "memory:"], 2, "a memory: store is not shared by processes"),
+            (&["--store", "redis://localhost"], 1, "redis"),
             (&["/no/such/folder"], 2, "there is no folder \"/no/such/folder\""),
             (&["--fast"], 2, "there is no option --fast"),
             (&["a", "b"], 2, "2 arguments are given, but one folder is enough"),
@@ -271,10 +304,11 @@ mod batch_job {
         for (args, code, message) in cases {
             let ran = run("batch_job", args);
             assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{args:?}: {}", ran.stderr);
-            assert!(ran.stderr.starts_with(&format!("batch_job: {message}")), "{args:?}: {}", ran.stderr);
+            let is_told = ran.stderr.starts_with("batch_job: ") && ran.stderr.contains(message);
+            assert!(is_told, "{args:?}: {}", ran.stderr);
         }
         let help = run("batch_job", &["--help"]);
         assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
-        assert!(help.stdout.contains("Usage: batch_job [FOLDER]"), "{}", help.stdout);
+        assert!(help.stdout.contains("Usage: batch_job [--store URL] [FOLDER]"), "{}", help.stdout);
     }
 }

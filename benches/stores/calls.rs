@@ -33,6 +33,7 @@ pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {
     let client = store.connect();
     low_level(&client, store, rounds, table);
     guards(&client, store.name, rounds, table);
+    peers(&client, store, rounds, table);
     threads(&client, store.name, rounds / 4, table);
     client.close().expect("everything is released");
 }
@@ -96,6 +97,21 @@ fn guards(client: &LockClient, store: &str, rounds: usize, table: &mut Table) {
         by_turns(round, whole, parts, &mut samples);
     }
     table.compare(store, "lock and drop of a guard", &samples.0, "acquire and release", &samples.1);
+}
+
+/// What people do instead: each by turns with a lock that is taken and given back.
+fn peers(client: &LockClient, store: &mut Store, rounds: usize, table: &mut Table) {
+    for (name, peer) in &mut store.peers {
+        let mut samples = <(Samples, Samples)>::default();
+        for round in 0..rounds {
+            let whole = || {
+                let lock = client.request("bench").acquire().expect("nobody holds it");
+                client.release(&lock).expect("it is held");
+            };
+            by_turns(round, whole, || peer.hold(), &mut samples);
+        }
+        table.compare(store.name, "acquire and release", &samples.0, name, &samples.1);
+    }
 }
 
 /// Threads that never want the same key and yet write to the same store.

@@ -26,6 +26,8 @@ pub fn measure(store: &Store, seconds: u64, table: &mut Table) {
         "dynamodb" => beside_heartbeats(&client, store.name, &super::raw_dynamodb::data(&store.url), seconds, table),
         #[cfg(feature = "mongodb")]
         "mongodb" => beside_heartbeats(&client, store.name, &super::raw_mongodb::data(&store.url), seconds, table),
+        #[cfg(feature = "postgres")]
+        "postgres" => beside_heartbeats(&client, store.name, &super::raw_postgres::data(&store.url), seconds, table),
         #[cfg(feature = "spanner")]
         "spanner" => beside_heartbeats(&client, store.name, &super::raw_spanner::data(&store.url), seconds, table),
         // Nobody has data of his own in the memory store.
@@ -34,7 +36,13 @@ pub fn measure(store: &Store, seconds: u64, table: &mut Table) {
 }
 
 #[cfg_attr(
-    not(any(feature = "dynamodb", feature = "mongodb", feature = "spanner", feature = "sqlite")),
+    not(any(
+        feature = "dynamodb",
+        feature = "mongodb",
+        feature = "postgres",
+        feature = "spanner",
+        feature = "sqlite"
+    )),
     allow(dead_code)
 )]
 fn beside_heartbeats(client: &LockClient, store: &str, data: &impl Data, seconds: u64, table: &mut Table) {

@@ -6,6 +6,7 @@
 //! cargo bench -p leasehold-tests --bench stores -- --only calls          # or: waits, waiting, many, fenced, hop
 //! cargo bench -p leasehold-tests --bench stores -- --many 10000 --seconds 60
 //! cargo bench -p leasehold-tests --bench stores --features dynamodb -- --store dynamodb
+//! cargo bench -p leasehold-tests --bench stores --features postgres -- --store postgres
 //! cargo bench -p leasehold-tests --bench stores --features spanner -- --store spanner
 //! cargo bench -p leasehold-tests --bench stores --features dynamodb -- --only hop
 //! ```
@@ -17,9 +18,9 @@ mod cost;
 #[path = "../../tests/promises/fenced/data/mod.rs"]
 mod data;
 mod fenced;
-#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 mod hidden;
-#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 mod hop;
 mod many;
 #[cfg(feature = "dynamodb")]
@@ -29,11 +30,13 @@ mod proxy;
 mod raw_dynamodb;
 #[cfg(feature = "mongodb")]
 mod raw_mongodb;
+#[cfg(feature = "postgres")]
+mod raw_postgres;
 #[cfg(feature = "spanner")]
 mod raw_spanner;
 #[cfg(feature = "sqlite")]
 mod raw_sqlite;
-#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../../tests/support/servers/mod.rs"]
 mod servers;
 mod store;
@@ -93,7 +96,7 @@ fn run(args: &Args) {
     std::fs::create_dir_all(&folder).expect("a folder for the stores");
     let wanted = |part: &str| args.only.as_deref().is_none_or(|only| only == part);
     let mut table = Table::default();
-    #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+    #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
     if wanted("hop") {
         hop::measure(args.rounds, &mut table);
     }
@@ -112,6 +115,10 @@ fn run(args: &Args) {
         }
         if wanted("fenced") {
             fenced::measure(&store, args.fenced, &mut table);
+        }
+        #[cfg(feature = "postgres")]
+        if store.name == "postgres" {
+            raw_postgres::tidy(&store.url);
         }
     }
     table.print();

@@ -44,6 +44,7 @@ pub fn store() -> Option<Store> {
         name: "dynamodb",
         url,
         raw: Some(Box::new(raw)),
+        peers: Vec::new(),
         shared: true,
         grace: std::time::Duration::from_secs(1),
         stalling: Some(Box::new(stalling)),

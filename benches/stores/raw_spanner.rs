@@ -2,7 +2,6 @@
 //! same settings on a hidden runtime of its own, as a blocking program has to have one.
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use leasehold::internals::sys::driver::Driver;
 use leasehold::spanner::google_cloud_spanner as sdk;
@@ -38,7 +37,7 @@ pub fn store() -> Option<Store> {
     let (status, answer) = rest(&host, "PATCH", &format!("/v1/{path}/ddl"), &body).expect("the emulator");
     assert_eq!(status, 200, "{answer}");
     let raw = RawSpanner::new(&host, &path);
-    Some(Store { name: "spanner", url, raw: Some(Box::new(raw)), shared: true, grace: Duration::ZERO, stalling: None })
+    Some(Store::new("spanner", url, Some(Box::new(raw)), true))
 }
 
 fn settings(host: &str) -> SpannerBuilder {

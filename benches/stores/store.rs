@@ -14,6 +14,8 @@ pub struct Store {
     pub url: String,
     /// The same statements without the library.
     pub raw: Option<Box<dyn Raw>>,
+    /// What people do instead of such a lock, by its name.
+    pub peers: Vec<(&'static str, Box<dyn Peer>)>,
     /// Several processes can share it.
     pub shared: bool,
     /// How long after its end a lease is respected.
@@ -46,6 +48,12 @@ pub trait Raw {
     fn run(&mut self, call: Call);
 }
 
+/// Another kind of lock in the same server.
+pub trait Peer {
+    /// Takes it and gives it back.
+    fn hold(&mut self);
+}
+
 /// Every store of this build whose server is there.
 pub fn stores(folder: &Path, only: Option<&str>) -> Vec<Store> {
     let wanted = |name: &str| only.is_none_or(|only| only == name);
@@ -66,6 +74,10 @@ pub fn stores(folder: &Path, only: Option<&str>) -> Vec<Store> {
     #[cfg(feature = "mongodb")]
     if wanted("mongodb") {
         stores.extend(super::raw_mongodb::store());
+    }
+    #[cfg(feature = "postgres")]
+    if wanted("postgres") {
+        stores.extend(super::raw_postgres::store());
     }
     #[cfg(feature = "spanner")]
     if wanted("spanner") {
@@ -100,7 +112,7 @@ pub fn counting(url: &str) -> Option<(ClientBuilder, Arc<AtomicU64>)> {
 
 impl Store {
     pub fn new(name: &'static str, url: String, raw: Option<Box<dyn Raw>>, shared: bool) -> Store {
-        Store { name, url, raw, shared, grace: Duration::ZERO, stalling: None }
+        Store { name, url, raw, peers: Vec::new(), shared, grace: Duration::ZERO, stalling: None }
     }
 
     pub fn connect(&self) -> LockClient {

@@ -20,7 +20,7 @@
 )]
 #![cfg_attr(
     feature = "postgres",
-    doc = "- PostgreSQL: [`AssertIn`](crate::api::stores::postgres::AssertIn) for the driver's `Transaction`."
+    doc = "- PostgreSQL: [`AssertIn`](crate::api::stores::postgres::AssertIn) for the driver's `Transaction`, and as a statement for those of other drivers; [`run_fenced`](crate::api::stores::postgres::run_fenced) repeats."
 )]
 #![cfg_attr(
     feature = "spanner",

@@ -108,8 +108,12 @@ impl Error {
         Error::new(ErrorKind::InvalidInput, format!("{field} is {value:?}, but must be {right}"))
     }
 
-    pub(crate) fn caused_by(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
-        self.inner().source = Some(Arc::new(source));
+    pub(crate) fn caused_by(self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.caused_by_any(Box::new(source))
+    }
+
+    pub(crate) fn caused_by_any(mut self, source: Box<dyn StdError + Send + Sync>) -> Self {
+        self.inner().source = Some(source.into());
         self
     }
 

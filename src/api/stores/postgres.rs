@@ -57,7 +57,8 @@
 //!
 //! # Rights
 //! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table, `USAGE` on its schema, and `CONNECT` to the database, for all
-//! but `create_schema`, which needs `CREATE` on the schema. Whoever only looks (`get`, `list`) needs `SELECT`.
+//! but `create_schema`, which needs `CREATE` on the schema, and to own a table that lacks something. `DELETE` is for `purge`
+//! alone. Whoever only looks (`get`, `list`) needs `SELECT`.
 //!
 //! # Cost
 //! | step | statements |
@@ -108,10 +109,12 @@
 //! * **A host that dies in fenced transactions** leaves their rows locked until the server ends its sessions, after two hours by
 //!   default. A client that waits for four such keys gets no other lock quickly. Set `tcp_keepalives_idle` and
 //!   `idle_in_transaction_session_timeout` at the server.
-//! * **A client's releases go two at a time**, so on a network of 30 ms some 60 a second.
+//! * **A client's releases go two or three at a time**, so on a network of 30 ms some 60 a second. Where two wait for somebody's
+//!   transactions, the others try one by one whether their rows are free.
 //! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row: use exclusive
 //!   locks, or longer leases, where that is so.
 
+use std::error::Error as StdError;
 use std::future::Future;
 
 pub use tokio_postgres;
@@ -121,7 +124,8 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::postgres::PostgresOptions;
-use crate::store::postgres::fence::{Assertion, judged};
+pub use crate::store::postgres::fence::Assertion;
+use crate::store::postgres::fence::{PATIENCE, run_within};
 use crate::sys::clock::Clock;
 
 /// A client of the locks in this table, `leasehold` or with its schema `app.leasehold`, with the hosts and credentials of
@@ -148,20 +152,76 @@ pub trait AssertIn: Fenced {
     /// Asserts in `transaction`. From then on a rival's takeover waits for its end; the guard's own heartbeats go on (those
     /// of a shared lock wait, of every holder of that key, so a transaction under one must be shorter than what is left of the
     /// shortest of their leases). A release
-    /// waits: drop the guard after the commit.
+    /// waits: drop the guard after the commit. [`run_fenced`] begins again what is in conflict.
     ///
-    /// Do not call it in a savepoint that may be rolled back: the assertion goes with it.
+    /// Do not call it in a savepoint that may be rolled back: the assertion goes with it. It waits for the row as long as
+    /// your session lets it: set `lock_timeout` there.
     ///
     /// # Errors
     /// `Lost` when it is not held any more: **do not commit**. `Store` with the driver's own as its source, retryable where
     /// a serializable transaction must begin again; `Schema` where the table lacks an index; `InvalidInput` for a lock of another store or of another database's
     /// table; `Closed` in a forked child.
     fn assert_in(&self, transaction: &Transaction<'_>) -> impl Future<Output = Result<()>>;
+
+    /// The same as one statement, for transactions of other drivers.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
+    ///
+    /// # Example
+    /// With the crate `postgres`; sqlx, diesel and others bind the two texts in their own way.
+    /// ```ignore
+    /// let mut transaction = client.transaction()?;
+    /// transaction.execute("UPDATE report SET text = $1", &[&"new"])?;
+    /// let assertion = guard.assertion()?;
+    /// let [key, holder] = assertion.params();
+    /// let row = transaction.query_opt(assertion.sql(), &[&key, &holder])?;
+    /// assertion.judge(row.map(|row| row.get(0)))?; // an error drops the transaction, which rolls it back
+    /// transaction.commit()?;
+    /// ```
+    fn assertion(&self) -> Result<Assertion>;
 }
 
 impl<T: Fenced> AssertIn for T {
     async fn assert_in(&self, transaction: &Transaction<'_>) -> Result<()> {
-        let standing = self.standing()?;
-        judged(Assertion::of(standing)?.run(transaction).await, standing)
+        self.assertion()?.run(transaction).await
     }
+
+    fn assertion(&self) -> Result<Assertion> {
+        Assertion::of(self.standing()?)
+    }
+}
+
+/// Runs `work` in a transaction, asserts that the lock or lease is held, and commits; again from the start where the
+/// server says that the transaction was in conflict (40001, 40P01), for up to two minutes. So `work` may run several times.
+///
+/// The transaction has the isolation level of the session: `SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL
+/// SERIALIZABLE` before the first makes all serializable. The assertion comes last in the first try, and first in those that
+/// follow, so `work` must not set the level itself. Between tries the server pauses, up to a second.
+///
+/// The guard's heartbeats go on meanwhile; those of a shared lock wait from the assertion to the commit. A statement
+/// of `work` waits for other transactions as long as your session lets it: set `lock_timeout` there.
+///
+/// # Errors
+/// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`, or as it is where it
+/// is an error of this crate; else as [`AssertIn::assert_in`]. Nothing was committed, but where the kind is `Ambiguous`: then
+/// nobody knows, since the commit had no answer.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::postgres::{run_fenced, tokio_postgres};
+///
+/// # async fn publish(mut client: tokio_postgres::Client, guard: leasehold::LockGuard) -> leasehold::Result<()> {
+/// run_fenced(&guard, &mut client, async |transaction| {
+///     transaction.execute("UPDATE report SET text = 'new' WHERE id = 1", &[]).await?;
+///     Ok(())
+/// })
+/// .await
+/// # }
+/// ```
+pub async fn run_fenced<T, W>(fenced: &impl Fenced, client: &mut tokio_postgres::Client, work: W) -> Result<T>
+where
+    W: AsyncFnMut(&Transaction<'_>) -> Result<T, Box<dyn StdError + Send + Sync>>,
+{
+    run_within(&fenced.assertion()?, PATIENCE, client, work).await
 }

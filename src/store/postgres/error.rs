@@ -37,6 +37,9 @@ pub(super) enum Own {
     )]
     Ended,
 
+    #[error("another transaction has the row locked; nothing was written")]
+    Locked,
+
     #[error("the server has no connection or no space left; nothing was written")]
     Full,
 
@@ -68,7 +71,7 @@ impl failure::Own for Own {
             Own::NoDatabase | Own::Tls(_) => (ErrorKind::Config, false),
             Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake(_) => (ErrorKind::Permission, false),
-            Own::ReadOnly | Own::Ended | Own::Full | Own::TlsForNow(_) => (ErrorKind::Store, true),
+            Own::ReadOnly | Own::Ended | Own::Locked | Own::Full | Own::TlsForNow(_) => (ErrorKind::Store, true),
             Own::Encoding => (ErrorKind::InvalidInput, false),
         }
     }
@@ -120,6 +123,7 @@ impl PostgresError {
             SqlState::UNDEFINED_COLUMN | SqlState::INVALID_COLUMN_REFERENCE => Own::Columns { table },
             SqlState::INSUFFICIENT_PRIVILEGE if stage == Stage::Sent => Own::Denied { table },
             SqlState::READ_ONLY_SQL_TRANSACTION => Own::ReadOnly,
+            SqlState::LOCK_NOT_AVAILABLE => Own::Locked,
             SqlState::UNTRANSLATABLE_CHARACTER | SqlState::CHARACTER_NOT_IN_REPERTOIRE => Own::Encoding,
             _ => match &code.code()[..2] {
                 "28" | "42" if stage == Stage::Connecting => {

@@ -1,21 +1,46 @@
 //! Whether a grant holds, asserted inside a user's own transaction.
 
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use serde_json::json;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Error as DriverError, Transaction};
 
 use super::Postgres;
+use super::error::{PostgresError, Stage};
 use crate::lease::Mode;
+use crate::lease::backoff::retry_delay;
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::failure::Fate;
 use crate::store::fence::Standing;
 
-/// A query that locks the row, and finds it only while the grant stands.
+/// For so long a transaction is begun again.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a user's own work says.
+pub(crate) type AnyError = Box<dyn StdError + Send + Sync>;
+
+/// A query that locks the row of a lock, and finds it only while the grant stands: for a transaction of any driver.
 ///
 /// Of an exclusive holder it takes the weakest lock: key and grant id have a unique index, so to write another grant id
 /// conflicts with that lock, and a heartbeat, which leaves them as they are, does not.
-pub(crate) struct Assertion {
-    sql: std::sync::Arc<str>,
+#[must_use = "it asserts nothing by itself"]
+pub struct Assertion {
+    sql: Arc<str>,
     key: String,
     holder: String,
+    store: String,
+}
+
+impl fmt::Debug for Assertion {
+    /// Without the grant id.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Assertion").field("key", &self.key).field("store", &self.store).finish_non_exhaustive()
+    }
 }
 
 impl Assertion {
@@ -28,45 +53,143 @@ impl Assertion {
             Mode::Exclusive => (&store.statements.assert_exclusive, lock.grant.as_str().to_owned()),
             Mode::Shared => (&store.statements.assert_shared, json!([{ "grant_id": lock.grant.as_str() }]).to_string()),
         };
-        Ok(Assertion { sql: sql.clone(), key: lock.key.clone(), holder })
+        let store = standing.backend.info().label.clone();
+        Ok(Assertion { sql: sql.clone(), key: lock.key.clone(), holder, store })
     }
 
-    /// `None`: the grant does not stand, `Some(false)`: it can't be kept. The row's lock ends with it, or with the savepoint that is rolled back.
-    pub(crate) async fn run(
-        &self,
-        transaction: &tokio_postgres::Transaction<'_>,
-    ) -> std::result::Result<Option<bool>, tokio_postgres::Error> {
+    /// The query, with two parameters. Its answer is at most one row of one column, a truth value.
+    pub fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    /// The values of `$1` and `$2`, both texts. The second proves who holds the lock: keep it out of logs.
+    pub fn params(&self) -> [&str; 2] {
+        [&self.key, &self.holder]
+    }
+
+    /// What the answer says: the value of its row, or `None` where there was no row.
+    ///
+    /// # Errors
+    /// `Lost` when it is not held any more: roll the transaction back. `Schema` where the table lacks the index without
+    /// which nothing keeps rivals out.
+    pub fn judge(&self, answer: Option<bool>) -> Result<()> {
+        let (kind, message) = match answer {
+            Some(true) => return Ok(()),
+            Some(false) => (
+                ErrorKind::Schema,
+                "the table lacks the unique index on key and grant_id, without which nothing keeps rivals out; \
+                 create_schema() adds it",
+            ),
+            None => (ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+        };
+        Err(self.error(kind, message))
+    }
+
+    /// Asserts it. The row's lock ends with the transaction, or with the savepoint that is rolled back.
+    pub(crate) async fn run(&self, transaction: &Transaction<'_>) -> Result<()> {
         let key: &(dyn ToSql + Sync) = &self.key;
-        let rows = transaction.query_typed(&self.sql, &[(key, Type::TEXT), (&self.holder, Type::TEXT)]).await?;
-        rows.first().map(|row| row.try_get(0)).transpose()
+        let rows = transaction.query_typed(&self.sql, &[(key, Type::TEXT), (&self.holder, Type::TEXT)]).await;
+        let answer = rows.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
+        self.judge(answer.map_err(|failed| self.in_context(failed.into()))?)
+    }
+
+    fn error(&self, kind: ErrorKind, message: &str) -> Error {
+        Error::new(kind, message).with_key(&self.key).with_store(&self.store)
+    }
+
+    /// What a user's transaction ended with, as an error of ours. What is one stays.
+    fn in_context(&self, failed: AnyError) -> Error {
+        let conflict = conflict(&failed);
+        let failed = match failed.downcast::<Error>() {
+            Ok(ours) => return *ours,
+            Err(failed) => failed,
+        };
+        match conflict {
+            None => self.error(ErrorKind::Store, "the transaction failed").caused_by_any(failed),
+            Some(_) => {
+                let message =
+                    "the transaction was in conflict; nothing of it was written, and it may be tried again as a whole";
+                self.error(ErrorKind::Store, message).caused_by_any(failed).retryable()
+            }
+        }
+    }
+
+    /// A commit whose answer did not come may have happened.
+    fn of_commit(&self, failed: DriverError) -> Error {
+        match PostgresError::classify(&failed, Stage::Sent, "").0 {
+            Fate::Unknown => {
+                let message = "no answer settled whether the transaction was committed";
+                self.error(ErrorKind::Ambiguous, message).caused_by(failed)
+            }
+            _ => self.in_context(failed.into()),
+        }
     }
 }
 
-/// What the answer means.
-pub(crate) fn judged(
-    answer: std::result::Result<Option<bool>, tokio_postgres::Error>,
-    standing: Standing<'_>,
-) -> Result<()> {
-    match answer {
-        Ok(Some(true)) => Ok(()),
-        Ok(Some(false)) => {
-            let missing = "the table lacks the unique index on key and grant_id, without which nothing keeps rivals out; \
-                           create_schema() adds it";
-            Err(standing.error(ErrorKind::Schema, missing))
+/// Runs `work` in a transaction and asserts; again for so long where the server says that it was in conflict.
+pub async fn run_within<T, W>(assertion: &Assertion, limit: Duration, client: &mut Client, mut work: W) -> Result<T>
+where
+    W: AsyncFnMut(&Transaction<'_>) -> std::result::Result<T, AnyError>,
+{
+    let begun = Instant::now();
+    let mut failures = 0;
+    loop {
+        // A shared holder's heartbeat that came meanwhile makes a snapshot fail: from the second time on it waits.
+        let asserts_first = failures > 0;
+        let failed = match once(assertion, asserts_first, client, &mut work).await {
+            Ok(done) => return Ok(done),
+            Err(failed) => failed,
+        };
+        let left = limit.saturating_sub(begun.elapsed());
+        let again = matches!(conflict(&failed), Some(Conflict::BeginAgain)) && !left.is_zero();
+        if !again {
+            return Err(assertion.in_context(failed));
         }
-        Ok(None) => {
-            Err(standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"))
-        }
-        Err(failed) => Err(in_context(failed, standing)),
+        // Two that are in each other's way would meet again. The server has a timer; this runtime may have none.
+        let pause = retry_delay(failures, left, fastrand::f64()).as_secs_f64();
+        failures += 1;
+        let paused = client.query_typed("SELECT pg_catalog.pg_sleep($1)", &[(&pause, Type::FLOAT8)]).await;
+        paused.map_err(|failed| assertion.in_context(failed.into()))?;
     }
 }
 
-fn in_context(failed: tokio_postgres::Error, standing: Standing<'_>) -> Error {
-    use tokio_postgres::error::SqlState;
-    let is_conflict = matches!(
-        failed.code(),
-        Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::LOCK_NOT_AVAILABLE)
-    );
-    let error = standing.error(ErrorKind::Store, "the transaction failed").caused_by(failed);
-    if is_conflict { error.retryable() } else { error }
+async fn once<T>(
+    assertion: &Assertion,
+    asserts_first: bool,
+    client: &mut Client,
+    work: &mut impl AsyncFnMut(&Transaction<'_>) -> std::result::Result<T, AnyError>,
+) -> std::result::Result<T, AnyError> {
+    // It is rolled back where it is dropped.
+    let transaction = client.transaction().await?;
+    if asserts_first {
+        assertion.run(&transaction).await?;
+    }
+    let done = work(&transaction).await?;
+    if !asserts_first {
+        assertion.run(&transaction).await?;
+    }
+    transaction.commit().await.map_err(|failed| assertion.of_commit(failed))?;
+    Ok(done)
+}
+
+/// What a transaction met.
+enum Conflict {
+    /// Nothing of it stands, and it may go well as a whole.
+    BeginAgain,
+    /// Somebody had a row that the user did not want to wait for.
+    Locked,
+}
+
+fn conflict(failed: &AnyError) -> Option<Conflict> {
+    let mut next: Option<&(dyn StdError + 'static)> = Some(&**failed);
+    while let Some(error) = next {
+        match error.downcast_ref::<DriverError>().and_then(DriverError::code) {
+            Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED) => {
+                return Some(Conflict::BeginAgain);
+            }
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => return Some(Conflict::Locked),
+            _ => next = error.source(),
+        }
+    }
+    None
 }

@@ -40,6 +40,7 @@ mod statements;
 mod swap;
 mod tls;
 mod transact;
+mod turns;
 mod wakeup;
 
 use error::PostgresError;

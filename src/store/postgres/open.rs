@@ -9,7 +9,7 @@ use tokio_postgres::{Config, SimpleQueryMessage};
 
 use super::Postgres;
 use super::error::PostgresError;
-use super::row::Micros;
+use super::row::{Micros, STATEMENT};
 use super::tls::{Tls, TlsOptions, Wanted};
 use crate::model::error::Result;
 use crate::store::Opener;
@@ -54,7 +54,7 @@ const ADDRESS: Duration = Duration::from_secs(1);
 /// row longer than a request may take has nobody who waits for its answer. Settings of newer servers are set where they
 /// are known.
 const SESSION: &str = "SELECT current_setting('server_version_num'), version(), \
-     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, set_config('statement_timeout', '10s', false), \
+     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, \
      set_config('lock_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), \
      set_config('client_min_messages', 'warning', false), \
      (SELECT string_agg(set_config(name, '0', false), '') FROM pg_settings \
@@ -69,7 +69,9 @@ pub(super) fn session(table: &Table) -> String {
         "SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n \
          ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE c.oid OPERATOR(pg_catalog.=) \
          pg_catalog.to_regclass({table})::pg_catalog.oid), pg_catalog.current_schema(), 'public'); \
-         SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false); {SESSION}"
+         SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false); \
+         SELECT set_config('statement_timeout', '{}', false); {SESSION}",
+        STATEMENT.as_millis()
     )
 }
 
@@ -281,6 +283,7 @@ pub(super) fn addresses(config: &Config) -> String {
             let address = config.get_hostaddrs().get(at).map(|ip| ip.to_string()).unwrap_or_default();
             format!("{address}:{}", port(at))
         }
+        Host::Tcp(name) if name.contains(':') => format!("[{name}]:{}", port(at)),
         Host::Tcp(name) => format!("{name}:{}", port(at)),
         #[cfg(unix)]
         Host::Unix(folder) => format!("{}:{}", folder.display(), port(at)),

@@ -36,9 +36,14 @@ pub(super) const COLUMNS: [(&str, &str); 17] = [
 
 /// Microseconds from 1970 to 2000, where the server begins to count.
 const EPOCH: i64 = 946_684_800_000_000;
-/// How long an acquisition that was given up is remembered: three times as long as a copy of it may be late, since a swap
-/// counts from when the row was read, and waits for the row.
+/// A copy of an acquire does nothing so long after it was sent, by the server's clock.
+pub(super) const LATE: Duration = Duration::from_secs(10);
+/// How long a statement may wait for its row: the server ends it then.
+pub(super) const STATEMENT: Duration = Duration::from_secs(10);
+/// How long an acquisition that was given up is remembered. A copy of it begins at most [`LATE`] after it was sent, and may
+/// wait for its row for [`STATEMENT`]. A swap counts from when the row was read, and is as late itself.
 const REMEMBERED: Duration = Duration::from_secs(30);
+const _: () = assert!(REMEMBERED.as_secs() >= LATE.as_secs() + STATEMENT.as_secs() + LATE.as_secs());
 
 /// A `timestamptz` in microseconds since 1970; the greatest number is `infinity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -109,7 +109,9 @@ impl Postgres {
         match self.send(by, Lane::Holding, Statement::new(&statement.into()), |_| ()) {
             Ok(_) | Err((Fate::Duplicate, _)) => Ok(()),
             Err((_, PostgresError::Own(Own::Denied { table }, cause))) => {
-                let message = format!("the table {table} can't be made: the user needs CREATE on its schema");
+                let message = format!(
+                    "the table {table} can't be made: the user needs CREATE on its schema, and must own a table that lacks something"
+                );
                 Err(PostgresError::Own(Own::MayNotMake(message), cause))
             }
             Err((_, error)) => Err(error),

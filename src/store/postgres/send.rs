@@ -5,39 +5,32 @@
 //! caller has left goes with its connection, so that nothing queues behind it.
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError::Disconnected;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Error as DriverError, Row as Answer};
 
 use super::Postgres;
-use super::error::{PostgresError, Stage};
+use super::error::{Own, PostgresError, Stage};
 use super::open::{self, Table};
-use super::row::{Found, Micros};
-use super::statements::untold;
+use super::row::{Found, LATE, Micros};
+use super::statements::{briefly, untold};
 use super::tls::Tls;
+pub(super) use super::turns::Lane;
+use super::turns::{Soon, Turns};
 use crate::lease::StoreTime;
 use crate::store::failure::{Cause, Fate, Left};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// How many connections those may use who want a lock: there may be a thousand of them, and a rival's open transaction
-/// can make each wait. Heartbeats and releases have as many of their own.
-const CONNECTIONS: usize = 4;
-/// How many of those of holders may wait for a row long.
-const WAITING: usize = 2;
-/// How many more of them shared holders may have for their heartbeats, which may wait as well.
-const SHARING: usize = 1;
 /// How many statements that were left are cancelled at a time.
 const CANCELS: usize = 8;
 /// How long making a connection may take.
@@ -46,24 +39,6 @@ const CONNECTION: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_secs(1);
 /// How long a caller whose time is over waits to hear whether its statement had left.
 const HEAR: Duration = Duration::from_millis(20);
-/// A copy of an acquire does nothing so long after it was sent, by the server's clock.
-const LATE: Duration = Duration::from_secs(10);
-
-/// Who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// Who wants a lock.
-    Wanting,
-    /// Who holds one, and the rest.
-    Holding,
-    /// The same, where a row may be waited for long: releases and swaps wait for fenced transactions. They never take
-    /// all turns of heartbeats.
-    Waiting,
-    /// A shared holder's heartbeat, which waits for transactions that assert its own key. All of them never take all turns of
-    /// heartbeats that wait for nobody.
-    Sharing,
-}
-
 /// What lives on the driver's thread.
 pub(super) struct Owned {
     /// One for each host.
@@ -74,10 +49,7 @@ pub(super) struct Owned {
     first: Cell<usize>,
     tls: Tls,
     table: Table,
-    wanting: Semaphore,
-    holding: Semaphore,
-    waiting: Semaphore,
-    sharing: Semaphore,
+    turns: Turns,
     cancels: Arc<Semaphore>,
     /// When the server last answered anything.
     heard: Cell<Instant>,
@@ -175,10 +147,7 @@ impl Owned {
             first: Cell::default(),
             tls,
             table,
-            wanting: Semaphore::new(CONNECTIONS),
-            holding: Semaphore::new(CONNECTIONS),
-            waiting: Semaphore::new(WAITING),
-            sharing: Semaphore::new(SHARING),
+            turns: Turns::new(),
             cancels: Arc::new(Semaphore::new(CANCELS)),
             heard: Cell::new(Instant::now()),
             unheard: Cell::default(),
@@ -273,13 +242,37 @@ impl Owned {
         statement: &Statement,
         sent: &AtomicBool,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
-        let _slow = match lane {
-            Lane::Wanting | Lane::Holding => None,
-            Lane::Waiting => self.waiting.acquire().await.ok(),
-            Lane::Sharing => either(&self.waiting, &self.sharing).await,
+        let mut turn = None;
+        if lane == Lane::Waiting {
+            match self.turns.soon().await {
+                Soon::Long(long) => turn = Some(long),
+                Soon::Brief(brief) => {
+                    if let Some(briefly) = briefly(&statement.sql) {
+                        let answer = self.ask_now(&briefly, statement, sent).await;
+                        if !matches!(answer, Err((_, PostgresError::Own(Own::Locked, _)))) {
+                            return answer;
+                        }
+                        // Nothing was done.
+                        sent.store(false, Ordering::SeqCst);
+                    }
+                    drop(brief);
+                }
+            }
+        }
+        let _turn = match turn {
+            Some(turn) => turn,
+            None => self.turns.of(lane).await,
         };
-        let turns = if lane == Lane::Wanting { &self.wanting } else { &self.holding };
-        let _turn = turns.acquire().await;
+        self.ask_now(&statement.sql, statement, sent).await
+    }
+
+    /// Does this, with the values of that statement.
+    async fn ask_now(
+        &self,
+        sql: &str,
+        statement: &Statement,
+        sent: &AtomicBool,
+    ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
         let connected = match self.spare() {
             Some(connected) => connected,
             None => self.connect(|_| {}).await?.0,
@@ -288,11 +281,11 @@ impl Owned {
         sent.store(true, Ordering::SeqCst);
         let mut asking = Asking { owned: self, connected: Some(connected), sent: Instant::now() };
         let Some(connected) = &asking.connected else { return Err((Fate::NotDone, PostgresError::NotSent)) };
-        let mut answer = connected.client.query_typed(&statement.sql, &values).await;
+        let mut answer = connected.client.query_typed(sql, &values).await;
         // Nothing was written, since a session elsewhere that listens does not read what it is told.
         if let Err(error) = &answer
             && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED)
-            && let Some(untold) = untold(&statement.sql)
+            && let Some(untold) = untold(sql)
         {
             if !self.said_full.replace(true) {
                 log::warn!(target: "leasehold::postgres", table:% = self.table.name; "waiters are not told: {}", Cause::of(error));
@@ -330,16 +323,6 @@ struct Trying<'a> {
     owned: &'a Owned,
     host: usize,
     is_over: bool,
-}
-
-/// A turn of the first of them that has one.
-async fn either<'a>(one: &'a Semaphore, other: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
-    let (mut one, mut other) = (pin!(one.acquire()), pin!(other.acquire()));
-    let turn = poll_fn(|context| match one.as_mut().poll(context) {
-        Poll::Pending => other.as_mut().poll(context),
-        ready => ready,
-    });
-    turn.await.ok()
 }
 
 impl Drop for Trying<'_> {
@@ -458,29 +441,5 @@ impl Postgres {
 impl Clocked {
     pub fn just(now: Micros) -> Clocked {
         Clocked(now.time(), Instant::now())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_wants_either_of_two_turns_has_the_first_that_is_free() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let (one, other) = (Semaphore::new(1), Semaphore::new(1));
-            for free in [&one, &other] {
-                let taken = either(&one, &other).await;
-                let last = either(&one, &other).await;
-                assert!(taken.is_some() && one.available_permits() + other.available_permits() == 0);
-                let mut waits = pin!(either(&one, &other));
-                assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
-                // Whichever of the two it is that is given back.
-                drop(if std::ptr::eq(free, &one) { taken } else { last });
-                assert!(waits.await.is_some());
-            }
-            assert_eq!(one.available_permits() + other.available_permits(), 2, "nobody who left has a turn");
-        });
     }
 }

@@ -42,18 +42,36 @@ pub(super) struct Statements {
 
 /// The same statement without telling anybody.
 pub(super) fn untold(sql: &str) -> Option<String> {
-    let told = told();
-    sql.contains(&told).then(|| sql.replace(&told, "NULL"))
+    let (before, rest) = sql.split_once(TELL)?;
+    let (_, after) = rest.split_once(TOLD)?;
+    Some(format!("{before}NULL{after}"))
 }
 
-fn told() -> String {
-    format!("pg_notify('{CHANNEL}', {HASH})")
+/// The same statement, which fails soon where somebody else has the row locked. `None`: nobody knows for what it waits.
+pub(super) fn briefly(sql: &str) -> Option<String> {
+    const ROW: &str = "WHERE t.key = $1 AND ";
+    // Each row is looked at before it is locked.
+    let briefly = format!("{ROW}set_config('lock_timeout', '{BRIEF}', true) IS NOT NULL AND ");
+    let (reads, has_row) = (sql.starts_with("SELECT"), sql.contains(ROW));
+    (reads || has_row).then(|| sql.replacen(ROW, &briefly, 1))
+}
+
+fn told(table: &str) -> String {
+    format!("{TELL}'{CHANNEL}', {}{TOLD}", hash(table))
+}
+
+/// What is told of a key of this table: everybody may listen, also clients of other tables that have the same key.
+pub(super) fn hash(table: &str) -> String {
+    format!("hashtextextended(key, hashtextextended('{}', 0))::text", table.replace('\'', "''"))
 }
 
 /// The channel on which releases are told.
 pub(super) const CHANNEL: &str = "leasehold";
-/// What is told of a key: everybody may listen.
-pub(super) const HASH: &str = "hashtextextended(key, 0)::text";
+/// How a statement begins and ends to tell.
+const TELL: &str = "pg_notify(";
+const TOLD: &str = ") /* told */";
+/// How long such a statement waits, in milliseconds.
+const BRIEF: u32 = 50;
 /// The time, once for all that a statement writes by it.
 const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
 /// Never less than that the server, and a synchronous standby, have it on disk.
@@ -79,7 +97,7 @@ impl Statements {
         // The greatest number stays.
         let fence = "least(t.fence, 9223372036854775806) + 1";
         let next = "least(t.version, 9223372036854775806) + 1";
-        let told = told();
+        let told = told(table);
         // The row that was written, else what stands.
         let answer = |write: &str, told: &str| -> Arc<str> {
             let told = if told.is_empty() { String::new() } else { format!(", {told}") };
@@ -106,10 +124,10 @@ impl Statements {
                 end("$7"),
             )
         };
-        // A copy of what is adopted may be on its way. What is handed on to the next in the line was sent once, and there are
+        // A copy of what is adopted may be on its way, also where its lease is over. What is handed on to the next in the line was sent once, and there are
         // too many of them to remember each.
         let adopted = format!(
-            "CASE WHEN NOT $11 AND t.until > clock_timestamp() THEN coalesce({pruned}, '{{}}') \
+            "CASE WHEN NOT $11 THEN coalesce({pruned}, '{{}}') \
              || jsonb_build_object(t.grant_id, {now} + {}) ELSE {pruned} END",
             remembered()
         );

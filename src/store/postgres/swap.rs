@@ -6,7 +6,7 @@ use super::Postgres;
 use super::error::PostgresError;
 use super::row::{Micros, Native, encode_shared, end, number};
 use super::send::{Lane, Statement, Wrote};
-use crate::lease::{GrantId, Kind, LockRecord, StoreTime, transition};
+use crate::lease::{GrantId, Holder, Kind, LockRecord, Mode, transition};
 use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
@@ -22,7 +22,8 @@ impl Postgres {
         let Some(native) = native else { return Err(PostgresError::NotRead) };
         let (old, now) = (&seen.record, Micros::of(seen.times.now));
         old.check_format()?;
-        let new = new.map(|new| LockRecord { given_up: without_copies(old, new, seen.times.now), ..new.clone() });
+        let new =
+            new.map(|new| LockRecord { given_up: without_copies(old.live(seen.times.now), old, new), ..new.clone() });
         // It may wait for a transaction that asserts what it takes away.
         match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
             Wrote::Answered(Some(_)) => Ok(Swapped::Done),
@@ -81,10 +82,14 @@ impl Postgres {
     }
 }
 
-/// Who gave up, and whose lock is taken away while they are live: a second copy of their acquire may still be on its way.
+/// Who gave up, and those of `holders` whose lock is taken away: a second copy of their acquire may still be on its way.
 /// (A late claim of a lease fails on the version.)
-pub(super) fn without_copies(old: &LockRecord, new: &LockRecord, now: StoreTime) -> BTreeSet<GrantId> {
-    let gone = old.live(now).map(|(_, holder)| &holder.grant).filter(|grant| new.standing(grant).is_none());
+pub(super) fn without_copies<'a>(
+    holders: impl Iterator<Item = (Mode, &'a Holder)>,
+    old: &LockRecord,
+    new: &LockRecord,
+) -> BTreeSet<GrantId> {
+    let gone = holders.map(|(_, holder)| &holder.grant).filter(|grant| new.standing(grant).is_none());
     let gone = gone.filter(|_| old.kind == Kind::Lock).cloned();
     new.given_up.iter().cloned().chain(gone).collect()
 }

@@ -172,7 +172,7 @@ impl Wanted {
         if negotiation == SslNegotiation::Direct {
             client.alpn_protocols = vec![b"postgresql".to_vec()];
         }
-        Ok(Tls { connector: MakeRustlsConnect::new(client), mode: self.mode })
+        Ok(Tls { connector: Connector(MakeRustlsConnect::new(client)), mode: self.mode })
     }
 
     fn verifier(&self, algorithms: WebPkiSupportedAlgorithms) -> Result<Verifier> {
@@ -320,12 +320,28 @@ fn is_current(cert: &CertificateDer<'_>, now: UnixTime) -> std::result::Result<(
 /// Makes connections, encrypted or not.
 #[derive(Clone)]
 pub(super) struct Tls {
-    connector: MakeRustlsConnect,
+    connector: Connector,
     mode: Mode,
 }
 
 /// A connection, which must be polled.
 pub(super) type Moving = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
+
+/// Also for an address with a zone, as in `fe80::1%eth0`: that is this host's name for its own network, and stands in no
+/// certificate.
+#[derive(Clone)]
+struct Connector(MakeRustlsConnect);
+
+impl MakeTlsConnect<Socket> for Connector {
+    type Stream = <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream;
+    type TlsConnect = <MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect;
+    type Error = <MakeRustlsConnect as MakeTlsConnect<Socket>>::Error;
+
+    fn make_tls_connect(&mut self, host: &str) -> std::result::Result<Self::TlsConnect, Self::Error> {
+        let (name, _zone) = host.split_once('%').unwrap_or((host, ""));
+        MakeTlsConnect::<Socket>::make_tls_connect(&mut self.0, name)
+    }
+}
 
 impl Tls {
     /// With TLS as the settings say, which are those of one host.

@@ -29,7 +29,7 @@ impl Transactional for Over<'_> {
             let Some(mut new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };
             // A release removes its own holder, and knows itself how often that was sent.
             if lane == Lane::Wanting {
-                new.given_up = without_copies(&found.record, &new, found.now.time());
+                new.given_up = without_copies(found.record.holders(), &found.record, &new);
             }
             match store.swap_row(key, &found.record, &found.native, found.now, Some(&new), lane, by)? {
                 Wrote::Answered(Some(version)) => {

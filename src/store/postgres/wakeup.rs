@@ -13,7 +13,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::Postgres;
 use super::error::PostgresError;
 use super::send::Connected;
-use super::statements::{CHANNEL, HASH};
+use super::statements::{CHANNEL, hash};
 use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -56,7 +56,7 @@ impl Drop for Until {
 
 impl Postgres {
     pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, PostgresError> {
-        let keys = keys.to_vec();
+        let (keys, hash) = (keys.to_vec(), hash(&self.table.quoted));
         let answer = self.driver.run(by, move |owned| async move {
             if keys.is_empty() {
                 owned.waking.end();
@@ -93,7 +93,7 @@ impl Postgres {
                     (connected, watched)
                 }
             };
-            let hash = format!("SELECT key, {HASH} FROM unnest($1) AS key");
+            let hash = format!("SELECT key, {hash} FROM unnest($1) AS key");
             let all: &(dyn ToSql + Sync) = &keys;
             let rows = connected.client.query_typed(&hash, &[(all, Type::TEXT_ARRAY)]).await;
             let rows = rows.map_err(|error| owned.classify(&error))?;

@@ -28,6 +28,11 @@ fn gives_up_for(before: &LockRecord, next: &mut LockRecord, gone: impl IntoItera
     }
 }
 
+/// Whose lock is taken away, live or not.
+fn removed(before: &LockRecord, next: &LockRecord) -> Vec<Holder> {
+    before.holders().map(|(_, old)| old).filter(|old| next.standing(&old.grant).is_none()).cloned().collect()
+}
+
 /// Whose lock is taken away while they are live.
 fn gone(before: &LockRecord, next: &LockRecord, now: StoreTime) -> Vec<Holder> {
     let live = before.live(now).map(|(_, holder)| holder).filter(|_| before.kind == Kind::Lock);
@@ -236,6 +241,9 @@ impl Driver {
                 let gone = gone(record, next, times.expired_before).into_iter();
                 let gone = gone.filter(|old| !is_passed_on(old) || stopped.contains(&old.grant));
                 next.given_up.extend(gone.map(|old| old.grant));
+                // It need not, but may, do so where their lease is over.
+                let over = removed(record, next).into_iter().map(|old| old.grant);
+                next.given_up.extend(over.filter(|old| stopped.contains(old)));
             }
             if let (Some(next), Some(gives_up)) = (&mut step.record, &gives_up) {
                 gives_up_for(record, next, [gives_up.clone()]);

@@ -2,6 +2,7 @@
 mod counts;
 mod errors;
 mod faults;
+mod held_up;
 mod neighbours;
 #[cfg(target_os = "linux")]
 mod restarts;

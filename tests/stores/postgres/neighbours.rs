@@ -202,3 +202,28 @@ fn the_greatest_numbers_stop_no_step() {
     rows.sql(greatest);
     granted(&store, &mut exclusive(&store, "k"));
 }
+
+/// One channel serves all tables of a database.
+#[test]
+fn the_same_key_of_another_table_wakes_nobody() {
+    needs_server!();
+    let (ours, theirs) = (Rows::fresh(), Rows::fresh());
+    let (store, other) = (ours.open(), theirs.open());
+    let (to, told) = crossbeam_channel::unbounded();
+    assert!(store.wake(&["k".to_owned()], to, &soon()).unwrap());
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        for store in [&other, &store] {
+            let mut a = attempt(store, "k", mode);
+            granted(store, &mut a);
+            release(store, &mut a);
+        }
+        // They come in the order of the commits.
+        assert_eq!(told.recv_timeout(crate::support::harness::PATIENCE).as_deref(), Ok("k"));
+    }
+    // What follows the last word, also one of the other table.
+    let mut last = exclusive(&store, "k");
+    granted(&store, &mut last);
+    release(&store, &mut last);
+    assert_eq!(told.recv_timeout(crate::support::harness::PATIENCE).as_deref(), Ok("k"));
+    assert!(told.try_recv().is_err(), "the other table's word came, too");
+}

@@ -79,6 +79,53 @@ fn a_right_that_is_missing_is_told_and_named() {
     assert!(error.kind() == ErrorKind::Permission && error.to_string().contains("CREATE"), "{error}");
 }
 
+/// What the docs say of `create_schema`.
+#[test]
+fn who_makes_the_table_needs_create_and_who_adds_to_it_must_own_it() {
+    needs_server!();
+    let schema = Rows::unmade().0.replace("t_", "s_");
+    let rows = Rows(format!("{schema}.{}", Rows::unmade().0));
+    let [maker, other] = ["m", "o"].map(|first| schema.replace("s_", &format!("{first}_")));
+    let admin = |sql: &str| drop(sql_at(&config(), sql));
+    admin(&format!("CREATE SCHEMA {schema}; CREATE ROLE {maker} LOGIN; CREATE ROLE {other} LOGIN"));
+    admin(&format!("GRANT USAGE ON SCHEMA {schema} TO {maker}, {other}"));
+    let open = |name: &str| {
+        let mut config = config();
+        config.user(name);
+        Postgres::open(PostgresOptions::new(config, &rows.0).unwrap(), &soon()).unwrap()
+    };
+    let makes =
+        |name: &str| open(name).schema(Schema::Create, &soon()).map_err(|error| (error.kind(), error.to_string()));
+    let mut answers = vec![makes(&maker)];
+    admin(&format!("GRANT CREATE ON SCHEMA {schema} TO {maker}, {other}"));
+    answers.push(makes(&maker));
+    admin(&format!("GRANT ALL ON {} TO {other}; DROP INDEX {}_grant_id", rows.0, rows.0));
+    answers.push(makes(&other));
+    answers.push(makes(&maker));
+    // Without DELETE, and without a right on anything else.
+    admin(&format!("REVOKE DELETE ON {} FROM {other}; REVOKE CREATE ON SCHEMA {schema} FROM {other}", rows.0));
+    let store = open(&other);
+    let mut a = exclusive(&store, "k");
+    let works = store.acquire(&mut a, &soon()).and_then(|_| {
+        store.release(&mut a, leasehold::internals::store::Purpose::Release, &soon())?;
+        let purged = store.swap(&get(&store, "k"), None, &soon());
+        Ok(purged.map(drop).map_err(|error| error.kind()))
+    });
+    admin(&format!(
+        "DROP SCHEMA {schema} CASCADE; DROP OWNED BY {maker}, {other}; DROP ROLE {maker}; DROP ROLE {other}"
+    ));
+    let [denied, made, stranger, owner] = &answers[..] else { panic!("{answers:?}") };
+    let is_told = |answer: &Result<String, (ErrorKind, String)>, says: &str| {
+        let (kind, text) = answer.as_ref().unwrap_err();
+        assert!(*kind == ErrorKind::Permission && text.contains(says), "{text}");
+    };
+    is_told(denied, "CREATE");
+    assert!(made.as_ref().unwrap().contains("was made"), "{made:?}");
+    is_told(stranger, "must own");
+    assert!(owner.as_ref().unwrap().contains("lacked"), "{owner:?}");
+    assert_eq!(works.unwrap(), Err(ErrorKind::Permission));
+}
+
 #[test]
 fn defaults_of_the_user_that_would_break_locks_are_not_used() {
     needs_server!();

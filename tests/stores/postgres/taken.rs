@@ -7,6 +7,7 @@ use leasehold::internals::store::{Acquired, Attempt, Swapped};
 use crate::postgres::*;
 use crate::support::contract::{granted, lost, raised, release};
 use crate::support::postgres::Rows;
+use crate::support::wait::wait_until;
 
 /// Writes what `edit` makes of the record.
 fn edit(store: &Postgres, key: &str, edit: impl FnOnce(&mut LockRecord)) {
@@ -71,6 +72,36 @@ fn a_copy_of_what_was_taken_away_is_not_granted() {
             lost(&store, &mut a);
             // Everybody else may have it.
             granted(&store, &mut exclusive(&store, &a.key));
+        }
+    }
+}
+
+/// A lease is shorter than a copy may be late.
+#[test]
+fn a_copy_of_what_expired_before_or_after_it_was_adopted_is_not_granted() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        for expires_first in [true, false] {
+            let mut a = attempt(&store, &format!("{mode} {expires_first}"), mode);
+            a.ask.lease = Postgres::MIN_LEASE;
+            let old = granted(&store, &mut a);
+            let is_over = || {
+                let seen = get(&store, &a.key);
+                seen.record.live(seen.times.now).next().is_none()
+            };
+            if expires_first {
+                wait_until("its lease ends", is_over);
+            }
+            let mut b = instead_of(&store, &a.key, mode, &old);
+            (b.ask.lock_id, b.ask.lease) = (old.lock_id.clone(), Postgres::MIN_LEASE);
+            granted(&store, &mut b);
+            wait_until("the adopted one ends", is_over);
+            let answer = store.acquire(&mut a, &soon()).unwrap();
+            assert!(matches!(answer, Acquired::Refused(_)), "{}: {answer:?}", a.key);
+            // Everybody else may have it.
+            granted(&store, &mut attempt(&store, &a.key, mode));
         }
     }
 }

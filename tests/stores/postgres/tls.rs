@@ -202,6 +202,39 @@ fn each_mode_checks_what_it_says() {
     connects(&format!("postgres://leasehold@%2Ftmp:{port}/postgres?sslmode=verify-full{ours}"));
 }
 
+/// The zone says by which network this host finds the address, and is none of the certificate's business.
+#[test]
+fn an_address_with_a_zone_is_checked_without_it() {
+    needs_server!();
+    let Some(secure) = Secure::start() else { return };
+    secure.ca.issue("v6", "IP:0:0:0:0:0:0:0:1");
+    secure.shows("v6");
+    let Ok(listens) = TcpListener::bind("[::1]:0") else { return };
+    let port = listens.local_addr().unwrap().port();
+    let server = postgres::host(&secure.own.url()).unwrap();
+    std::thread::spawn(move || {
+        for ours in listens.incoming().flatten() {
+            let theirs = TcpStream::connect(&server).unwrap();
+            for (mut from, mut to) in [(ours.try_clone(), theirs.try_clone()), (Ok(theirs), Ok(ours))]
+                .map(|(from, to)| (from.unwrap(), to.unwrap()))
+            {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    for mode in ["prefer".to_owned(), "require".to_owned(), format!("verify-full{}", secure.ca())] {
+        let name = unique();
+        let url = format!("postgres://leasehold@[::1%251]:{port}/postgres?application_name={name}&sslmode={mode}");
+        let client = connects(&url);
+        assert!(secure.are_encrypted(&name), "{mode}");
+        let error = client.try_lock("k").unwrap_err();
+        assert!(error.store().unwrap().contains(&format!("[::1%1]:{port}/")), "{error}");
+    }
+}
+
 #[test]
 fn a_server_without_tls_is_used_only_where_that_may_be() {
     needs_server!();

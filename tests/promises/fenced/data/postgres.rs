@@ -1,9 +1,11 @@
 //! A table in the database of the locks.
 
+use std::error::Error as StdError;
+
 use leasehold::Error;
 use leasehold::fence::Fenced;
-use leasehold::postgres::AssertIn;
-use leasehold::postgres::tokio_postgres::{Client, Config, NoTls};
+use leasehold::postgres::run_fenced;
+use leasehold::postgres::tokio_postgres::{Client, Config, NoTls, Transaction};
 use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 
@@ -57,19 +59,25 @@ impl Data for Texts {
             ),
         );
         let mut client = self.wait(self.client());
-        let begun = self.wait(async {
-            let transaction = client.transaction().await.unwrap();
-            transaction.query(&select, &[&key]).await.unwrap();
+        let mut begun = 0;
+        let mut work = async |transaction: &Transaction<'_>| {
+            begun += 1;
+            transaction.query(&select, &[&key]).await?;
             meanwhile();
-            transaction.execute(&insert, &[&key, &text]).await.unwrap();
-            if let Some(held) = held {
-                held.assert_in(&transaction).await?;
-            }
-            transaction.commit().await.unwrap();
-            Ok(1)
+            transaction.execute(&insert, &[&key, &text]).await?;
+            Ok(())
+        };
+        let done = self.wait(async {
+            let Some(held) = held else {
+                let transaction = client.transaction().await.unwrap();
+                work(&transaction).await.map_err(|error: Box<dyn StdError + Send + Sync>| error).unwrap();
+                transaction.commit().await.unwrap();
+                return Ok(());
+            };
+            run_fenced(held, &mut client, work).await
         });
         self.wait(async { self.idle.lock().await.push(client) });
-        begun
+        done.map(|()| begun)
     }
 
     fn text(&self, key: &str) -> Option<String> {

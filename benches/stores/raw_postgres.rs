@@ -1,0 +1,202 @@
+//! The PostgreSQL store's statements by hand: an upsert, updates by the grant id, and a refusal that reads, through a
+//! client with the same settings on a hidden runtime of its own, as a blocking program has to have one. Beside them what
+//! people do instead: an advisory lock, and a row that is locked by a transaction.
+
+use std::rc::Rc;
+
+use leasehold::internals::sys::driver::Driver;
+use leasehold::postgres::tokio_postgres::types::{ToSql, Type};
+use leasehold::postgres::tokio_postgres::{Client, Config, NoTls};
+
+use super::data::postgres::Texts;
+use super::hidden::{hidden, soon};
+use super::servers::postgres_server;
+use super::store::{Call, Peer, Raw, Store, builder};
+
+const GRANT: &str = "0d0a2f2c-3a69-4f3e-8d0f-5f1c8d3c2b1a";
+const OTHER: &str = "7c1d5f0e-95d2-4e0b-a5a3-2f0f6f8a9b3c";
+/// Microseconds.
+const LEASE: i64 = 20_000_000;
+/// The same promise about power cuts.
+const DURABLE: &str = "set_config('synchronous_commit', 'on', true)";
+
+pub fn store() -> Option<Store> {
+    let server = postgres_server()?;
+    let table = format!("bench_{}", std::process::id());
+    let url = format!("{server}?table={table}");
+    builder(&url).connect().expect("the server").create_schema().expect("a table");
+    let config: Config = server.parse().expect("the server's URL");
+    let raw = RawPostgres::new(&config, &table);
+    let mut store = Store::new("postgres", url, Some(Box::new(raw)), true);
+    store.peers = vec![
+        ("pg_advisory_lock, unlock", Box::new(Advisory::new(&config))),
+        ("SELECT FOR UPDATE, COMMIT", Box::new(RowLock::new(&config, &table))),
+    ];
+    Some(store)
+}
+
+/// The table is dropped by nobody else.
+pub fn tidy(url: &str) {
+    if let Some((server, table)) = url.split_once("?table=") {
+        let config: Config = server.parse().expect("the server's URL");
+        let ended = format!("DROP TABLE IF EXISTS {table}, {table}_texts, {table}_rows");
+        Session::new(&config).batch(&ended);
+    }
+}
+
+/// A table of a user's own beside the one of the locks.
+pub fn data(url: &str) -> Texts {
+    let (server, table) = url.split_once("?table=").expect("one of our URLs");
+    Texts::new(server.parse().expect("the server's URL"), &format!("{table}_texts"))
+}
+
+/// One connection.
+struct Session(Driver<Client>);
+
+impl Session {
+    fn new(config: &Config) -> Self {
+        let config = config.clone();
+        Session(hidden(|| async move {
+            let (client, connection) = config.connect(NoTls).await.expect("a connection");
+            tokio::task::spawn_local(connection);
+            Ok(client)
+        }))
+    }
+
+    fn batch(&self, sql: &str) {
+        let sql = sql.to_owned();
+        let run = self.0.run(&soon(), move |client: Rc<Client>| async move { client.batch_execute(&sql).await });
+        run.expect("an answer").expect("the statement");
+    }
+
+    /// Asks, in one message, and tells what the first column of the first row says.
+    fn ask(&self, sql: &str, values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>) -> Option<bool> {
+        let sql = sql.to_owned();
+        let run = self.0.run(&soon(), move |client: Rc<Client>| async move {
+            let values: Vec<_> = values.iter().map(|(value, kind)| (&**value as _, kind.clone())).collect();
+            client.query_typed(&sql, &values).await.map(|rows| rows.first().map(|row| row.get(0)))
+        });
+        run.expect("an answer").expect("the raw statement")
+    }
+}
+
+fn text(value: &'static str) -> (Box<dyn ToSql + Sync + Send>, Type) {
+    (Box::new(value), Type::TEXT)
+}
+
+fn number(value: i64) -> (Box<dyn ToSql + Sync + Send>, Type) {
+    (Box::new(value), Type::INT8)
+}
+
+struct RawPostgres {
+    session: Session,
+    acquire: String,
+    renew: String,
+    release: String,
+}
+
+impl RawPostgres {
+    fn new(config: &Config, table: &str) -> Self {
+        const ALL: &str = "key, kind, fence, grant_id, lock_id, owner, host, comment, token, created, renewed, until, \
+                           shared::text, pins, given_up::text, version, format";
+        let stamp = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+        let end = "clock_timestamp() + $3 * interval '1 microsecond'";
+        let answer = |write: &str| {
+            format!(
+                "WITH w AS ({write} RETURNING t.*, {DURABLE}) SELECT true, clock_timestamp(), {ALL} FROM w \
+                 UNION ALL SELECT false, clock_timestamp(), {ALL} FROM {table} WHERE key = $1 AND NOT EXISTS (SELECT 1 FROM w)"
+            )
+        };
+        let free = "grant_id IS NULL OR until <= clock_timestamp()";
+        let raw = RawPostgres {
+            session: Session::new(config),
+            acquire: answer(&format!(
+                "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, created, until, version, \
+                 format) SELECT $1, 'lock', {stamp}, {stamp}, $2, $2, 'some-host:12345', 'some-host', clock_timestamp(), {end}, \
+                 1, '1.0' WHERE NOT EXISTS (SELECT FROM {table} WHERE key = $1 AND NOT ({free})) \
+                 ON CONFLICT (key) DO UPDATE SET fence = greatest(t.fence + 1, {stamp}), \
+                 token = greatest(t.fence + 1, {stamp}), grant_id = $2, lock_id = $2, owner = 'some-host:12345', \
+                 host = 'some-host', created = clock_timestamp(), renewed = NULL, until = {end}, version = t.version + 1 \
+                 WHERE t.{}",
+                free.replace("until", "t.until")
+            )),
+            renew: answer(&format!(
+                "UPDATE {table} AS t SET until = greatest(t.until, {end}), renewed = clock_timestamp(), \
+                 version = t.version + 1 WHERE t.key = $1 AND t.grant_id = $2"
+            )),
+            release: format!(
+                "WITH w AS (UPDATE {table} AS t SET grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, token = NULL, \
+                 created = NULL, renewed = NULL, until = NULL, version = t.version + 1 \
+                 WHERE t.key = $1 AND t.grant_id = $2 \
+                 RETURNING t.*, set_config('synchronous_commit', 'off', true)) \
+                 SELECT true, clock_timestamp(), {ALL}, pg_notify('raw', hashtextextended(key, 0)::text) FROM w \
+                 UNION ALL SELECT false, clock_timestamp(), {ALL}, NULL FROM {table} WHERE key = $1 AND NOT EXISTS (SELECT 1 FROM w)"
+            ),
+        };
+        // The lock that `Refused` asks for.
+        let held = vec![text("raw-held"), text(OTHER), number(LEASE * 1_000_000)];
+        assert_eq!(raw.session.ask(&raw.acquire, held), Some(true));
+        raw
+    }
+}
+
+impl Raw for RawPostgres {
+    fn prepare(&mut self, _: Call) {}
+
+    fn run(&mut self, call: Call) {
+        let held = vec![text("raw"), text(GRANT)];
+        let lasting = vec![text("raw"), text(GRANT), number(LEASE)];
+        let done = match call {
+            Call::Acquire => self.session.ask(&self.acquire, lasting),
+            Call::Renew => self.session.ask(&self.renew, lasting),
+            Call::Release => self.session.ask(&self.release, held),
+            Call::Refused => {
+                let refused = vec![text("raw-held"), text(GRANT), number(LEASE)];
+                self.session.ask(&self.acquire, refused).map(|granted| !granted)
+            }
+        };
+        assert_eq!(done, Some(true), "the raw {call:?}");
+    }
+}
+
+/// A lock of the session: nothing is written, nothing ends it but the session's end, and there is no token.
+struct Advisory {
+    session: Session,
+}
+
+impl Advisory {
+    fn new(config: &Config) -> Self {
+        Advisory { session: Session::new(config) }
+    }
+}
+
+impl Peer for Advisory {
+    fn hold(&mut self) {
+        let lock = "SELECT pg_advisory_lock(hashtextextended($1, 0)) IS NOT NULL";
+        assert_eq!(self.session.ask(lock, vec![text("bench")]), Some(true));
+        let unlock = "SELECT pg_advisory_unlock(hashtextextended($1, 0))";
+        assert_eq!(self.session.ask(unlock, vec![text("bench")]), Some(true));
+    }
+}
+
+/// A row that is locked by a transaction, which stays open for as long as the lock is held.
+struct RowLock {
+    session: Session,
+    lock: String,
+}
+
+impl RowLock {
+    fn new(config: &Config, table: &str) -> Self {
+        let (session, rows) = (Session::new(config), format!("{table}_rows"));
+        session.batch(&format!("CREATE TABLE {rows} (key text PRIMARY KEY); INSERT INTO {rows} VALUES ('bench')"));
+        RowLock { session, lock: format!("SELECT true FROM {rows} WHERE key = $1 FOR UPDATE") }
+    }
+}
+
+impl Peer for RowLock {
+    fn hold(&mut self) {
+        self.session.batch("BEGIN");
+        assert_eq!(self.session.ask(&self.lock, vec![text("bench")]), Some(true));
+        self.session.batch("COMMIT");
+    }
+}

@@ -1,0 +1,158 @@
+//! Which statements may wait for which: a few connections serve all.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// How many connections those may use who want a lock: there may be a thousand of them, and a rival's open transaction
+/// can make each wait. Heartbeats and releases have as many of their own.
+const CONNECTIONS: usize = 4;
+/// How many of those of holders may wait for a row long.
+const WAITING: usize = 2;
+/// How many more of them shared holders may have for their heartbeats, which may wait as well.
+const SHARING: usize = 1;
+/// How many more may try whether their row is free while the others of [`WAITING`] wait for theirs. It is soon over.
+const TRYING: usize = 1;
+/// Who has waited so long for one of those turns tries.
+const SOON: Duration = Duration::from_millis(100);
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Who wants a lock.
+    Wanting,
+    /// Who holds one, and the rest.
+    Holding,
+    /// The same, where a row may be waited for long: releases and swaps wait for fenced transactions. They never take
+    /// all turns of heartbeats.
+    Waiting,
+    /// A shared holder's heartbeat, which waits for transactions that assert its own key. All of them never take all turns of
+    /// heartbeats that wait for nobody.
+    Sharing,
+}
+
+pub(super) struct Turns {
+    wanting: Semaphore,
+    holding: Semaphore,
+    waiting: Semaphore,
+    sharing: Semaphore,
+    trying: Semaphore,
+}
+
+/// Ends with this value.
+pub(super) struct Turn<'a> {
+    _slow: Option<SemaphorePermit<'a>>,
+    _turn: Option<SemaphorePermit<'a>>,
+}
+
+/// A turn of those who may wait for a row.
+pub(super) enum Soon<'a> {
+    /// For as long as it takes.
+    Long(Turn<'a>),
+    /// All those are taken: for a statement that does not wait for its row.
+    Brief(Turn<'a>),
+}
+
+enum Either<'a> {
+    One(SemaphorePermit<'a>),
+    Other(SemaphorePermit<'a>),
+}
+
+impl Turns {
+    pub fn new() -> Self {
+        Turns {
+            wanting: Semaphore::new(CONNECTIONS),
+            holding: Semaphore::new(CONNECTIONS),
+            waiting: Semaphore::new(WAITING),
+            sharing: Semaphore::new(SHARING),
+            trying: Semaphore::new(TRYING),
+        }
+    }
+
+    /// A turn in that lane.
+    pub async fn of(&self, lane: Lane) -> Turn<'_> {
+        let slow = match lane {
+            Lane::Wanting | Lane::Holding => None,
+            Lane::Waiting => self.waiting.acquire().await.ok(),
+            Lane::Sharing => match either(&self.waiting, &self.sharing).await {
+                Some(Either::One(turn) | Either::Other(turn)) => Some(turn),
+                None => None,
+            },
+        };
+        self.then(if lane == Lane::Wanting { &self.wanting } else { &self.holding }, slow).await
+    }
+
+    /// A turn to wait for a row. Those who have one may wait for somebody's transaction until their time is over, which is
+    /// no reason for others to wait whose rows are free.
+    pub async fn soon(&self) -> Soon<'_> {
+        if let Ok(slow) = tokio::time::timeout(SOON, self.waiting.acquire()).await {
+            return Soon::Long(self.then(&self.holding, slow.ok()).await);
+        }
+        match either(&self.waiting, &self.trying).await {
+            Some(Either::Other(slow)) => Soon::Brief(self.then(&self.holding, Some(slow)).await),
+            Some(Either::One(slow)) => Soon::Long(self.then(&self.holding, Some(slow)).await),
+            None => Soon::Long(self.then(&self.holding, None).await),
+        }
+    }
+
+    async fn then<'a>(&self, turns: &'a Semaphore, slow: Option<SemaphorePermit<'a>>) -> Turn<'a> {
+        Turn { _slow: slow, _turn: turns.acquire().await.ok() }
+    }
+}
+
+/// A turn of the first of them that has one.
+async fn either<'a>(one: &'a Semaphore, other: &'a Semaphore) -> Option<Either<'a>> {
+    let (mut one, mut other) = (pin!(one.acquire()), pin!(other.acquire()));
+    let turn = poll_fn(|context| match one.as_mut().poll(context) {
+        Poll::Pending => other.as_mut().poll(context).map(|turn| turn.map(Either::Other)),
+        Poll::Ready(turn) => Poll::Ready(turn.map(Either::One)),
+    });
+    turn.await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_wants_either_of_two_turns_has_the_first_that_is_free() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (one, other) = (Semaphore::new(1), Semaphore::new(1));
+            for free in [&one, &other] {
+                let taken = either(&one, &other).await;
+                let last = either(&one, &other).await;
+                assert!(matches!((&taken, &last), (Some(Either::One(_)), Some(Either::Other(_)))));
+                assert_eq!(one.available_permits() + other.available_permits(), 0);
+                let mut waits = pin!(either(&one, &other));
+                assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
+                // Whichever of the two it is that is given back.
+                drop(if std::ptr::eq(free, &one) { taken } else { last });
+                assert!(waits.await.is_some());
+            }
+            assert_eq!(one.available_permits() + other.available_permits(), 2, "nobody who left has a turn");
+        });
+    }
+
+    #[test]
+    fn one_tries_while_others_wait_and_heartbeats_have_a_turn() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let turns = Turns::new();
+            let (one, two) = (turns.soon().await, turns.soon().await);
+            assert!(matches!((&one, &two), (Soon::Long(_), Soon::Long(_))));
+            let third = turns.soon().await;
+            assert!(matches!(third, Soon::Brief(_)));
+            let mut fourth = pin!(turns.soon());
+            assert!(tokio::time::timeout(10 * SOON, &mut fourth).await.is_err(), "one at a time tries");
+            assert_eq!(turns.holding.available_permits(), SHARING, "what is left for heartbeats");
+            drop(third);
+            assert!(matches!(fourth.await, Soon::Brief(_)));
+            drop(one);
+            assert!(matches!(turns.soon().await, Soon::Long(_)));
+        });
+    }
+}

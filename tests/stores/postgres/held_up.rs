@@ -1,0 +1,178 @@
+//! Rows that somebody else's transaction has: no call outlives its deadline, what it leaves behind does nothing that counts,
+//! and whoever wants another row is not held up.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::LockClient;
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::{Acquired, Attempt, Purpose, Released, Renewed, Seen, Swapped};
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::postgres::tokio_postgres::Client;
+
+use crate::postgres::*;
+use crate::support::contract::{granted, raised, renewal};
+use crate::support::harness::PATIENCE;
+use crate::support::lateness::{measure, slack};
+use crate::support::postgres::{Rows, block_on, config, connect};
+use crate::support::wait::wait_until;
+
+/// What a call has that waits for a row in vain.
+const SHORT: Duration = Duration::from_secs(3);
+/// Half of what the server lets a statement wait for a row.
+const SOON: Duration = Duration::from_secs(5);
+
+/// The sessions that wait for a row of this table.
+fn waiting(rows: &Rows) -> usize {
+    rows.sql("SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'").len()
+}
+
+/// Begins a transaction that locks the rows so, and the number of its session: the thread that ends it may not wait for it.
+async fn holds(rows: &Rows, lock: &str) -> (Client, i32) {
+    let theirs = connect(&config()).await;
+    theirs.batch_execute(&format!("BEGIN; SELECT FROM {} {lock}", rows.0)).await.unwrap();
+    let pid = theirs.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    (theirs, pid)
+}
+
+fn end(rows: &Rows, pid: i32) {
+    rows.sql(&format!("SELECT pg_terminate_backend({pid})"));
+}
+
+type Call = fn(&Postgres, &mut Attempt, &Seen, &Deadline) -> leasehold::Result<bool>;
+
+/// Each tells whether it was done.
+const CALLS: [(&str, Mode, Call); 9] = [
+    ("acquire", Mode::Exclusive, |store, a, _, by| asks(store, &mut exclusive(store, &a.key), by)),
+    ("join", Mode::Shared, |store, a, _, by| asks(store, &mut shared(store, &a.key), by)),
+    ("adopt", Mode::Exclusive, |store, a, seen, by| {
+        let old = seen.record.exclusive.clone().unwrap();
+        asks(store, &mut instead_of(store, &a.key, Mode::Exclusive, &old), by)
+    }),
+    ("renew", Mode::Exclusive, |store, a, _, by| renews(store, a, by)),
+    ("renew shared", Mode::Shared, |store, a, _, by| renews(store, a, by)),
+    ("release", Mode::Exclusive, |store, a, _, by| releases(store, a, Purpose::Release, by)),
+    ("release shared", Mode::Shared, |store, a, _, by| releases(store, a, Purpose::Release, by)),
+    ("give up", Mode::Exclusive, |store, a, _, by| releases(store, a, Purpose::GiveUp, by)),
+    ("swap", Mode::Exclusive, |store, _, seen, by| {
+        let mut new = raised(&seen.record);
+        new.exclusive = None;
+        Ok(matches!(store.swap(seen, Some(&new), by)?, Swapped::Done))
+    }),
+];
+
+fn asks(store: &Postgres, a: &mut Attempt, by: &Deadline) -> leasehold::Result<bool> {
+    Ok(matches!(store.acquire(a, by)?, Acquired::Granted { .. }))
+}
+
+fn renews(store: &Postgres, a: &mut Attempt, by: &Deadline) -> leasehold::Result<bool> {
+    Ok(matches!(store.renew(a, renewal(Lease::For(Duration::from_secs(600))), by)?, Renewed::Until { .. }))
+}
+
+fn releases(store: &Postgres, a: &mut Attempt, purpose: Purpose, by: &Deadline) -> leasehold::Result<bool> {
+    Ok(matches!(store.release(a, purpose, by)?, Released::Done))
+}
+
+#[test]
+fn no_call_outlives_its_deadline_and_what_it_leaves_does_nothing() {
+    needs_server!();
+    measure();
+    let rows = Rows::fresh();
+    let setup = rows.open();
+    let key = |at: usize| format!("{at}: {}", CALLS[at].0);
+    let mut held: Vec<Attempt> = (0..CALLS.len()).map(|at| attempt(&setup, &key(at), CALLS[at].1)).collect();
+    held.iter_mut().for_each(|a| drop(granted(&setup, a)));
+    // What its acquire finds free.
+    assert!(releases(&setup, &mut held[0], Purpose::Release, &soon()).unwrap());
+    let seen: Vec<Seen> = held.iter().map(|a| get(&setup, &a.key)).collect();
+    let all = "SELECT * FROM {T} ORDER BY key";
+    let before = rows.sql(all);
+    block_on(async {
+        let (theirs, _) = holds(&rows, "FOR UPDATE").await;
+        thread::scope(|scope| {
+            for ((a, seen), (name, _, call)) in held.iter_mut().zip(seen).zip(CALLS) {
+                let rows = &rows;
+                scope.spawn(move || {
+                    // Each with turns of its own.
+                    let store = rows.open();
+                    let started = Instant::now();
+                    let done = call(&store, a, &seen, &Deadline::after(SHORT));
+                    let (took, bound) = (started.elapsed(), SHORT + slack(started));
+                    assert!(!matches!(done, Ok(true)), "{name} went by their lock");
+                    assert!(took < bound, "{name} took {took:?}, longer than {bound:?}");
+                    // It is cancelled by the client, which must live so long.
+                    wait_until("nothing of it waits any more", || waiting(rows) == 0);
+                });
+            }
+        });
+        theirs.batch_execute("COMMIT").await.unwrap();
+    });
+    assert_eq!(rows.sql(all), before, "what was left behind wrote something");
+}
+
+/// The client is gone with its cancellation: the copy waits on, and is granted once the row is free, unless somebody gave
+/// it up, who waits behind it.
+#[test]
+fn what_is_given_up_behind_a_locked_row_is_held_by_nobody() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    assert!(releases(&store, &mut a, Purpose::Release, &soon()).unwrap());
+    block_on(async {
+        let (_theirs, pid) = holds(&rows, "FOR UPDATE").await;
+        let mut late = exclusive(&store, "k");
+        let mut copy = Attempt::new("k", late.ask.clone());
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| asks(&store, &mut copy, &soon()));
+            wait_until("the copy waits", || waiting(&rows) == 1);
+            let other = rows.open();
+            let given_up = scope.spawn(move || {
+                late.sends = 2;
+                other.release(&mut late, Purpose::GiveUp, &soon()).unwrap()
+            });
+            wait_until("who gives it up waits behind it", || waiting(&rows) == 2);
+            end(&rows, pid);
+            let granted = asked.join().unwrap();
+            let given_up = given_up.join().unwrap();
+            println!("granted: {granted:?}, given up: {given_up:?}");
+        });
+    });
+    assert_eq!(holders(&store, "k"), []);
+    granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// Two releases wait for somebody's transactions, as many as may wait at once, for longer than a drop may take.
+#[test]
+fn a_release_of_a_free_row_does_not_wait_for_those_that_are_held_up() {
+    needs_server!();
+    measure();
+    let rows = Rows::fresh();
+    let client = LockClient::builder(rows.url()).drop_timeout(PATIENCE).request_timeout(PATIENCE);
+    let client = client.lease(Duration::from_secs(600)).connect().unwrap();
+    let [one, two, free] = ["held 1", "held 2", "free"].map(|key| client.lock(key).unwrap());
+    let shared = client.lock_shared("free and shared").unwrap();
+    block_on(async {
+        let (_theirs, pid) = holds(&rows, "WHERE key LIKE 'held%' FOR KEY SHARE").await;
+        let begin = Barrier::new(3);
+        thread::scope(|scope| {
+            for guard in [one, two] {
+                let begin = &begin;
+                scope.spawn(move || {
+                    begin.wait();
+                    guard.release().unwrap();
+                });
+            }
+            begin.wait();
+            wait_until("both wait", || waiting(&rows) == 2);
+            let started = Instant::now();
+            free.release().unwrap();
+            shared.release().unwrap();
+            let (took, bound) = (started.elapsed(), SOON + slack(started));
+            assert!(took < bound, "they waited for the others: {took:?}");
+            end(&rows, pid);
+        });
+    });
+}
