@@ -8,7 +8,7 @@
 //! `postgres://USER:PASSWORD@HOST:PORT/DATABASE?table=leasehold`, or `postgresql:`; several hosts with commas between them,
 //! of which the one that is the primary is used (they are asked one after the other, each for its share of three seconds,
 //! beginning with the one that worked last); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
-//! options are libpq's: `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
+//! options are libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
 //! are below. Environment variables (`PGPASSWORD`, ..), password files and services are not read.
 //!
@@ -76,13 +76,22 @@
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
 //! `synchronous_commit` says by default. The release of a lease with an end does not wait for that. A grant
-//! whose answer did not come and that is found by the repeat is answered only after another commit on its row. After the failover to an asynchronous
-//! standby a grant of the last moment may be missing: two may then believe that they hold the lock. Tokens rise by time,
-//! so the later holder has the higher one where the servers' clocks differ by less than what was lost.
+//! whose answer did not come and that is found by the repeat is answered only after another commit on its row.
+//!
+//! What a failover costs depends on the standby that is promoted; `diagnose`, and so `leasehold doctor`, says which kind there is:
+//!
+//! | standby | a failover to it |
+//! |---|---|
+//! | synchronous (`synchronous_standby_names`) | loses no grant. While no such standby is there, nothing is granted |
+//! | asynchronous | may lose the grants, renewals and releases of the last moment. Two may then believe that they hold a lock, until the earlier one's next heartbeat. Tokens rise by time, so the later holder has the higher one where the servers' clocks differ by less than the time between the two grants |
+//!
+//! **A primary that was replaced must not go on.** With an asynchronous standby nothing here keeps it from granting locks to whoever still
+//! reaches it: fence it, as every failover of PostgreSQL needs.
 //!
 //! **The server's clock must not jump.** Every server that may become the primary must have a clock that differs from the
 //! others' by less than the margin by which a holder stops early. Failover to one that is ahead by more ends leases while
-//! their holders still believe in them, also with a synchronous standby; so does an NTP step of a primary. There is no grace time here.
+//! their holders still believe in them, also with a synchronous standby; so does an NTP step of a primary. There is no grace time here. Where the clock falls, tokens
+//! rise all the same, and the lock of a holder that died stays for as much longer.
 //!
 //! A table that is `UNLOGGED` or no plain table is refused. With `fsync = off` a crash of the machine may lose grants.
 //!
@@ -97,8 +106,8 @@
 //!   all steps on that key become slow. Set `idle_in_transaction_session_timeout`.
 //!
 //! # This store is new: its limits
-//! * **Failover was not measured with replicas.** A crash, a restart, a promotion of a single server, a standby that never answers and a silent
-//!   host are tested; a real failover between two machines is not.
+//! * **Failover was tried on one host only**: a primary that is killed and one standby that is promoted, synchronous and
+//!   asynchronous. Two machines with clocks of their own were not.
 //! * **A pooler must be in session mode.** PgBouncer in transaction or statement mode is not supported: it lets a session listen and
 //!   nothing comes, our time limits and search path end up in other programs' sessions, and theirs in ours. A client tells
 //!   itself a word when it begins to listen, and where that does not come it logs a warning once and polls; an idle pooler

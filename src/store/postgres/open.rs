@@ -19,8 +19,9 @@ use crate::store::url::{self, config};
 /// The table where none is named.
 const TABLE: &str = "leasehold";
 /// What may stand in a URL: the driver reads what is not ours.
-const OPTIONS: [&str; 22] = [
+const OPTIONS: [&str; 23] = [
     "table",
+    "target_session_attrs",
     "user",
     "password",
     "dbname",
@@ -119,6 +120,11 @@ impl PostgresOptions {
                 "sslrootcert" => &mut tls.roots,
                 "sslcert" => &mut tls.cert,
                 "sslkey" => &mut tls.key,
+                // Which it always is.
+                "target_session_attrs" if ["read-write", "primary"].contains(&value) => continue,
+                "target_session_attrs" => {
+                    return Err(config("target_session_attrs must be read-write or primary: a standby grants no lock"));
+                }
                 _ => {
                     theirs.push(pair);
                     continue;

@@ -267,7 +267,7 @@ impl Owned {
     }
 
     /// Does one statement. `sent` is set before it may leave.
-    async fn ask(
+    pub async fn ask(
         &self,
         lane: Lane,
         statement: &Statement,

@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -12,7 +13,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::Postgres;
 use super::error::PostgresError;
-use super::send::Connected;
+use super::send::{Connected, Lane, Statement};
 use super::statements::{CHANNEL, HASH};
 use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
@@ -79,9 +80,10 @@ impl Postgres {
                     let (connected, _) = owned.connect(hear).await?;
                     let listen = connected.client.batch_execute(&format!("LISTEN {CHANNEL}")).await;
                     listen.map_err(|error| owned.classify(&error))?;
-                    // A pooler that gives each transaction another session lets it listen, and nothing comes.
-                    let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')");
-                    connected.client.batch_execute(&tell).await.map_err(|error| owned.classify(&error))?;
+                    // A pooler that gives each transaction another session lets it listen, and nothing comes: while it
+                    // is idle, only what it says itself does, for then it has the session that listens again.
+                    let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')").into();
+                    owned.ask(Lane::Wanting, &Statement::new(&tell), &AtomicBool::default()).await?;
                     if tokio::time::timeout(HEARD, hears.notified()).await.is_err() {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",

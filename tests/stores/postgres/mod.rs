@@ -2,7 +2,11 @@
 mod counts;
 mod errors;
 mod faults;
+#[cfg(target_os = "linux")]
+mod limits;
 mod neighbours;
+#[cfg(target_os = "linux")]
+mod replicas;
 #[cfg(target_os = "linux")]
 mod restarts;
 mod rights;

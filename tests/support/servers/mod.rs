@@ -86,7 +86,7 @@ pub fn spanner_emulator() -> Option<String> {
 #[track_caller]
 pub fn postgres_server() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
-    shared(&postgres::SERVER, &SHARED)
+    shared_as(&postgres::SERVER, &postgres::room(), &SHARED)
 }
 
 #[track_caller]
