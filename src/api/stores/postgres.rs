@@ -14,7 +14,17 @@
 //!
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
-//! that our sessions search nothing but `pg_catalog`. The oldest version that is not refused is 13; 15 is tested.
+//! that our sessions search nothing but `pg_catalog`. Versions 13 to 17 are tested; an older one is refused.
+//!
+//! # Poolers
+//! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`: then
+//! no session keeps a setting of ours, nothing listens, and waiters poll. What is lost with it: the server ends no statement after ten seconds (we
+//! still cancel those whose caller has no more time), and the names in our statements are found by the user's own `search_path`, so
+//! only those whom you trust may create functions and operators in its schemas. A server setting in the URL's `options` is
+//! refused by PgBouncer, unless it has `ignore_startup_parameters = options`.
+//!
+//! Without `pooler=transaction` our time limits and search path would end up in other programs' sessions. That such a pooler is there is noticed
+//! when the first waiter begins to listen: a warning says it once, and waiters poll. Statement mode will not do.
 //!
 //! # TLS
 //! As `sslmode` says, with rustls:
@@ -43,7 +53,7 @@
 //!   `sslmode` is refused, since it would not be looked at; `~/.postgresql` is not.
 //! * `sslcert=FILE&sslkey=FILE`: our own certificate and its key, in PEM without a password. They are read with
 //!   `sslmode=disable`, too. Who else may read the key's file is not looked at.
-//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one). A
+//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one that has TLS). A
 //!   server that agrees to no protocol (ALPN) is not refused, which libpq would do.
 //! * `channel_binding=require` lets a password (SCRAM) count only with the very server that TLS was made with.
 //!
@@ -108,10 +118,6 @@
 //! # This store is new: its limits
 //! * **Failover was tried on one host only**: a primary that is killed and one standby that is promoted, synchronous and
 //!   asynchronous. Two machines with clocks of their own were not.
-//! * **A pooler must be in session mode.** PgBouncer in transaction or statement mode is not supported: it lets a session listen and
-//!   nothing comes, our time limits and search path end up in other programs' sessions, and theirs in ours. A client tells
-//!   itself a word when it begins to listen, and where that does not come it logs a warning once and polls; an idle pooler
-//!   can pass that test by chance. PgBouncer in session mode was not tried either.
 //! * **A listener behind a proxy may go deaf unnoticed**, when the proxy stays up and loses the server: waiters then look
 //!   only now and then, until they are done or the connection ends.
 //! * **A host that dies in fenced transactions** leaves their rows locked until the server ends its sessions, after two hours by

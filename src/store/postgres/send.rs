@@ -74,6 +74,7 @@ pub(super) struct Owned {
     first: Cell<usize>,
     tls: Tls,
     table: Table,
+    pooled: bool,
     wanting: Semaphore,
     holding: Semaphore,
     waiting: Semaphore,
@@ -168,13 +169,19 @@ pub(super) enum Wrote<T> {
 pub(super) struct Clocked(StoreTime, Instant);
 
 impl Owned {
-    pub async fn new(hosts: Vec<Config>, tls: Tls, table: Table) -> Result<(Owned, open::Server), PostgresError> {
+    pub async fn new(
+        hosts: Vec<Config>,
+        tls: Tls,
+        table: Table,
+        pooled: bool,
+    ) -> Result<(Owned, open::Server), PostgresError> {
         let owned = Owned {
             hosts,
             has_worked: Cell::default(),
             first: Cell::default(),
             tls,
             table,
+            pooled,
             wanting: Semaphore::new(CONNECTIONS),
             holding: Semaphore::new(CONNECTIONS),
             waiting: Semaphore::new(WAITING),
@@ -255,7 +262,7 @@ impl Owned {
         };
         let task = tokio::task::spawn_local(moving).abort_handle();
         let connected = Connected { client, task, unreplicated };
-        let said = connected.client.simple_query(&open::session(&self.table)).await.map_err(failed)?;
+        let said = connected.client.simple_query(&open::session(&self.table, self.pooled)).await.map_err(failed)?;
         let server = open::Server::of(&said).map_err(|error| (Fate::Refused, error))?;
         Ok((connected, server))
     }

