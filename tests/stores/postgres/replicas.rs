@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use crate::errors::text;
 use crate::support::own::{Own, room};
 use crate::support::postgres::sql_at;
-use crate::support::servers::postgres;
+use crate::support::servers::{postgres, skip};
 use crate::support::wait::wait_until;
 
 /// Longer than a failover; and what was not released in one is free again after it.
@@ -33,6 +33,10 @@ fn client(url: &str) -> LockClient {
 impl Pair {
     /// With a table of locks on both.
     fn start() -> Option<Pair> {
+        if !postgres::has("pg_basebackup") {
+            skip("there is no pg_basebackup, which makes a standby");
+            return None;
+        }
         let primary = Own::start(&postgres::OWN)?;
         client(&primary.url()).create_schema().unwrap();
         let data = room().unwrap();
@@ -58,6 +62,13 @@ impl Pair {
     fn url(&self) -> String {
         let ((host, standby), (_, primary)) = (address(&self.standby), address(&self.primary));
         format!("postgres://leasehold@{host}:{standby},{host}:{primary}/postgres?target_session_attrs=read-write")
+    }
+
+    /// The network between the two is gone.
+    fn cut(&self) {
+        sql(&self.standby, "ALTER SYSTEM SET primary_conninfo = ''");
+        sql(&self.standby, "SELECT pg_reload_conf()");
+        wait_until("it copies no more", || sql(&self.standby, "SELECT FROM pg_stat_wal_receiver").is_empty());
     }
 
     /// The primary's machine dies.
@@ -103,10 +114,13 @@ fn no_grant_is_lost_with_a_synchronous_standby() {
             wait_until("they work", || count.load(SeqCst) > before + 30 || is_over());
         };
         some_more();
+        pair.cut();
+        let late = holder.try_lock_for("late", Duration::from_secs(3));
         pair.fail_over();
         some_more();
         stop.store(true, SeqCst);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
+        assert!(late.as_ref().is_err_and(leasehold::Error::is_retryable), "the standby has not got it: {late:?}");
     });
     assert!(client(&url).try_lock("held").unwrap().is_none(), "it was lost");
     assert_eq!(holder.heartbeat(&held, LONG).unwrap().fencing_token(), held.fencing_token());
@@ -121,10 +135,7 @@ fn an_asynchronous_standby_may_lack_a_grant_and_tokens_rise_all_the_same() {
     let kept = holder.request("kept").lease(LONG).acquire().unwrap();
     let has_it = "SELECT FROM leasehold WHERE key = 'kept' AND grant_id IS NOT NULL";
     wait_until("it is copied", || !sql(&pair.standby, has_it).is_empty());
-    // The network between the two is gone.
-    sql(&pair.standby, "ALTER SYSTEM SET primary_conninfo = ''");
-    sql(&pair.standby, "SELECT pg_reload_conf()");
-    wait_until("it copies no more", || sql(&pair.standby, "SELECT FROM pg_stat_wal_receiver").is_empty());
+    pair.cut();
     let lost = holder.request("lost").lease(LONG).acquire().unwrap();
     pair.fail_over();
     let other = client(&url);

@@ -112,6 +112,11 @@ fn bin() -> Option<PathBuf> {
     places.find(|place| place.join("initdb").is_file())
 }
 
+/// Whether there is this program beside it.
+pub fn has(program: &str) -> bool {
+    bin().is_some_and(|place| place.join(program).is_file())
+}
+
 /// The room of the one that is shared: each version has its own.
 pub fn room() -> String {
     let named = std::env::var(BIN).unwrap_or_default();
