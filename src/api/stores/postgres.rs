@@ -20,8 +20,7 @@
 //! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`: then
 //! no session keeps a setting of ours, nothing listens, and waiters poll. What is lost with it: the server ends no statement after ten seconds (we
 //! still cancel those whose caller has no more time), and the names in our statements are found by the user's own `search_path`, so
-//! only those whom you trust may create functions and operators in its schemas. A server setting in the URL's `options` is
-//! refused by PgBouncer, unless it has `ignore_startup_parameters = options`.
+//! only those whom you trust may create functions and operators in its schemas.
 //!
 //! Without `pooler=transaction` our time limits and search path would end up in other programs' sessions. That such a pooler is there is noticed
 //! when the first waiter begins to listen: a warning says it once, and waiters poll. Statement mode will not do.
