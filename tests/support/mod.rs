@@ -41,6 +41,8 @@ pub mod regressions;
 pub mod roamer;
 pub mod seed;
 pub mod servers;
+#[cfg(unix)]
+pub mod small_disk;
 #[cfg(feature = "spanner")]
 pub mod spanner;
 pub mod steps;

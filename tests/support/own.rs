@@ -28,6 +28,11 @@ pub struct Own {
 impl Own {
     /// None where there is nothing to start, which was said.
     pub fn start(server: &'static Server) -> Option<Own> {
+        Own::start_in(server, room().expect("a folder"))
+    }
+
+    /// The same in this folder, in which may be what its start command looks for.
+    pub fn start_in(server: &'static Server, data: TempDir) -> Option<Own> {
         let home = match home(server, &servers()) {
             Ok(home) => home,
             Err(why) => {
@@ -37,7 +42,7 @@ impl Own {
         };
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let port = free.expect("a free port").port();
-        let mut own = Own { server, home, port, data: room().expect("a folder"), process: None };
+        let mut own = Own { server, home, port, data, process: None };
         own.start_again();
         Some(own)
     }
@@ -77,7 +82,7 @@ impl Own {
 }
 
 /// In memory where that can be: a process that is killed leaves its files as they are, also without a disk to wait for.
-fn room() -> std::io::Result<TempDir> {
+pub fn room() -> std::io::Result<TempDir> {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
 }
 

@@ -50,8 +50,8 @@ fn killed(mut own: Own) -> impl FnMut() + Send {
 
 #[cfg(feature = "postgres")]
 static POSTGRES: servers::Server = servers::Server {
-    start: |home, port, data| {
-        servers::postgres::with(home, port, data, &["listen_addresses=127.0.0.1", "unix_socket_directories="])
+    start: |_, port, data| {
+        servers::postgres::with(port, data, &["listen_addresses=127.0.0.1", "unix_socket_directories="])
     },
     ..servers::postgres::SERVER
 };

@@ -8,13 +8,22 @@
 //! `postgres://USER:PASSWORD@HOST:PORT/DATABASE?table=leasehold`, or `postgresql:`; several hosts with commas between them,
 //! of which the one that is the primary is used (they are asked one after the other, each for its share of three seconds,
 //! beginning with the one that worked last); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
-//! options are libpq's: `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
+//! options are libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
 //! are below. Environment variables (`PGPASSWORD`, ..), password files and services are not read.
 //!
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
-//! that our sessions search nothing but `pg_catalog`. The oldest version that is not refused is 13; 15 is tested.
+//! that our sessions search nothing but `pg_catalog`. Versions 13 to 17 are tested; an older one is refused.
+//!
+//! # Poolers
+//! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`: then
+//! no session keeps a setting of ours, nothing listens, and waiters poll. What is lost with it: the server ends no statement after ten seconds (we
+//! still cancel those whose caller has no more time), and the names in our statements are found by the user's own `search_path`, so
+//! only those whom you trust may create functions and operators in its schemas.
+//!
+//! Without `pooler=transaction` our time limits and search path would end up in other programs' sessions. That such a pooler is there is noticed
+//! when the first waiter begins to listen: a warning says it once, and waiters poll. Statement mode will not do.
 //!
 //! # TLS
 //! As `sslmode` says, with rustls:
@@ -43,7 +52,7 @@
 //!   `sslmode` is refused, since it would not be looked at; `~/.postgresql` is not.
 //! * `sslcert=FILE&sslkey=FILE`: our own certificate and its key, in PEM without a password. They are read with
 //!   `sslmode=disable`, too. Who else may read the key's file is not looked at.
-//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one). A
+//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one that has TLS). A
 //!   server that agrees to no protocol (ALPN) is not refused, which libpq would do.
 //! * `channel_binding=require` lets a password (SCRAM) count only with the very server that TLS was made with.
 //!
@@ -77,13 +86,22 @@
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
 //! `synchronous_commit` says by default. The release of a lease with an end does not wait for that. A grant
-//! whose answer did not come and that is found by the repeat is answered only after another commit on its row. After the failover to an asynchronous
-//! standby a grant of the last moment may be missing: two may then believe that they hold the lock. Tokens rise by time,
-//! so the later holder has the higher one where the servers' clocks differ by less than what was lost.
+//! whose answer did not come and that is found by the repeat is answered only after another commit on its row.
+//!
+//! What a failover costs depends on the standby that is promoted; `diagnose`, and so `leasehold doctor`, says which kind there is:
+//!
+//! | standby | a failover to it |
+//! |---|---|
+//! | synchronous (`synchronous_standby_names`) | loses no grant. While no such standby is there, nothing is granted |
+//! | asynchronous | may lose the grants, renewals and releases of the last moment. Two may then believe that they hold a lock, until the earlier one's next heartbeat. Tokens rise by time, so the later holder has the higher one where the servers' clocks differ by less than the time between the two grants |
+//!
+//! **A primary that was replaced must not go on.** With an asynchronous standby nothing here keeps it from granting locks to whoever still
+//! reaches it: fence it, as every failover of PostgreSQL needs.
 //!
 //! **The server's clock must not jump.** Every server that may become the primary must have a clock that differs from the
 //! others' by less than the margin by which a holder stops early. Failover to one that is ahead by more ends leases while
-//! their holders still believe in them, also with a synchronous standby; so does an NTP step of a primary. There is no grace time here.
+//! their holders still believe in them, also with a synchronous standby; so does an NTP step of a primary. There is no grace time here. Where the clock falls, tokens
+//! rise all the same, and the lock of a holder that died stays for as much longer.
 //!
 //! A table that is `UNLOGGED` or no plain table is refused. With `fsync = off` a crash of the machine may lose grants.
 //!
@@ -98,12 +116,8 @@
 //!   all steps on that key become slow. Set `idle_in_transaction_session_timeout`.
 //!
 //! # This store is new: its limits
-//! * **Failover was not measured with replicas.** A crash, a restart, a promotion of a single server, a standby that never answers and a silent
-//!   host are tested; a real failover between two machines is not.
-//! * **A pooler must be in session mode.** PgBouncer in transaction or statement mode is not supported: it lets a session listen and
-//!   nothing comes, our time limits and search path end up in other programs' sessions, and theirs in ours. A client tells
-//!   itself a word when it begins to listen, and where that does not come it logs a warning once and polls; an idle pooler
-//!   can pass that test by chance. PgBouncer in session mode was not tried either.
+//! * **Failover was tried on one host only**: a primary that is killed and one standby that is promoted, synchronous and
+//!   asynchronous. Two machines with clocks of their own were not.
 //! * **A listener behind a proxy may go deaf unnoticed**, when the proxy stays up and loses the server: waiters then look
 //!   only now and then, until they are done or the connection ends.
 //! * **A host that dies in fenced transactions** leaves their rows locked until the server ends its sessions, after two hours by

@@ -40,8 +40,14 @@ pub(super) enum Own {
     #[error("another transaction has the row locked; nothing was written")]
     Locked,
 
-    #[error("the server has no connection or no space left; nothing was written")]
+    #[error("the server has no space or memory left; nothing was written; make room on its disk")]
     Full,
+
+    #[error(
+        "the server has no connection left: max_connections, or the CONNECTION LIMIT of the role or the database, is reached; \
+         raise it, or end sessions: a client needs up to nine"
+    )]
+    NoConnection,
 
     #[error("{0}")]
     Tls(String),
@@ -71,7 +77,9 @@ impl failure::Own for Own {
             Own::NoDatabase | Own::Tls(_) => (ErrorKind::Config, false),
             Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake(_) => (ErrorKind::Permission, false),
-            Own::ReadOnly | Own::Ended | Own::Locked | Own::Full | Own::TlsForNow(_) => (ErrorKind::Store, true),
+            Own::ReadOnly | Own::Ended | Own::Locked | Own::Full | Own::NoConnection | Own::TlsForNow(_) => {
+                (ErrorKind::Store, true)
+            }
             Own::Encoding => (ErrorKind::InvalidInput, false),
         }
     }
@@ -125,6 +133,7 @@ impl PostgresError {
             SqlState::READ_ONLY_SQL_TRANSACTION => Own::ReadOnly,
             SqlState::LOCK_NOT_AVAILABLE => Own::Locked,
             SqlState::UNTRANSLATABLE_CHARACTER | SqlState::CHARACTER_NOT_IN_REPERTOIRE => Own::Encoding,
+            SqlState::TOO_MANY_CONNECTIONS => Own::NoConnection,
             _ => match &code.code()[..2] {
                 "28" | "42" if stage == Stage::Connecting => {
                     return (Fate::Refused, PostgresError::Credentials { cause });

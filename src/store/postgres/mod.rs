@@ -53,6 +53,7 @@ use statements::Statements;
 pub struct Postgres {
     info: StoreInfo,
     table: Table,
+    pooled: bool,
     statements: Statements,
     clocked: Mutex<Clocked>,
     driver: Driver<send::Owned>,
@@ -77,11 +78,12 @@ impl Postgres {
     fn connect(options: PostgresOptions, by: &Deadline) -> Result<Postgres> {
         let info = StoreInfo::new(options.label(), "the PostgreSQL server's, clock_timestamp()", Postgres::MIN_LEASE);
         let (table, hosts, tls) = (options.table(), options.hosts(), options.tls()?);
+        let pooled = options.is_pooled();
         let (said, hears) = crossbeam_channel::bounded(1);
         let theirs = table.clone();
         let over = |_| PostgresError::NotSent.into();
         let init = move || async move {
-            let (owned, server) = send::Owned::new(hosts, tls, theirs).await?;
+            let (owned, server) = send::Owned::new(hosts, tls, theirs, pooled).await?;
             let _ = said.send(server);
             Ok(owned)
         };
@@ -90,7 +92,7 @@ impl Postgres {
         let clocked = Mutex::new(Clocked::just(server.now));
         let table = table.within(&server.schema);
         let statements = Statements::of(&table.quoted);
-        Ok(Postgres { info, table, statements, clocked, driver })
+        Ok(Postgres { info, table, pooled, statements, clocked, driver })
     }
 }
 

@@ -19,8 +19,10 @@ use crate::store::url::{self, config};
 /// The table where none is named.
 const TABLE: &str = "leasehold";
 /// What may stand in a URL: the driver reads what is not ours.
-const OPTIONS: [&str; 22] = [
+const OPTIONS: [&str; 24] = [
     "table",
+    "pooler",
+    "target_session_attrs",
     "user",
     "password",
     "dbname",
@@ -60,27 +62,14 @@ const SESSION: &str = "SELECT current_setting('server_version_num'), version(), 
      (SELECT string_agg(set_config(name, '0', false), '') FROM pg_settings \
      WHERE name IN ('idle_session_timeout', 'transaction_timeout'))";
 
-/// What a connection is asked first: the schema of this table by the user's own search path; and from then on nothing is
-/// found but what the server brings, since others may make functions and operators in the schemas of that path.
-pub(super) fn session(table: &Table) -> String {
-    // One whose schema was named is looked for nowhere: who may not use that would get no session.
-    let table = if table.name.contains('.') { "NULL".to_owned() } else { format!("'{}'", table.quoted) };
-    format!(
-        "SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n \
-         ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE c.oid OPERATOR(pg_catalog.=) \
-         pg_catalog.to_regclass({table})::pg_catalog.oid), pg_catalog.current_schema(), 'public'); \
-         SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false); \
-         SELECT set_config('statement_timeout', '{}', false); {SESSION}",
-        STATEMENT.as_millis()
-    )
-}
-
 /// What `Postgres::open` needs to know.
 #[derive(Clone)]
 pub struct PostgresOptions {
     config: Config,
     tls: Wanted,
     table: String,
+    /// A pooler gives each transaction another session.
+    pooled: bool,
 }
 
 impl fmt::Debug for PostgresOptions {
@@ -105,6 +94,7 @@ impl PostgresOptions {
             ));
         }
         let (mut seen, mut table, mut tls, mut theirs) = (Vec::new(), None, TlsOptions::default(), Vec::new());
+        let mut pooled = false;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             if !OPTIONS.contains(&name) {
@@ -121,6 +111,20 @@ impl PostgresOptions {
                 "sslrootcert" => &mut tls.roots,
                 "sslcert" => &mut tls.cert,
                 "sslkey" => &mut tls.key,
+                "pooler" if value == "transaction" => {
+                    pooled = true;
+                    continue;
+                }
+                "pooler" => {
+                    return Err(config(
+                        "pooler must be transaction; one in session mode needs no option, and statement mode does not do",
+                    ));
+                }
+                // Which it always is.
+                "target_session_attrs" if value == "read-write" => continue,
+                "target_session_attrs" => {
+                    return Err(config("target_session_attrs must be read-write: a standby grants no lock"));
+                }
                 _ => {
                     theirs.push(pair);
                     continue;
@@ -135,7 +139,13 @@ impl PostgresOptions {
             let right = "in a user name or password write @ : / % ? as %40 %3A %2F %25 %3F";
             config(&format!("the postgres: URL is wrong: {}; {right}", Cause::of(&error)))
         })?;
-        PostgresOptions::with_tls(parsed, tls, table.unwrap_or_else(|| TABLE.to_owned()))
+        let options = PostgresOptions::with_tls(parsed, tls, table.unwrap_or_else(|| TABLE.to_owned()))?;
+        Ok(if pooled { options.pooled() } else { options })
+    }
+
+    /// Through a pooler that gives each transaction another session.
+    pub fn pooled(self) -> Self {
+        PostgresOptions { pooled: true, ..self }
     }
 
     /// The locks in this table.
@@ -146,7 +156,7 @@ impl PostgresOptions {
 
     fn with_tls(mut config: Config, tls: Wanted, table: String) -> Result<Self> {
         config.ssl_mode(tls.ssl_mode());
-        let options = PostgresOptions { config, tls, table };
+        let options = PostgresOptions { config, tls, table, pooled: false };
         options.validate()?;
         Ok(options)
     }
@@ -190,6 +200,10 @@ impl PostgresOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         Ok(Opener::new(Postgres::MIN_LEASE, |_, _, by| Postgres::open(self, by)))
+    }
+
+    pub(super) fn is_pooled(&self) -> bool {
+        self.pooled
     }
 
     pub(super) fn table(&self) -> Table {
@@ -315,6 +329,23 @@ pub(super) struct Table {
     pub last: String,
     /// As it was given.
     pub name: String,
+}
+
+/// What a connection is asked first: the schema of this table by the user's own search path; and from then on nothing is
+/// found but what the server brings, since others may make functions and operators in the schemas of that path.
+/// Behind a pooler that is no longer than for this transaction: another program may get the session next.
+pub(super) fn session(table: &Table, pooled: bool) -> String {
+    // One whose schema was named is looked for nowhere: who may not use that would get no session.
+    let table = if table.name.contains('.') { "NULL".to_owned() } else { format!("'{}'", table.quoted) };
+    let session = format!(
+        "SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n \
+         ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE c.oid OPERATOR(pg_catalog.=) \
+         pg_catalog.to_regclass({table})::pg_catalog.oid), pg_catalog.current_schema(), 'public'); \
+         SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false); \
+         SELECT set_config('statement_timeout', '{}', false); {SESSION}",
+        STATEMENT.as_millis()
+    );
+    if pooled { session.replace("', false)", "', true)") } else { session }
 }
 
 /// What the server says of itself.

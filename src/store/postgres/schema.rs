@@ -23,6 +23,10 @@ const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod)
      AND i.indnatts = i.indnkeyatts GROUP BY i.indexrelid, i.indisunique, i.indpred \
      UNION ALL SELECT relkind::text, relpersistence::text, NULL, 'table' FROM pg_class WHERE oid = to_regclass($1)";
 
+/// Which standbys the commits wait for, and how many copy them; others than superusers see no more of these.
+const STANDBYS: &str =
+    "SELECT current_setting('synchronous_standby_names'), count(*)::bigint FROM pg_stat_get_wal_senders()";
+
 /// What stands in the database.
 #[derive(Debug, Default)]
 struct Made {
@@ -46,6 +50,7 @@ impl Postgres {
         let missing = self.statements_for(&found);
         let is_missing = found.columns.is_empty();
         match what {
+            Schema::Check if missing.is_empty() => Ok(format!("{}; {}", right("is there"), self.standbys(by))),
             _ if missing.is_empty() => Ok(right("is there")),
             Schema::Create => {
                 for statement in &missing {
@@ -81,6 +86,27 @@ impl Postgres {
                 log::warn!(target: "leasehold::postgres", table:?; "{lacks}");
                 Ok(lacks.to_string())
             }
+        }
+    }
+
+    /// What a failover would cost, as far as the server says.
+    fn standbys(&self, by: &Deadline) -> String {
+        let asked = self.ask(by, Lane::Holding, Statement::new(&STANDBYS.into()), |row| {
+            let names = row.try_get::<_, Option<String>>(0).ok().flatten().unwrap_or_default();
+            (names, row.try_get::<_, i64>(1).unwrap_or_default())
+        });
+        match asked.as_deref() {
+            Ok([(names, 0)]) if names.is_empty() => "no standby copies this server".to_owned(),
+            Ok([(names, count)]) if names.is_empty() => format!(
+                "{count} copy this server, none of them synchronously: a failover may lose the grants of the last moment"
+            ),
+            Ok([(names, 0)]) => format!(
+                "grants wait for a synchronous standby ({names:?}), but NONE copies this server: nothing is granted until one does"
+            ),
+            Ok([(names, count)]) => format!(
+                "grants wait for a synchronous standby ({names:?}; {count} copy this server): a failover to that one loses none"
+            ),
+            _ => "which standbys copy this server can't be told".to_owned(),
         }
     }
 

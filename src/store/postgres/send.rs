@@ -50,6 +50,7 @@ pub(super) struct Owned {
     tls: Tls,
     table: Table,
     turns: Turns,
+    pooled: bool,
     cancels: Arc<Semaphore>,
     /// When the server last answered anything.
     heard: Cell<Instant>,
@@ -140,7 +141,12 @@ pub(super) enum Wrote<T> {
 pub(super) struct Clocked(StoreTime, Instant);
 
 impl Owned {
-    pub async fn new(hosts: Vec<Config>, tls: Tls, table: Table) -> Result<(Owned, open::Server), PostgresError> {
+    pub async fn new(
+        hosts: Vec<Config>,
+        tls: Tls,
+        table: Table,
+        pooled: bool,
+    ) -> Result<(Owned, open::Server), PostgresError> {
         let owned = Owned {
             hosts,
             has_worked: Cell::default(),
@@ -148,6 +154,7 @@ impl Owned {
             tls,
             table,
             turns: Turns::new(),
+            pooled,
             cancels: Arc::new(Semaphore::new(CANCELS)),
             heard: Cell::new(Instant::now()),
             unheard: Cell::default(),
@@ -224,7 +231,7 @@ impl Owned {
         };
         let task = tokio::task::spawn_local(moving).abort_handle();
         let connected = Connected { client, task, unreplicated };
-        let said = connected.client.simple_query(&open::session(&self.table)).await.map_err(failed)?;
+        let said = connected.client.simple_query(&open::session(&self.table, self.pooled)).await.map_err(failed)?;
         let server = open::Server::of(&said).map_err(|error| (Fate::Refused, error))?;
         Ok((connected, server))
     }
@@ -236,7 +243,7 @@ impl Owned {
     }
 
     /// Does one statement. `sent` is set before it may leave.
-    async fn ask(
+    pub async fn ask(
         &self,
         lane: Lane,
         statement: &Statement,

@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -12,7 +13,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::Postgres;
 use super::error::PostgresError;
-use super::send::Connected;
+use super::send::{Connected, Lane, Statement};
 use super::statements::{CHANNEL, hash};
 use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
@@ -56,6 +57,9 @@ impl Drop for Until {
 
 impl Postgres {
     pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, PostgresError> {
+        if self.pooled {
+            return Ok(false);
+        }
         let (keys, hash) = (keys.to_vec(), hash(&self.table.quoted));
         let answer = self.driver.run(by, move |owned| async move {
             if keys.is_empty() {
@@ -79,14 +83,15 @@ impl Postgres {
                     let (connected, _) = owned.connect(hear).await?;
                     let listen = connected.client.batch_execute(&format!("LISTEN {CHANNEL}")).await;
                     listen.map_err(|error| owned.classify(&error))?;
-                    // A pooler that gives each transaction another session lets it listen, and nothing comes.
-                    let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')");
-                    connected.client.batch_execute(&tell).await.map_err(|error| owned.classify(&error))?;
+                    // A pooler that gives each transaction another session lets it listen, and nothing comes: while it
+                    // is idle, only what it says itself does, for then it has the session that listens again.
+                    let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')").into();
+                    owned.ask(Lane::Wanting, &Statement::new(&tell), &AtomicBool::default()).await?;
                     if tokio::time::timeout(HEARD, hears.notified()).await.is_err() {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",
                                 "the server does not tell a listening session what was told: waiters poll; a pooler must give \
-                                 each client a session of its own");
+                                 each client a session of its own, or the URL name it: pooler=transaction");
                         }
                         return Ok(false);
                     }

@@ -40,6 +40,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://localhost/app?sslcert=/no/where&sslkey=x", "sslcert=/no/where"),
         ("postgres://localhost/app?sslnegotiation=direct", "sslmode=require"),
         ("postgres://localhost/app?connect_timeout=soon", "connect_timeout"),
+        ("postgres://localhost/app?target_session_attrs=any", "must be read-write"),
         ("postgres://me:canary@localhost:x/app", "port"),
         ("postgres://me:can?ary@localhost/app", "%3F"),
         ("postgres://me:can?ary=1@localhost/app", "%3F"),

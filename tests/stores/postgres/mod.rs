@@ -3,7 +3,13 @@ mod counts;
 mod errors;
 mod faults;
 mod held_up;
+#[cfg(target_os = "linux")]
+mod limits;
 mod neighbours;
+#[cfg(target_os = "linux")]
+mod pooler;
+#[cfg(target_os = "linux")]
+mod replicas;
 #[cfg(target_os = "linux")]
 mod restarts;
 mod rights;
@@ -12,6 +18,8 @@ mod taken;
 #[cfg(target_os = "linux")]
 mod tls;
 mod turns;
+#[cfg(target_os = "linux")]
+mod versions;
 
 use leasehold::internals::lease::Mode;
 use leasehold::internals::store::postgres::Postgres;

@@ -237,7 +237,9 @@ fn a_server_that_became_read_only_keeps_no_connection() {
 #[test]
 fn passwords_are_asked_for_and_never_shown() {
     let Some(server) = Server::start() else { return };
-    server.sql("CREATE ROLE app LOGIN PASSWORD 'canary'; CREATE ROLE other LOGIN");
+    server.sql(
+        "SET password_encryption = 'scram-sha-256'; CREATE ROLE app LOGIN PASSWORD 'canary'; CREATE ROLE other LOGIN",
+    );
     let rules = "host all app all scram-sha-256\nhost all leasehold all trust\n";
     std::fs::write(server.0.data().join("db/pg_hba.conf"), rules).unwrap();
     server.sql("SELECT pg_reload_conf()");

@@ -464,7 +464,7 @@ fn a_client_shows_the_certificate_that_it_was_given() {
 #[test]
 fn a_password_is_bound_to_the_channel() {
     let Some(secure) = Secure::start() else { return };
-    secure.sql("CREATE ROLE app LOGIN PASSWORD 'canary'");
+    secure.sql("SET password_encryption = 'scram-sha-256'; CREATE ROLE app LOGIN PASSWORD 'canary'");
     secure.rules("host all app all scram-sha-256");
     let url = |user: &str, options: &str| secure.url(user, NAME, &format!("&channel_binding=require{options}"));
     connects(&url("app:canary", "&sslmode=require"));

@@ -1,6 +1,5 @@
 //! A disk that is full, and one that fails in the middle of a commit. Each in a process of its own.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,7 +7,7 @@ use leasehold::ErrorKind;
 use leasehold::internals::store::{Acquired, Backend};
 
 use crate::sqlite::support::*;
-use crate::support::servers::skip;
+use crate::support::small_disk::{fill, on_a_small_disk};
 
 const PLACE: &str = "LEASEHOLD_SMALL_DISK";
 
@@ -18,25 +17,7 @@ fn place() -> Option<PathBuf> {
 
 #[test]
 fn a_full_disk_is_told_and_nothing_is_written() {
-    if let Some(place) = place() {
-        return on_a_full_disk(&place);
-    }
-    let folder = Folder::new();
-    // A tiny file system in a mount namespace of its own, which ends with the process.
-    let is_root = std::fs::metadata(folder.path()).unwrap().uid() == 0;
-    let flags = if is_root { "-m" } else { "-rm" };
-    let script = "mount -t tmpfs -o size=300k tmpfs \"$0\" || exit 99; exec \"$@\"";
-    let ran = rerun_by("sqlite::full::a_full_disk_is_told_and_nothing_is_written", |exe| {
-        let mut command = Command::new("unshare");
-        command.args([flags, "sh", "-c", script]).arg(folder.path()).arg(exe).env(PLACE, folder.path());
-        command
-    });
-    match ran.code {
-        Some(99) | Some(1) if !ran.told.contains("running 1 test") => {
-            skip(&format!("no tiny file system can be mounted here: {}", ran.told));
-        }
-        _ => ran.assert_passed(),
-    }
+    on_a_small_disk("sqlite::full::a_full_disk_is_told_and_nothing_is_written", "300k", on_a_full_disk);
 }
 
 fn on_a_full_disk(place: &Path) {
@@ -44,14 +25,7 @@ fn on_a_full_disk(place: &Path) {
     let store = open(&path);
     let mut mine = attempt("k", "a");
     let token = granted(&store, &mut mine).token;
-    let filler = place.join("filler");
-    while std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(&filler)
-        .and_then(|mut file| std::io::Write::write_all(&mut file, &[7; 512]))
-        .is_ok()
-    {}
+    let filler = fill(place);
     let mut failures = 0;
     for n in 0..200 {
         match store.acquire(&mut attempt(&format!("{n}"), &"o".repeat(3000)), &soon()) {

@@ -1,13 +1,12 @@
 //! DynamoDB Local, from Maven Central.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use super::{Server, need};
+use super::{Server, maven, need};
 
 pub const SERVER: Server = Server {
     name: "dynamodb-local-3.1.0",
@@ -29,29 +28,9 @@ pub const ON_DISK: Server = Server {
     ..SERVER
 };
 
-const POM: &str = "<project>
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>leasehold.tests</groupId><artifactId>dynamodb-local</artifactId><version>1</version>
-  <dependencies><dependency>
-    <groupId>software.amazon.dynamodb</groupId><artifactId>DynamoDBLocal</artifactId><version>3.1.0</version>
-  </dependency></dependencies>
-</project>
-";
-
 fn fetch(folder: &Path) -> Result<(), String> {
     need("java")?;
-    need("mvn")?;
-    fs::write(folder.join("pom.xml"), POM).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut mvn = Command::new("mvn");
-    mvn.args(["-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=lib"]);
-    let output = mvn.current_dir(folder).stdin(Stdio::null()).output().map_err(|error| format!("mvn: {error}"))?;
-    let is_there = folder.join("lib/DynamoDBLocal-3.1.0.jar").is_file();
-    if output.status.success() && is_there {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stdout);
-    let said = said.lines().take(3).collect::<Vec<_>>().join("; ");
-    Err(format!("mvn could not fetch it ({}): {said}", output.status))
+    maven::fetch(folder, "software.amazon.dynamodb", "DynamoDBLocal", "3.1.0").map(drop)
 }
 
 fn start(home: &Path, port: u16, _: &Path) -> Command {

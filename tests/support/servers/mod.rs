@@ -7,6 +7,7 @@
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 pub mod dynamodb;
+mod maven;
 pub mod mongod;
 pub mod postgres;
 #[path = "../skip.rs"]
@@ -86,7 +87,7 @@ pub fn spanner_emulator() -> Option<String> {
 #[track_caller]
 pub fn postgres_server() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
-    shared(&postgres::SERVER, &SHARED)
+    shared_as(&postgres::SERVER, &postgres::room(), &SHARED)
 }
 
 #[track_caller]
@@ -251,6 +252,22 @@ fn end(supervisor: &mut Child) {
     let group = format!("-{}", supervisor.id());
     let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
     let _ = supervisor.wait();
+}
+
+/// Runs python3 in this folder.
+fn python(folder: &Path, args: &[&str]) -> Result<(), String> {
+    ends_well(Command::new("python3").args(args).current_dir(folder), &format!("python3 {}", args[1]))
+}
+
+/// Runs what says why it failed.
+fn ends_well(command: &mut Command, what: &str) -> Result<(), String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{what}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.lines().rev().take(3).collect::<Vec<_>>().join("; ");
+    Err(format!("{what} failed ({}): {said}", output.status))
 }
 
 /// An error if there is no such command.

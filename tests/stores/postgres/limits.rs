@@ -1,0 +1,285 @@
+//! A server that refuses connections, ends sessions that are idle or at work, has a full disk, or whose clock is set.
+
+use std::path::Path;
+use std::time::Duration;
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Acquired, Renewed};
+use leasehold::postgres::tokio_postgres::{Client, Config, NoTls};
+use leasehold::{ErrorKind, LockClient};
+
+use crate::errors::text;
+use crate::postgres::*;
+use crate::support::contract::{granted, lost, refused, release, renewal, renewed};
+use crate::support::own::{Own, room};
+use crate::support::postgres::{block_on, connect, sql_at};
+use crate::support::servers::{Server, postgres};
+use crate::support::small_disk::{fill, on_a_small_disk};
+use crate::support::wait::wait_until;
+
+const LEASE: Duration = Duration::from_secs(600);
+
+/// Five connections for users, five for superusers.
+static FEW: Server = Server {
+    start: |_, port, data| {
+        let few = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=10"];
+        postgres::with(port, data, &[&few[..], &["superuser_reserved_connections=5"]].concat())
+    },
+    ..postgres::OWN
+};
+
+fn sql(server: &Own, sql: &str) -> Vec<Vec<Option<String>>> {
+    sql_at(&server.url().parse().unwrap(), sql)
+}
+
+fn client(url: &str) -> LockClient {
+    LockClient::builder(url).lease(LEASE).connect().unwrap()
+}
+
+fn store(url: &str) -> Postgres {
+    Postgres::open(PostgresOptions::new(url.parse().unwrap(), "leasehold").unwrap(), &soon()).unwrap()
+}
+
+/// A server with a table of locks, which the role `app` may use.
+fn with_app(kind: &'static Server) -> Option<(Own, String)> {
+    let server = Own::start(kind)?;
+    client(&server.url()).create_schema().unwrap();
+    sql(&server, "CREATE ROLE app LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold TO app");
+    let url = server.url().replace("leasehold@", "app@");
+    Some((server, url))
+}
+
+/// Connects until the server refuses it.
+async fn take_all(config: &Config) -> Vec<Client> {
+    let mut all = Vec::new();
+    while let Ok((client, connection)) = config.connect(NoTls).await {
+        tokio::spawn(connection);
+        all.push(client);
+        assert!(all.len() < 100, "there is no limit");
+    }
+    all
+}
+
+#[test]
+fn a_server_without_a_connection_left_costs_no_lock_and_no_wait() {
+    let Some((server, url)) = with_app(&FEW) else { return };
+    for limit in ["-1", "2"] {
+        sql(&server, &format!("ALTER ROLE app CONNECTION LIMIT {limit}"));
+        let (ours, other) = (client(&url), client(&server.url()));
+        let held = ours.request("held").acquire().unwrap();
+        let their = other.lock("their").unwrap();
+        block_on(async {
+            let others = take_all(&url.parse().unwrap()).await;
+            let error = LockClient::connect(&url).unwrap_err();
+            assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+            assert!(text(&error).contains("no connection left"), "{error:?}");
+            // On a busy machine its last look may be cut off.
+            let short = ours.try_lock_for("their", Duration::from_secs(3));
+            assert!(short.as_ref().map_or_else(|error| error.is_retryable(), Option::is_none), "{short:?}");
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| ours.lock("their").unwrap());
+                // The one connection may be the waiter's at that moment.
+                wait_until("it is renewed", || match ours.heartbeat(&held, LEASE) {
+                    Ok(renewed) => renewed.fencing_token() == held.fencing_token(),
+                    Err(error) => {
+                        assert!(error.is_retryable(), "{error:?}");
+                        false
+                    }
+                });
+                their.release().unwrap();
+                drop(waits.join().unwrap());
+            });
+            assert!(other.try_lock("held").unwrap().is_none());
+            drop(others);
+        });
+        wait_until("it is released", || ours.release(&held).is_ok());
+        wait_until("there is room", || LockClient::connect(&url).is_ok());
+    }
+}
+
+#[test]
+fn the_roles_own_limits_end_no_session_of_ours() {
+    let Some((server, url)) = with_app(&postgres::OWN) else { return };
+    for limit in ["idle_session_timeout", "idle_in_transaction_session_timeout", "lock_timeout", "transaction_timeout"]
+    {
+        if !sql(&server, &format!("SELECT FROM pg_settings WHERE name = '{limit}'")).is_empty() {
+            sql(&server, &format!("ALTER ROLE app SET {limit} = '200ms'"));
+        }
+    }
+    let (ours, other) = (client(&url), client(&server.url()));
+    let their = other.lock("k").unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| ours.lock("k").unwrap());
+        let pids = || {
+            sql(
+                &server,
+                "SELECT pid FROM pg_stat_activity WHERE usename = 'app' AND application_name = 'leasehold' ORDER BY 1",
+            )
+        };
+        let listens = "SELECT FROM pg_stat_activity WHERE usename = 'app' AND query LIKE '%unnest%'";
+        wait_until("it listens", || !sql(&server, listens).is_empty());
+        let before = pids();
+        // Others' sessions are ended.
+        block_on(async {
+            let client = connect(&url.parse().unwrap()).await;
+            let _ = client.batch_execute("BEGIN").await;
+            let over = async {
+                while !client.is_closed() {
+                    tokio::task::yield_now().await
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(120), over).await.unwrap();
+        });
+        assert_eq!(pids(), before);
+        drop(their);
+        drop(waits.join().unwrap());
+    });
+}
+
+/// The statement of a backend that is ended while it waits for a row.
+#[test]
+fn a_backend_that_is_ended_under_a_statement_settles_nothing_and_costs_no_lock() {
+    let Some((server, url)) = with_app(&postgres::OWN) else { return };
+    let store = store(&url);
+    let (mut held, mut next) = (exclusive(&store, "held"), exclusive(&store, "next"));
+    granted(&store, &mut held);
+    granted(&store, &mut next);
+    release(&store, &mut next);
+    let mut next = exclusive(&store, "next");
+    let end_it = || {
+        let ended =
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app' AND wait_event_type = 'Lock'";
+        wait_until("it is ended", || !sql(&server, ended).is_empty());
+    };
+    block_on(async {
+        let locks = connect(&server.url().parse().unwrap()).await;
+        locks.batch_execute("BEGIN; SELECT FROM leasehold FOR UPDATE").await.unwrap();
+        std::thread::scope(|scope| {
+            let renews = scope.spawn(|| store.renew(&mut held, renewal(Lease::For(LEASE)), &soon()));
+            end_it();
+            let answer = renews.join().unwrap();
+            assert!(matches!(answer, Ok(Renewed::Unknown(_))), "{answer:?}");
+            let wants = scope.spawn(|| store.acquire(&mut next, &soon()));
+            end_it();
+            let answer = wants.join().unwrap();
+            assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{answer:?}");
+            // One that waits goes on.
+            let waiter = client(&url);
+            let waits = scope.spawn(move || waiter.lock("next").unwrap().fencing_token());
+            end_it();
+            sql(&server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'");
+            assert!(waits.join().unwrap() > 0);
+        });
+    });
+    renewed(&store, &mut held, renewal(Lease::For(LEASE)));
+    next.sends += 1;
+    granted(&store, &mut next);
+}
+
+#[test]
+fn a_full_disk_of_the_server_is_told_and_costs_no_lock() {
+    on_a_small_disk("postgres::limits::a_full_disk_of_the_server_is_told_and_costs_no_lock", "120m", on_a_full_disk);
+}
+
+fn on_a_full_disk(place: &Path) {
+    let Some(mut server) = Own::start_in(&postgres::OWN, tempfile::tempdir_in(place).unwrap()) else { return };
+    client(&server.url()).create_schema().unwrap();
+    let store = store(&server.url());
+    let lease = renewal(Lease::For(LEASE));
+    let mut held = exclusive(&store, "held");
+    let token = granted(&store, &mut held).token;
+    // What the table needs is not there.
+    let filler = fill(place);
+    let refusal = (0..500).find_map(|n| {
+        let mut a = exclusive(&store, &format!("{n}"));
+        a.ask.labels.comment = Some((0..1_500).map(|at| char::from(b'a' + (n * at % 23) as u8)).collect());
+        match store.acquire(&mut a, &soon()) {
+            Ok(Acquired::Granted { .. }) => None,
+            other => Some((a.key, other.map(drop))),
+        }
+    });
+    let (key, answer) = refusal.expect("the disk is not full");
+    let error = answer.unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+    assert!(text(&error).contains("no space"), "{error:?}");
+    assert_eq!(holders(&store, &key), []);
+    renewed(&store, &mut held, lease);
+    std::fs::remove_file(filler).unwrap();
+    granted(&store, &mut exclusive(&store, &key));
+    // The log of all writes has no room: the server gives up, and does not come back by itself.
+    let filler = fill(place);
+    let mut unanswered = 0;
+    for _ in 0..10 {
+        block_on(async {
+            if let Ok((client, connection)) = server.url().parse::<Config>().unwrap().connect(NoTls).await {
+                tokio::spawn(connection);
+                let _ = client.batch_execute("SELECT pg_switch_wal()").await;
+            }
+        });
+        match store.renew(&mut held, lease, &soon()) {
+            Ok(Renewed::Until { .. }) => {}
+            Ok(Renewed::Unknown(_)) => unanswered += 1,
+            Err(error) => {
+                assert!(error.is_retryable(), "{error:?}");
+                unanswered += 1;
+            }
+            Ok(other) => panic!("{other:?}"),
+        }
+        if unanswered == 2 {
+            break;
+        }
+    }
+    assert_eq!(unanswered, 2, "the disk is not full");
+    std::fs::remove_file(filler).unwrap();
+    server.start_again();
+    wait_until("it is renewed", || matches!(store.renew(&mut held, lease, &soon()), Ok(Renewed::Until { .. })));
+    assert_eq!(holders(&store, "held")[0].token, token);
+    refused(&store, &mut exclusive(&store, "held"));
+}
+
+/// What `src/api/stores/postgres.rs` says under "Durability".
+#[test]
+fn a_clock_that_is_set_lets_no_token_fall_and_stops_no_step() {
+    let data = room().unwrap();
+    let clock = data.path().join("clock");
+    let set = |to: &str| std::fs::write(&clock, to).unwrap();
+    set("+0");
+    let env = format!(
+        "env LD_PRELOAD={} FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_NO_CACHE=1 FAKETIME_TIMESTAMP_FILE={}",
+        crate::support::faketime::library(),
+        clock.display()
+    );
+    std::fs::write(data.path().join("env"), env).unwrap();
+    let Some(server) = Own::start_in(&postgres::OWN, data) else { return };
+    client(&server.url()).create_schema().unwrap();
+    let (store, second) = (store(&server.url()), store(&server.url()));
+    let lease = renewal(Lease::For(LEASE));
+    let (mut kept, mut taken) = (exclusive(&store, "kept"), exclusive(&store, "taken"));
+    let token = granted(&store, &mut kept).token;
+    let first = granted(&store, &mut taken).token;
+    set("+3600");
+    // The time that this client knows is an hour behind, and so is what it says of late copies.
+    let mut new = exclusive(&store, "new");
+    granted(&store, &mut new);
+    renewed(&store, &mut kept, lease);
+    refused(&second, &mut exclusive(&second, "kept"));
+    let mut rival = exclusive(&second, "taken");
+    let far = granted(&second, &mut rival).token;
+    assert!(far > first);
+    lost(&store, &mut taken);
+    set("+0");
+    renewed(&store, &mut kept, lease);
+    refused(&second, &mut exclusive(&second, "kept"));
+    assert_eq!(holders(&second, "kept")[0].token, token);
+    // Whose holder is gone stays an hour longer.
+    refused(&store, &mut exclusive(&store, "taken"));
+    release(&second, &mut rival);
+    let mut last = exclusive(&store, "taken");
+    assert!(granted(&store, &mut last).token > far, "tokens rise though the time fell");
+    renewed(&store, &mut last, lease);
+    release(&store, &mut new);
+    let mut new = exclusive(&second, "new");
+    granted(&second, &mut new);
+    assert_eq!(client(&server.url()).list(&leasehold::Filter::default()).unwrap().len(), 3);
+}

@@ -1,0 +1,138 @@
+//! PgBouncer between the clients and the server.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use leasehold::LockClient;
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::Schema;
+use leasehold::internals::store::postgres::PostgresOptions;
+
+use crate::errors::text;
+use crate::postgres::*;
+use crate::support::contract::{give_up, granted, refused, release, renewal, renewed};
+use crate::support::own::{Own, room};
+use crate::support::postgres::sql_at;
+use crate::support::servers::{Server, postgres};
+
+static POOLER: Server = Server {
+    name: "pgbouncer",
+    env: "LEASEHOLD_TEST_PGBOUNCER_URL",
+    install: "PgBouncer (on Debian: pgbouncer)",
+    fetch: |_| program().map(drop).ok_or_else(|| "there is no pgbouncer in the PATH or /usr/sbin".to_owned()),
+    start: |_, port, data| {
+        let mut sh = Command::new("sh");
+        sh.args(["-c", RUN, "run"]).arg(program().unwrap_or_default()).arg(port.to_string()).arg(data);
+        sh
+    },
+    ..postgres::SERVER
+};
+
+/// As another user than root, which it refuses to be; `settings` has what differs.
+const RUN: &str = r#"
+set -e
+program=$1 port=$2 data=$3
+as=
+if [ "$(id -u)" = 0 ]; then
+  as="setpriv --reuid postgres --regid postgres --init-groups --pdeathsig KILL"
+  chown -R postgres "$data"
+fi
+cat >"$data/ini" <<END
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = $port
+unix_socket_dir =
+auth_type = trust
+auth_file = $data/users
+$(cat "$data/settings")
+END
+echo '"leasehold" ""' >"$data/users"
+exec $as "$program" -q "$data/ini"
+"#;
+
+fn program() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    places.map(|place| place.join("pgbouncer")).find(|program| program.is_file())
+}
+
+/// A server, and a pooler in front of it in this mode.
+struct Pooled {
+    server: Own,
+    pooler: Own,
+}
+
+impl Pooled {
+    fn start(mode: &str) -> Option<Pooled> {
+        let server = Own::start(&postgres::OWN)?;
+        LockClient::connect(&server.url()).unwrap().create_schema().unwrap();
+        let at = postgres::host(&server.url()).unwrap();
+        let (host, port) = at.rsplit_once(':').unwrap();
+        let data = room().unwrap();
+        let settings = format!("pool_mode = {mode}\n[databases]\npostgres = host={host} port={port} dbname=postgres");
+        std::fs::write(Path::new(data.path()).join("settings"), settings).unwrap();
+        Some(Pooled { server, pooler: Own::start_in(&POOLER, data)? })
+    }
+
+    /// Which the URL names, or not.
+    fn store(&self, is_named: bool) -> Postgres {
+        let options = PostgresOptions::new(self.pooler.url().parse().unwrap(), "leasehold").unwrap();
+        Postgres::open(if is_named { options.pooled() } else { options }, &soon()).unwrap()
+    }
+
+    /// What another program of the same pool finds.
+    fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        sql_at(&self.pooler.url().parse().unwrap(), sql)
+    }
+}
+
+/// Whether the store says that it tells waiters.
+fn tells(store: &Postgres) -> bool {
+    let (to, _told) = crossbeam_channel::unbounded();
+    store.wake(&["k".to_owned()], to, &soon()).unwrap()
+}
+
+#[test]
+fn a_pool_of_transactions_serves_locks_without_wakes_and_keeps_nothing_of_ours() {
+    let Some(pooled) = Pooled::start("transaction") else { return };
+    let settings = "SELECT current_setting('search_path'), current_setting('statement_timeout'), \
+                    current_setting('default_transaction_isolation'), array_length(array(SELECT pg_listening_channels()), 1)";
+    let before = pooled.sql(settings);
+    let (store, second) = (pooled.store(true), pooled.store(true));
+    store.schema(Schema::Check, &soon()).unwrap();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, &format!("{mode}"), mode);
+        let token = granted(&store, &mut a).token;
+        refused(&second, &mut exclusive(&second, &a.key));
+        renewed(&store, &mut a, renewal(Lease::For(Duration::from_secs(600))));
+        release(&store, &mut a);
+        let mut b = attempt(&second, &a.key, mode);
+        give_up(&second, &mut b);
+        refused(&second, &mut b);
+        assert!(granted(&second, &mut attempt(&second, &a.key, mode)).token > token);
+    }
+    assert!(!tells(&store));
+    let url = format!("{}?pooler=transaction", pooled.pooler.url());
+    let (holder, waiter) = (LockClient::connect(&url).unwrap(), LockClient::connect(&url).unwrap());
+    let guard = holder.lock("k").unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("k").unwrap().fencing_token());
+        let token = guard.fencing_token();
+        drop(guard);
+        assert!(waits.join().unwrap() > token);
+    });
+    assert_eq!(pooled.sql(settings), before);
+    assert!(sql_at(&pooled.server.url().parse().unwrap(), "SELECT FROM leasehold").len() >= 3);
+}
+
+/// Which an idle pool shows only to who is told by another session.
+#[test]
+fn a_pool_of_transactions_that_the_url_does_not_name_is_noticed_and_one_of_sessions_tells() {
+    let Some(pooled) = Pooled::start("transaction") else { return };
+    assert!(!tells(&pooled.store(false)));
+    let Some(pooled) = Pooled::start("session") else { return };
+    assert!(tells(&pooled.store(false)));
+    let error = LockClient::connect(&format!("{}?pooler=statement", pooled.pooler.url())).unwrap_err();
+    assert!(text(&error).contains("pooler must be transaction"), "{error}");
+}

@@ -1,0 +1,166 @@
+//! A primary with a standby that copies it: what a failover costs.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use leasehold::{ErrorKind, LockClient};
+use nix::sys::signal::Signal;
+
+use crate::errors::text;
+use crate::support::own::{Own, room};
+use crate::support::postgres::sql_at;
+use crate::support::servers::{postgres, skip};
+use crate::support::wait::wait_until;
+
+/// Longer than a failover; and what was not released in one is free again after it.
+const LEASE: Duration = Duration::from_secs(12);
+/// No test takes so long.
+const LONG: Duration = Duration::from_secs(600);
+
+struct Pair {
+    primary: Own,
+    standby: Own,
+}
+
+fn sql(server: &Own, sql: &str) -> Vec<Vec<Option<String>>> {
+    sql_at(&server.url().parse().unwrap(), sql)
+}
+
+fn client(url: &str) -> LockClient {
+    LockClient::builder(url).lease(LEASE).connect().unwrap()
+}
+
+impl Pair {
+    /// With a table of locks on both.
+    fn start() -> Option<Pair> {
+        if !postgres::has("pg_basebackup") {
+            skip("there is no pg_basebackup, which makes a standby");
+            return None;
+        }
+        let primary = Own::start(&postgres::OWN)?;
+        client(&primary.url()).create_schema().unwrap();
+        let data = room().unwrap();
+        let (host, port) = address(&primary);
+        let reached = format!("host={host} port={port} user=leasehold");
+        std::fs::write(data.path().join("primary"), reached).unwrap();
+        let pair = Pair { primary, standby: Own::start_in(&postgres::OWN, data)? };
+        wait_until("it copies", || {
+            !sql(&pair.primary, "SELECT FROM pg_stat_replication WHERE state = 'streaming'").is_empty()
+        });
+        Some(pair)
+    }
+
+    /// From now on no commit is answered that the standby does not have.
+    fn is_synchronous(&self) {
+        sql(&self.primary, "ALTER SYSTEM SET synchronous_standby_names = '*'");
+        sql(&self.primary, "SELECT pg_reload_conf()");
+        let counts = "SELECT FROM pg_stat_replication WHERE sync_state = 'sync' AND current_setting('synchronous_standby_names') = '*'";
+        wait_until("it is waited for", || !sql(&self.primary, counts).is_empty());
+    }
+
+    /// Of both, the standby first.
+    fn url(&self) -> String {
+        let ((host, standby), (_, primary)) = (address(&self.standby), address(&self.primary));
+        format!("postgres://leasehold@{host}:{standby},{host}:{primary}/postgres?target_session_attrs=read-write")
+    }
+
+    /// The network between the two is gone.
+    fn cut(&self) {
+        sql(&self.standby, "ALTER SYSTEM SET primary_conninfo = ''");
+        sql(&self.standby, "SELECT pg_reload_conf()");
+        wait_until("it copies no more", || sql(&self.standby, "SELECT FROM pg_stat_wal_receiver").is_empty());
+    }
+
+    /// The primary's machine dies.
+    fn fail_over(&mut self) {
+        self.primary.end(Signal::SIGKILL);
+        sql(&self.standby, "SELECT pg_promote()");
+    }
+}
+
+fn address(server: &Own) -> (String, String) {
+    let at = postgres::host(&server.url()).unwrap();
+    let (host, port) = at.rsplit_once(':').unwrap();
+    (host.to_owned(), port.to_owned())
+}
+
+#[test]
+fn no_grant_is_lost_with_a_synchronous_standby() {
+    let Some(mut pair) = Pair::start() else { return };
+    pair.is_synchronous();
+    let url = pair.url();
+    let holder = client(&url);
+    let held = holder.request("held").lease(LONG).acquire().unwrap();
+    let (last, count, stop) = (AtomicU64::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let clients: Vec<LockClient> = (0..3).map(|_| client(&url)).collect();
+    std::thread::scope(|scope| {
+        let works = |client: &LockClient| {
+            while !stop.load(SeqCst) {
+                let guard = client.lock("k").unwrap();
+                let token = guard.fencing_token();
+                let before = last.swap(token, SeqCst);
+                // Of a thread that stood still for a whole lease nothing is said.
+                assert!(before < token || !guard.is_held(), "tokens rise: {before}, then {token}");
+                std::thread::yield_now();
+                let now = last.load(SeqCst);
+                assert!(now == token || !guard.is_held(), "{now} came in beside {token}");
+                count.fetch_add(1, SeqCst);
+            }
+        };
+        let workers: Vec<_> = clients.iter().map(|client| scope.spawn(move || works(client))).collect();
+        let some_more = || {
+            let before = count.load(SeqCst);
+            let is_over = || workers.iter().any(std::thread::ScopedJoinHandle::is_finished);
+            wait_until("they work", || count.load(SeqCst) > before + 30 || is_over());
+        };
+        some_more();
+        pair.cut();
+        let late = holder.try_lock_for("late", Duration::from_secs(3));
+        pair.fail_over();
+        some_more();
+        stop.store(true, SeqCst);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        assert!(late.as_ref().is_err_and(leasehold::Error::is_retryable), "the standby has not got it: {late:?}");
+    });
+    assert!(client(&url).try_lock("held").unwrap().is_none(), "it was lost");
+    assert_eq!(holder.heartbeat(&held, LONG).unwrap().fencing_token(), held.fencing_token());
+}
+
+/// What `src/api/stores/postgres.rs` says under "Durability".
+#[test]
+fn an_asynchronous_standby_may_lack_a_grant_and_tokens_rise_all_the_same() {
+    let Some(mut pair) = Pair::start() else { return };
+    let url = pair.url();
+    let holder = client(&url);
+    let kept = holder.request("kept").lease(LONG).acquire().unwrap();
+    let has_it = "SELECT FROM leasehold WHERE key = 'kept' AND grant_id IS NOT NULL";
+    wait_until("it is copied", || !sql(&pair.standby, has_it).is_empty());
+    pair.cut();
+    let lost = holder.request("lost").lease(LONG).acquire().unwrap();
+    pair.fail_over();
+    let other = client(&url);
+    let next = other.lock("lost").unwrap();
+    assert!(next.fencing_token() > lost.fencing_token());
+    let error = holder.heartbeat(&lost, LONG).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    assert!(next.is_held() && other.try_lock("kept").unwrap().is_none());
+    holder.heartbeat(&kept, LONG).unwrap();
+}
+
+#[test]
+fn a_standby_that_copies_is_refused_and_a_diagnosis_says_what_a_failover_costs() {
+    let Some(pair) = Pair::start() else { return };
+    let error = LockClient::connect(&pair.standby.url()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && text(&error).contains("standby"), "{error}");
+    let says = |part: &str| {
+        let schema = client(&pair.url()).diagnose().unwrap().schema.unwrap();
+        assert!(schema.contains(part), "{schema}");
+    };
+    says("none of them synchronously");
+    pair.is_synchronous();
+    says("a failover to that one loses none");
+    let alone = &pair.standby;
+    sql(alone, "SELECT pg_promote()");
+    let schema = client(&alone.url()).diagnose().unwrap().schema.unwrap();
+    assert!(schema.contains("no standby copies"), "{schema}");
+}
