@@ -11,10 +11,10 @@ use crate::words::duration;
 #[derive(clap::Args, Debug)]
 pub struct Patience {
     /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
-    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
+    #[arg(short = 'w', long, alias = "timeout", value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
     pub wait: Option<Duration>,
     /// Do not wait: end at once if others hold the lock
-    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
+    #[arg(short = 'n', long = "try", aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub once: bool,
     /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
     /// with --every]
@@ -84,7 +84,7 @@ pub struct Sharing {
     #[arg(short = 's', long)]
     shared: bool,
     /// Hold it alone, which is the default
-    #[arg(short = 'x', long, conflicts_with = "shared")]
+    #[arg(short = 'x', short_alias = 'e', long, conflicts_with = "shared")]
     exclusive: bool,
     /// How many shared holders there may be at most
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]

@@ -16,7 +16,6 @@ use crate::held::Held;
 use crate::job::Job;
 use crate::killing::Killing;
 use crate::on_loss::OnLoss;
-use crate::show::say;
 use crate::signals::{ENDING, PASSED_ON};
 use crate::warnings;
 use crate::words::words;
@@ -180,11 +179,8 @@ impl<'a> Holding<'a> {
         let end = match &self.ask.on_loss {
             OnLoss::Kill => self.end_command(),
             OnLoss::Command(command) => {
-                // What it does must not wait for standard error, nor what follows when it fails.
-                let end = self.see_to(command, &loss);
-                warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
-                self.lost = Some(loss);
-                return;
+                let command = command.clone();
+                self.see_to(&command, &loss)
             }
             &OnLoss::Signal(signal) => {
                 self.job.signal(signal);
@@ -198,7 +194,8 @@ impl<'a> Holding<'a> {
                 "the command goes on".to_owned()
             }
         };
-        say(&format!("the lock {:?} was lost: {}; {end}", loss.key, loss));
+        // Not waited for: signals are still to be passed on.
+        warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
         self.lost = Some(loss);
     }
 
@@ -265,7 +262,7 @@ impl<'a> Holding<'a> {
     /// True: the release was not answered.
     pub fn end(mut self, every: Option<Duration>, signals: &Receiver<Signal>) -> Outcome<(End, bool)> {
         self.arm();
-        let lease_left = self.killing.lease_left(self.ask);
+        let lease_left = Some(self.killing.lease_left(self.ask));
         let Holding { locks, job, lost, told_to_end, is_unhealthy, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
         // One that was told to end may have left its work undone, whatever its code says.

@@ -21,7 +21,7 @@ use crate::killing::Killing;
 use crate::on_loss::OnLoss;
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
-use crate::signals::{ENDING, Interrupts, spare_us_ttou};
+use crate::signals::{ENDING, Interrupts};
 use crate::steps::{start_printing, was_printed};
 use crate::store;
 use crate::warnings;
@@ -40,17 +40,15 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
         until: until(args.patience.wait()),
         ..Wanted::default()
     };
-    // Before any thread is started, which inherits it.
-    spare_us_ttou().map_err(internal)?;
     let (of_all, ask) = (global.clone(), args.ask.clone());
-    let session = Session::start(global, move || store::holding(&of_all, &ask), wanted.until, watched.gone()?)?;
+    let session = Session::start(global, move || store::holding(&of_all, &ask), wanted.until, || watched.gone())?;
     let locks = match session.wait(wanted) {
         Err(failure) => return refused(failure, global, &args.patience, false),
         Ok(locks) => locks,
     };
     let mut holding = Holding::start(&args.ask, global, locks, watched)?;
     let end = holding.hand_out().and_then(|handed_out| holding.go_on(&session.interrupts, handed_out));
-    let (was_lost, is_unanswered) = holding.end(&session.interrupts);
+    let (was_lost, is_unanswered) = holding.end(&session.interrupts, &end);
     session.is_unanswered.set(is_unanswered);
     match end? {
         _ if was_lost => Err(Failure::Silent(code::LOST)),
@@ -213,19 +211,31 @@ impl<'a> Holding<'a> {
     }
 
     /// Releases the lock. Whether it was lost, and whether the release was not answered.
-    fn end(mut self, interrupts: &Interrupts) -> (bool, bool) {
+    fn end(mut self, interrupts: &Interrupts, end: &Outcome<Option<Signal>>) -> (bool, bool) {
         self.killing.look(&self.locks);
         let is_under_way = self.on_loss.take();
         is_under_way.into_iter().for_each(|command| command_failed(command.see_through(&interrupts.signals), ""));
         // The end of this process is all that whoever has the pipe learns of a loss.
         let is_told_by_end = self.lost.is_some() && matches!(self.watched, Watched::Pipe(..));
-        let lease_left = if is_told_by_end { Duration::ZERO } else { self.killing.lease_left(self.ask) };
+        let lease_left = (!is_told_by_end).then(|| self.killing.lease_left(self.ask));
+        if is_told_by_end {
+            warnings::flush_within(self.ask.after_kill() / 4);
+        }
         // From now on nobody is killed.
         self.keeper.take().into_iter().for_each(Keeper::dismiss);
-        let (is_told, who_ended) = (self.lost.is_some(), &*format!("{} is gone", self.watched.name()));
+        let (is_told, who_ended) = (self.lost.is_some(), &*who_ended(end, &self.watched.name()));
         let signals = &interrupts.signals;
         let given_back = give_back(self.locks, &Ending { is_told, lease_left, every: None, who_ended, signals });
         (given_back.was_lost, given_back.is_unanswered || is_told_by_end)
+    }
+}
+
+/// Whom the end of a hold came from.
+fn who_ended(end: &Outcome<Option<Signal>>, name: &str) -> String {
+    match end {
+        Ok(None) => format!("{name} is gone"),
+        Ok(Some(signal)) => format!("leasehold was told to end by {signal}"),
+        Err(_) => "nobody was given it".to_owned(),
     }
 }
 
@@ -241,6 +251,15 @@ mod tests {
 
     use super::*;
     use crate::args::{self, Args};
+
+    /// Only who has gone is said to be gone.
+    #[test]
+    fn a_loss_at_the_end_says_what_that_end_was() {
+        assert_eq!(who_ended(&Ok(None), "process 7"), "process 7 is gone");
+        for end in [Ok(Some(Signal::SIGTERM)), Err(Failure::Silent(code::LOST))] {
+            assert!(!who_ended(&end, "process 7").contains("process 7"));
+        }
+    }
 
     /// As one that waits for a disk, whose end nobody sees.
     #[test]

@@ -116,7 +116,7 @@ fn let_others_go_first(signals: &Receiver<Signal>) -> Outcome<()> {
 
 fn start(global: &Global, ask: &Ask, until: Option<Instant>) -> Outcome<Session> {
     let (of_all, ask) = (global.clone(), ask.clone());
-    Session::start(global, move || store::holding(&of_all, &ask), until, never())
+    Session::start(global, move || store::holding(&of_all, &ask), until, || Ok(never()))
 }
 
 /// What is run, and how.

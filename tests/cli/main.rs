@@ -4,6 +4,9 @@
 #[allow(dead_code)] // Its processes end by themselves.
 #[path = "../support/faketime.rs"]
 mod faketime;
+#[allow(dead_code)] // Here nothing is measured but the machine.
+#[path = "../support/lateness.rs"]
+mod lateness;
 #[path = "../support/nobody.rs"]
 mod nobody;
 #[path = "../support/servers/mod.rs"]
