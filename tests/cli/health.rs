@@ -117,8 +117,12 @@ fn a_standard_error_that_nobody_reads_keeps_no_lock() {
 fn a_period_in_which_it_failed_is_due_again() {
     let store = Store::new();
     let every = ["--every", "1h", "--health-retries", "1"];
-    let script = "trap 'exit 0' TERM; while :; do read never; done";
-    let mut running = Running::start(&mut store.reading(&options("false", &every), script));
+    let sick = store.path("sick");
+    let script = "trap 'exit 0' TERM; echo ready; while :; do read never; done";
+    let mut command = store.reading(&options("test ! -e $SICK", &every), script);
+    let mut running = Running::start(command.env("SICK", &sick));
+    running.expect("ready");
+    fs::write(&sick, "").unwrap();
     assert_eq!(running.status().code(), Some(80));
     assert_eq!(run(&mut store.script(&["--every", "1h"], "true")).code, Some(0));
 }

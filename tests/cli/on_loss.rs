@@ -106,17 +106,14 @@ fn what_hangs_is_killed_with_the_command_before_the_lease_ends() {
 #[test]
 fn it_is_waited_for_when_the_command_has_ended() {
     let store = Store::new();
-    let (fifo, proof) = (store.path("fifo"), store.path("proof"));
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
-    let on_loss = "cmd:kill -KILL $LEASEHOLD_PID; read go <$FIFO; echo $go >$PROOF";
+    let proof = store.path("proof");
+    let on_loss = "cmd:kill -KILL $LEASEHOLD_PID; sleep 1; echo done >$PROOF";
     let mut command =
         store.script(&[&TIME[..], &["--on-loss", on_loss, "--max-hold", "5s"]].concat(), "echo ready; exec sleep 1000");
-    let mut running = Running::start(command.env("FIFO", &fifo).env("PROOF", &proof));
+    let mut running = Running::start(command.env("PROOF", &proof));
     running.expect("ready");
-    // Until somebody reads.
-    fs::write(&fifo, "go\n").unwrap();
     assert_eq!(running.end().code, Some(76));
-    assert_eq!(fs::read_to_string(&proof).unwrap(), "go\n");
+    assert_eq!(fs::read_to_string(&proof).unwrap(), "done\n");
 }
 
 #[test]
