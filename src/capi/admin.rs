@@ -24,7 +24,7 @@ pub unsafe extern "C" fn leasehold_client_force_release(
     call(|| {
         let (key, list) = (text_arg!(key, key_len), out_arg!(list));
         let freed = handle::get::<Client>(client)?.api.force_release(key)?;
-        list.write(handle::insert(List(freed))?)
+        list.write(handle::insert(List::of_locks(freed))?)
     })
 }
 
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn leasehold_client_unlock_key(
     call(|| {
         let (key, lock_id, list) = (text_arg!(key, key_len), text_arg!(lock_id, lock_id_len), out_arg!(list));
         let freed = handle::get::<Client>(client)?.api.unlock_key(key, lock_id)?;
-        list.write(handle::insert(List(freed))?)
+        list.write(handle::insert(List::of_locks(freed))?)
     })
 }
 

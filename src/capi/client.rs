@@ -222,7 +222,8 @@ pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) ->
 /// happens, several at once, and while a call of the program's is under way. It should return at once, may call every
 /// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what
 /// its thread does: a call, or the renewal of one lock, but no other guard's and no loss. leasehold_client_close waits
-/// until other threads have left it; then it is not called any more, so that `user` can be freed. Only inside a callback
+/// until other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
+/// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback
 /// it does not wait for a thread that waits for this very callback, as for one that closes the client, too: close once
 /// more from outside before `user` is freed. A client that is only freed may call it for as long as the process lives; one
 /// that could not be made has called it for the last time. NULL for none, which is the default.

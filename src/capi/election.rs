@@ -276,6 +276,29 @@ pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.run()?))
 }
 
+/// leasehold_election_run that calls a function whenever this node has won, on a thread of its own: the work of the leader.
+/// While it works, this node neither campaigns again nor lets others lead, unless the lock is lost; so it should look at
+/// leasehold_election_is_leader and return soon after that became false. When it returns while this node leads, the node
+/// resigns, and campaigns again after a moment, or ends with leasehold_election_set_once. It may call every function of this
+/// header; to free the election inside does not wait for it. It must return: no exception, longjmp() or pthread_exit().
+/// Once leasehold_election_free has returned, it is not running and is not called any more, unless it freed the election.
+/// \param work Any thread may call it with the fencing token of the term and `user` until the election is freed.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_election_lead(election: ElectionHandle, work: OnWon, user: *mut c_void) -> Code {
+    call(|| {
+        let none = || Failure::new(Code::NullPointer, "work is NULL");
+        let callback = Callback { function: work.ok_or_else(none)?, user };
+        let gate = handle::get::<ElectionData>(election)?.gate.clone();
+        Ok(find(election)?.lead(move |leadership| {
+            let Callback { function, user } = { callback };
+            let token = leadership.fencing_token();
+            // SAFETY: whoever gave it promised that it may be called until the election is freed; freeing closes the gate.
+            gate.pass(|| unsafe { function(token, user) });
+        })?)
+    })
+}
+
 /// Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
 /// \param leader Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]

@@ -67,15 +67,19 @@ pub unsafe extern "C" fn leasehold_error_holder(buffer: *mut c_char, capacity: u
     unsafe { copy(buffer, capacity, len, first) }
 }
 
-/// All holders of the lock that was refused; an empty list when none is known. Free it with
-/// leasehold_list_free.
+/// All holders of the lock that was refused, or the lease that was in the way; an empty list when none is known. Free it
+/// with leasehold_list_free.
 /// \param list Gets the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_holders(list: *mut ListHandle) -> Code {
     call(|| {
         let list = out_arg!(list);
-        let holders = last(|failure| Some(failure.error.as_ref()?.holders().to_vec())).unwrap_or_default();
-        list.write(handle::insert(List(holders))?)
+        let found = last(|failure| {
+            let error = failure.error.as_ref()?;
+            let locks = List::of_locks(error.holders().to_vec());
+            Some(error.lease().map_or(locks, |lease| List::of_leases([lease.clone()])))
+        });
+        list.write(handle::insert(found.unwrap_or_else(|| List::of_locks(Vec::new())))?)
     })
 }
 

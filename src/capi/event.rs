@@ -2,7 +2,6 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::as_millis;
@@ -25,8 +24,9 @@ pub enum EventKind {
     Refused = 4,
     /// A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
     WaitBegan = 5,
-    /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, LEASEHOLD_CODE_STORE for
-    /// whatever else the call that waited says.
+    /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT, _CANCELLED,
+    /// _CLOSED, _HELD when another of several keys was granted instead, and _STORE for every other failure, which the call
+    /// that waited names by its own code.
     WaitEnded = 6,
     /// A wait goes on, since `ms`.
     Waited = 7,
@@ -81,21 +81,22 @@ pub struct Events {
     callback: Callback<EventFn>,
     gate: Arc<Gate>,
     aside: Aside,
-    has_ended: AtomicBool,
+    /// One at a time ends it.
+    ending: Gate,
 }
 
 impl Events {
     pub fn new(callback: Callback<EventFn>) -> Arc<Self> {
-        Arc::new(Events { callback, gate: Arc::default(), aside: Aside::default(), has_ended: AtomicBool::default() })
+        Arc::new(Events { callback, gate: Arc::default(), aside: Aside::default(), ending: Gate::default() })
     }
 
     /// What happened is told; then no event is any more, and none is being told by another thread.
     pub fn end(&self) {
-        // Once: one of the callbacks may end it, too.
-        if !self.has_ended.swap(true, Ordering::SeqCst) {
+        // One of the callbacks may end it, too: then it is done by whoever calls that one. Others wait for it.
+        if let Some(_ending) = self.ending.alone(None) {
             self.aside.tell_rest();
+            self.gate.close();
         }
-        self.gate.close();
     }
 }
 
@@ -189,4 +190,56 @@ unsafe fn tell(callback: Callback<EventFn>, kind: EventKind, parts: Parts) {
     };
     // SAFETY: passed on; the texts live until it returns.
     unsafe { (callback.function)(&info, callback.user) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crossbeam_channel::{Receiver, Sender, bounded};
+
+    use super::*;
+    use crate::sys::thread::begin_to_keep_time;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    struct Ends {
+        events: OnceLock<Arc<Events>>,
+        told: AtomicU32,
+        entered: Sender<()>,
+        leave: (Sender<()>, Receiver<()>),
+    }
+
+    unsafe extern "C" fn ends(_: *const EventInfo, user: *mut c_void) {
+        // SAFETY: the test leaks it.
+        let ends = unsafe { &*user.cast::<Ends>() };
+        match ends.told.fetch_add(1, Ordering::SeqCst) {
+            0 => {
+                let _ = ends.entered.send(());
+                let _ = ends.leave.1.recv_timeout(LONG);
+            }
+            1 => ends.events.get().iter().for_each(|events| events.end()),
+            _ => drop(ends.leave.0.send(())),
+        }
+    }
+
+    /// Each lock has an event that says how its hold ended.
+    #[test]
+    fn a_callback_that_ends_the_events_leaves_none_out() {
+        let (entered, enters) = bounded(1);
+        let (events, told, leave) = (OnceLock::new(), AtomicU32::new(0), bounded(1));
+        let user: &'static Ends = Box::leak(Box::new(Ends { events, told, entered, leave }));
+        let callback = Callback { function: ends as EventFn, user: (&raw const *user).cast_mut().cast() };
+        let events = user.events.get_or_init(|| Events::new(callback));
+        let watcher = std::thread::spawn(|| {
+            begin_to_keep_time();
+            ["a", "b", "c"].iter().for_each(|key| events.event(&Event::WaitBegan { key }));
+        });
+        assert!(watcher.join().is_ok() && enters.recv_timeout(LONG).is_ok());
+        events.end();
+        assert_eq!(user.told.load(Ordering::SeqCst), 3);
+        events.event(&Event::WaitBegan { key: "too late" });
+        assert_eq!(user.told.load(Ordering::SeqCst), 3);
+    }
 }

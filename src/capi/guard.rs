@@ -159,6 +159,20 @@ pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -
     })
 }
 
+/// From now on the lock stands for at least `ms` milliseconds, counted from its grant, whatever ends the hold: see
+/// leasehold_request_set_hold_at_least. It can be made longer, not shorter. Sends a renewal. Codes as of
+/// leasehold_guard_ensure_held; LEASEHOLD_CODE_STORE when the renewal was not answered: the lock is still held, and it can
+/// be called again.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn leasehold_guard_hold_at_least(guard: GuardHandle, ms: u64) -> Code {
+    call(|| {
+        let guard = handle::get::<Guard>(guard)?;
+        let said = guard.ask(|held| held.hold_at_least(millis(ms))).ok_or_else(|| guard.ended())?;
+        said.map_err(|error| guard.in_danger(error))
+    })
+}
+
 /// How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
 /// lease has no end.
 /// \param ms Gets the milliseconds.

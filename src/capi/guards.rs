@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 use super::code::Code;
 use super::failure::{Failure, about};
 use super::loss::Watch;
-use super::{as_millis, call, handle, out_arg, text};
+use super::{as_millis, call, handle, millis, out_arg, text};
 use crate::api::request_all::LockAllGuard;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
@@ -148,6 +148,17 @@ pub extern "C" fn leasehold_guards_ensure_held(guards: GuardsHandle) -> Code {
         let guards = handle::get::<Guards>(guards)?;
         let said = guards.ask(LockAllGuard::ensure_held).ok_or_else(|| guards.ended())?;
         said.map_err(|error| guards.in_danger(error))
+    })
+}
+
+/// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn leasehold_guards_hold_at_least(guards: GuardsHandle, ms: u64) -> Code {
+    call(|| {
+        let guards = handle::get::<Guards>(guards)?;
+        let stand = |held: &LockAllGuard| held.guards().iter().try_for_each(|one| one.hold_at_least(millis(ms)));
+        guards.ask(stand).ok_or_else(|| guards.ended())?.map_err(|error| guards.in_danger(error))
     })
 }
 

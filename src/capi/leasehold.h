@@ -181,8 +181,9 @@ enum leasehold_event_kind
   LEASEHOLD_EVENT_KIND_REFUSED = 4,
   // A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
   LEASEHOLD_EVENT_KIND_WAIT_BEGAN = 5,
-  // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, LEASEHOLD_CODE_STORE for
-  // whatever else the call that waited says.
+  // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT, _CANCELLED,
+  // _CLOSED, _HELD when another of several keys was granted instead, and _STORE for every other failure, which the call
+  // that waited names by its own code.
   LEASEHOLD_EVENT_KIND_WAIT_ENDED = 6,
   // A wait goes on, since `ms`.
   LEASEHOLD_EVENT_KIND_WAITED = 7,
@@ -455,6 +456,19 @@ typedef struct {
   uint64_t id;
 } leasehold_filter;
 
+// The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends only
+// when somebody expires it after its time, or revokes it. So it lasts over restarts, and no guard renews it. Free it with
+// leasehold_leases_free, which ends no lease.
+//
+// A call that finds the lease in another state than it needs returns LEASEHOLD_CODE_INVALID_LEASE, which is normal:
+// leasehold_error_holders gives the lease as it was found.
+//
+// In a list of leases the name is LEASEHOLD_TEXT_KEY and the holder LEASEHOLD_TEXT_OWNER; there are no other texts.
+// Its times are those of the claim, of the last extension, and from when on it can be expired.
+typedef struct {
+  uint64_t id;
+} leasehold_leases;
+
 // A node of an election: of all nodes that campaign, at most one leads at a time. Free it with
 // leasehold_election_free.
 typedef struct {
@@ -522,10 +536,11 @@ LEASEHOLD_API leasehold_code leasehold_error_store(char *buffer, size_t capacity
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len);
 
-// All holders of the lock that was refused; an empty list when none is known. Free it with
-// leasehold_list_free.
+// All holders of the lock that was refused, or the lease that was in the way; an empty list when none is known. Free it
+// with leasehold_list_free.
 // \param list Gets the list.
-LEASEHOLD_API leasehold_code leasehold_error_holders(leasehold_list *list);
+LEASEHOLD_API
+leasehold_code leasehold_error_holders(leasehold_list *list);
 
 // Whether a guard of the very client that asked was among those that held the lock: another thread's, or this one's,
 // which waited for itself.
@@ -618,7 +633,8 @@ leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 // happens, several at once, and while a call of the program's is under way. It should return at once, may call every
 // function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what
 // its thread does: a call, or the renewal of one lock, but no other guard's and no loss. leasehold_client_close waits
-// until other threads have left it; then it is not called any more, so that `user` can be freed. Only inside a callback
+// until other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
+// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback
 // it does not wait for a thread that waits for this very callback, as for one that closes the client, too: close once
 // more from outside before `user` is freed. A client that is only freed may call it for as long as the process lives; one
 // that could not be made has called it for the last time. NULL for none, which is the default.
@@ -845,6 +861,15 @@ LEASEHOLD_API
 leasehold_code leasehold_request_set_max_hold(leasehold_request request,
                                               uint64_t ms);
 
+// For how many milliseconds the lock stands at the least, counted from its grant by the store's clock, at most 30 days:
+// until then a release, the end of the guard or of the client, and the death of the process leave it standing, and nobody
+// renews it. So a job that is over in a second does not run again on a host that starts it a little later. Refused with a
+// lease without end or until a time, by leasehold_request_acquire, and for all of several keys: see
+// leasehold_guards_hold_at_least. Defaults to nothing.
+LEASEHOLD_API
+leasehold_code leasehold_request_set_hold_at_least(leasehold_request request,
+                                                   uint64_t ms);
+
 // Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
 // the library's; never after a release. It may call every function of this header, also to free the guard or close the
 // client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the
@@ -965,6 +990,15 @@ LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_ensure_held_for(leasehold_guard guard,
                                                uint64_t ms);
+
+// From now on the lock stands for at least `ms` milliseconds, counted from its grant, whatever ends the hold: see
+// leasehold_request_set_hold_at_least. It can be made longer, not shorter. Sends a renewal. Codes as of
+// leasehold_guard_ensure_held; LEASEHOLD_CODE_STORE when the renewal was not answered: the lock is still held, and it can
+// be called again.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guard_hold_at_least(leasehold_guard guard,
+                                             uint64_t ms);
 
 // How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
 // lease has no end.
@@ -1114,6 +1148,12 @@ LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_ensure_held(leasehold_guards guards);
 
+// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guards_hold_at_least(leasehold_guards guards,
+                                              uint64_t ms);
+
 // How many milliseconds all of them stay held if no further renewal succeeds: 0 when one is not held.
 // \param ms Gets the milliseconds.
 LEASEHOLD_API
@@ -1251,6 +1291,14 @@ leasehold_code leasehold_client_purge(leasehold_client client,
                                       uint64_t older_than_ms,
                                       leasehold_list *list);
 
+// Lists what leasehold_client_purge would remove now, and writes nothing.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_purge_preview(leasehold_client client,
+                                              uint64_t older_than_ms,
+                                              leasehold_list *list);
+
 // Creates the tables and indexes that the store needs, where they are missing.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_client_create_schema(leasehold_client client);
 
@@ -1349,6 +1397,118 @@ LEASEHOLD_API leasehold_code leasehold_filter_set_remaining_at_least(leasehold_f
 
 // Frees the filter.
 LEASEHOLD_API leasehold_code leasehold_filter_free(leasehold_filter filter);
+
+// Makes the namespace known. Nothing is sent to the store; the calls say whether the namespace is a good one.
+// \param namespace_ `namespace_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param leases Gets the namespace.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_new(leasehold_client client,
+                                    const char *namespace_,
+                                    size_t namespace_len,
+                                    leasehold_leases *leases);
+
+// Claims the lease for a holder, for `ms` milliseconds at the least. LEASEHOLD_CODE_INVALID_LEASE when somebody holds it,
+// be it the same holder, be it that its time is over.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param token Gets the fencing token of the claim.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_claim(leasehold_leases leases,
+                                      const char *name,
+                                      size_t name_len,
+                                      const char *holder,
+                                      size_t holder_len,
+                                      uint64_t ms,
+                                      uint64_t *token);
+
+// Makes the lease of a holder last for `ms` milliseconds from now on; never shortens it. Its time may be over, as long
+// as nobody has expired it. LEASEHOLD_CODE_INVALID_LEASE when nobody or another holds it.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_extend(leasehold_leases leases,
+                                       const char *name,
+                                       size_t name_len,
+                                       const char *holder,
+                                       size_t holder_len,
+                                       uint64_t ms);
+
+// Ends the lease after its time. LEASEHOLD_CODE_INVALID_LEASE when nobody holds it, its time is not over, or somebody
+// pins it.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_expire(leasehold_leases leases,
+                                       const char *name,
+                                       size_t name_len);
+
+// Ends the lease of a holder before its time, whoever pins it. LEASEHOLD_CODE_INVALID_LEASE when nobody or another holds
+// it.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_revoke(leasehold_leases leases,
+                                       const char *name,
+                                       size_t name_len,
+                                       const char *holder,
+                                       size_t holder_len);
+
+// The lease of a name, as a list of one; of none when nobody holds it.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_get(leasehold_leases leases,
+                                    const char *name,
+                                    size_t name_len,
+                                    leasehold_list *list);
+
+// Lists every lease of the namespace that somebody holds, also those whose time is over, by name.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_list(leasehold_leases leases,
+                                     leasehold_list *list);
+
+// Keeps the name from being expired until leasehold_leases_unpin, on behalf of an entity. Several may pin it, and a pin
+// outlasts the claim. Pinning again changes nothing.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param entity `entity_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_pin(leasehold_leases leases,
+                                    const char *name,
+                                    size_t name_len,
+                                    const char *entity,
+                                    size_t entity_len);
+
+// Takes back what leasehold_leases_pin did. LEASEHOLD_CODE_OK also when there is nothing to take back.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param entity `entity_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_unpin(leasehold_leases leases,
+                                      const char *name,
+                                      size_t name_len,
+                                      const char *entity,
+                                      size_t entity_len);
+
+// Waits, without limit, until the time of the lease is over, or nobody holds it; it does not expire it.
+// LEASEHOLD_CODE_CANCELLED once leasehold_cancel_fire was called for `cancel`, which may be {0}.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_wait_until_expired(leasehold_leases leases,
+                                                   const char *name,
+                                                   size_t name_len,
+                                                   leasehold_cancel cancel);
+
+// Frees the handle of the namespace. Its leases stay as they are.
+LEASEHOLD_API leasehold_code leasehold_leases_free(leasehold_leases leases);
 
 // Frees a key, whoever holds it, and lists who did. That breaks the promise that was given to the holder: it hears of
 // its loss at its next heartbeat, and until then only the fencing token protects.
@@ -1458,6 +1618,19 @@ leasehold_code leasehold_election_set_health_check(leasehold_election election,
 // Starts a thread that campaigns, and again after each term, until leasehold_election_stop; returns at once.
 // Errors of the store do not end it. LEASEHOLD_CODE_ALREADY_HELD when this node already campaigns or leads.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_election_run(leasehold_election election);
+
+// leasehold_election_run that calls a function whenever this node has won, on a thread of its own: the work of the leader.
+// While it works, this node neither campaigns again nor lets others lead, unless the lock is lost; so it should look at
+// leasehold_election_is_leader and return soon after that became false. When it returns while this node leads, the node
+// resigns, and campaigns again after a moment, or ends with leasehold_election_set_once. It may call every function of this
+// header; to free the election inside does not wait for it. It must return: no exception, longjmp() or pthread_exit().
+// Once leasehold_election_free has returned, it is not running and is not called any more, unless it freed the election.
+// \param work Any thread may call it with the fencing token of the term and `user` until the election is freed.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_election_lead(leasehold_election election,
+                                       leasehold_on_won work,
+                                       void *user);
 
 // Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
 // \param leader Gets the answer; false when the call fails.

@@ -174,6 +174,8 @@ class [[nodiscard]] guard {
   /// Throws when the lock is not held: right before each step that must not overlap with another holder's.
   void ensure_held() const { check(leasehold_guard_ensure_held(get())); }
   void ensure_held_for(time_span time) const { check(leasehold_guard_ensure_held_for(get(), to_ms(time))); }
+  /// From now on the lock stands for so long, counted from its grant, whatever ends the guard.
+  void hold_at_least(time_span time) const { check(leasehold_guard_hold_at_least(get(), to_ms(time))); }
   uint64_t token() const {
     uint64_t token = 0;
     check(leasehold_guard_token(get(), &token));
@@ -227,6 +229,7 @@ class [[nodiscard]] guards {
     return leasehold_guards_is_held(get(), &held) == LEASEHOLD_CODE_OK && held;
   }
   void ensure_held() const { check(leasehold_guards_ensure_held(get())); }
+  void hold_at_least(time_span time) const { check(leasehold_guards_hold_at_least(get(), to_ms(time))); }
   size_t size() const {
     size_t len = 0;
     check(leasehold_guards_len(get(), &len));
@@ -274,6 +277,8 @@ class request {
   request &lease(time_span time) { return set(leasehold_request_set_lease(get(), to_ms(time))); }
   request &wait(time_span time) { return set(leasehold_request_set_wait(get(), to_ms(time))); }
   request &max_hold(time_span time) { return set(leasehold_request_set_max_hold(get(), to_ms(time))); }
+  /// The lock stands for so long at the least, counted from its grant, however soon the guard ends.
+  request &hold_at_least(time_span time) { return set(leasehold_request_set_hold_at_least(get(), to_ms(time))); }
   request &cancel_by(const cancel &token) { return set(leasehold_request_set_cancel(get(), token.get())); }
   /// Called once for each guard whose lock is lost; never after a release. It may end the guard.
   request &call_on_loss(on_loss function) {

@@ -8,12 +8,68 @@ use super::failure::Failure;
 use super::filter::{FilterData, FilterHandle};
 use super::status::{STATUS_FIRST_SIZE, Status, UNENDING, pick};
 use super::{call, handle, millis, out_arg, sized_out_arg, text, text_arg};
+use crate::Mode;
 use crate::api::filter::Filter;
 use crate::model::error::ErrorKind;
+use crate::model::lease_status::LeaseStatus;
 use crate::model::lock::LockStatus;
 
 /// Holders as they were when somebody looked.
-pub struct List(pub Vec<LockStatus>);
+pub struct List(Vec<Entry>);
+
+/// Who holds something.
+enum Entry {
+    Lock(LockStatus),
+    Lease(LeaseStatus),
+}
+
+impl List {
+    pub fn of_locks(locks: Vec<LockStatus>) -> List {
+        List(locks.into_iter().map(Entry::Lock).collect())
+    }
+
+    pub fn of_leases(leases: impl IntoIterator<Item = LeaseStatus>) -> List {
+        List(leases.into_iter().map(Entry::Lease).collect())
+    }
+
+    fn at(&self, index: usize) -> Result<&Entry, Failure> {
+        let none = || Failure::new(Code::NotFound, format!("index is {index}, but the list has {}", self.0.len()));
+        self.0.get(index).ok_or_else(none)
+    }
+}
+
+impl Entry {
+    fn status(&self) -> Status {
+        match self {
+            Entry::Lock(holder) => Status::new(
+                holder.fencing_token(),
+                holder.mode(),
+                holder.created(),
+                holder.renewed(),
+                holder.leased_until(),
+                holder.remaining().unwrap_or(UNENDING),
+            ),
+            Entry::Lease(lease) => Status::new(
+                lease.fencing_token(),
+                Mode::Exclusive,
+                lease.claimed(),
+                lease.extended(),
+                Some(lease.expires()),
+                lease.remaining(),
+            ),
+        }
+    }
+
+    fn text(&self, text: i32) -> Result<&str, Failure> {
+        match self {
+            Entry::Lock(holder) => {
+                let lock_id = Some(holder.lock_id());
+                pick(text, holder.key(), lock_id, holder.owner(), holder.host(), holder.comment())
+            }
+            Entry::Lease(lease) => pick(text, lease.name(), None, lease.holder(), None, None),
+        }
+    }
+}
 handle::object!(List = 6, ListHandle, "list");
 
 /// Holders as they were when somebody looked. Free it with leasehold_list_free.
@@ -44,7 +100,7 @@ pub unsafe extern "C" fn leasehold_client_get(
         let client = handle::get::<Client>(client)?;
         let none = || client.api.error(ErrorKind::InvalidInput, key, "nobody ever held it");
         let status = client.api.get(key)?.ok_or_else(|| Failure::with_code(none(), Code::NotFound))?;
-        holders.write(handle::insert(List(status.holders().to_vec()))?)?;
+        holders.write(handle::insert(List::of_locks(status.holders().to_vec()))?)?;
         token.write(status.fencing_token())
     })
 }
@@ -63,7 +119,7 @@ pub unsafe extern "C" fn leasehold_client_list(
         let client = handle::get::<Client>(client)?;
         let filter =
             if filter == FilterHandle::default() { Filter::new() } else { handle::get::<FilterData>(filter)?.copy() };
-        list.write(handle::insert(List(client.api.list(&filter)?))?)
+        list.write(handle::insert(List::of_locks(client.api.list(&filter)?))?)
     })
 }
 
@@ -83,7 +139,7 @@ pub unsafe extern "C" fn leasehold_client_renew_group(
     call(|| {
         let (lock_id, list) = (text_arg!(lock_id, lock_id_len), out_arg!(list));
         let renewed = handle::get::<Client>(client)?.api.renew(lock_id, millis(lease_ms))?;
-        list.write(handle::insert(List(renewed))?)
+        list.write(handle::insert(List::of_locks(renewed))?)
     })
 }
 
@@ -101,7 +157,7 @@ pub unsafe extern "C" fn leasehold_client_unlock_group(
     call(|| {
         let (lock_id, list) = (text_arg!(lock_id, lock_id_len), out_arg!(list));
         let released = handle::get::<Client>(client)?.api.unlock(lock_id)?;
-        list.write(handle::insert(List(released))?)
+        list.write(handle::insert(List::of_locks(released))?)
     })
 }
 
@@ -117,7 +173,23 @@ pub unsafe extern "C" fn leasehold_client_purge(
     call(|| {
         let list = out_arg!(list);
         let purged = handle::get::<Client>(client)?.api.purge(millis(older_than_ms))?;
-        list.write(handle::insert(List(purged.freed))?)
+        list.write(handle::insert(List::of_locks(purged.freed))?)
+    })
+}
+
+/// Lists what leasehold_client_purge would remove now, and writes nothing.
+/// \param list Gets the list.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_client_purge_preview(
+    client: ClientHandle,
+    older_than_ms: u64,
+    list: *mut ListHandle,
+) -> Code {
+    call(|| {
+        let list = out_arg!(list);
+        let purged = handle::get::<Client>(client)?.api.purge_preview(millis(older_than_ms))?;
+        list.write(handle::insert(List::of_locks(purged.freed))?)
     })
 }
 
@@ -173,15 +245,7 @@ pub unsafe extern "C" fn leasehold_list_status(
     call(|| {
         let status = sized_out_arg!(status, status_size, STATUS_FIRST_SIZE);
         let list = handle::get::<List>(list)?;
-        let holder = at(&list, index)?;
-        status.write(Status::new(
-            holder.fencing_token(),
-            holder.mode(),
-            holder.created(),
-            holder.renewed(),
-            holder.leased_until(),
-            holder.remaining().unwrap_or(UNENDING),
-        ))
+        status.write(list.at(index)?.status())
     })
 }
 
@@ -199,8 +263,7 @@ pub unsafe extern "C" fn leasehold_list_text(
 ) -> Code {
     call(|| {
         let list = handle::get::<List>(list)?;
-        let holder = at(&list, index)?;
-        let part = pick(text, holder.key(), holder.lock_id(), holder.owner(), holder.host(), holder.comment())?;
+        let part = list.at(index)?.text(text)?;
         // SAFETY: passed on from the caller.
         unsafe { text::write(part, buffer, capacity, len) }
     })
@@ -210,9 +273,4 @@ pub unsafe extern "C" fn leasehold_list_text(
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_list_free(list: ListHandle) -> Code {
     call(|| handle::remove::<List>(list).map(drop))
-}
-
-fn at(list: &List, index: usize) -> Result<&LockStatus, Failure> {
-    let none = || Failure::new(Code::NotFound, format!("index is {index}, but the list has {}", list.0.len()));
-    list.0.get(index).ok_or_else(none)
 }

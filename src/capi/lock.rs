@@ -70,7 +70,7 @@ pub unsafe extern "C" fn leasehold_lock_text(
 ) -> Code {
     call(|| {
         let lock = handle::get::<LockData>(lock)?.copy();
-        let part = pick(text, lock.key(), lock.lock_id(), lock.owner(), lock.host(), lock.comment())?;
+        let part = pick(text, lock.key(), Some(lock.lock_id()), lock.owner(), lock.host(), lock.comment())?;
         // SAFETY: passed on from the caller.
         unsafe { text::write(part, buffer, capacity, len) }
     })

@@ -126,10 +126,11 @@ impl LogSink {
             },
         };
         let Callback { function, user } = self.callback;
-        INSIDE.with(|inside| inside.set(true));
+        let before = INSIDE.with(|inside| inside.replace(true));
         // SAFETY: whoever set it promised that it may be called until it is freed; freeing closes the gate.
         self.gate.pass(|| unsafe { function(&info, user) });
-        INSIDE.with(|inside| inside.set(false));
+        // It may be called by what another one calls.
+        INSIDE.with(|inside| inside.set(before));
     }
 }
 
@@ -220,6 +221,35 @@ mod tests {
             let _ = talk.leave.recv_timeout(Duration::from_secs(20));
             ::log::warn!(target: "leasehold::test", "said by the callback of this test");
         }
+    }
+
+    unsafe extern "C" fn ignores(_: *const LogRecord, _: *mut c_void) {}
+
+    unsafe extern "C" fn tells_another(record: *const LogRecord, user: *mut c_void) {
+        // SAFETY: the test leaks it, and the record is there during the call.
+        let (entered, text) = unsafe { (&*user.cast::<Sender<()>>(), std::ffi::CStr::from_ptr((*record).text)) };
+        if text.to_string_lossy().contains("of two logs") {
+            let _ = entered.send(());
+            let callback = Callback { function: ignores as LogFn, user: std::ptr::null_mut() };
+            let (gate, aside) = (Gate::default(), Aside::default());
+            let another = LogSink { most: LevelFilter::Warn, callback, gate, aside };
+            // As when it is freed, and something waits for it.
+            another.tell(Level::Warn, "t\0", "text\0");
+            ::log::warn!(target: "leasehold::test", "said inside a callback of two logs");
+        }
+    }
+
+    #[test]
+    fn what_a_callback_says_after_another_one_is_not_passed_to_it() {
+        let (entered, enters) = bounded(9);
+        let (entered, mut log): (&'static Sender<()>, _) = (Box::leak(Box::new(entered)), LogHandle::default());
+        let user = (&raw const *entered).cast_mut().cast();
+        // SAFETY: a place that can be written to, and a function that any thread may call.
+        let code = unsafe { leasehold_log_new(LogLevel::Warn as i32, Some(tells_another), user, &mut log) };
+        assert_eq!(code, Code::Ok);
+        ::log::warn!(target: "leasehold::test", "the first of two logs");
+        assert_eq!(leasehold_log_free(log), Code::Ok);
+        assert_eq!(enters.len(), 1);
     }
 
     #[test]

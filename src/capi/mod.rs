@@ -20,6 +20,7 @@ mod guard;
 mod guards;
 mod handle;
 mod leadership;
+mod leases;
 mod list;
 mod lock;
 mod logging;

@@ -233,6 +233,16 @@ pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64
     call(|| set(request, |request| request.max_hold(millis(ms))))
 }
 
+/// For how many milliseconds the lock stands at the least, counted from its grant by the store's clock, at most 30 days:
+/// until then a release, the end of the guard or of the client, and the death of the process leave it standing, and nobody
+/// renews it. So a job that is over in a second does not run again on a host that starts it a little later. Refused with a
+/// lease without end or until a time, by leasehold_request_acquire, and for all of several keys: see
+/// leasehold_guards_hold_at_least. Defaults to nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_request_set_hold_at_least(request: RequestHandle, ms: u64) -> Code {
+    call(|| set(request, |request| request.hold_at_least(millis(ms))))
+}
+
 /// Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
 /// the library's; never after a release. It may call every function of this header, also to free the guard or close the
 /// client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the

@@ -97,7 +97,7 @@ pub enum Text {
 pub fn pick<'a>(
     text: i32,
     key: &'a str,
-    lock_id: &'a str,
+    lock_id: Option<&'a str>,
     owner: &'a str,
     host: Option<&'a str>,
     comment: Option<&'a str>,
@@ -109,7 +109,7 @@ pub fn pick<'a>(
     const COMMENT: i32 = Text::Comment as i32;
     let found = match text {
         KEY => Some(key),
-        LOCK_ID => Some(lock_id),
+        LOCK_ID => lock_id,
         OWNER => Some(owner),
         HOST => host,
         COMMENT => comment,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{ArgAction, Parser, Subcommand, ValueHint};
 
 use crate::asked::{Ask, Key, Keys, Labels, Name, Patience, Sharing};
+use crate::health::Checks;
 use crate::words::duration;
 
 const AFTER: &str = "\
@@ -22,6 +23,7 @@ Exit codes:
   77    the store denies it
   78    the store URL, the configuration or the store's schema is wrong
   79    `run --every`: not due, since it ran in this period or runs now
+  80    `run`: --health-cmd failed, so the command was ended and the lock given back
   126   the command cannot be run
   127   there is no such command
   128+N signal N ended the command, or the wait for the lock";
@@ -111,6 +113,8 @@ pub struct Run {
     pub sharing: Sharing,
     #[command(flatten)]
     pub patience: Patience,
+    #[command(flatten)]
+    pub checks: Checks,
     /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
     /// the command ends
     ///
@@ -148,6 +152,8 @@ pub struct Elect {
     pub ask: Ask,
     #[command(flatten)]
     pub patience: Patience,
+    #[command(flatten)]
+    pub checks: Checks,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,

@@ -11,10 +11,10 @@ use crate::words::duration;
 #[derive(clap::Args, Debug)]
 pub struct Patience {
     /// How long to wait at most; a number alone is seconds, and 0 tries once [default: without limit]
-    #[arg(short = 'w', long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
+    #[arg(short = 'w', long, alias = "timeout", value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
     pub wait: Option<Duration>,
     /// Do not wait: end at once if others hold the lock
-    #[arg(short = 'n', long = "try", alias = "nonblock", conflicts_with = "wait")]
+    #[arg(short = 'n', long = "try", aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub once: bool,
     /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
     /// with --every]
@@ -84,7 +84,7 @@ pub struct Sharing {
     #[arg(short = 's', long)]
     shared: bool,
     /// Hold it alone, which is the default
-    #[arg(short = 'x', long, conflicts_with = "shared")]
+    #[arg(short = 'x', short_alias = 'e', long, conflicts_with = "shared")]
     exclusive: bool,
     /// How many shared holders there may be at most
     #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
@@ -143,9 +143,11 @@ pub struct Ask {
     /// What is done to the command, or to the process of `hold`, when the lock is lost
     ///
     /// `kill` sends TERM to the command's process group, and KILL after --kill-after if anything of it is left; of `hold`
-    /// to the process alone. `signal:NAME` sends that signal, and nothing else. `ignore` lets it go on: then only the
-    /// fencing token protects.
-    #[arg(long, value_name = "kill|signal:NAME|ignore", default_value = "kill", value_parser = on_loss)]
+    /// to the process alone. `signal:NAME` sends that signal, and nothing else. `cmd:COMMAND` runs that shell command
+    /// instead, in the environment of the command with LEASEHOLD_PID, its process, and LEASEHOLD_LOSS, what has happened:
+    /// if that fails, or is not done after --kill-after, the command gets KILL, and else nothing. `ignore` lets it go on: then
+    /// only the fencing token protects.
+    #[arg(long, value_name = "kill|signal:NAME|cmd:COMMAND|ignore", default_value = "kill", value_parser = on_loss)]
     pub on_loss: OnLoss,
 }
 

@@ -20,6 +20,7 @@ pub mod code {
     pub const PERMISSION: u8 = 77;
     pub const CONFIG: u8 = 78;
     pub const NOT_DUE: u8 = 79;
+    pub const UNHEALTHY: u8 = 80;
     pub const CANNOT_RUN: u8 = 126;
     pub const NOT_FOUND: u8 = 127;
     /// Plus the number of the signal.

@@ -1,4 +1,4 @@
-//! The end of a hold: its locks are released.
+//! The end of a hold: its locks are released. What is wrong with that is said by nobody who waits for standard error.
 
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -8,8 +8,8 @@ use leasehold::{CancelToken, Error, ErrorKind};
 use nix::sys::signal::Signal;
 
 use crate::held::Held;
-use crate::show::say;
 use crate::signals::ENDING;
+use crate::warnings::tell;
 use crate::words::words;
 
 /// What a release gets at least, for a store that answers again.
@@ -29,7 +29,8 @@ pub struct GivenBack {
 pub struct Ending<'a> {
     /// That the locks were lost was said already.
     pub is_told: bool,
-    pub lease_left: Duration,
+    /// `None`: the release is sent and not waited for.
+    pub lease_left: Option<Duration>,
     /// Unless they were lost they stand for so long.
     pub every: Option<Duration>,
     /// Whom they were held for, and what became of that.
@@ -50,7 +51,7 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
             Some(loss) => (format!("the lock {:?}", loss.key), loss.to_string()),
             None => (name.clone(), "expired".to_owned()),
         };
-        say(&format!("{name} was lost: {why}; {who_ended}"));
+        tell(&format!("{name} was lost: {why}; {who_ended}"));
     }
     let every = every.filter(|_| !was_lost);
     let Release { stands, answer: released } = release(locks, lease_left, every, signals);
@@ -59,7 +60,7 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
         _ if was_lost => true,
         Ok(()) => false,
         Err(failed) if failed.is_lost() => {
-            say(&failed.to_string());
+            tell(&failed.to_string());
             true
         }
         Err(why) => {
@@ -70,7 +71,7 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
                 Some(_) => "may be free before the command is due again, so it may run again in this period".to_owned(),
                 None => "could not be released and ends with its lease".to_owned(),
             };
-            say(&format!("{name} {what}: {why}"));
+            tell(&format!("{name} {what}: {why}"));
             false
         }
     };
@@ -108,7 +109,7 @@ struct Release {
 }
 
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
-fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: &Receiver<Signal>) -> Release {
+fn release(locks: Held, lease_left: Option<Duration>, every: Option<Duration>, signals: &Receiver<Signal>) -> Release {
     let (done, told) = crossbeam_channel::bounded(2);
     let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
     let spawned = thread.spawn(move || {
@@ -120,7 +121,8 @@ fn release(locks: Held, lease_left: Duration, every: Option<Duration>, signals: 
         // The guard was dropped, and its drop released: only that it stands is missing.
         return Release { stands: false, answer: every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error))) };
     }
-    let mut answer = answers(&told, after(lease_left.max(LAST_TRY)), signals, LAST_TRY);
+    let mut answer =
+        answers(&told, after(lease_left.map_or(Duration::ZERO, |left| left.max(LAST_TRY))), signals, LAST_TRY);
     Release { stands: answer().is_ok(), answer: answer() }
 }
 

@@ -132,11 +132,12 @@ impl Held {
         self.guards().iter().try_for_each(LockGuard::ensure_held)
     }
 
-    /// Until when all are held at the least, since boot.
-    pub fn held_until(&self) -> Duration {
+    /// Until when all are held at the least, since boot; `None` once one is not.
+    pub fn held_until(&self) -> Option<Duration> {
         // First: what stops this process in between makes it too early, never too late.
         let now = since_boot();
-        now.saturating_add(self.guards().iter().map(LockGuard::remaining).min().unwrap_or_default())
+        let left = self.guards().iter().map(LockGuard::remaining).min().filter(|left| !left.is_zero());
+        left.map(|left| now.saturating_add(left))
     }
 
     /// The first loss, if one was lost.
@@ -196,5 +197,21 @@ impl Held {
             }),
             Held::All(guard) => guard.release(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else the present would be taken for the end of a lease that may be over for long.
+    #[test]
+    fn what_is_over_is_held_until_no_time() {
+        let client = LockClient::connect("memory:").unwrap();
+        let held = Held::One(client.lock("k").unwrap());
+        assert!(held.held_until().is_some_and(|until| until > since_boot()));
+        let over = client.request("over").max_hold(Duration::from_millis(100)).lock().unwrap();
+        assert!(over.loss().wait_timeout(Duration::from_secs(60)).is_some());
+        assert_eq!(Held::One(over).held_until(), None);
     }
 }

@@ -5,16 +5,19 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, at, never, select, tick};
 use leasehold::Loss;
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use crate::asked::Ask;
+use crate::beside::{Beside, Environment};
 use crate::failure::{Outcome, code};
 use crate::give_back::{Ending, TOLD, give_back};
+use crate::health::{Checks, Health};
 use crate::held::Held;
 use crate::job::Job;
 use crate::killing::Killing;
 use crate::on_loss::OnLoss;
-use crate::show::say;
 use crate::signals::{ENDING, PASSED_ON};
+use crate::warnings;
 use crate::words::words;
 
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
@@ -28,6 +31,8 @@ pub enum End {
     Command(u8),
     /// The lock was lost. The signal by which this process was told to end, if it was.
     Lost(Option<Signal>),
+    /// The command was not well, and the lock was held all the while. The signal, as above.
+    Unhealthy(Option<Signal>),
 }
 
 /// A command that runs while a lock is held.
@@ -36,7 +41,14 @@ pub struct Holding<'a> {
     locks: Held,
     job: Job,
     killing: Killing,
+    environment: Environment,
+    health: Option<Health<'a>>,
+    is_unhealthy: bool,
     lost: Option<Loss>,
+    /// The command of `--on-loss`.
+    on_loss: Option<Beside>,
+    /// It succeeded, so nothing is killed.
+    is_seen_to: bool,
     told_to_end: Option<Signal>,
     resume_at: Receiver<Instant>,
 }
@@ -47,8 +59,23 @@ fn is_stop(signal: Signal) -> bool {
 }
 
 impl<'a> Holding<'a> {
-    pub fn new(ask: &'a Ask, locks: Held, job: Job) -> Holding<'a> {
-        Holding { ask, locks, job, killing: Killing::new(), lost: None, told_to_end: None, resume_at: never() }
+    /// `environment`: that of the command.
+    pub fn new(ask: &'a Ask, checks: &'a Checks, locks: Held, job: Job, environment: &Environment) -> Holding<'a> {
+        let environment = environment.with("LEASEHOLD_PID", job.group());
+        Holding {
+            ask,
+            locks,
+            killing: Killing::new(),
+            health: checks.begin(environment.clone()),
+            environment,
+            job,
+            is_unhealthy: false,
+            lost: None,
+            on_loss: None,
+            is_seen_to: false,
+            told_to_end: None,
+            resume_at: never(),
+        }
     }
 
     /// Until nothing of the command is left.
@@ -56,10 +83,12 @@ impl<'a> Holding<'a> {
         let mut losses = self.locks.losses();
         let looks = tick(self.ask.lease / 20);
         loop {
-            if self.job.look() {
+            if self.look() {
                 self.resume_at = at(Instant::now() + STOPPED);
             }
             if self.job.is_gone() {
+                let is_under_way = self.on_loss.take();
+                is_under_way.into_iter().for_each(|command| command_failed(command.see_through(signals), ""));
                 return;
             }
             if self.lost.is_none()
@@ -67,7 +96,10 @@ impl<'a> Holding<'a> {
             {
                 self.lose(loss);
             }
+            self.look_beside();
             self.arm();
+            let (asks, told) =
+                (timer(self.health.as_ref(), Health::timer), timer(self.on_loss.as_ref(), Beside::timer));
             let kill_at = self.killing.timer();
             let left_behind = if self.job.ended().is_some() { at(Instant::now() + LEFT_BEHIND) } else { never() };
             select! {
@@ -82,6 +114,8 @@ impl<'a> Holding<'a> {
                 }
                 recv(kill_at) -> _ => self.job.signal(Signal::SIGKILL),
                 recv(looks) -> _ => {}
+                recv(asks) -> _ => {}
+                recv(told) -> _ => {}
                 recv(self.resume_at) -> _ => if self.job.is_stopped() && !self.is_halted() {
                     self.resume();
                 },
@@ -93,7 +127,7 @@ impl<'a> Holding<'a> {
     /// Has the group killed should this process stand still.
     fn arm(&mut self) {
         self.killing.look(&self.locks);
-        let is_ended_by_loss = self.ask.on_loss == OnLoss::Kill && !self.job.is_frozen();
+        let is_ended_by_loss = self.ask.on_loss.may_kill() && !self.is_seen_to && !self.job.is_frozen();
         self.job.kill_at(self.killing.by_keeper(self.ask, is_ended_by_loss));
     }
 
@@ -109,7 +143,7 @@ impl<'a> Holding<'a> {
             self.kill_within(kill_after);
         }
         // A stopped command would take it only when somebody continues it, and keep the lock until then.
-        if self.job.look() || self.job.is_stopped() {
+        if self.look() || self.job.is_stopped() {
             self.resume();
             if self.is_halted() {
                 self.job.go_on();
@@ -142,9 +176,13 @@ impl<'a> Holding<'a> {
         if self.lost.is_some() {
             return;
         }
-        let end = match self.ask.on_loss {
+        let end = match &self.ask.on_loss {
             OnLoss::Kill => self.end_command(),
-            OnLoss::Signal(signal) => {
+            OnLoss::Command(command) => {
+                let command = command.clone();
+                self.see_to(&command, &loss)
+            }
+            &OnLoss::Signal(signal) => {
                 self.job.signal(signal);
                 if !is_stop(signal) {
                     self.job.go_on();
@@ -156,8 +194,56 @@ impl<'a> Holding<'a> {
                 "the command goes on".to_owned()
             }
         };
-        say(&format!("the lock {:?} was lost: {}; {end}", loss.key, loss));
+        // Not waited for: signals are still to be passed on.
+        warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
         self.lost = Some(loss);
+    }
+
+    /// Runs the command of `--on-loss`.
+    fn see_to(&mut self, command: &str, loss: &Loss) -> String {
+        let time = self.killing.left(self.ask);
+        match Beside::for_loss(command, &self.environment, loss, time) {
+            Ok(beside) => {
+                self.on_loss = Some(beside);
+                self.job.go_on();
+                format!("--on-loss has {} to see to that", words(time))
+            }
+            Err(why) => {
+                self.kill_within(Duration::ZERO);
+                format!("--on-loss cannot be run ({why}), so the command is killed")
+            }
+        }
+    }
+
+    /// What runs beside the command, and is not under way any more.
+    fn look_beside(&mut self) {
+        if let Some(outcome) = self.on_loss.as_mut().and_then(Beside::look) {
+            self.on_loss = None;
+            match outcome {
+                Ok(()) => self.is_seen_to = true,
+                failed => {
+                    self.kill_within(Duration::ZERO);
+                    command_failed(failed, ", so the command is killed");
+                }
+            }
+        }
+        if self.lost.is_some() || self.told_to_end.is_some() {
+            self.health = None;
+        }
+        let Some(health) = &mut self.health else { return };
+        if self.job.is_stopped() {
+            health.rest();
+        } else if let Some(why) = health.look() {
+            (self.health, self.is_unhealthy) = (None, true);
+            let (name, end) = (self.locks.name(), self.end_command());
+            warnings::tell(&format!("{name} is given back, since {why}; {end}"));
+        }
+    }
+
+    /// True: the command stopped, and so shall we.
+    fn look(&mut self) -> bool {
+        let beside = [self.health.as_ref().and_then(Health::pid), self.on_loss.as_ref().and_then(Beside::pid)];
+        self.job.look(&beside.into_iter().flatten().collect::<Vec<Pid>>())
     }
 
     /// TERM, and KILL while nobody else can be in.
@@ -176,15 +262,30 @@ impl<'a> Holding<'a> {
     /// True: the release was not answered.
     pub fn end(mut self, every: Option<Duration>, signals: &Receiver<Signal>) -> Outcome<(End, bool)> {
         self.arm();
-        let lease_left = self.killing.lease_left(self.ask);
-        let Holding { locks, job, lost, told_to_end, .. } = self;
+        let lease_left = Some(self.killing.lease_left(self.ask));
+        let Holding { locks, job, lost, told_to_end, is_unhealthy, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
         // One that was told to end may have left its work undone, whatever its code says.
-        let every = every.filter(|_| ended == 0 && told_to_end.is_none());
+        let every = every.filter(|_| ended == 0 && told_to_end.is_none() && !is_unhealthy);
         let (is_told, who_ended) = (lost.is_some(), "the command has ended");
         let given_back = give_back(locks, &Ending { is_told, lease_left, every, who_ended, signals });
         job.finish();
-        let end = if given_back.was_lost { End::Lost(told_to_end) } else { End::Command(ended) };
+        let end = match given_back.was_lost {
+            true => End::Lost(told_to_end),
+            false if is_unhealthy => End::Unhealthy(told_to_end),
+            false => End::Command(ended),
+        };
         Ok((end, given_back.is_unanswered))
+    }
+}
+
+fn timer<T>(of: Option<&T>, timer: impl FnOnce(&T) -> Receiver<Instant>) -> Receiver<Instant> {
+    of.map_or_else(never, timer)
+}
+
+/// Says it of the command of `--on-loss`.
+pub fn command_failed(outcome: Result<(), String>, then: &str) {
+    if let Err(why) = outcome {
+        warnings::tell(&format!("the command of --on-loss failed: {why}{then}"));
     }
 }

@@ -94,9 +94,16 @@ impl Job {
         }
     }
 
-    /// Looks what became of the processes. True: the command stopped, and so shall we.
+    /// The process that leads it.
+    pub fn group(&self) -> Pid {
+        self.group
+    }
+
+    /// Looks what became of the processes. True: the command stopped, and so shall we. `beside`: those that others wait for.
     #[must_use]
-    pub fn look(&mut self) -> bool {
+    pub fn look(&mut self, beside: &[Pid]) -> bool {
+        #[cfg(not(target_os = "linux"))]
+        let _ = beside;
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED;
         let mut stop = None;
         loop {
@@ -121,7 +128,7 @@ impl Job {
             }
         }
         #[cfg(target_os = "linux")]
-        self.reap_others();
+        self.reap_others(beside);
         // Asked only after the leader was waited for, in the one thread that also sends.
         self.gone = self.ended.is_some() && !is_alive(self.group, &mut self.member);
         if self.gone {
@@ -151,10 +158,11 @@ impl Job {
     /// What left the group and its parent became our child, too. What has our own group was started by a library, which
     /// waits for it itself.
     #[cfg(target_os = "linux")]
-    fn reap_others(&self) {
+    fn reap_others(&self, beside: &[Pid]) {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) = waitid(Id::All, flags) {
-            let is_known = pid == self.group || self.keeper.as_ref().is_some_and(|keeper| keeper.is(pid));
+            let is_known =
+                pid == self.group || beside.contains(&pid) || self.keeper.as_ref().is_some_and(|keeper| keeper.is(pid));
             if is_known || getpgid(Some(pid)).is_ok_and(|group| group == getpgrp()) {
                 return;
             }

@@ -24,9 +24,7 @@ impl Killing {
 
     /// Looks until when the locks are held.
     pub fn look(&mut self, locks: &Held) {
-        if locks.is_held() {
-            self.held_until = locks.held_until();
-        }
+        self.held_until = locks.held_until().unwrap_or(self.held_until);
     }
 
     /// KILL after this time, or earlier if that was decided before.

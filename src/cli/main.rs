@@ -9,6 +9,8 @@ mod args;
 #[cfg(unix)]
 mod asked;
 #[cfg(unix)]
+mod beside;
+#[cfg(unix)]
 mod clock;
 #[cfg(unix)]
 mod command;
@@ -18,6 +20,8 @@ mod exec;
 mod failure;
 #[cfg(unix)]
 mod give_back;
+#[cfg(unix)]
+mod health;
 #[cfg(unix)]
 mod held;
 #[cfg(unix)]

@@ -11,15 +11,17 @@ use nix::unistd::dup2_stdout;
 
 use crate::args::{Global, Hold};
 use crate::asked::Ask;
+use crate::beside::{Beside, Environment};
 use crate::failure::{Failure, Outcome, code};
 use crate::give_back::{Ending, give_back};
 use crate::held::{Held, Wanted};
+use crate::hold::command_failed;
 use crate::keeper::{Keeper, Target};
 use crate::killing::Killing;
 use crate::on_loss::OnLoss;
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
-use crate::signals::{ENDING, Interrupts, spare_us_ttou};
+use crate::signals::{ENDING, Interrupts};
 use crate::steps::{start_printing, was_printed};
 use crate::store;
 use crate::warnings;
@@ -29,7 +31,7 @@ use crate::words::words;
 pub fn hold(global: &Global, args: &Hold) -> Outcome {
     // Before anything of ours is open.
     close_inherited(args.for_whom.fd);
-    let watched = Watched::open(&args.for_whom, args.ask.on_loss)?;
+    let watched = Watched::open(&args.for_whom, &args.ask.on_loss)?;
     let wanted = Wanted {
         keys: vec![args.key.get().to_owned()],
         labels: args.ask.labels.clone(),
@@ -38,17 +40,15 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
         until: until(args.patience.wait()),
         ..Wanted::default()
     };
-    // Before any thread is started, which inherits it.
-    spare_us_ttou().map_err(internal)?;
     let (of_all, ask) = (global.clone(), args.ask.clone());
-    let session = Session::start(global, move || store::holding(&of_all, &ask), wanted.until, watched.gone()?)?;
+    let session = Session::start(global, move || store::holding(&of_all, &ask), wanted.until, || watched.gone())?;
     let locks = match session.wait(wanted) {
         Err(failure) => return refused(failure, global, &args.patience, false),
         Ok(locks) => locks,
     };
-    let mut holding = Holding::start(&args.ask, locks, watched)?;
+    let mut holding = Holding::start(&args.ask, global, locks, watched)?;
     let end = holding.hand_out().and_then(|handed_out| holding.go_on(&session.interrupts, handed_out));
-    let (was_lost, is_unanswered) = holding.end(&session.interrupts);
+    let (was_lost, is_unanswered) = holding.end(&session.interrupts, &end);
     session.is_unanswered.set(is_unanswered);
     match end? {
         _ if was_lost => Err(Failure::Silent(code::LOST)),
@@ -69,19 +69,25 @@ struct Holding<'a> {
     ask: &'a Ask,
     locks: Held,
     watched: Watched,
+    environment: Environment,
     /// Kills the process where we cannot, if a loss shall end it.
     keeper: Option<Keeper>,
     killing: Killing,
     lost: Option<Loss>,
+    /// The command of `--on-loss`.
+    on_loss: Option<Beside>,
 }
 
 impl<'a> Holding<'a> {
-    fn start(ask: &'a Ask, locks: Held, watched: Watched) -> Outcome<Holding<'a>> {
-        let keeper = match watched.process().filter(|_| ask.on_loss == OnLoss::Kill) {
+    fn start(ask: &'a Ask, global: &Global, locks: Held, watched: Watched) -> Outcome<Holding<'a>> {
+        let keeper = match watched.process().filter(|_| ask.on_loss.may_kill()) {
             Some(process) => Some(Keeper::start(Some(process)).map_err(internal)?),
             None => None,
         };
-        let mut holding = Holding { ask, locks, watched, keeper, killing: Killing::new(), lost: None };
+        let environment = Environment::of(global, &locks)?;
+        let environment = watched.pid().iter().fold(environment, |all, pid| all.with("LEASEHOLD_PID", pid));
+        let (killing, lost, on_loss) = (Killing::new(), None, None);
+        let mut holding = Holding { ask, locks, watched, environment, keeper, killing, lost, on_loss };
         holding.arm();
         Ok(holding)
     }
@@ -106,11 +112,20 @@ impl<'a> Holding<'a> {
             {
                 self.lose(loss);
             }
-            if self.lost.is_some() && !self.killing.has_begun() {
+            if let Some(outcome) = self.on_loss.as_mut().and_then(Beside::look) {
+                self.on_loss = None;
+                if outcome.is_err() {
+                    let name = self.watched.name();
+                    command_failed(outcome, &self.kill(&name));
+                }
+            }
+            let is_done = self.on_loss.is_none() && !self.killing.has_begun();
+            if self.lost.is_some() && is_done {
                 return Ok(None);
             }
             self.arm();
             let kill_at = self.killing.timer();
+            let told = self.on_loss.as_ref().map_or_else(never, Beside::timer);
             select! {
                 recv(interrupts.signals) -> signal => match signal {
                     // A loss has to be seen through up to KILL, also one that nobody has told yet.
@@ -133,6 +148,7 @@ impl<'a> Holding<'a> {
                     is_killed = true;
                 }
                 recv(looks) -> _ => {}
+                recv(told) -> _ => {}
             }
         }
     }
@@ -148,9 +164,10 @@ impl<'a> Holding<'a> {
             return;
         }
         let name = self.watched.name();
-        let end = match (&self.watched, self.ask.on_loss) {
+        let end = match (&self.watched, &self.ask.on_loss) {
+            (_, OnLoss::Command(command)) => self.see_to(command, &loss, &name),
             (Watched::Process(..), OnLoss::Kill) => self.end_process(&name),
-            (Watched::Process(..), OnLoss::Signal(signal)) => {
+            (Watched::Process(..), &OnLoss::Signal(signal)) => {
                 self.watched.signal(signal);
                 format!("{name} gets {signal}")
             }
@@ -159,6 +176,27 @@ impl<'a> Holding<'a> {
         // Not waited for: with a pipe the end of this process is all that tells of the loss.
         warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
         self.lost = Some(loss);
+    }
+
+    /// Runs the command of `--on-loss`.
+    fn see_to(&mut self, command: &str, loss: &Loss, name: &str) -> String {
+        let time = self.killing.left(self.ask);
+        match Beside::for_loss(command, &self.environment, loss, time) {
+            Ok(beside) => {
+                self.on_loss = Some(beside);
+                format!("--on-loss has {} to see to that", words(time))
+            }
+            Err(why) => format!("--on-loss cannot be run ({why}){}", self.kill(name)),
+        }
+    }
+
+    /// Kills the process, if it is one, and says so.
+    fn kill(&mut self, name: &str) -> String {
+        if self.watched.pid().is_none() {
+            return String::new();
+        }
+        self.killing.begin(Duration::ZERO);
+        format!(", so {name} is killed")
     }
 
     /// TERM, and KILL while nobody else can be in.
@@ -173,17 +211,31 @@ impl<'a> Holding<'a> {
     }
 
     /// Releases the lock. Whether it was lost, and whether the release was not answered.
-    fn end(mut self, interrupts: &Interrupts) -> (bool, bool) {
+    fn end(mut self, interrupts: &Interrupts, end: &Outcome<Option<Signal>>) -> (bool, bool) {
         self.killing.look(&self.locks);
+        let is_under_way = self.on_loss.take();
+        is_under_way.into_iter().for_each(|command| command_failed(command.see_through(&interrupts.signals), ""));
         // The end of this process is all that whoever has the pipe learns of a loss.
         let is_told_by_end = self.lost.is_some() && matches!(self.watched, Watched::Pipe(..));
-        let lease_left = if is_told_by_end { Duration::ZERO } else { self.killing.lease_left(self.ask) };
+        let lease_left = (!is_told_by_end).then(|| self.killing.lease_left(self.ask));
+        if is_told_by_end {
+            warnings::flush_within(self.ask.after_kill() / 4);
+        }
         // From now on nobody is killed.
         self.keeper.take().into_iter().for_each(Keeper::dismiss);
-        let (is_told, who_ended) = (self.lost.is_some(), &*format!("{} is gone", self.watched.name()));
+        let (is_told, who_ended) = (self.lost.is_some(), &*who_ended(end, &self.watched.name()));
         let signals = &interrupts.signals;
         let given_back = give_back(self.locks, &Ending { is_told, lease_left, every: None, who_ended, signals });
         (given_back.was_lost, given_back.is_unanswered || is_told_by_end)
+    }
+}
+
+/// Whom the end of a hold came from.
+fn who_ended(end: &Outcome<Option<Signal>>, name: &str) -> String {
+    match end {
+        Ok(None) => format!("{name} is gone"),
+        Ok(Some(signal)) => format!("leasehold was told to end by {signal}"),
+        Err(_) => "nobody was given it".to_owned(),
     }
 }
 
@@ -200,6 +252,15 @@ mod tests {
     use super::*;
     use crate::args::{self, Args};
 
+    /// Only who has gone is said to be gone.
+    #[test]
+    fn a_loss_at_the_end_says_what_that_end_was() {
+        assert_eq!(who_ended(&Ok(None), "process 7"), "process 7 is gone");
+        for end in [Ok(Some(Signal::SIGTERM)), Err(Failure::Silent(code::LOST))] {
+            assert!(!who_ended(&end, "process 7").contains("process 7"));
+        }
+    }
+
     /// As one that waits for a disk, whose end nobody sees.
     #[test]
     fn what_does_not_end_by_kill_is_left_alone_at_a_signal() {
@@ -209,9 +270,10 @@ mod tests {
         let args::Command::Hold(args) = args.command else { panic!("another command") };
         let client = LockClient::connect("memory:").unwrap();
         let guard = client.request("k").max_hold(Duration::from_millis(100)).lock().unwrap();
-        let watched = Watched::open(&args.for_whom, args.ask.on_loss).unwrap();
-        let (keeper, killing, lost) = (None, Killing::new(), None);
-        let mut holding = Holding { ask: &args.ask, locks: Held::One(guard), watched, keeper, killing, lost };
+        let watched = Watched::open(&args.for_whom, &args.ask.on_loss).unwrap();
+        let (keeper, killing, lost, on_loss) = (None, Killing::new(), None, None);
+        let (ask, locks, environment) = (&args.ask, Held::One(guard), Environment::default());
+        let mut holding = Holding { ask, locks, watched, environment, keeper, killing, lost, on_loss };
         let ((signal, signals), (ends, gone), (ended, end)) = (unbounded(), bounded(1), bounded(1));
         let killed = thread::spawn(move || {
             child.wait().unwrap();

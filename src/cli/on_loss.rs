@@ -3,26 +3,38 @@
 use nix::sys::signal::Signal;
 
 /// What is done to the command when the lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OnLoss {
     Kill,
     Signal(Signal),
+    /// This is run by a shell, and the command is killed if that fails.
+    Command(String),
     Ignore,
+}
+
+impl OnLoss {
+    /// Whether KILL may follow, for which a part of each lease is kept back.
+    pub fn may_kill(&self) -> bool {
+        matches!(self, OnLoss::Kill | OnLoss::Command(_))
+    }
 }
 
 /// As an option's value.
 pub fn on_loss(text: &str) -> Result<OnLoss, String> {
-    match text {
-        "kill" => Ok(OnLoss::Kill),
-        "ignore" => Ok(OnLoss::Ignore),
-        _ => {
-            let name =
-                text.strip_prefix("signal:").ok_or("it must be kill, ignore or signal:NAME, like signal:USR1")?;
+    match text.split_once(':') {
+        None if text == "kill" => Ok(OnLoss::Kill),
+        None if text == "ignore" => Ok(OnLoss::Ignore),
+        Some(("cmd", command)) if command.trim().is_empty() => {
+            Err("there is no command; write it like cmd:'./on-loss --now'".to_owned())
+        }
+        Some(("cmd", command)) => Ok(OnLoss::Command(command.to_owned())),
+        Some(("signal", name)) => {
             let name = name.to_ascii_uppercase();
             let full = if name.starts_with("SIG") { name.clone() } else { format!("SIG{name}") };
             full.parse()
                 .map(OnLoss::Signal)
                 .map_err(|_| format!("there is no signal {name}; write it like signal:USR1"))
         }
+        _ => Err("it must be kill, ignore, signal:NAME, like signal:USR1, or cmd:COMMAND".to_owned()),
     }
 }

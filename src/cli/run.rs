@@ -3,21 +3,27 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::never;
+use crossbeam_channel::{Receiver, after, never, select};
 use leasehold::{CancelToken, ErrorKind};
-use nix::unistd::getpid;
+use nix::sys::signal::Signal;
 
 use crate::args::{Elect, Global, Run};
 use crate::asked::{Ask, Patience};
-use crate::exec::prepared;
+use crate::beside::Environment;
 use crate::failure::{Failure, Outcome, code};
+use crate::health::Checks;
 use crate::held::{Held, Wanted};
 use crate::hold::{End, Holding};
 use crate::job::Job;
 use crate::session::Session;
 use crate::show::say;
-use crate::store::{self, Missing};
+use crate::signals::ENDING;
+use crate::store;
 use crate::terminal::Terminal;
+use crate::wait::by_signal;
+
+/// After a term that ended since the command was not well, others go first: longer than a waiter looks for nothing.
+const OTHERS_FIRST: Duration = Duration::from_secs(2);
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
     let wait = args.patience.wait().or(args.every.is_some().then_some(Duration::ZERO));
@@ -39,9 +45,11 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
         // already, and only is checked.
         held.stand(Duration::from_nanos(1), &CancelToken::new(), None)?;
     }
-    match hold(&session, global, &args.ask, &args.command, held, args.every)? {
+    let work = Work { ask: &args.ask, checks: &args.checks, command: &args.command, every: args.every };
+    match hold(&session, global, &work, held)? {
         End::Command(code) => Ok(code),
         End::Lost(_) => Err(Failure::Silent(code::LOST)),
+        End::Unhealthy(_) => Err(Failure::Silent(code::UNHEALTHY)),
     }
 }
 
@@ -83,46 +91,61 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
             Err(failure) => return refused(failure, global, &args.patience, false),
             Ok(held) => held,
         };
-        match hold(&session, global, &ask, &args.command, held, None)? {
+        let work = Work { ask: &ask, checks: &args.checks, command: &args.command, every: None };
+        match hold(&session, global, &work, held)? {
             End::Command(code) => return Ok(code),
-            End::Lost(Some(signal)) => return Err(Failure::Silent(code::SIGNAL + signal as u8)),
-            End::Lost(None) => until_then = until(args.patience.wait()),
+            End::Lost(Some(signal)) | End::Unhealthy(Some(signal)) => return Err(by_signal(signal)),
+            End::Lost(None) => {}
+            End::Unhealthy(None) => let_others_go_first(&session.interrupts.signals)?,
+        }
+        until_then = until(args.patience.wait());
+    }
+}
+
+fn let_others_go_first(signals: &Receiver<Signal>) -> Outcome<()> {
+    let over = after(OTHERS_FIRST);
+    loop {
+        select! {
+            recv(over) -> _ => return Ok(()),
+            recv(signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+                return Err(by_signal(signal));
+            },
         }
     }
 }
 
 fn start(global: &Global, ask: &Ask, until: Option<Instant>) -> Outcome<Session> {
     let (of_all, ask) = (global.clone(), ask.clone());
-    Session::start(global, move || store::holding(&of_all, &ask), until, never())
+    Session::start(global, move || store::holding(&of_all, &ask), until, || Ok(never()))
 }
 
-/// Runs the command while the locks are held, then releases them. Once it succeeded they stand until it is due again.
-fn hold(
-    session: &Session,
-    global: &Global,
-    ask: &Ask,
-    command: &[OsString],
-    held: Held,
+/// What is run, and how.
+struct Work<'a> {
+    ask: &'a Ask,
+    checks: &'a Checks,
+    command: &'a [OsString],
+    /// Once it succeeded the locks stand until it is due again.
     every: Option<Duration>,
-) -> Outcome<End> {
+}
+
+/// Runs the command while the locks are held, then releases them.
+fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outcome<End> {
     let terminal = Terminal::open();
     let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-    let mut prepared = prepared(getpid(), foreground, global.json, command);
-    prepared.envs(held.environment());
-    let (name, value) = store::passed_on(store::url(global, Missing::Made)?);
-    prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).env(name, value);
+    let environment = Environment::of(global, &held)?;
+    let prepared = environment.prepared(foreground, work.command);
     // This process may have stood still since the lock was granted.
     if let Err(error) = held.ensure_held() {
         say(&error.to_string());
         return Ok(End::Lost(None));
     }
     let job = Job::start(prepared, terminal).map_err(|error| {
-        let message = format!("{:?} cannot be started: {error}", command.first().cloned().unwrap_or_default());
+        let message = format!("{:?} cannot be started: {error}", work.command.first().cloned().unwrap_or_default());
         Failure::Own(code::CANNOT_RUN, message)
     })?;
-    let mut holding = Holding::new(ask, held, job);
+    let mut holding = Holding::new(work.ask, work.checks, held, job, &environment);
     holding.go_on(&session.interrupts.signals);
-    let (end, is_unanswered) = holding.end(every, &session.interrupts.signals)?;
+    let (end, is_unanswered) = holding.end(work.every, &session.interrupts.signals)?;
     session.is_unanswered.set(is_unanswered);
     Ok(end)
 }

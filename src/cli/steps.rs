@@ -39,7 +39,7 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
         ..Wanted::default()
     };
     let (of_all, labels, lease) = (global.clone(), args.labels.clone(), args.lease);
-    let session = Session::start(global, move || store::taking(&of_all, lease, &labels), wanted.until, never())?;
+    let session = Session::start(global, move || store::taking(&of_all, lease, &labels), wanted.until, || Ok(never()))?;
     let held = match session.wait(wanted) {
         Err(failure) => return refused(failure, global, &args.patience, false),
         Ok(held) => held,

@@ -88,8 +88,11 @@ pub fn taking(global: &Global, lease: Duration, labels: &Labels) -> Outcome<Clie
 /// The same for whoever renews it: so much of each lease is kept back that the command is ended in it.
 pub fn holding(global: &Global, ask: &Ask) -> Outcome<ClientBuilder> {
     let builder = taking(global, ask.lease, &ask.labels)?;
-    if ask.on_loss != OnLoss::Kill {
+    if !ask.on_loss.may_kill() {
         return Ok(builder);
+    }
+    if matches!(ask.on_loss, OnLoss::Command(_)) && ask.kill_after().is_zero() {
+        return Err(Failure::usage("--on-loss cmd:.. is done within --kill-after, so that must be above 0"));
     }
     let margin = ask.margin().map_err(|least| {
         let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));

@@ -3,8 +3,9 @@
 //! A thread of its own writes it: where nobody reads standard error, a heartbeat must not wait for that.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 
@@ -39,12 +40,18 @@ pub fn show(global: &Global) {
     log::set_max_level(level);
 }
 
-/// Waits until what was said is written, unless nobody reads it.
+/// Waits until what was said is written, unless nobody reads it, or that was waited for before.
 pub fn flush() {
-    let Some(messages) = MESSAGES.get() else { return };
-    let (done, written) = bounded(1);
-    if messages.send_timeout(Message::Flush(done), LAST_WORDS).is_ok() {
-        let _ = written.recv_timeout(LAST_WORDS);
+    flush_within(LAST_WORDS);
+}
+
+/// The last wait for what was said.
+pub fn flush_within(bound: Duration) {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    let Some(messages) = MESSAGES.get().filter(|_| !IS_DONE.swap(true, Ordering::Relaxed)) else { return };
+    let (by, (done, written)) = (Instant::now() + bound, bounded(1));
+    if messages.send_deadline(Message::Flush(done), by).is_ok() {
+        let _ = written.recv_deadline(by);
     }
 }
 

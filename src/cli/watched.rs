@@ -41,7 +41,7 @@ pub enum Watched {
 }
 
 impl Watched {
-    pub fn open(args: &ForWhom, on_loss: OnLoss) -> Outcome<Watched> {
+    pub fn open(args: &ForWhom, on_loss: &OnLoss) -> Outcome<Watched> {
         match (args.pid, args.fd) {
             (Some(pid), _) => process(pid, on_loss),
             (None, fd) => pipe(fd.unwrap_or_default(), on_loss),
@@ -53,6 +53,14 @@ impl Watched {
         match self {
             Watched::Process(pid, _) => format!("process {pid}"),
             Watched::Pipe(fd, _) => format!("the pipe of descriptor {fd}"),
+        }
+    }
+
+    /// The number of the process, if it is one.
+    pub fn pid(&self) -> Option<i32> {
+        match self {
+            Watched::Process(pid, _) => Some(*pid),
+            Watched::Pipe(..) => None,
         }
     }
 
@@ -97,8 +105,8 @@ impl Watched {
     }
 }
 
-fn process(pid: i32, on_loss: OnLoss) -> Outcome<Watched> {
-    if pid == 1 && on_loss == OnLoss::Kill {
+fn process(pid: i32, on_loss: &OnLoss) -> Outcome<Watched> {
+    if pid == 1 && on_loss.may_kill() {
         return Err(Failure::usage(
             "--pid: process 1 cannot be ended from within its container when the lock is lost: put its work behind \
              `run`, or say --on-loss ignore",
@@ -108,7 +116,7 @@ fn process(pid: i32, on_loss: OnLoss) -> Outcome<Watched> {
         true => Failure::usage(format!("--pid: there is no process {pid}")),
         false => Failure::usage(format!("--pid: process {pid} cannot be watched, --fd may work here: {error}")),
     })?;
-    if on_loss != OnLoss::Ignore && kill(Pid::from_raw(pid), None) == Err(Errno::EPERM) {
+    if *on_loss != OnLoss::Ignore && kill(Pid::from_raw(pid), None) == Err(Errno::EPERM) {
         return Err(Failure::usage(format!(
             "--pid: process {pid} is another user's, so that it could not be ended when the lock is lost; if that is \
              right, say --on-loss ignore"
@@ -117,7 +125,7 @@ fn process(pid: i32, on_loss: OnLoss) -> Outcome<Watched> {
     Ok(Watched::Process(pid, handle))
 }
 
-fn pipe(fd: u32, on_loss: OnLoss) -> Outcome<Watched> {
+fn pipe(fd: u32, on_loss: &OnLoss) -> Outcome<Watched> {
     if matches!(on_loss, OnLoss::Signal(_)) {
         return Err(Failure::usage("--on-loss signal:.. needs a process, which --pid names"));
     }

@@ -57,6 +57,40 @@ static void *waits(void *user) {
   return NULL;
 }
 
+static void leads(uint64_t token, void *user) {
+  struct node *node = (struct node *)user;
+  pthread_mutex_lock(&node->mutex);
+  node->won = token;
+  pthread_cond_broadcast(&node->changed);
+  while (node->lost < node->won) { /* the work goes on */
+    pthread_cond_wait(&node->changed, &node->mutex);
+  }
+  pthread_mutex_unlock(&node->mutex);
+}
+
+/* The work of the leader: while it goes on nobody else leads. */
+static void work(leasehold_client client, leasehold_client other, struct node *node) {
+  leasehold_election led = {0};
+  leasehold_guard guard = {0};
+  OK(leasehold_election_new(client, TEXT("led"), &led));
+  OK(leasehold_election_set_once(led));
+  node->won = node->lost = 0;
+  OK(leasehold_election_lead(led, leads, node));
+  uint64_t token = wait_for(node, &node->won, 0), seen = 0;
+  OK(leasehold_election_token(led, &seen));
+  CHECK(seen == token);
+  EXPECT(LEASEHOLD_CODE_ALREADY_HELD, leasehold_election_run(led));
+  EXPECT(LEASEHOLD_CODE_HELD, leasehold_client_try_lock(other, TEXT("led"), &guard));
+  pthread_mutex_lock(&node->mutex);
+  node->lost = token;
+  pthread_cond_broadcast(&node->changed);
+  pthread_mutex_unlock(&node->mutex);
+  OK(leasehold_election_wait(led)); /* it resigned */
+  OK(leasehold_client_try_lock(other, TEXT("led"), &guard));
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_election_free(led));
+}
+
 /* The last failure names the election, its store and what is wrong. */
 static void says(const char *what) {
   char key[32], store[256], message[512];
@@ -156,6 +190,7 @@ int main(int argc, char **argv) {
   pthread_mutex_lock(&node.mutex);
   CHECK(node.lost == node.won);
   pthread_mutex_unlock(&node.mutex);
+  work(client, other, &node);
   CHECK(pthread_mutex_destroy(&node.mutex) == 0 && pthread_cond_destroy(&node.changed) == 0);
   OK(leasehold_client_free(client));
   OK(leasehold_client_free(other));

@@ -15,12 +15,18 @@ struct all {
   leasehold_election election;
   leasehold_leadership leadership;
   leasehold_log log;
+  leasehold_leases leases;
 };
 
 static struct all live, freed;
 /* Where results would go, and what must stay there. */
 static struct all out, none;
 static const leasehold_filter every = {0}; /* no filter */
+
+static void works(uint64_t token, void *user) {
+  (void)token;
+  (void)user;
+}
 
 /* `call` uses `h`, which must be a handle of this type. */
 #define WITH_BAD_HANDLES(type, call)                                                                                   \
@@ -129,6 +135,7 @@ static void handles(void) {
   WITH_BAD_HANDLES(client, leasehold_client_renew_group(h, TEXT("id"), 1000, &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_unlock_group(h, TEXT("id"), &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_purge(h, 0, &out.list));
+  WITH_BAD_HANDLES(client, leasehold_client_purge_preview(h, 0, &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_force_release(h, TEXT("k"), &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_unlock_key(h, TEXT("k"), TEXT("id"), &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_diagnose(h, &held, b, sizeof b, &len));
@@ -156,6 +163,7 @@ static void handles(void) {
   WITH_BAD_HANDLES(request, leasehold_request_set_cancel(h, live.cancel));
   WITH_BAD_HANDLES(cancel, leasehold_request_set_cancel(live.request, h));
   WITH_BAD_HANDLES(request, leasehold_request_set_max_hold(h, 1000));
+  WITH_BAD_HANDLES(request, leasehold_request_set_hold_at_least(h, 1000));
   WITH_BAD_HANDLES(request, leasehold_request_set_on_loss(h, NULL, NULL));
   WITH_BAD_HANDLES(request, leasehold_request_set_warn_before(h, 1000, NULL, NULL));
   WITH_BAD_HANDLES(request, leasehold_request_set_on_wait(h, 1000, NULL, NULL));
@@ -173,6 +181,7 @@ static void handles(void) {
   held = true;
   WITH_BAD_HANDLES(guard, leasehold_guard_ensure_held(h));
   WITH_BAD_HANDLES(guard, leasehold_guard_ensure_held_for(h, 1));
+  WITH_BAD_HANDLES(guard, leasehold_guard_hold_at_least(h, 1));
   WITH_BAD_HANDLES(guard, leasehold_guard_remaining(h, &n));
   WITH_BAD_HANDLES(guard, leasehold_guard_token(h, &n));
   WITH_BAD_HANDLES(guard, leasehold_guard_mode(h, &mode));
@@ -194,6 +203,7 @@ static void handles(void) {
   CHECK(!held);
   held = true;
   WITH_BAD_HANDLES(guards, leasehold_guards_ensure_held(h));
+  WITH_BAD_HANDLES(guards, leasehold_guards_hold_at_least(h, 1));
   WITH_BAD_HANDLES(guards, leasehold_guards_remaining(h, &n));
   WITH_BAD_HANDLES(guards, leasehold_guards_release(h));
   WITH_BAD_HANDLES(guards, leasehold_guards_free(h));
@@ -226,6 +236,18 @@ static void handles(void) {
   WITH_BAD_HANDLES(cancel, leasehold_cancel_free(h));
   WITH_BAD_HANDLES(log, leasehold_log_free(h));
 
+  WITH_BAD_HANDLES(client, leasehold_leases_new(h, TEXT("units"), &out.leases));
+  WITH_BAD_HANDLES(leases, leasehold_leases_claim(h, TEXT("l"), TEXT("me"), 60000, &n));
+  WITH_BAD_HANDLES(leases, leasehold_leases_extend(h, TEXT("l"), TEXT("me"), 60000));
+  WITH_BAD_HANDLES(leases, leasehold_leases_expire(h, TEXT("l")));
+  WITH_BAD_HANDLES(leases, leasehold_leases_revoke(h, TEXT("l"), TEXT("me")));
+  WITH_BAD_HANDLES(leases, leasehold_leases_get(h, TEXT("l"), &out.list));
+  WITH_BAD_HANDLES(leases, leasehold_leases_list(h, &out.list));
+  WITH_BAD_HANDLES(leases, leasehold_leases_pin(h, TEXT("l"), TEXT("me")));
+  WITH_BAD_HANDLES(leases, leasehold_leases_unpin(h, TEXT("l"), TEXT("me")));
+  WITH_BAD_HANDLES(leases, leasehold_leases_wait_until_expired(h, TEXT("l"), live.cancel));
+  WITH_BAD_HANDLES(leases, leasehold_leases_free(h));
+
   WITH_BAD_HANDLES(client, leasehold_election_new(h, TEXT("e"), &out.election));
   WITH_BAD_HANDLES(election, leasehold_election_set_id(h, TEXT("me")));
   WITH_BAD_HANDLES(election, leasehold_election_set_lease(h, 1000));
@@ -236,6 +258,7 @@ static void handles(void) {
   WITH_BAD_HANDLES(election, leasehold_election_set_on_leader(h, NULL, NULL));
   WITH_BAD_HANDLES(election, leasehold_election_set_health_check(h, NULL, NULL));
   WITH_BAD_HANDLES(election, leasehold_election_run(h));
+  WITH_BAD_HANDLES(election, leasehold_election_lead(h, works, NULL));
   WITH_BAD_HANDLES(election, leasehold_election_is_leader(h, &held));
   CHECK(!held); /* a program that does not look at the code must not go on */
   held = true;
@@ -284,6 +307,20 @@ static void texts(void) {
   WITH_BAD_TEXTS(leasehold_request_set_lock_id(live.request, t, n));
   WITH_BAD_TEXTS(leasehold_election_new(live.client, t, n, &out.election));
   WITH_BAD_TEXTS(leasehold_election_set_id(live.election, t, n));
+  WITH_BAD_TEXTS(leasehold_leases_new(live.client, t, n, &out.leases));
+  WITH_BAD_TEXTS(leasehold_leases_claim(live.leases, t, n, TEXT("me"), 60000, &n2));
+  WITH_BAD_TEXTS(leasehold_leases_claim(live.leases, TEXT("l"), t, n, 60000, &n2));
+  WITH_BAD_TEXTS(leasehold_leases_extend(live.leases, t, n, TEXT("me"), 60000));
+  WITH_BAD_TEXTS(leasehold_leases_extend(live.leases, TEXT("l"), t, n, 60000));
+  WITH_BAD_TEXTS(leasehold_leases_expire(live.leases, t, n));
+  WITH_BAD_TEXTS(leasehold_leases_revoke(live.leases, t, n, TEXT("me")));
+  WITH_BAD_TEXTS(leasehold_leases_revoke(live.leases, TEXT("l"), t, n));
+  WITH_BAD_TEXTS(leasehold_leases_get(live.leases, t, n, &out.list));
+  WITH_BAD_TEXTS(leasehold_leases_pin(live.leases, t, n, TEXT("me")));
+  WITH_BAD_TEXTS(leasehold_leases_pin(live.leases, TEXT("l"), t, n));
+  WITH_BAD_TEXTS(leasehold_leases_unpin(live.leases, t, n, TEXT("me")));
+  WITH_BAD_TEXTS(leasehold_leases_unpin(live.leases, TEXT("l"), t, n));
+  WITH_BAD_TEXTS(leasehold_leases_wait_until_expired(live.leases, t, n, live.cancel));
   WITH_BAD_TEXTS(leasehold_filter_set_key(live.filter, t, n));
   WITH_BAD_TEXTS(leasehold_filter_set_key_prefix(live.filter, t, n));
   WITH_BAD_TEXTS(leasehold_filter_set_lock_id(live.filter, t, n));
@@ -339,6 +376,12 @@ static void pointers(void) {
   NULL_POINTER(leasehold_client_renew_group(live.client, TEXT("p"), 1000, NULL));
   NULL_POINTER(leasehold_client_unlock_group(live.client, TEXT("p"), NULL));
   NULL_POINTER(leasehold_client_purge(live.client, 0, NULL));
+  NULL_POINTER(leasehold_client_purge_preview(live.client, 0, NULL));
+  NULL_POINTER(leasehold_leases_new(live.client, TEXT("units"), NULL));
+  NULL_POINTER(leasehold_leases_claim(live.leases, TEXT("l"), TEXT("me"), 60000, NULL));
+  NULL_POINTER(leasehold_leases_get(live.leases, TEXT("l"), NULL));
+  NULL_POINTER(leasehold_leases_list(live.leases, NULL));
+  NULL_POINTER(leasehold_election_lead(live.election, NULL, NULL));
   NULL_POINTER(leasehold_client_force_release(live.client, TEXT("p"), NULL));
   NULL_POINTER(leasehold_client_unlock_key(live.client, TEXT("p"), TEXT("id"), NULL));
   NULL_POINTER(leasehold_client_diagnose(live.client, NULL, NULL, 0, NULL));
@@ -577,6 +620,7 @@ static void make(const char *url, const char *key, struct all *made) {
   OK(leasehold_request_free(several));
   OK(leasehold_filter_new(&made->filter));
   OK(leasehold_cancel_new(&made->cancel));
+  OK(leasehold_leases_new(made->client, TEXT("units"), &made->leases));
   OK(leasehold_election_new(made->client, TEXT("elected"), &made->election));
   OK(leasehold_election_campaign(made->election, &made->leadership));
 }
@@ -591,6 +635,7 @@ static void free_all(struct all *made) {
   OK(leasehold_list_free(made->list));
   OK(leasehold_filter_free(made->filter));
   OK(leasehold_cancel_free(made->cancel));
+  OK(leasehold_leases_free(made->leases));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_election_set_lease(made->election, 5000)); /* too late */
   OK(leasehold_leadership_free(made->leadership));
   OK(leasehold_election_free(made->election));

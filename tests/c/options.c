@@ -296,6 +296,125 @@ static void of_ends(const char *url) {
   CHECK(strstr(message, "LEASEHOLD_STORE is not UTF-8") != NULL);
 }
 
+/* How many holders a list has, which is freed. */
+static size_t len_of(leasehold_list list) {
+  size_t len = 0;
+  OK(leasehold_list_len(list, &len));
+  OK(leasehold_list_free(list));
+  return len;
+}
+
+/* Others do not get what its holder has released. */
+static void stands(const char *key) {
+  leasehold_guard guard = {0};
+  EXPECT(LEASEHOLD_CODE_HELD, leasehold_client_try_lock(client, TEXT(key), &guard));
+}
+
+static void of_minimum_holds(void) {
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
+  leasehold_guards guards = {0};
+  leasehold_lock lock = {0};
+  OK(leasehold_request_new(client, TEXT("least"), &request));
+  OK(leasehold_request_set_hold_at_least(request, HOUR));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_request_acquire(request, &lock));
+  OK(leasehold_request_try_lock(request, &guard));
+  OK(leasehold_guard_release(guard));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_hold_at_least(guard, HOUR));
+  OK(leasehold_guard_free(guard));
+  OK(leasehold_request_free(request));
+  stands("least");
+  /* Also once the work is done. */
+  OK(leasehold_client_try_lock(client, TEXT("done"), &guard));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_guard_hold_at_least(guard, UINT64_MAX));
+  OK(leasehold_guard_hold_at_least(guard, HOUR));
+  OK(leasehold_guard_free(guard));
+  stands("done");
+  OK(leasehold_request_new_all(client, &request));
+  OK(leasehold_request_add_key(request, TEXT("both-1")));
+  OK(leasehold_request_add_key(request, TEXT("both-2")));
+  OK(leasehold_request_try_lock_all(request, &guards));
+  OK(leasehold_guards_hold_at_least(guards, HOUR));
+  OK(leasehold_guards_release(guards));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guards_hold_at_least(guards, HOUR));
+  OK(leasehold_guards_free(guards));
+  OK(leasehold_request_free(request));
+  stands("both-1");
+  stands("both-2");
+}
+
+static void of_previews(void) {
+  leasehold_client other = connected("memory:preview");
+  leasehold_request request = {0};
+  leasehold_lock lock = {0};
+  leasehold_list list = {0};
+  size_t expired = 0;
+  OK(leasehold_request_new(other, TEXT("expires"), &request));
+  OK(leasehold_request_set_lease(request, 100));
+  OK(leasehold_request_acquire(request, &lock));
+  OK(leasehold_request_free(request));
+  OK(leasehold_lock_free(lock));
+  while (expired == 0) {
+    OK(leasehold_client_purge_preview(other, 0, &list));
+    expired = len_of(list);
+    const struct timespec pause = {0, 10 * 1000 * 1000};
+    nanosleep(&pause, NULL);
+  }
+  /* Nothing was written. */
+  OK(leasehold_client_purge(other, 0, &list));
+  CHECK(expired == 1 && len_of(list) == 1);
+  OK(leasehold_client_purge_preview(other, 0, &list));
+  CHECK(len_of(list) == 0);
+  OK(leasehold_client_free(other));
+}
+
+/* A lease that a name holds. */
+static void of_leases(void) {
+  leasehold_client other = connected("memory:leases");
+  leasehold_leases leases = {0};
+  leasehold_list list = {0};
+  leasehold_cancel cancel = {0};
+  const leasehold_cancel none = {0};
+  leasehold_status status;
+  uint64_t token = 0, unused = 0;
+  char text[32];
+  OK(leasehold_leases_new(other, TEXT("leader"), &leases));
+  OK(leasehold_client_free(other)); /* the namespace keeps it */
+  OK(leasehold_leases_claim(leases, TEXT("app"), TEXT("unit/0"), HOUR, &token));
+  CHECK(token > 0);
+  EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_claim(leases, TEXT("app"), TEXT("unit/1"), HOUR, &unused));
+  OK(leasehold_error_holders(&list));
+  OK(leasehold_list_text(list, 0, LEASEHOLD_TEXT_OWNER, text, sizeof text, NULL));
+  CHECK(strcmp(text, "unit/0") == 0 && len_of(list) == 1 && unused == 0);
+  OK(leasehold_leases_extend(leases, TEXT("app"), TEXT("unit/0"), 2 * HOUR));
+  EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_extend(leases, TEXT("app"), TEXT("unit/1"), HOUR));
+  EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_expire(leases, TEXT("app")));
+  OK(leasehold_leases_get(leases, TEXT("app"), &list));
+  OK(leasehold_list_status(list, 0, &status, sizeof status));
+  CHECK(status.token == token && status.remaining_ms > HOUR && status.renewed_ms > 0);
+  OK(leasehold_list_text(list, 0, LEASEHOLD_TEXT_KEY, text, sizeof text, NULL));
+  EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_text(list, 0, LEASEHOLD_TEXT_LOCK_ID, NULL, 0, NULL));
+  CHECK(strcmp(text, "app") == 0 && len_of(list) == 1);
+  OK(leasehold_cancel_new(&cancel));
+  OK(leasehold_cancel_fire(cancel));
+  EXPECT(LEASEHOLD_CODE_CANCELLED, leasehold_leases_wait_until_expired(leases, TEXT("app"), cancel));
+  OK(leasehold_cancel_free(cancel));
+  EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_revoke(leases, TEXT("app"), TEXT("unit/1")));
+  OK(leasehold_leases_revoke(leases, TEXT("app"), TEXT("unit/0")));
+  OK(leasehold_leases_get(leases, TEXT("app"), &list));
+  CHECK(len_of(list) == 0);
+  /* One whose time is over lasts until somebody expires it, and nobody may while it is pinned. */
+  OK(leasehold_leases_claim(leases, TEXT("short"), TEXT("unit/0"), 100, &token));
+  OK(leasehold_leases_pin(leases, TEXT("short"), TEXT("me")));
+  OK(leasehold_leases_wait_until_expired(leases, TEXT("short"), none));
+  EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_expire(leases, TEXT("short")));
+  OK(leasehold_leases_unpin(leases, TEXT("short"), TEXT("me")));
+  OK(leasehold_leases_list(leases, &list));
+  CHECK(len_of(list) == 1);
+  OK(leasehold_leases_expire(leases, TEXT("short")));
+  OK(leasehold_leases_free(leases));
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   alarm(200); /* what is not set may be waited for without end */
@@ -304,6 +423,9 @@ int main(int argc, char **argv) {
   of_requests();
   of_filters();
   of_elections();
+  of_minimum_holds();
+  of_previews();
+  of_leases();
   of_ends(argv[1]);
   OK(leasehold_client_free(client));
   printf("proof: every option did what it says\n");

@@ -64,6 +64,11 @@ def main(url):
             guards.ensure_held()
             assert guards.is_held() and len(guards.tokens) == 2
             assert rival.try_lock("a") is None and rival.try_lock("b") is None
+        with client.lock("least", hold_at_least=3600), client.lock("done") as guard, client.lock_all(["all"]) as guards:
+            guard.hold_at_least(3600)
+            guards.hold_at_least(3600)
+        for key in ("least", "done", "all"):
+            assert rival.try_lock(key) is None
         with rival.lock("a", wait=0):
             assert code_of(lambda: client.lock_all(["a", "b"], wait=0)) == Code.TIMED_OUT
 

@@ -51,6 +51,10 @@ static void scopes(const leasehold::client &client, const leasehold::client &riv
       CHECK(error.code() == LEASEHOLD_CODE_TIMED_OUT && error.key() == "k" && error.holder() == "me");
     }
   }
+  (void)client.request("least").hold_at_least(1h).lock();
+  client.lock("done").hold_at_least(1h);
+  client.request_all({"both"}).lock_all().hold_at_least(1h);
+  CHECK(!rival.try_lock("least") && !rival.try_lock("done") && !rival.try_lock("both"));
   auto guard = rival.try_lock("k");
   CHECK(guard && guard->token() > first);
   guard->release();

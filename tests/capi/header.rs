@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::library::root;
 
 /// In the order in which a reader wants them.
-const FILES: [&str; 21] = [
+const FILES: [&str; 22] = [
     "code",
     "version",
     "error",
@@ -26,6 +26,7 @@ const FILES: [&str; 21] = [
     "client_data",
     "list",
     "filter",
+    "leases",
     "admin",
     "election",
     "leadership",

@@ -29,12 +29,17 @@ fn the_letters_of_flock_mean_the_same() {
     let held = store.client().lock("held").unwrap();
     let code = |args: &[&str]| run(&mut store.leasehold(&[&["run"], args, &["--", "true"]].concat())).code;
     assert_eq!(code(&["-n", "-E", "7", "held"]), Some(7));
-    assert_eq!(code(&["--nonblock", "held"]), Some(75));
+    for option in [&["--nonblock"][..], &["--nb"], &["--timeout", "0"], &["-n"]] {
+        assert_eq!(code(&[option, &["held"]].concat()), Some(75), "{option:?}");
+    }
     assert_eq!(code(&["-w", "1", "-E", "9", "held"]), Some(9), "a number alone is seconds");
     assert_eq!(code(&["-w", "0", "held"]), Some(75));
     assert_eq!(code(&["-w", "0.2", "held"]), Some(75));
     drop(held);
-    assert_eq!(code(&["-x", "held"]), Some(0));
+    assert_eq!(
+        (code(&["-x", "held"]), code(&["-e", "held"]), code(&["--exclusive", "held"])),
+        (Some(0), Some(0), Some(0))
+    );
     let _reader = store.client().lock_shared("read").unwrap();
     assert_eq!((code(&["-n", "-s", "read"]), code(&["-n", "-x", "read"])), (Some(0), Some(75)));
     assert_eq!(code(&["-s", "-x", "read"]), Some(64));

@@ -3,12 +3,12 @@
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Running, Store, full_pipe, run};
+use crate::support::{PATIENCE, Running, Store, full_pipe, run};
 use crate::wait::wait_until;
 
 /// A process that the lock is held for.
@@ -331,4 +331,48 @@ fn a_pipe_is_closed_by_a_loss_before_the_lease_ends() {
     assert_eq!(holds.status().code(), Some(76));
     let now = SystemTime::now();
     assert!(now < end, "it went on for {:?}", now.duration_since(end));
+}
+
+/// Nor does what nobody reads hold that up, with as little time for it as there can be.
+#[test]
+fn a_pipe_is_closed_by_a_loss_though_nobody_reads_standard_error() {
+    let store = Store::new();
+    let (_reader, full, _) = full_pipe();
+    let began = Instant::now();
+    crate::lateness::measure();
+    let mut command = store.leasehold(&["hold", "k", "--fd", "0", "--lease", "3s", "--kill-after", "0s"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(full).spawn().unwrap();
+    drop(command);
+    assert!(crate::support::lines_of(child.stdout.take().unwrap()).recv_timeout(PATIENCE).is_ok());
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+    // Its end closes the other end of that; a wait would close this one.
+    let _pipe = child.stdin.take();
+    assert_eq!(child.wait().unwrap().code(), Some(76));
+    let late = SystemTime::now().duration_since(end).unwrap_or_default();
+    let slack = crate::lateness::slack(began);
+    assert!(late < slack, "it went on for {late:?}, and {slack:?} may be the machine's");
+}
+
+/// The release fails, and nobody takes what is said of that.
+#[test]
+fn a_standard_error_that_nobody_reads_does_not_keep_hold_from_ending() {
+    let store = Store::new();
+    let (_reader, full, _) = full_pipe();
+    let mut script = process(EARS);
+    let mut command = store.leasehold(&["hold", "k", "--pid", &script.child.id().to_string(), "--lease", "6s"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
+    drop(command);
+    assert!(crate::support::lines_of(child.stdout.take().unwrap()).recv_timeout(PATIENCE).is_ok());
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    script.signal(Signal::SIGKILL);
+    script.status();
+    let mut ended = None;
+    wait_until("it ends", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert!([Some(0), Some(76)].contains(&ended.unwrap().code()), "{ended:?}");
 }

@@ -199,3 +199,22 @@ fn a_lock_that_was_lost_before_the_start_starts_nothing() {
     let said = said.join().unwrap().unwrap();
     assert!(said.contains("lost"), "{}", said.trim_start());
 }
+
+/// Nobody takes what it says of the loss.
+#[test]
+fn signals_are_passed_on_after_a_loss_though_nobody_reads_standard_error() {
+    let store = Store::new();
+    let (reader, full, _) = full_pipe();
+    let script = "trap 'echo usr1' USR1; trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
+    let mut command = store.reading(&["--lease", "6s", "--on-loss", "signal:USR1"], script);
+    let mut child = command.stdout(std::process::Stdio::piped()).stderr(full).spawn().unwrap();
+    drop(command);
+    let output = lines_of(child.stdout.take().unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    take_away(&store.client());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "usr1");
+    nix::sys::signal::kill(crate::support::pid(&child), nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "term");
+    assert_eq!(child.wait().unwrap().code(), Some(76));
+    drop(reader);
+}

@@ -4,6 +4,9 @@
 #[allow(dead_code)] // Its processes end by themselves.
 #[path = "../support/faketime.rs"]
 mod faketime;
+#[allow(dead_code)] // Here nothing is measured but the machine.
+#[path = "../support/lateness.rs"]
+mod lateness;
 #[path = "../support/nobody.rs"]
 mod nobody;
 #[path = "../support/servers/mod.rs"]
@@ -12,11 +15,13 @@ mod servers;
 mod elect;
 mod exits;
 mod groups;
+mod health;
 mod hold;
 mod locks;
 mod loss;
 mod messages;
 mod nested;
+mod on_loss;
 mod periods;
 mod processes;
 mod readme;

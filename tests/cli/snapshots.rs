@@ -79,7 +79,7 @@ fn manual_pages_keep_columns_and_have_the_exit_codes() {
         let page = run(&mut leasehold(command)).stdout;
         let (_, codes) = page.split_once("\n.SH \"EXIT STATUS\"\n.nf\n").expect("the codes");
         let (codes, _) = codes.split_once("\n.fi").expect("their end");
-        assert!(codes.lines().all(|line| line.starts_with("  ")) && codes.lines().count() == 14, "{codes}");
+        assert!(codes.lines().all(|line| line.starts_with("  ")) && codes.lines().count() == 15, "{codes}");
         let (_, stores) = page.split_once("The store, one of\n.nf\n").expect("the stores");
         assert!(stores.split_once("\n.fi\n").is_some_and(|(stores, _)| stores.lines().count() == 6), "{page}");
     }

@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
-use super::harness::millis;
 use super::wait::wait_until;
 
-const TICK: Duration = millis(5);
+const TICK: Duration = Duration::from_millis(5);
 /// More than the ticks of any call.
 const KEPT: usize = 20_000;
 /// What a call may take beside its bound where nothing is late: threads that start and end, a disk.
-const WORK: Duration = millis(250);
+const WORK: Duration = Duration::from_millis(250);
 /// That many threads may have a part in a call, one after the other, each as late as the latest tick.
 const HOPS: u32 = 5;
 
@@ -86,7 +85,7 @@ impl Slowness {
         let (seen, (over, goes_on)) = (answers.clone(), mpsc::channel());
         std::thread::spawn(move || {
             let mut held = None;
-            while goes_on.recv_timeout(millis(100)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            while goes_on.recv_timeout(Duration::from_millis(100)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let began = Instant::now();
                 answers.lock().unwrap().push((began, None));
                 held = match held {

@@ -138,6 +138,7 @@ _FUNCTIONS = {
     "request_set_comment": (_Handle, *_TEXT),
     "request_set_lease": (_Handle, ctypes.c_uint64),
     "request_set_max_hold": (_Handle, ctypes.c_uint64),
+    "request_set_hold_at_least": (_Handle, ctypes.c_uint64),
     "request_set_wait": (_Handle, ctypes.c_uint64),
     "request_set_on_loss": (_Handle, _ON_LOSS, ctypes.c_void_p),
     "request_set_cancel": (_Handle, _Handle),
@@ -150,6 +151,7 @@ _FUNCTIONS = {
     "guard_is_held": (_Handle, *_OUT),
     "guard_ensure_held": (_Handle,),
     "guard_ensure_held_for": (_Handle, ctypes.c_uint64),
+    "guard_hold_at_least": (_Handle, ctypes.c_uint64),
     "guard_remaining": (_Handle, *_OUT),
     "guard_token": (_Handle, *_OUT),
     "guard_wait_loss": (_Handle, ctypes.c_uint64),
@@ -157,6 +159,7 @@ _FUNCTIONS = {
     "guard_free": (_Handle,),
     "guards_is_held": (_Handle, *_OUT),
     "guards_ensure_held": (_Handle,),
+    "guards_hold_at_least": (_Handle, ctypes.c_uint64),
     "guards_token": (_Handle, ctypes.c_size_t, *_OUT),
     "guards_len": (_Handle, *_OUT),
     "guards_release": (_Handle,),
@@ -384,6 +387,10 @@ class Guard(_Held):
         else:
             _call("guard_ensure_held_for", self._handle, _ms(seconds))
 
+    def hold_at_least(self, seconds: float) -> None:
+        """From now on nobody else gets the lock within `seconds` from its grant, however soon it is released."""
+        _call("guard_hold_at_least", self._handle, _ms(seconds))
+
     def wait_loss(self, seconds: Optional[float] = None) -> bool:
         """Waits until the lock is lost; False when it is not within `seconds`."""
         try:
@@ -409,6 +416,10 @@ class Guards(_Held):
     def ensure_held(self) -> None:
         """Raises when one of them is not held."""
         _call("guards_ensure_held", self._handle)
+
+    def hold_at_least(self, seconds: float) -> None:
+        """`Guard.hold_at_least` for all of them."""
+        _call("guards_hold_at_least", self._handle, _ms(seconds))
 
     def release(self) -> None:
         # What failed is given up in the background.
@@ -491,17 +502,20 @@ class Client(_Owned):
         shared: bool = False,
         lease: Optional[float] = None,
         max_hold: Optional[float] = None,
+        hold_at_least: Optional[float] = None,
         comment: Optional[str] = None,
         on_loss: Optional[Callable[[Loss], None]] = None,
     ) -> Guard:
         """Waits for the lock, for at most `wait` seconds (`None`: without limit; 0: tries once).
+
+        For `hold_at_least` seconds from its grant nobody else gets the lock, however soon it is released.
 
         `on_loss` is called on a thread of the library's when the lock is lost; never after a release. Whatever frees the
         guard waits for it: see `Guard.free`.
         """
         guard = Guard(None if on_loss is None else _Callback(on_loss))
         request = _made("request_new", self._handle, *_text(key))
-        self._ask(guard, request, "request_lock", wait, shared, lease, max_hold, comment)
+        self._ask(guard, request, "request_lock", wait, shared, lease, max_hold, comment, least=hold_at_least)
         return guard
 
     def lock_all(
@@ -548,6 +562,7 @@ class Client(_Owned):
         max_hold: Optional[float],
         comment: Optional[str],
         keys: Iterable[str] = (),
+        least: Optional[float] = None,
     ) -> None:
         """Gives the guard its handle."""
         cancel = _Handle()
@@ -558,7 +573,8 @@ class Client(_Owned):
                 _call("request_set_shared", request)
             if comment is not None:
                 _call("request_set_comment", request, *_text(comment))
-            for name, time in (("wait", wait), ("lease", lease), ("max_hold", max_hold)):
+            times = (("wait", wait), ("lease", lease), ("max_hold", max_hold), ("hold_at_least", least))
+            for name, time in times:
                 if time is not None:
                     _call("request_set_" + name, request, _ms(time))
             if guard._callback is not None:

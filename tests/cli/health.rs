@@ -1,0 +1,179 @@
+//! `--health-cmd`: the lock is given back while it fails.
+
+use std::fs::{self, File};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
+
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::support::{PATIENCE, Running, Shared, Store, full_pipe, leasehold, lines_of, on_each_server, run};
+use crate::wait::wait_until;
+
+/// A check that has the time it needs on a busy machine.
+const OFTEN: [&str; 4] = ["--health-interval", "50ms", "--health-timeout", "60s"];
+const LEASE: [&str; 4] = ["--lease", "30s", "--kill-after", "5s"];
+
+fn options<'a>(check: &'a str, others: &[&'a str]) -> Vec<&'a str> {
+    [&["--health-cmd", check][..], &OFTEN, &LEASE, others].concat()
+}
+
+#[test]
+fn the_command_is_ended_and_the_lock_given_back_once_it_has_failed_often_enough() {
+    let store = Store::new();
+    let (sick, asked) = (store.path("sick"), store.path("asked"));
+    let script = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
+    let check = "kill -0 $LEASEHOLD_PID && echo $LEASEHOLD_KEY $LEASEHOLD_TOKEN >>$ASKED && test ! -e $SICK || exit 7";
+    let mut command = store.reading(&options(check, &["--health-retries", "2"]), script);
+    let mut running = Running::start(command.env("SICK", &sick).env("ASKED", &asked));
+    running.expect("ready");
+    let asked = || fs::read_to_string(&asked).unwrap_or_default();
+    wait_until("it was asked often", || asked().lines().count() >= 4);
+    let token = store.client().get("k").unwrap().unwrap().holders()[0].fencing_token();
+    assert_eq!(asked().lines().next().unwrap(), format!("k {token}"));
+    fs::write(&sick, "").unwrap();
+    running.expect("term");
+    let ran = running.end();
+    assert_eq!(ran.code, Some(80), "{}", ran.stderr);
+    let said = "leasehold: the lock \"k\" is given back, since --health-cmd failed 2 times in a row: it ended with 7; \
+                the command is ended, by KILL in 5 s\n";
+    assert_eq!(ran.stderr, said);
+    assert!(store.client().get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn what_fails_now_and_then_costs_nothing() {
+    let store = Store::new();
+    let asked = store.path("asked");
+    // Each second check fails.
+    let check = "echo >>$ASKED; test $(($(wc -l <$ASKED) % 2)) = 0";
+    let mut command = store.reading(&options(check, &["--health-retries", "2"]), "echo ready; read go; exit 4");
+    let mut running = Running::start(command.env("ASKED", &asked));
+    running.expect("ready");
+    wait_until("it was asked often", || fs::read_to_string(&asked).unwrap_or_default().lines().count() >= 6);
+    running.tell("go");
+    let ran = running.end();
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(4), ""));
+}
+
+/// So is all that it has started.
+#[test]
+fn a_check_that_hangs_has_failed_and_is_killed() {
+    let store = Store::new();
+    let fifo = store.path("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let check = "exec >$FIFO; sh -c 'echo asked; sleep 1000'; true";
+    let options =
+        ["--health-cmd", check, "--health-interval", "50ms", "--health-timeout", "8s", "--health-retries", "1"];
+    // A command that ignores TERM is killed.
+    let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut command = store.script(&[&options[..], &["--kill-after", "100ms"]].concat(), script);
+    let mut running = Running::start(command.env("FIFO", &fifo));
+    running.expect("ready");
+    let output = lines_of(File::open(&fifo).unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "asked");
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    running.output_ends();
+    let ran = running.end();
+    assert_eq!(ran.code, Some(80));
+    assert!(ran.stderr.contains("--health-cmd failed: it took more than 8 s; the command is ended"), "{}", ran.stderr);
+}
+
+#[test]
+fn who_was_told_to_end_is_not_asked_any_more() {
+    let store = Store::new();
+    let (sick, asked) = (store.path("sick"), store.path("asked"));
+    let script = "trap 'echo term; read go; exit 5' TERM; echo ready; while :; do read never; done";
+    let check = "echo >>$ASKED; test ! -e $SICK";
+    let mut command = store.reading(&[&options(check, &[])[..2], &OFTEN, &["--health-retries", "1"]].concat(), script);
+    let mut running = Running::start(command.env("SICK", &sick).env("ASKED", &asked));
+    running.expect("ready");
+    let asked = || fs::read_to_string(&asked).unwrap_or_default().len();
+    wait_until("it is asked", || asked() > 0);
+    running.signal(Signal::SIGTERM);
+    running.expect("term");
+    fs::write(&sick, "").unwrap();
+    running.tell("go");
+    let ran = running.end();
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(5), ""));
+}
+
+/// What is said of it holds nothing up.
+#[test]
+fn a_standard_error_that_nobody_reads_keeps_no_lock() {
+    let store = Store::new();
+    let (reader, full, _) = full_pipe();
+    let mut command =
+        store.script(&options("echo much; echo more >&2; false", &["--health-retries", "1"]), "exec sleep 1000");
+    let mut child = command.stderr(full).spawn().unwrap();
+    drop(command);
+    assert_eq!(child.wait().unwrap().code(), Some(80));
+    drop(reader);
+    assert!(store.client().get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn a_period_in_which_it_failed_is_due_again() {
+    let store = Store::new();
+    let every = ["--every", "1h", "--health-retries", "1"];
+    let sick = store.path("sick");
+    let script = "trap 'exit 0' TERM; echo ready; while :; do read never; done";
+    let mut command = store.reading(&options("test ! -e $SICK", &every), script);
+    let mut running = Running::start(command.env("SICK", &sick));
+    running.expect("ready");
+    fs::write(&sick, "").unwrap();
+    assert_eq!(running.status().code(), Some(80));
+    assert_eq!(run(&mut store.script(&["--every", "1h"], "true")).code, Some(0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let store = Store::new();
+    for options in [
+        ["--health-cmd", "true", "--health-interval", "0s"],
+        ["--health-cmd", "true", "--health-timeout", "-1s"],
+        ["--health-cmd", "true", "--health-retries", "0"],
+    ] {
+        assert_eq!(run(&mut store.script(&options, "true")).code, Some(64), "{options:?}");
+    }
+    for option in ["--health-interval", "--health-timeout", "--health-retries"] {
+        let ran = run(&mut store.script(&[option, "1"], "true"));
+        assert_eq!(ran.code, Some(64), "{option}");
+        assert!(ran.stderr.contains("--health-cmd <COMMAND>"), "{}", ran.stderr);
+    }
+}
+
+fn node(shared: &Shared, name: &str, sick: &str) -> Command {
+    let mut command = leasehold(&["elect", "boss", "--id", name, "--health-retries", "1"]);
+    command.args(options("test ! -e $SICK", &[]));
+    command.args(["--", "sh", "-c", "echo $LEASEHOLD_OWNER; while :; do read never; done"]);
+    command.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone()).env("SICK", sick).stdin(Stdio::piped());
+    command
+}
+
+/// A leader that is not well steps down; others go first, and then it stands again.
+fn cases(shared: &Shared) {
+    let folder = tempfile::tempdir().unwrap();
+    let sick = folder.path().join("sick");
+    let mut ann = Running::start(&mut node(shared, "ann", sick.to_str().unwrap()));
+    ann.expect("ann");
+    let mut bob = Running::start(&mut node(shared, "bob", "/nowhere"));
+    fs::write(&sick, "").unwrap();
+    bob.expect("bob");
+    ann.says("the lock \"boss\" is given back, since --health-cmd failed: it ended with 1");
+    fs::remove_file(&sick).unwrap();
+    bob.signal(Signal::SIGTERM);
+    assert_eq!(bob.end().code, Some(143));
+    ann.expect("ann");
+    ann.signal(Signal::SIGTERM);
+    assert_eq!(ann.end().code, Some(143));
+}
+
+#[test]
+fn on_sqlite() {
+    let store = Store::new();
+    cases(&Shared { url: store.url.clone(), env: Vec::new() });
+}
+
+on_each_server!(cases, "health");

@@ -1,0 +1,203 @@
+//! `--on-loss cmd:..`: a command of the user's sees to a loss.
+
+use std::fs::{self, File};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::SystemTime;
+
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::support::{PATIENCE, Running, Shared, Store, leasehold, lines_of, on_each_server, run};
+use crate::wait::wait_until;
+
+/// Half a minute of time for the command of the loss, unless a test wants less.
+const TIME: [&str; 4] = ["--lease", "90s", "--kill-after", "29s"];
+
+fn take_away(store: &Store) {
+    store.client().force_release("k").unwrap();
+}
+
+/// A shorter lease, since the loss is found by a heartbeat.
+fn soon<'a>(on_loss: &'a str, kill_after: &'a str) -> [&'a str; 6] {
+    ["--lease", "12s", "--kill-after", kill_after, "--on-loss", on_loss]
+}
+
+#[test]
+fn it_is_run_in_place_of_a_signal() {
+    let store = Store::new();
+    let proof = store.path("proof");
+    let on_loss = "cmd:echo $LEASEHOLD_KEY: $LEASEHOLD_LOSS >$PROOF; kill -USR1 $LEASEHOLD_PID; echo seen to";
+    let script = "trap 'echo usr1; exit 3' USR1; trap 'echo term' TERM; echo ready; while :; do read never; done";
+    let mut command = store.reading(&["--lease", "30s", "--kill-after", "9s", "--on-loss", on_loss], script);
+    let mut running = Running::start(command.env("PROOF", &proof));
+    running.expect("ready");
+    take_away(&store);
+    running.expect("usr1");
+    let ran = running.end();
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(76), "ready\nusr1\n"), "{}", ran.stderr);
+    assert!(fs::read_to_string(&proof).unwrap().starts_with("k: released by another after "));
+    assert!(ran.stderr.contains("; --on-loss has 9 s to see to that\n"), "{}", ran.stderr);
+    // What it prints does not come between the command's own lines.
+    assert!(ran.stderr.lines().any(|line| line == "seen to"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("failed"), "{}", ran.stderr);
+}
+
+/// Nothing is done to the command then, also when its lease is over.
+#[test]
+fn the_command_goes_on_if_that_succeeds() {
+    let store = Store::new();
+    let mut running = Running::start(&mut store.reading(
+        &["--lease", "18s", "--kill-after", "4s", "--on-loss", "cmd:true"],
+        "echo ready; read go; echo went on",
+    ));
+    running.expect("ready");
+    // Heartbeats can't be written any more.
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    running.says("was lost: expired");
+    drop(db);
+    let _rival = store.client().lock("k").unwrap();
+    // leasehold's keeper would have killed it by then.
+    running.tell("go");
+    running.expect("went on");
+    assert_eq!(running.end().code, Some(76));
+}
+
+#[test]
+fn the_command_is_killed_if_that_fails() {
+    let store = Store::new();
+    let script = "trap 'echo term' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut running = Running::start(&mut store.script(&soon("cmd:exit 9", "3s"), script));
+    running.expect("ready");
+    take_away(&store);
+    running.output_ends();
+    let ran = running.end();
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(76), "ready\n"));
+    let said = "the command of --on-loss failed: it ended with 9, so the command is killed";
+    assert!(ran.stderr.contains(said), "{}", ran.stderr);
+}
+
+#[test]
+fn what_hangs_is_killed_with_the_command_before_the_lease_ends() {
+    let store = Store::new();
+    let fifo = store.path("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let script = "exec >$FIFO; echo ready; while :; do sleep 0.05; done";
+    let mut command = store.script(&soon("cmd:exec >$FIFO; sh -c 'sleep 1000'; true", "1s"), script);
+    let running = Running::start(command.env("FIFO", &fifo));
+    let output = lines_of(File::open(&fifo).unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    let client = store.client();
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let end = client.get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    let now = SystemTime::now();
+    assert!(now < end, "it ran on for {:?}", now.duration_since(end));
+    drop(db);
+    let ran = running.end();
+    assert_eq!(ran.code, Some(76));
+    assert!(ran.stderr.contains("--on-loss"), "{}", ran.stderr);
+}
+
+/// It may have more to do than to end the command.
+#[test]
+fn it_is_waited_for_when_the_command_has_ended() {
+    let store = Store::new();
+    let proof = store.path("proof");
+    let on_loss = "cmd:kill -KILL $LEASEHOLD_PID; sleep 1; echo done >$PROOF";
+    let mut command =
+        store.script(&[&TIME[..], &["--on-loss", on_loss, "--max-hold", "5s"]].concat(), "echo ready; exec sleep 1000");
+    let mut running = Running::start(command.env("PROOF", &proof));
+    running.expect("ready");
+    assert_eq!(running.end().code, Some(76));
+    assert_eq!(fs::read_to_string(&proof).unwrap(), "done\n");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let store = Store::new();
+    for (options, why) in [
+        (["--on-loss", "cmd:", "--kill-after", "1s"], "there is no command"),
+        (["--on-loss", "cmd:true", "--kill-after", "0s"], "must be above 0"),
+        (["--on-loss", "cmd:true", "--kill-after", "1h"], "--kill-after is 1 h, too long"),
+        (["--on-loss", "run:true", "--kill-after", "1s"], "or cmd:COMMAND"),
+    ] {
+        let ran = run(&mut store.script(&options, "true"));
+        assert_eq!(ran.code, Some(64), "{options:?}");
+        assert!(ran.stderr.contains(why), "{}", ran.stderr);
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn hold_has_it_too() {
+    let store = Store::new();
+    let proof = store.path("proof");
+    let process = |script: &str| {
+        let mut running = Running::start(Command::new("sh").args(["-c", script]).stdin(Stdio::piped()));
+        running.expect("ready");
+        running
+    };
+    let hold = |options: &[&str], stdin: Stdio| {
+        let mut command = store.leasehold(&["hold", "k", "--max-hold", "5s"]);
+        let mut holds = Running::start(command.args(TIME).args(options).env("PROOF", &proof).stdin(stdin));
+        holds.line();
+        holds
+    };
+    // A process that is told by it, and lives on.
+    let mut ears = process("trap 'echo usr1' USR1; echo ready; while :; do read line && echo $line; done");
+    let pid = ears.child.id().to_string();
+    let on_loss = "cmd:kill -USR1 $LEASEHOLD_PID; echo $LEASEHOLD_KEY: $LEASEHOLD_LOSS >$PROOF";
+    let ran = hold(&["--pid", &pid, "--on-loss", on_loss], Stdio::null()).end();
+    assert_eq!(ran.code, Some(76), "{}", ran.stderr);
+    ears.expect("usr1");
+    ears.tell("there");
+    ears.expect("there");
+    assert!(fs::read_to_string(&proof).unwrap().starts_with("k: held for as long as "));
+    // It fails: the process is killed.
+    let ran = hold(&["--pid", &pid, "--on-loss", "cmd:exit 4"], Stdio::null()).end();
+    assert_eq!(ran.code, Some(76));
+    assert!(ran.stderr.contains(&format!("it ended with 4, so process {pid} is killed")), "{}", ran.stderr);
+    ears.status();
+    // A pipe has no process.
+    fs::remove_file(&proof).unwrap();
+    let on_loss = "cmd:echo pipe >$PROOF; exit ${LEASEHOLD_PID-5}";
+    let mut holds = hold(&["--fd", "0", "--on-loss", on_loss], Stdio::piped());
+    assert_eq!(holds.status().code(), Some(76));
+    holds.says("the command of --on-loss failed: it ended with 5");
+    assert_eq!(fs::read_to_string(&proof).unwrap(), "pipe\n");
+}
+
+/// Whatever the store.
+fn cases(shared: &Shared) {
+    let mut command = leasehold(&["run", "k", "--max-hold", "5s", "--on-loss", "cmd:kill $LEASEHOLD_PID"]);
+    command.args(TIME).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone());
+    let script = "trap 'echo term; exit 0' TERM; echo ready; while :; do read never; done";
+    let mut running = Running::start(command.args(["--", "sh", "-c", script]).stdin(Stdio::piped()));
+    running.expect("ready");
+    running.expect("term");
+    assert_eq!(running.end().code, Some(76));
+}
+
+on_each_server!(cases, "on_loss");
+
+/// Whoever stops leasehold stops what would see to the loss.
+#[test]
+fn the_command_is_killed_if_leasehold_stands_still() {
+    let store = Store::new();
+    let fifo = store.path("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let script = "exec >$FIFO; echo ready; while :; do sleep 0.05; done";
+    let mut command = store.script(&soon("cmd:true", "1s"), script);
+    let mut running = Running::start(command.env("FIFO", &fifo));
+    let output = lines_of(File::open(&fifo).unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    running.signal(Signal::SIGSTOP);
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    running.signal(Signal::SIGCONT);
+    assert_eq!(running.status().code(), Some(76));
+    wait_until("it is free", || store.client().get("k").unwrap().unwrap().is_free());
+}
