@@ -33,7 +33,7 @@
 //! | URL | what | feature |
 //! |---|---|---|
 //! | `sqlite:PATH?mode=0600&unsafe_fs=1` | a file that the processes of one host share; created if missing. A path with `%` or `?`: `leasehold::sqlite::builder` | `sqlite` (default) |
-//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
+//! | `dynamodb://TABLE?region=..&endpoint=..&grace=1s&fleet=own&partition_key=key&sort_key=NAME:VALUE&deletion_protection=0&point_in_time_recovery=0` | a DynamoDB table; region and credentials are found as the AWS SDK finds them. With settings of your own: `leasehold::dynamodb::builder` | `dynamodb` |
 //! | `mongodb://HOST,../DATABASE?collection=locks&..`, `mongodb+srv://..` | a MongoDB collection; beside `collection=` and `fleet=` the options are those of MongoDB's own URLs. With settings of your own: `leasehold::mongodb::builder` | `mongodb` |
 //! | `postgres://USER@HOST,../DATABASE?table=leasehold&..`, `postgresql://..` | a table of PostgreSQL; beside `table=` the options are libpq's, as far as tokio-postgres has them; TLS by `sslmode=verify-full`. With settings of your own: `leasehold::postgres::builder` | `postgres` |
 //! | `spanner:projects/P/instances/I/databases/D?table=..&spindle_duration=20s&fleet=own` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator. With settings of your own: `leasehold::spanner::builder` | `spanner` |
@@ -49,6 +49,7 @@
 //! | `spanner` | Cloud Spanner; brings Google's client, a preview, which runs on one background thread |
 //! | `cli` | the command `leasehold`; of no use to the library |
 //! | `metrics` | the module `metrics`: counters, gauges and histograms for the crate of that name |
+//! | `tracing` | the module `tracing`: an event of the crate of that name for everything that happens |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
@@ -57,7 +58,7 @@
 //! are `leasehold::client`, `::guard`, `::heartbeat`, `::election`, `::watcher`, `::wake`, `::callback`, and one for each
 //! store; [`design`] lists every text with its level and fields. The text itself names the lock, its holder and the
 //! time left, for loggers that drop fields. `RUST_LOG=leasehold=warn` shows what went wrong, and nothing while all is
-//! well. For metrics: [`Observer`], or the feature `metrics`.
+//! well. For metrics: [`Observer`], or the features `metrics` and `tracing`.
 //!
 //! # In async programs
 //! Every call blocks its thread, and so does dropping a guard, for one release (at most `drop_timeout`). Nothing here
@@ -178,6 +179,8 @@ pub use api::stores::spanner;
 #[cfg(feature = "sqlite")]
 pub use api::stores::sqlite;
 pub use api::testing;
+#[cfg(feature = "tracing")]
+pub use api::tracing;
 pub use crossbeam_channel;
 pub use engine::loss_watch::{LossReceiver, LossWatch};
 pub use model::error::{Error, ErrorKind, Result};
