@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::log;
-use super::thread::Thread;
+use crate::sys::log;
+use crate::sys::thread::Thread;
 
 /// Who has something to tell about a key waits for so long for what is being told of it already.
 const TURN: Duration = Duration::from_millis(100);
