@@ -44,21 +44,23 @@
 //! | store | options |
 //! |---|---|
 //! | SQLite | `mode=0600`, `unsafe_fs=1` |
-//! | DynamoDB | `region=`, `endpoint=`, `grace=1s`, `fleet=own`, `partition_key=key`, `deletion_protection=0`, `point_in_time_recovery=0` |
+//! | DynamoDB | `region=`, `endpoint=`, `grace=1s`, `fleet=own`, `partition_key=key`, `sort_key=NAME:VALUE`, `deletion_protection=0`, `point_in_time_recovery=0` |
 //! | MongoDB | `collection=locks`, `fleet=own`, and those of MongoDB's own URLs |
-//! | PostgreSQL | `table=leasehold`, and those of libpq, as far as tokio-postgres has them |
+//! | PostgreSQL | `table=leasehold`, `pooler=transaction`, and those of libpq, as far as tokio-postgres has them |
 //! | Cloud Spanner | `table=`, which must be said, `admin_endpoint=`, `spindle_duration=20s`, `fleet=own` |
 //!
 //! # Features
 //! | feature | what |
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
+//! | `sqlite-bundled` | SQLite itself, compiled from C (default). Without it the store links the system's library, 3.37 or later: `default-features = false, features = ["sqlite"]` |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which runs on one background thread |
 //! | `mongodb` | MongoDB; brings its driver, which runs on one background thread |
 //! | `postgres` | PostgreSQL; brings tokio-postgres, which runs on one background thread |
 //! | `spanner` | Cloud Spanner; brings Google's client, a preview, which runs on one background thread |
 //! | `cli` | the command `leasehold`; of no use to the library |
 //! | `metrics` | the module `metrics`: counters, gauges and histograms for the crate of that name |
+//! | `tracing` | the module `tracing`: an event of the crate of that name for everything that happens |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
@@ -67,7 +69,7 @@
 //! are `leasehold::client`, `::guard`, `::heartbeat`, `::election`, `::watcher`, `::wake`, `::callback`, and one for each
 //! store; [`design`] lists every text with its level and fields. The text itself names the lock, its holder and the
 //! time left, for loggers that drop fields. `RUST_LOG=leasehold=warn` shows what went wrong, and nothing while all is
-//! well. For metrics: [`Observer`], or the feature `metrics`.
+//! well. For metrics: [`Observer`], or the features `metrics` and `tracing`.
 //!
 //! # In async programs
 //! Every call blocks its thread, and so does dropping a guard, for one release (at most `drop_timeout`). The library needs no
@@ -188,6 +190,8 @@ pub use api::stores::spanner;
 #[cfg(feature = "sqlite")]
 pub use api::stores::sqlite;
 pub use api::testing;
+#[cfg(feature = "tracing")]
+pub use api::tracing;
 pub use crossbeam_channel;
 pub use engine::loss_watch::{LossReceiver, LossWatch};
 pub use model::error::{Error, ErrorKind, Result};

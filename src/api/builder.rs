@@ -100,7 +100,7 @@ impl ClientBuilder {
 
     /// Receives an event for everything that happens, for metrics. Defaults to none.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.options.observing = Observing(Some(observer));
+        self.options.observing = Observing::by(observer);
         self
     }
 

@@ -29,9 +29,15 @@
 //! | `leasehold_request_seconds` | histogram | `operation` | each request to the store ([`Operation::name`](crate::Operation::name)) |
 //! | `leasehold_request_errors_total` | counter | `operation`, `kind` | those that failed ([`ErrorKind::name`](crate::ErrorKind::name)) |
 //! | `leasehold_unanswered_total` | counter | `operation` | writes that may or may not have happened |
+//! | `leasehold_leading` | gauge | | elections in which this process leads |
+//! | `leasehold_terms_total` | counter | | terms of elections that this process won |
+//! | `leasehold_term_seconds` | histogram | `end` | how long it led; `resigned`, `lost`, .. ([`TermEnd::name`](crate::TermEnd::name)) |
 //!
 //! The names end as Prometheus wants them. Five alerts over them, for observers with a label `store` as above:
 #![doc = concat!("```yaml\n", include_str!("guide/alerts.yml"), "```")]
+//! A dashboard for Grafana, for exporters that make histograms with buckets (of `metrics-exporter-prometheus`:
+//! `set_buckets`): import the file `src/api/guide/dashboard.json` of this crate.
+#![doc = concat!("<details><summary>The dashboard</summary>\n\n```json\n", include_str!("guide/dashboard.json"), "```\n\n</details>")]
 
 use std::fmt;
 use std::time::Duration;
@@ -84,6 +90,9 @@ impl Observer for Metrics {
         if event.waits_change() != 0 {
             gauge!("leasehold_waiting", self.labels(event, &[])).increment(event.waits_change() as f64);
         }
+        if event.leading_change() != 0 {
+            gauge!("leasehold_leading", self.labels(event, &[])).increment(event.leading_change() as f64);
+        }
         let held = |end, time: Duration| {
             histogram!("leasehold_hold_seconds", self.labels(event, &[("end", end)])).record(time);
         };
@@ -120,6 +129,10 @@ impl Observer for Metrics {
             Event::Released { held_for, .. } => held("released", *held_for),
             Event::HandedOver { held_for, .. } => held("handed_over", *held_for),
             Event::Left { held_for, .. } => held("left", *held_for),
+            Event::TermBegan { .. } => counter!("leasehold_terms_total", self.labels(event, &[])).increment(1),
+            Event::TermEnded { led_for, end, .. } => {
+                histogram!("leasehold_term_seconds", self.labels(event, &[("end", end)])).record(*led_for);
+            }
             Event::WaitBegan { .. } | Event::Waited { .. } | Event::ReleasedData { .. } => {}
         }
     }

@@ -19,4 +19,6 @@ pub(crate) mod setters;
 pub(crate) mod sleep;
 pub mod stores;
 pub mod testing;
+#[cfg(feature = "tracing")]
+pub mod tracing;
 pub(crate) mod update;

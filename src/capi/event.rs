@@ -111,10 +111,10 @@ struct Parts {
     code: Option<Code>,
 }
 
-fn parts(event: &Event<'_>) -> (EventKind, Parts) {
+fn parts(event: &Event<'_>) -> Option<(EventKind, Parts)> {
     let about = |key: &str, time: Duration| Parts { key: key.to_owned(), time, ..Parts::default() };
     let name = Operation::name;
-    match *event {
+    Some(match *event {
         Event::Request { operation, key, took, error } => {
             let (text, code) =
                 (error.map(ToString::to_string).unwrap_or_default(), error.map(|error| error.kind().into()));
@@ -154,12 +154,14 @@ fn parts(event: &Event<'_>) -> (EventKind, Parts) {
         Event::ReleasedData { key, fencing_token: token } => {
             (EventKind::ReleasedData, Parts { token, ..about(key, Duration::ZERO) })
         }
-    }
+        // C has callbacks for those.
+        Event::TermBegan { .. } | Event::TermEnded { .. } => return None,
+    })
 }
 
 impl Observer for Events {
     fn event(&self, event: &Event<'_>) {
-        let (kind, parts) = parts(event);
+        let Some((kind, parts)) = parts(event) else { return };
         let (callback, gate) = (self.callback, self.gate.clone());
         // SAFETY: whoever set it promised that it may be called until the client is closed; closing closes the gate.
         self.aside.tell(move || {

@@ -83,7 +83,7 @@ impl Drop for Obtaining {
 impl Family {
     pub fn new(backend: Arc<dyn Backend>, clock: Arc<Clock>, options: ClientOptions) -> Arc<Family> {
         let (queues, closing) = (Arc::<Queues>::default(), Closing::default());
-        if options.observing.0.is_some() {
+        if options.observing.is_on() {
             expect_users_code();
         }
         let wakeups = Wakeups::new(
@@ -263,8 +263,14 @@ impl Family {
         let released = self.release_all(soon, by);
         self.wait_for_obtaining(soon);
         self.end_background(soon, by);
-        self.watcher.close(by);
+        self.end_watch(by);
         released
+    }
+
+    /// Afterwards nothing is reported any more, unless the observer hangs.
+    fn end_watch(&self, by: Instant) {
+        self.watcher.close(by);
+        self.options.observing.wait_until_told(by);
     }
 
     /// Unanswered acquisitions can be given up until `soon`.
@@ -347,7 +353,7 @@ impl Drop for Family {
         // What is asked to end here needs some time for it.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         self.end_background(soon, by);
-        self.watcher.close(by);
+        self.end_watch(by);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::model::key::shown;
 use crate::model::loss::LossReason;
 use crate::sys::caught::caught;
 use crate::sys::log;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{self, Thread};
 
 /// How often the guard of a lock without end checks whether it was released or replaced.
 const ENDLESS_LOOK: Duration = Duration::from_secs(30);
@@ -44,6 +44,7 @@ impl Hold {
 /// Starts the heartbeat of `hold`, which sends at once; it ends with the hold.
 pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
+        thread::begin_to_keep_time();
         if caught(|| run(&hold)).is_none() {
             hold.lose(LossReason::HeartbeatDied);
             let key = hold.grant.lock.key();

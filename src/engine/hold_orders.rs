@@ -101,7 +101,7 @@ impl World {
             watcher: Arc::new(Watcher::new(clock.clone())),
             queues: Arc::default(),
             undo: Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK)),
-            observing: Observing(Some(told.clone())),
+            observing: Observing::by(told.clone()),
             terms: spec().terms,
             request_timeout: SLACK,
             drop_timeout: SLACK,

@@ -1,5 +1,6 @@
 //! What the machine gives: clocks, deadlines, cancelling, threads, the hidden runtime.
 
+pub(crate) mod aside;
 pub(crate) mod cancel;
 pub(crate) mod caught;
 pub mod clock;

@@ -1,4 +1,5 @@
-//! Calling code of the user's: the observer, when no mutex of ours is held, and whatever may panic.
+//! Calling code of the user's: the observer, when no mutex of ours is held and no lock depends on the thread, and whatever
+//! may panic.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -7,18 +8,46 @@ use std::time::{Duration, Instant};
 
 use crate::model::error::Error;
 use crate::model::event::{Event, Observer, Operation, WaitEnd};
+use crate::sys::aside::{Aside, Weight};
 use crate::sys::caught::caught;
 use crate::sys::log;
+use crate::sys::thread::keeps_time;
 
 /// The observer of a client, if it has one.
 #[derive(Clone, Default)]
-pub(crate) struct Observing(pub(crate) Option<Arc<dyn Observer>>);
+pub(crate) struct Observing {
+    observer: Option<Arc<dyn Observer>>,
+    aside: Aside,
+}
 
 impl Observing {
+    pub(crate) fn by(observer: Arc<dyn Observer>) -> Self {
+        Observing { observer: Some(observer), aside: Aside::default() }
+    }
+
+    /// Whether there is an observer.
+    pub(crate) fn is_on(&self) -> bool {
+        self.observer.is_some()
+    }
+
+    /// Reports it here; what heartbeats and the watcher have to report is told by another thread, since an observer that
+    /// is slow must cost no lock.
     pub(crate) fn tell(&self, event: &Event<'_>) {
-        if let Some(observer) = &self.0 {
-            contained("observer", || observer.event(event));
+        let Some(observer) = &self.observer else { return };
+        if keeps_time()
+            && let Some(kept) = kept(event)
+        {
+            let weight = if event.held_change() == 0 { Weight::Light } else { Weight::Balance };
+            let observer = observer.clone();
+            return self.aside.push(event.key(), weight, Box::new(move || contained("observer", || kept(&*observer))));
         }
+        event.key().into_iter().for_each(|key| self.aside.tell_first(key));
+        contained("observer", || observer.event(event));
+    }
+
+    /// Waits until everything was reported that other threads report, at most until `by`.
+    pub(crate) fn wait_until_told(&self, by: Instant) {
+        self.aside.wait_until_told(by);
     }
 
     /// Reports a request, at once or when the thread's [`Later`] ends.
@@ -29,7 +58,7 @@ impl Observing {
         took: Duration,
         error: Option<(&Error, Asked)>,
     ) {
-        if self.0.is_none() {
+        if !self.is_on() {
             return;
         }
         let observing = self.clone();
@@ -51,6 +80,50 @@ impl Observing {
         });
         tell.into_iter().for_each(|tell| tell());
     }
+}
+
+type Kept = Box<dyn FnOnce(&dyn Observer) + Send>;
+
+/// The event for later. Only those have one that the threads report on which locks depend.
+fn kept(event: &Event<'_>) -> Option<Kept> {
+    Some(match *event {
+        Event::Request { operation, key, took, error } => {
+            let (key, error) = (key.map(str::to_owned), error.cloned());
+            Box::new(move |to| {
+                to.event(&Event::Request { operation, key: key.as_deref(), took, error: error.as_ref() });
+            })
+        }
+        Event::Unknown { operation, key, error } => {
+            let (key, error) = (key.to_owned(), error.clone());
+            Box::new(move |to| to.event(&Event::Unknown { operation, key: &key, error: &error }))
+        }
+        Event::Renewed { key, left } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::Renewed { key: &key, left }))
+        }
+        Event::RenewalLate { key, left } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::RenewalLate { key: &key, left }))
+        }
+        Event::Lost { loss } => {
+            let loss = loss.clone();
+            Box::new(move |to| to.event(&Event::Lost { loss: &loss }))
+        }
+        // The watcher may be the last to have a guard.
+        Event::Released { key, held_for } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::Released { key: &key, held_for }))
+        }
+        Event::HandedOver { key, held_for } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::HandedOver { key: &key, held_for }))
+        }
+        Event::Left { key, held_for } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::Left { key: &key, held_for }))
+        }
+        _ => return None,
+    })
 }
 
 /// A wait whose begin was reported to the observer. Its end is reported when this is dropped, also by a panic.
@@ -118,7 +191,7 @@ impl Drop for Later {
 
 impl fmt::Debug for Observing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Observer" } else { "none" })
+        f.write_str(if self.is_on() { "Observer" } else { "none" })
     }
 }
 

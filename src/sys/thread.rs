@@ -27,14 +27,12 @@ thread_local! {
     static KEEPS_TIME: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Everybody's deadlines are this thread's work from now on.
+/// This thread's work from now on is what a lock or a deadline depends on.
 pub fn begin_to_keep_time() {
     KEEPS_TIME.set(true);
 }
 
 /// Whether this thread must not wait for code of the user's.
-// Only the C library has use for it.
-#[cfg_attr(not(feature = "capi"), allow(dead_code))]
 pub fn keeps_time() -> bool {
     KEEPS_TIME.get()
 }

@@ -13,6 +13,8 @@ mod remote;
 #[path = "../support/mod.rs"]
 mod support;
 mod sweep;
+#[cfg(feature = "tracing")]
+mod tracing;
 mod waiting;
 
 /// The workers of this binary begin here.

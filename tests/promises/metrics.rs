@@ -106,6 +106,10 @@ fn each_event_is_counted_where_the_docs_say() {
         drop(guard);
         client.lock("a/2").unwrap().release().unwrap();
         let _ = client.lock("b").unwrap().into_lock();
+        let election = client.election("e").build().unwrap();
+        let leadership = election.campaign().unwrap();
+        assert_eq!(book.get("leasehold_leading{store=memory,key=e}"), 1.0);
+        leadership.resign().unwrap();
         client.close().unwrap();
 
         let counts = [
@@ -118,6 +122,9 @@ fn each_event_is_counted_where_the_docs_say() {
             ("leasehold_hold_seconds{store=memory,key=a,end=lost}", 1.0),
             ("leasehold_hold_seconds{store=memory,key=a,end=released}", 1.0),
             ("leasehold_hold_seconds{store=memory,key=b,end=handed_over}", 1.0),
+            ("leasehold_leading{store=memory,key=e}", 0.0),
+            ("leasehold_terms_total{store=memory,key=e}", 1.0),
+            ("leasehold_term_seconds{store=memory,key=e,end=resigned}", 1.0),
         ];
         for (series, count) in counts {
             assert_eq!(book.get(series), count, "{series}: {:#?}", book.0.lock());
@@ -181,12 +188,18 @@ fn the_docs_and_the_alerts_name_the_series_that_there_are() {
     let mut made = names(code);
     made.sort();
     made.dedup();
-    assert_eq!(made.len(), 13, "{made:?}");
+    assert_eq!(made.len(), 16, "{made:?}");
     let tabled: Vec<String> = docs.lines().filter(|line| line.starts_with("//! | `")).flat_map(names).collect();
     assert!(made.iter().all(|name| tabled.contains(name)) && tabled.len() == made.len(), "{made:?} {tabled:?}");
-    for name in names(&alerts) {
+    let dashboard = std::fs::read_to_string(format!("{folder}/guide/dashboard.json")).unwrap();
+    serde_json::from_str::<serde_json::Value>(&dashboard).unwrap();
+    let shown = names(&dashboard);
+    for name in names(&alerts).iter().chain(&shown) {
         let name = name.trim_end_matches("_bucket").trim_end_matches("_count");
-        assert!(made.iter().any(|made| made == name), "an alert asks for {name}");
+        assert!(made.iter().any(|made| made == name), "an alert or a panel asks for {name}");
+    }
+    for name in &made {
+        assert!(shown.iter().any(|shown| shown.starts_with(name)), "no panel shows {name}");
     }
     assert_eq!(alerts.matches("- alert:").count(), 5);
 }

@@ -18,6 +18,7 @@ type Act = Box<dyn FnMut() + Send>;
 pub enum When {
     BeforeSwap,
     AfterSwap,
+    AfterRenewal,
 }
 
 /// See the module. Clones share everything.
@@ -41,7 +42,7 @@ impl Between {
         Between { inner, acts: Arc::default(), swapped: Arc::default(), late: Arc::new(Mutex::new(Late::None)) }
     }
 
-    /// The next swap that has nothing yet at this point gets this.
+    /// The next call that has nothing yet at this point gets this.
     pub fn next(&self, when: When, act: impl FnMut() + Send + 'static) {
         self.acts.lock().unwrap().push_back((when, Box::new(act)));
     }
@@ -88,7 +89,9 @@ impl Backend for Between {
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> leasehold::Result<Renewed> {
-        self.inner.renew(attempt, renewal, by)
+        let answer = self.inner.renew(attempt, renewal, by);
+        self.act(When::AfterRenewal);
+        answer
     }
 
     fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> leasehold::Result<Released> {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use leasehold::dynamodb::aws_config::{BehaviorVersion, Region, SdkConfig};
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
-use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
+use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings, SortKey};
 use leasehold::internals::store::{Backend, Schema};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
@@ -19,11 +19,26 @@ use super::stores::unique;
 /// A new table.
 pub struct Table(pub String);
 
+/// The name of the sort key of `Table::sorted`, and a value in it.
+pub fn sort_key(value: &str) -> SortKey {
+    SortKey { name: "sorted by".to_owned(), value: value.to_owned() }
+}
+
 impl Table {
     pub fn fresh() -> Table {
+        Table::with(None)
+    }
+
+    /// One with a sort key.
+    pub fn sorted() -> Table {
+        Table::with(Some(sort_key("any")))
+    }
+
+    fn with(sort_key: Option<SortKey>) -> Table {
         let table = Table(unique());
         let by = Deadline::after(Duration::from_secs(30));
-        let store = Dynamodb::open(options(&table.0, &Clock::system()), Clock::system(), &by).unwrap();
+        let options = DynamodbOptions { sort_key, ..options(&table.0, &Clock::system()) };
+        let store = Dynamodb::open(options, Clock::system(), &by).unwrap();
         store.schema(Schema::Create, &by).unwrap();
         table
     }

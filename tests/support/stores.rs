@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::lease::{GrantId, LockRecord};
+use leasehold::internals::lease::{GrantId, LockRecord, Mode};
 use leasehold::internals::store::memory::Memory;
 use leasehold::internals::store::{Backend, Consistency, Page, Seen, Which};
 use leasehold::internals::sys::clock::Clock;
@@ -83,7 +83,8 @@ pub fn modules() -> Vec<&'static str> {
 pub fn is_wanted(module: &str) -> bool {
     let Ok(wanted) = std::env::var("LEASEHOLD_TEST_STORE") else { return true };
     assert!(modules().contains(&wanted.as_str()), "LEASEHOLD_TEST_STORE names no store of this build: {wanted}");
-    wanted == module
+    // Another form of one comes with it.
+    module.strip_suffix("_sorted").unwrap_or(module) == wanted
 }
 
 /// Every store of this build whose server is there, or the one that `LEASEHOLD_TEST_STORE` names.
@@ -127,6 +128,9 @@ pub fn enrolled(module: &str) -> Option<Store> {
             swaps_give_up: true,
             ..Store::new("dynamodb", dynamodb)
         })?,
+        // A table with a sort key: not in the list of all, but its suite of the contract runs.
+        #[cfg(feature = "dynamodb")]
+        "dynamodb_sorted" => Store { module: "dynamodb_sorted", open: dynamodb_sorted, ..enrolled("dynamodb")? },
         // A number in the attempt's session stops its late copies.
         #[cfg(feature = "mongodb")]
         "mongodb" => super::servers::mongod().map(|_| Store::new("mongodb", mongodb))?,
@@ -274,10 +278,37 @@ fn sqlite() -> Opened {
 /// so that no holder gets less than its lease.
 #[cfg(feature = "dynamodb")]
 fn dynamodb() -> Opened {
-    use super::dynamodb::{Table, options};
+    dynamodb_of(super::dynamodb::Table::fresh(), None)
+}
+
+/// Beside rows that other things have in the table: locks of the same keys.
+#[cfg(feature = "dynamodb")]
+fn dynamodb_sorted() -> Opened {
+    use super::dynamodb::{Table, options, sort_key};
+    use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions};
+    let (table, clock) = (Table::sorted(), Clock::system());
+    for value in ["before", "other"] {
+        let sort_key = Some(sort_key(value));
+        let options = DynamodbOptions { sort_key, ..options(&table.0, &clock) };
+        let other = Dynamodb::open(options, clock.clone(), &soon()).unwrap();
+        for key in ["k", "a", "b"] {
+            let mut attempt = super::calls::attempt(other.info().grant_form, key, Mode::Exclusive);
+            super::calls::acquired(&other, &mut attempt);
+        }
+    }
+    dynamodb_of(table, Some(sort_key("lock")))
+}
+
+#[cfg(feature = "dynamodb")]
+fn dynamodb_of(
+    table: super::dynamodb::Table,
+    sort_key: Option<leasehold::internals::store::dynamodb::SortKey>,
+) -> Opened {
+    use super::dynamodb::options;
     use leasehold::internals::store::dynamodb::Dynamodb;
-    let (table, clock) = (Table::fresh(), Clock::system());
+    let clock = Clock::system();
     let mut options = options(&table.0, &clock);
+    options.sort_key = sort_key;
     options.grace = Duration::from_secs(2);
     options.estimate = Some(Arc::default());
     let opened = Opened::by(&clock, || Dynamodb::open(options.clone(), clock.clone(), &soon()).unwrap());

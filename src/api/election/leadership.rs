@@ -3,15 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::shared::Shared;
 use crate::api::guard::LockGuard;
 use crate::engine::loss_watch::LossWatch;
 use crate::model::error::{ErrorKind, Result};
+use crate::model::event::Event;
 use crate::model::loss::Loss;
 use crate::sys::drop_bound::DropBound;
 use crate::sys::log;
+use crate::sys::observing::Observing;
 use crate::sys::thread::Thread;
 
 /// How a term ended.
@@ -32,6 +36,20 @@ pub enum TermEnd {
     Panicked,
 }
 
+impl TermEnd {
+    /// A label for metrics, like `resigned`. It stays the same over versions.
+    pub fn name(&self) -> &'static str {
+        match self {
+            TermEnd::Lost(_) => "lost",
+            TermEnd::Resigned => "resigned",
+            TermEnd::Unhealthy => "unhealthy",
+            TermEnd::HealthHangs => "health_hangs",
+            TermEnd::Failed(_) => "failed",
+            TermEnd::Panicked => "panicked",
+        }
+    }
+}
+
 impl fmt::Display for TermEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -50,11 +68,47 @@ pub(super) struct Term {
     pub guard: LockGuard,
     pub shared: Arc<Shared>,
     is_over: AtomicBool,
+    won: Instant,
+    told: Mutex<Told>,
+}
+
+/// What the observer knows of a term. Its end can come before its beginning was reported.
+enum Told {
+    Nothing,
+    Began,
+    EndWaits { led_for: Duration, end: &'static str },
 }
 
 impl Term {
     pub fn new(guard: LockGuard, shared: Arc<Shared>) -> Self {
-        Term { guard, shared, is_over: AtomicBool::new(false) }
+        let (is_over, told) = (AtomicBool::new(false), Mutex::new(Told::Nothing));
+        Term { guard, shared, is_over, won: Instant::now(), told }
+    }
+
+    /// Reports to the observer that it began. The caller must have locked nothing.
+    pub fn tell_begin(&self) {
+        let (key, fencing_token) = (self.guard.key(), self.guard.fencing_token());
+        self.observing().tell(&Event::TermBegan { key, fencing_token });
+        let before = std::mem::replace(&mut *self.told.lock(), Told::Began);
+        if let Told::EndWaits { led_for, end } = before {
+            self.observing().tell(&Event::TermEnded { key, fencing_token, led_for, end });
+        }
+    }
+
+    fn tell_end(&self, led_for: Duration, end: &'static str) {
+        {
+            let mut told = self.told.lock();
+            if matches!(*told, Told::Nothing) {
+                *told = Told::EndWaits { led_for, end };
+                return;
+            }
+        }
+        let (key, fencing_token) = (self.guard.key(), self.guard.fencing_token());
+        self.observing().tell(&Event::TermEnded { key, fencing_token, led_for, end });
+    }
+
+    fn observing(&self) -> &Observing {
+        &self.shared.node.client.family.options.observing
     }
 
     pub fn is_leader(&self) -> bool {
@@ -73,6 +127,7 @@ impl Term {
         // Before the log, which may panic: this end must be reported before the next term.
         self.shared.news.dispatcher.over(token, end.clone());
         log::info!(target: "leasehold::election", name:? = self.shared.node.name, token; "term {token} of {:?} is over: {end}", self.shared.node.name);
+        self.tell_end(self.won.elapsed(), end.name());
     }
 }
 

@@ -261,6 +261,7 @@ impl Shared {
             self.news.terms.fetch_add(1, Ordering::SeqCst);
             self.news.dispatcher.won(token, loss);
         }
+        term.tell_begin();
         let leadership = Leadership::new(term);
         log::info!(target: "leasehold::election", name:? = self.node.name, token; "this node leads {:?} with token {token}", self.node.name);
         self.sees(leader);

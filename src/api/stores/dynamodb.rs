@@ -1,7 +1,7 @@
 //! What only the DynamoDB store has.
 //!
-//! One table, with a string as its partition key and no sort key, holds the locks; it can be the table of
-//! dynamodb-lock-go, whose rows are read and respected. Acquire, heartbeat, release and refusal are one request each;
+//! One table, with a string as its partition key and no sort key, holds the locks ([`Table::sort_key`] is for one that has
+//! one, which other things may share); it can be the table of dynamodb-lock-go, whose rows are read and respected. Acquire, heartbeat, release and refusal are one request each;
 //! [`design`](crate::design) says what each step costs.
 //!
 //! The service's clock decides, as the `Date` of its answers tells it: a takeover waits a grace (a second) after
@@ -103,7 +103,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
 pub use crate::store::dynamodb::fence::Canceled;
-use crate::store::dynamodb::{DynamodbOptions, Settings};
+use crate::store::dynamodb::{DynamodbOptions, Settings, SortKey};
 use crate::store::fleet::Fleet;
 use crate::sys::clock::Clock;
 
@@ -143,6 +143,16 @@ impl Table {
     /// The name of its partition key, a string. Defaults to `key`.
     pub fn partition_key(mut self, name: impl Into<String>) -> Self {
         self.0.partition_key = name.into();
+        self
+    }
+
+    /// For a table that also has a sort key, a string: its name, and the value that all rows of this client's locks have
+    /// in it, as `sort_key=NAME:VALUE` in the URL. Clients with different values share no locks, rows with other values
+    /// are never touched, and the grace is agreed on among those with the same one. [Listing](crate::LockClient::list)
+    /// reads the whole table all the same. Not with [`mixed_fleet`](Table::mixed_fleet), whose tables have none.
+    /// Defaults to a table without a sort key.
+    pub fn sort_key(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.0.sort_key = Some(SortKey { name: name.into(), value: value.into() });
         self
     }
 

@@ -6,7 +6,7 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
-use super::send::Target;
+use super::target::Target;
 use crate::model::error::ErrorKind;
 use crate::store::failure::{self, Cause, Failure, Fate, Left, Words};
 
@@ -56,9 +56,10 @@ pub(super) enum Own {
     Jumped,
 
     #[error(
-        "the service refused the request as wrong; is the table's key the string {partition_key:?}, and nothing else?"
+        "the service refused the request as wrong; is the table's key {key}, and nothing else? Options are partition_key=.. and \
+         sort_key=NAME:VALUE"
     )]
-    Invalid { partition_key: String },
+    Invalid { key: String },
 
     #[error("the row would be larger than the service allows (400 KB): too many shared holders, or too long texts")]
     TooLarge,
@@ -136,10 +137,9 @@ impl DynamodbError {
             "ValidationException" if message.contains("xpression size") => {
                 (Fate::Refused, DynamodbError::Own(Own::LongExpression, Some(cause)))
             }
-            "ValidationException" => (
-                Fate::Refused,
-                DynamodbError::Own(Own::Invalid { partition_key: target.partition_key.clone() }, Some(cause)),
-            ),
+            "ValidationException" => {
+                (Fate::Refused, DynamodbError::Own(Own::Invalid { key: target.described() }, Some(cause)))
+            }
             _ if status == 429 => (Fate::NotDone, DynamodbError::Own(Own::Throttled, Some(cause))),
             // Also what was done, but whose answer can't be read.
             _ if !(300..500).contains(&status) => (Fate::Unknown, DynamodbError::Unanswered { cause: Some(cause) }),

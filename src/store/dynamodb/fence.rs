@@ -38,7 +38,7 @@ pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
     let key = &store.target.partition_key;
     ConditionCheck::builder()
         .table_name(&store.target.table)
-        .key(key, text(&lock.key))
+        .set_key(Some(store.target.place(&lock.key)))
         .set_expression_attribute_names(Some(expr.names(key)))
         .set_expression_attribute_values(Some(expr.values()))
         .condition_expression(expr.condition)

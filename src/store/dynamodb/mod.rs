@@ -44,6 +44,7 @@ mod row;
 mod schema;
 mod send;
 mod swap;
+mod target;
 mod undo;
 
 use error::DynamodbError;
@@ -51,6 +52,7 @@ pub use estimate::Estimate;
 use estimate::Moment;
 use expr::Item;
 pub use open::{DynamodbOptions, Protection, Settings};
+pub use target::SortKey;
 
 /// The key that nobody has, which is read for the service's time. Its row says the grace.
 const NOBODYS: &str = "\u{1}time";
@@ -74,7 +76,7 @@ pub fn decoded(item: Item) -> std::result::Result<crate::lease::LockRecord, Stri
 /// See the module.
 pub struct Dynamodb {
     info: StoreInfo,
-    target: send::Target,
+    target: target::Target,
     protection: Protection,
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,

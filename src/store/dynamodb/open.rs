@@ -13,7 +13,7 @@ use aws_sdk_dynamodb::config::{Builder, Region, SharedInterceptor, StalledStream
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::row;
-use super::send::Target;
+use super::target::{SortKey, Target};
 use super::{Dynamodb, mixed, most_shared};
 use crate::model::error::Result;
 use crate::store::fleet::{Fleet, Limits};
@@ -35,6 +35,8 @@ pub struct DynamodbOptions {
     pub table: String,
     /// Its partition key, a string.
     pub partition_key: String,
+    /// Its sort key, where it has one, and the value of all rows of this store in it.
+    pub sort_key: Option<SortKey>,
     /// How long after its end a lease is respected.
     pub grace: Duration,
     /// Whose processes use the table.
@@ -88,6 +90,7 @@ impl DynamodbOptions {
         DynamodbOptions {
             table: table.into(),
             partition_key: "key".to_owned(),
+            sort_key: None,
             grace: Dynamodb::GRACE,
             fleet: Fleet::Own,
             protection: Protection::default(),
@@ -113,6 +116,7 @@ impl DynamodbOptions {
             "grace",
             "fleet",
             "partition_key",
+            "sort_key",
             "deletion_protection",
             "point_in_time_recovery",
         ])?;
@@ -131,6 +135,12 @@ impl DynamodbOptions {
         let settings = Settings::Environment { region: text("region"), endpoint: text("endpoint") };
         let mut options = DynamodbOptions::new(table, settings);
         options.partition_key = text("partition_key").unwrap_or(options.partition_key);
+        if let Some(text) = url.option("sort_key") {
+            let Some((name, value)) = text.split_once(':') else {
+                return Err(config(&format!("sort_key is {text:?}, but must be NAME:VALUE, like kind:lock")));
+            };
+            options.sort_key = Some(SortKey { name: name.to_owned(), value: value.to_owned() });
+        }
         options = options.of(Fleet::of_url(&url, mixed::LIBRARY)?);
         options.grace = url.duration("grace")?.unwrap_or(options.grace);
         let (deletion, recovery) = (url.flag("deletion_protection")?, url.flag("point_in_time_recovery")?);
@@ -150,8 +160,10 @@ impl DynamodbOptions {
         self.fleet.is_mixed().then_some(mixed::LIMITS)
     }
 
+    /// Rows with another sort key are another store.
     pub(super) fn label(&self) -> String {
-        format!("dynamodb://{}", self.table)
+        let sort_key = self.sort_key.as_ref().map(|SortKey { name, value }| format!("?sort_key={name}:{value}"));
+        format!("dynamodb://{}{}", self.table, sort_key.unwrap_or_default())
     }
 
     /// Refuses what the service would, before anything is sent.
@@ -178,10 +190,34 @@ impl DynamodbOptions {
                 mixed::LIBRARY
             )));
         }
-        if row::ATTRIBUTES.split(' ').any(|taken| taken == self.partition_key) {
+        for (option, name) in [("partition_key", Some(&self.partition_key)), ("sort_key", self.sort_name())] {
+            if let Some(name) = name.filter(|name| row::ATTRIBUTES.split(' ').any(|taken| taken == **name)) {
+                return Err(config(&format!(
+                    "{option} is {name:?}, the name of an attribute that leasehold writes; name the table's key another way"
+                )));
+            }
+        }
+        self.sort_key.as_ref().map_or(Ok(()), |sort_key| self.validate_sort_key(sort_key))
+    }
+
+    fn sort_name(&self) -> Option<&String> {
+        self.sort_key.as_ref().map(|sort_key| &sort_key.name)
+    }
+
+    fn validate_sort_key(&self, SortKey { name, value }: &SortKey) -> Result<()> {
+        if name.is_empty() || name.len() > 255 || *name == self.partition_key {
+            let partition = &self.partition_key;
+            let right = format!("must have 1 to 255 bytes and not be the partition key, {partition:?}");
+            return Err(config(&format!("the name in sort_key is {name:?}, but {right}")));
+        }
+        if value.is_empty() || value.len() > 1_024 {
+            let len = value.len();
+            return Err(config(&format!("the value in sort_key has {len} bytes, but must have 1 to 1,024")));
+        }
+        if self.fleet.is_mixed() {
             return Err(config(&format!(
-                "partition_key is {:?}, the name of an attribute that leasehold writes; name the table's key another way",
-                self.partition_key
+                "sort_key can't be used with fleet=mixed: the tables of {} have no sort key",
+                mixed::LIBRARY
             )));
         }
         Ok(())
@@ -205,7 +241,7 @@ impl Dynamodb {
             limits: options.limits(),
             ..StoreInfo::new(options.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
         };
-        let target = Target::new(&options.table, &options.partition_key);
+        let target = Target::new(&options.table, &options.partition_key, options.sort_key.clone());
         let (protection, fleet) = (options.protection, options.fleet);
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
@@ -214,7 +250,7 @@ impl Dynamodb {
         let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch };
         // A second answer where the first took long.
         for _ in 0..2 {
-            store.read_time(by)?;
+            store.read_time(by).map_err(|error| store.explained(error, by))?;
             store.check_grace()?;
             if store.moment()?.width <= GOOD_ENOUGH {
                 break;

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::AttributeValue;
-
 use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
 use super::row::{self, DecodedRow};
@@ -37,7 +35,7 @@ impl Dynamodb {
         let moment = self.moment()?;
         let mut records = Vec::new();
         for row in rows {
-            let key = key_of(&row, &self.target.partition_key).filter(|_| row::is_lock(&row));
+            let key = self.target.key_of(&row).filter(|_| row::is_lock(&row));
             let Some(key) = key else { continue };
             match DecodedRow::new(&key, Some(row)) {
                 Ok(found) if key != NOBODYS && which.matches(&found.record) => {
@@ -64,12 +62,12 @@ impl Dynamodb {
         consistency: Consistency,
         by: &Deadline,
     ) -> Result<Option<Item>, DynamodbError> {
-        let key = AttributeValue::S(key.to_owned());
+        let key = self.target.place(key);
         let answer = self.send(by, move |client, stamp, target| async move {
             let request = client
                 .get_item()
                 .table_name(&target.table)
-                .key(&target.partition_key, key)
+                .set_key(Some(key))
                 .consistent_read(consistency == Consistency::Strong);
             let answer = request.customize().interceptor(stamp.clone()).send().await;
             target.classify(answer, &stamp).map(|answer| answer.item)
@@ -85,7 +83,7 @@ impl Dynamodb {
         consistency: Consistency,
         by: &Deadline,
     ) -> Result<(Vec<Item>, Option<String>), DynamodbError> {
-        let filter = match which {
+        let of_keys = match which {
             Which::Prefix(prefix) if prefix.is_empty() => None,
             Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
             Which::LockId(id) => Some((
@@ -94,16 +92,26 @@ impl Dynamodb {
             )),
             Which::Key(key) => Some(("#key = :key", vec![(":key", text(key))])),
         };
+        let of_sort =
+            self.target.sort_key.as_ref().map(|ours| ("#sortKey = :sortKey", vec![(":sortKey", text(&ours.value))]));
+        let filters: Vec<_> = of_keys.into_iter().chain(of_sort).collect();
         let answer = self.send(by, move |client, stamp, target| async move {
             let mut request =
                 client.scan().table_name(&target.table).consistent_read(consistency == Consistency::Strong).limit(PAGE);
             if let Some(from) = from {
-                request = request.exclusive_start_key(&target.partition_key, AttributeValue::S(from));
+                request = request.set_exclusive_start_key(Some(target.start_of_page(&from)));
             }
-            if let Some((filter, values)) = filter {
-                request = request.filter_expression(filter);
+            if !filters.is_empty() {
+                let all: Vec<String> = filters.iter().map(|(filter, _)| format!("({filter})")).collect();
+                request = request.filter_expression(all.join(" AND "));
+            }
+            for (filter, values) in filters {
                 for name in tokens(filter, '#') {
-                    let attribute = if name == "#key" { &target.partition_key } else { name.trim_start_matches('#') };
+                    let attribute = match (name, &target.sort_key) {
+                        ("#key", _) => &target.partition_key,
+                        ("#sortKey", Some(sort_key)) => &sort_key.name,
+                        (other, _) => other.trim_start_matches('#'),
+                    };
                     request = request.expression_attribute_names(name, attribute);
                 }
                 for (name, value) in values {
@@ -112,14 +120,10 @@ impl Dynamodb {
             }
             let answer = request.customize().interceptor(stamp.clone()).send().await;
             target.classify(answer, &stamp).map(|page| {
-                let next = page.last_evaluated_key.and_then(|row| key_of(&row, &target.partition_key));
+                let next = page.last_evaluated_key.and_then(|row| target.end_of_page(&row));
                 (page.items.unwrap_or_default(), next)
             })
         });
         answer.map_err(|(_, error)| error.of_read())
     }
-}
-
-fn key_of(row: &Item, partition_key: &str) -> Option<String> {
-    row.get(partition_key)?.as_s().ok().cloned()
 }

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use aws_sdk_dynamodb::error::BuildError;
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency,
-    PointInTimeRecoverySpecification, ScalarAttributeType, TableDescription, TableStatus,
+    AttributeDefinition, BillingMode, KeySchemaElement, MultiRegionConsistency, PointInTimeRecoverySpecification,
+    ScalarAttributeType, TableDescription, TableStatus,
 };
 
 use super::Dynamodb;
@@ -64,12 +65,31 @@ impl Dynamodb {
         }
     }
 
+    /// The same error, or a better one, where the service only said that a request was wrong: what is wrong with the table's
+    /// key, as far as it may be described.
+    pub(super) fn explained(&self, error: DynamodbError, by: &Deadline) -> DynamodbError {
+        if !matches!(error, DynamodbError::Own(Own::Invalid { .. }, _)) {
+            return error;
+        }
+        match self.look_at_table(Schema::Check, by) {
+            Err(better @ DynamodbError::Schema(_)) => better,
+            _ => error,
+        }
+    }
+
     /// The command for those who make the table by other means.
     fn command(&self) -> String {
-        let (table, key) = (&self.target.table, &self.target.partition_key);
+        let table = &self.target.table;
+        let attributes: String =
+            self.target.schema().map(|(name, _)| format!(" AttributeName={name},AttributeType=S")).collect();
+        let keys: String = self
+            .target
+            .schema()
+            .map(|(name, kind)| format!(" AttributeName={name},KeyType={}", kind.as_str()))
+            .collect();
         let mut command = format!(
             "aws dynamodb create-table --table-name {table} --billing-mode PAY_PER_REQUEST \
-             --attribute-definitions AttributeName={key},AttributeType=S --key-schema AttributeName={key},KeyType=HASH"
+             --attribute-definitions{attributes} --key-schema{keys}"
         );
         if self.protection.deletion {
             command.push_str(" --deletion-protection-enabled");
@@ -126,7 +146,7 @@ impl Dynamodb {
 
     /// An error unless it is right; else the text that says so, and what `is` with it.
     fn check(&self, table: &TableDescription, is: &str) -> Result<String, DynamodbError> {
-        let (name, key) = (&self.target.table, &self.target.partition_key);
+        let name = &self.target.table;
         let keys: Vec<String> = table
             .key_schema()
             .iter()
@@ -137,12 +157,19 @@ impl Dynamodb {
                 format!("{} {} ({})", element.key_type().as_str(), element.attribute_name(), kind)
             })
             .collect();
-        let right = format!("HASH {key} (S)");
-        if keys != [right.clone()] {
+        let (right, found) = (self.target.described(), keys.join(", "));
+        if found != right {
+            let no_more = if self.target.sort_key.is_none() { " and no sort key" } else { "" };
+            let hint = match (&self.target.sort_key, keys.len()) {
+                (None, 2) => {
+                    "say sort_key=NAME:VALUE to use its rows with that value in a sort key that is a string (S)"
+                }
+                (Some(_), 1) => "leave out sort_key=.., since the table has none",
+                (Some(_), _) => "say partition_key=.. and sort_key=NAME:VALUE if those are only the names",
+                (None, _) => "say partition_key=.. if that is only the name",
+            };
             return Err(DynamodbError::Schema(format!(
-                "the table {name:?} has the key {}, but must have {right} and no sort key; \
-                 say partition_key=.. if that is only the name, or use another table",
-                keys.join(", ")
+                "the table {name:?} has the key {found}, but must have {right}{no_more}; {hint}, or use another table"
             )));
         }
         let is_strong = table.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);
@@ -173,21 +200,21 @@ impl Dynamodb {
     fn make(&self, by: &Deadline) -> Result<bool, DynamodbError> {
         let is_safe = self.protection.deletion;
         let answer: Answer<bool> = self.send(by, move |client, stamp, target| async move {
-            let key = KeySchemaElement::builder().attribute_name(&target.partition_key).key_type(KeyType::Hash).build();
-            let kind = AttributeDefinition::builder()
-                .attribute_name(&target.partition_key)
-                .attribute_type(ScalarAttributeType::S)
-                .build();
-            let (Ok(key), Ok(kind)) = (key, kind) else {
-                let error = DynamodbError::Config("the name of the partition key is no name".to_owned());
+            let keys = target.schema().map(|(name, kind)| {
+                let key = KeySchemaElement::builder().attribute_name(name).key_type(kind).build()?;
+                let of = AttributeDefinition::builder().attribute_name(name).attribute_type(ScalarAttributeType::S);
+                Ok::<_, BuildError>((key, of.build()?))
+            });
+            let Ok((keys, kinds)) = keys.collect::<Result<(Vec<_>, Vec<_>), _>>() else {
+                let error = DynamodbError::Config("the name of the table's key is no name".to_owned());
                 return Err((Fate::Refused, error));
             };
             let request = client
                 .create_table()
                 .table_name(&target.table)
                 .billing_mode(BillingMode::PayPerRequest)
-                .key_schema(key)
-                .attribute_definitions(kind)
+                .set_key_schema(Some(keys))
+                .set_attribute_definitions(Some(kinds))
                 .set_deletion_protection_enabled(is_safe.then_some(true));
             match request.customize().interceptor(stamp.clone()).send().await {
                 Ok(_) => Ok(true),

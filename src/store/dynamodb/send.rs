@@ -3,22 +3,22 @@
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::config::interceptors::{
     BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
 };
 use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
-use aws_sdk_dynamodb::error::{BoxError, ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::error::BoxError;
 use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
 use jiff::fmt::rfc2822::DateTimeParser;
 
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::expr::{Expr, Item};
+use super::target::Target;
 use super::{Dynamodb, mixed};
 use crate::store::failure::{Fate, Left};
 use crate::sys::clock::{BootTime, Clock};
@@ -50,7 +50,7 @@ impl Stamp {
         }))
     }
 
-    fn left(&self) -> Left {
+    pub(super) fn left(&self) -> Left {
         if self.0.state.load(Ordering::SeqCst) == SENT { Left::Maybe } else { Left::No }
     }
 
@@ -101,35 +101,6 @@ impl Intercept for Stamp {
 /// What an operation answers on the driver's thread.
 pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 
-/// The table, also for the errors.
-#[derive(Clone, Debug)]
-pub(super) struct Target {
-    pub table: String,
-    pub partition_key: String,
-    has_sent: Arc<AtomicBool>,
-}
-
-impl Target {
-    pub fn new(table: &str, partition_key: &str) -> Self {
-        Target { table: table.to_owned(), partition_key: partition_key.to_owned(), has_sent: Arc::default() }
-    }
-
-    /// Whether a request of this client was ever sent.
-    pub fn has_sent(&self) -> bool {
-        self.has_sent.load(Ordering::SeqCst)
-    }
-
-    pub fn classify<T, E>(&self, result: Result<T, SdkError<E, HttpResponse>>, stamp: &Stamp) -> Answer<T>
-    where
-        E: ProvideErrorMetadata + std::error::Error + 'static,
-    {
-        if stamp.left() == Left::Maybe {
-            self.has_sent.store(true, Ordering::SeqCst);
-        }
-        result.map_err(|error| DynamodbError::classify(&error, stamp.left(), self))
-    }
-}
-
 /// How a conditional write went.
 #[derive(Debug)]
 pub(super) enum Wrote {
@@ -172,11 +143,10 @@ impl Dynamodb {
     fn update_item(&self, expr: Expr, answer: ReturnValue, by: &Deadline) -> Result<Wrote, DynamodbError> {
         let expr = mixed::with_ttl(self.fleet, expr);
         unknown_is_an_answer(self.send(by, move |client, stamp, target| async move {
-            let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
             let request = client
                 .update_item()
                 .table_name(&target.table)
-                .key(&target.partition_key, key)
+                .set_key(Some(target.place(&expr.key)))
                 .condition_expression(&expr.condition)
                 .update_expression(expr.update.to_string())
                 .set_expression_attribute_names(Some(expr.names(&target.partition_key)))
@@ -200,11 +170,10 @@ impl Dynamodb {
     /// Does one `DeleteItem`; the update of `expr` is not used.
     pub(super) fn delete(&self, expr: Expr, by: &Deadline) -> Result<Wrote, DynamodbError> {
         unknown_is_an_answer(self.send(by, move |client, stamp, target| async move {
-            let key = aws_sdk_dynamodb::types::AttributeValue::S(expr.key.clone());
             let request = client
                 .delete_item()
                 .table_name(&target.table)
-                .key(&target.partition_key, key)
+                .set_key(Some(target.place(&expr.key)))
                 .condition_expression(&expr.condition)
                 .set_expression_attribute_names(Some(expr.names(&target.partition_key)))
                 .set_expression_attribute_values(Some(expr.values()))

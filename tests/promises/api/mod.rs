@@ -12,6 +12,7 @@ mod leases;
 mod listing;
 mod operators;
 mod readers;
+mod slow;
 mod told;
 mod waiting;
 

@@ -1,6 +1,7 @@
 //! Holding a lock: heartbeats, time, loss.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::StoreTime;
@@ -8,6 +9,8 @@ use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LossReason};
 
 use crate::behaviours::{Bench, LONG, Store, loss_of};
+use crate::support::bench::builder_over;
+use crate::support::between::{Between, When};
 use crate::support::wait::wait_until;
 
 const BEAT: Duration = Duration::from_millis(20);
@@ -266,28 +269,20 @@ pub fn b25_time_to_live_and_purge_are_not_needed_for_a_takeover(store: &Store) {
     assert!(StoreTime::from_nanos(5).since(StoreTime::from_nanos(7)).is_zero());
 }
 
-/// Lets the test know when a renewal was answered.
-struct Answered(std::sync::atomic::AtomicBool);
-
-impl leasehold::Observer for Answered {
-    fn event(&self, event: &leasehold::Event<'_>) {
-        if let leasehold::Event::Request { operation: leasehold::Operation::Renew, .. } = event {
-            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
-        }
-    }
-}
-
 pub fn b09_what_was_seen_as_lost_is_never_held_again(store: &Store) {
     let bench = Bench::on(store);
-    let answered = std::sync::Arc::new(Answered(std::sync::atomic::AtomicBool::new(false)));
-    let client = bench.builder().lease(LONG).observer(answered.clone()).connect().unwrap();
+    // Lets the test know when a renewal was answered.
+    let (between, answered) = (Between::new(bench.at.store.clone()), Arc::new(AtomicBool::new(false)));
+    let client = builder_over(Arc::new(between.clone()), bench.clock.clone()).lease(LONG).connect().unwrap();
     let mut lost = 0;
     for round in 0..1500_u32 {
         let guard = client.lock("k").unwrap();
-        answered.0.store(false, std::sync::atomic::Ordering::SeqCst);
+        answered.store(false, Ordering::SeqCst);
+        let tell = answered.clone();
+        between.next(When::AfterRenewal, move || tell.store(true, Ordering::SeqCst));
         // The heartbeat comes at once; the deadline passes just when it is answered.
         bench.advance(LONG * 6 / 10);
-        while !answered.0.load(std::sync::atomic::Ordering::SeqCst) {
+        while !answered.load(Ordering::SeqCst) {
             std::hint::spin_loop();
         }
         (0..round % 60).for_each(|_| std::hint::spin_loop());

@@ -13,6 +13,11 @@ macro_rules! on_one_store {
     ($store:ident) => {
         mod $store {
             crate::conformance::contract! { $store }
+            crate::support::stores::tests! {
+                conformance on $store:
+            real_time:
+                leases_end_by_the_stores_own_clock;
+            }
         }
     };
 }
@@ -81,14 +86,17 @@ macro_rules! contract {
             an_empty_set_ends_the_telling,
             nobody_who_listens_is_no_harm,
             a_wake_whose_deadline_is_over_returns;
-        real_time:
-            leases_end_by_the_stores_own_clock;
         }
     };
 }
 use contract;
 
 crate::support::stores::for_each_store!(on_one_store);
+// Another form of its table, with the same clock.
+#[cfg(feature = "dynamodb")]
+mod dynamodb_sorted {
+    crate::conformance::contract! { dynamodb_sorted }
+}
 
 #[test]
 fn every_store_is_in_the_table() {

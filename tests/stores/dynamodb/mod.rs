@@ -11,6 +11,7 @@ mod mixed_rows;
 mod rights;
 mod rows;
 mod scans;
+mod sort_key;
 mod sweep;
 mod table;
 mod time;

@@ -121,6 +121,7 @@ fn another_key_schema_is_refused_at_connect() {
         let error = connect(&table).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Schema, "{keys:?}: {error}");
         assert!(error.to_string().contains(&table.0), "{error}");
+        assert!(error.to_string().contains("but must have HASH key (S)"), "{error}");
     }
 }
 

@@ -1,0 +1,125 @@
+//! The table, and how its rows are addressed: by the partition key alone, or by it and one value of a sort key.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aws_sdk_dynamodb::config::http::HttpResponse;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::types::KeyType;
+
+use super::error::DynamodbError;
+use super::expr::{Item, text};
+use super::send::{Answer, Stamp};
+use crate::store::failure::Left;
+
+/// The sort key of a table, a string, and the value that all rows of this store have in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SortKey {
+    /// The attribute.
+    pub name: String,
+    /// The value.
+    pub value: String,
+}
+
+/// The table, also for the errors.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub table: String,
+    pub partition_key: String,
+    pub sort_key: Option<SortKey>,
+    has_sent: Arc<AtomicBool>,
+}
+
+impl Target {
+    pub fn new(table: &str, partition_key: &str, sort_key: Option<SortKey>) -> Self {
+        let (table, partition_key) = (table.to_owned(), partition_key.to_owned());
+        Target { table, partition_key, sort_key, has_sent: Arc::default() }
+    }
+
+    /// The attributes of the table's key, each a string.
+    pub fn schema(&self) -> impl Iterator<Item = (&str, KeyType)> {
+        let sort_key = self.sort_key.iter().map(|sort_key| (sort_key.name.as_str(), KeyType::Range));
+        std::iter::once((self.partition_key.as_str(), KeyType::Hash)).chain(sort_key)
+    }
+
+    /// The table's key as it must be.
+    pub fn described(&self) -> String {
+        let each: Vec<String> = self.schema().map(|(name, kind)| format!("{} {name} (S)", kind.as_str())).collect();
+        each.join(", ")
+    }
+
+    /// Where the row of a key stands.
+    pub fn place(&self, key: &str) -> Item {
+        let sort_key = self.sort_key.iter().map(|sort_key| (sort_key.name.clone(), text(&sort_key.value)));
+        std::iter::once((self.partition_key.clone(), text(key))).chain(sort_key).collect()
+    }
+
+    /// The key of a row of this store; rows with another sort key are somebody else's.
+    pub fn key_of(&self, row: &Item) -> Option<String> {
+        let is_ours = |sort_key: &SortKey| string(row, &sort_key.name).is_some_and(|value| *value == sort_key.value);
+        string(row, &self.partition_key).filter(|_| self.sort_key.as_ref().is_none_or(is_ours)).cloned()
+    }
+
+    /// Where a page of a scan ended, as a text. That may be at a row of somebody else.
+    pub fn end_of_page(&self, last: &Item) -> Option<String> {
+        let key = string(last, &self.partition_key)?;
+        match &self.sort_key {
+            None => Some(key.clone()),
+            Some(sort_key) => Some(format!("{}:{key}{}", key.len(), string(last, &sort_key.name)?)),
+        }
+    }
+
+    /// The same place, to go on from there.
+    pub fn start_of_page(&self, end: &str) -> Item {
+        let both = || {
+            let (len, both) = end.split_once(':')?;
+            both.split_at_checked(len.parse().ok()?)
+        };
+        match self.sort_key.as_ref().zip(both()) {
+            Some((sort_key, (key, value))) => {
+                HashMap::from([(self.partition_key.clone(), text(key)), (sort_key.name.clone(), text(value))])
+            }
+            None => self.place(end),
+        }
+    }
+
+    /// Whether a request of this client was ever sent.
+    pub fn has_sent(&self) -> bool {
+        self.has_sent.load(Ordering::SeqCst)
+    }
+
+    pub fn classify<T, E>(&self, result: Result<T, SdkError<E, HttpResponse>>, stamp: &Stamp) -> Answer<T>
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        if stamp.left() == Left::Maybe {
+            self.has_sent.store(true, Ordering::SeqCst);
+        }
+        result.map_err(|error| DynamodbError::classify(&error, stamp.left(), self))
+    }
+}
+
+fn string<'a>(row: &'a Item, name: &str) -> Option<&'a String> {
+    row.get(name)?.as_s().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_goes_on_where_it_ended_also_at_a_row_of_somebody_else() {
+        let sort_key = SortKey { name: "kind".to_owned(), value: "lock".to_owned() };
+        let target = Target::new("t", "key", Some(sort_key));
+        for (key, value) in [("k", "lock"), ("3:k:", "1:other"), ("\u{e4}\u{f6}", "")] {
+            let row = HashMap::from([("key".to_owned(), text(key)), ("kind".to_owned(), text(value))]);
+            let end = target.end_of_page(&row).unwrap_or_default();
+            assert_eq!(target.start_of_page(&end), row, "{end:?}");
+            assert_eq!(target.key_of(&row).is_some(), value == "lock");
+        }
+        let plain = Target::new("t", "key", None);
+        let row = HashMap::from([("key".to_owned(), text("3:k"))]);
+        assert_eq!(plain.end_of_page(&row).map(|end| plain.start_of_page(&end)), Some(row));
+    }
+}

@@ -1,0 +1,196 @@
+//! What threads that locks depend on have to tell code of the user's. They must not wait for it, so that another thread
+//! tells it, in the same order.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::sys::log;
+use crate::sys::thread::Thread;
+
+/// Who has something to tell about a key waits for so long for what is being told of it already.
+const TURN: Duration = Duration::from_millis(100);
+/// So many may wait for a slow observer. From then on only beginnings and ends are kept, of which there is one for each
+/// lock; and from ten times as many on, nothing.
+const MOST_WAITING: usize = 10_000;
+
+pub(crate) type Told = Box<dyn FnOnce() + Send>;
+
+/// Whether gauges would drift without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weight {
+    Light,
+    Balance,
+}
+
+/// See the module.
+#[derive(Clone, Default)]
+pub(crate) struct Aside(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    queue: Mutex<Queue>,
+    told: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Each with the key that it is about.
+    waiting: VecDeque<(Option<String>, Told)>,
+    /// What is being told, and the thread that does it.
+    telling: Option<(Option<String>, ThreadId)>,
+    has_thread: bool,
+    has_warned: bool,
+}
+
+impl Aside {
+    /// Has it told soon, by a thread that does nothing else.
+    pub fn push(&self, key: Option<&str>, weight: Weight, tell: Told) {
+        let mut queue = self.0.queue.lock();
+        let most = if weight == Weight::Balance { 10 * MOST_WAITING } else { MOST_WAITING };
+        if queue.waiting.len() >= most {
+            if !std::mem::replace(&mut queue.has_warned, true) {
+                drop(queue);
+                log::warn!(target: "leasehold::callback", "the observer is too slow: some events are not reported to it");
+            }
+            return;
+        }
+        queue.waiting.push_back((key.map(str::to_owned), tell));
+        if std::mem::replace(&mut queue.has_thread, true) {
+            return;
+        }
+        drop(queue);
+        let aside = self.clone();
+        if Thread::spawn_for_user("leasehold-told", move || aside.tell_all()).is_err() {
+            // Late is better than never.
+            self.tell_all();
+        }
+    }
+
+    fn tell_all(&self) {
+        let mut queue = self.0.queue.lock();
+        while let Some((key, tell)) = queue.waiting.pop_front() {
+            queue.telling = Some((key, std::thread::current().id()));
+            drop(queue);
+            tell();
+            queue = self.0.queue.lock();
+            queue.telling = None;
+            self.0.told.notify_all();
+        }
+        queue.has_thread = false;
+        self.0.told.notify_all();
+    }
+
+    /// Called by a thread that is about to tell something of `key` itself: tells here what waits of that key, so that it
+    /// comes in its order.
+    pub fn tell_first(&self, key: &str) {
+        let (mut queue, by) = (self.0.queue.lock(), Instant::now() + TURN);
+        while queue.is_telling_elsewhere(Some(key)) && !self.0.told.wait_until(&mut queue, by).timed_out() {}
+        let mut first = Vec::new();
+        if queue.waiting.iter().any(|(of, _)| of.as_deref() == Some(key)) {
+            let (of_key, others) =
+                std::mem::take(&mut queue.waiting).into_iter().partition(|(of, _)| of.as_deref() == Some(key));
+            (first, queue.waiting) = (Vec::from(of_key), others);
+        }
+        drop(queue);
+        first.into_iter().for_each(|(_, tell): (_, Told)| tell());
+    }
+
+    /// Waits until all of it was told, at most until `by`.
+    pub fn wait_until_told(&self, by: Instant) {
+        let mut queue = self.0.queue.lock();
+        while (!queue.waiting.is_empty() || queue.is_telling_elsewhere(None))
+            && !queue.is_telling_here()
+            && !self.0.told.wait_until(&mut queue, by).timed_out()
+        {}
+    }
+}
+
+impl Queue {
+    fn is_telling_here(&self) -> bool {
+        self.telling.as_ref().is_some_and(|(_, thread)| *thread == std::thread::current().id())
+    }
+
+    /// Whether another thread is telling something, of this key if one is given.
+    fn is_telling_elsewhere(&self, key: Option<&str>) -> bool {
+        let is_of = |of: &Option<String>| key.is_none() || of.as_deref() == key;
+        self.telling.as_ref().is_some_and(|(of, _)| is_of(of)) && !self.is_telling_here()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn say(to: &Sender<u32>, what: u32) -> Told {
+        let to = to.clone();
+        Box::new(move || to.send(what).unwrap_or_default())
+    }
+
+    /// Lets the aside hang in what it tells of `key`, until the sender is dropped.
+    fn hang(aside: &Aside, key: &str) -> Sender<()> {
+        let (leave, left): (_, Receiver<()>) = bounded(0);
+        let (enter, entered) = bounded(1);
+        let tell = move || {
+            enter.send(()).unwrap_or_default();
+            let _ = left.recv();
+        };
+        aside.push(Some(key), Weight::Light, Box::new(tell));
+        assert_eq!(entered.recv_timeout(LONG), Ok(()));
+        leave
+    }
+
+    #[test]
+    fn what_waits_of_a_key_is_told_before_what_comes_later_of_it() {
+        let ((said, says), aside) = (unbounded(), Aside::default());
+        let leave = hang(&aside, "slow");
+        aside.push(Some("a"), Weight::Light, say(&said, 1));
+        aside.push(Some("b"), Weight::Light, say(&said, 2));
+        aside.push(Some("a"), Weight::Balance, say(&said, 3));
+        aside.tell_first("a");
+        assert_eq!(says.try_iter().collect::<Vec<_>>(), [1, 3]);
+        aside.wait_until_told(Instant::now());
+        drop(leave);
+        aside.wait_until_told(Instant::now() + LONG);
+        assert_eq!(says.try_iter().collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn what_is_being_told_is_waited_for_but_not_by_its_own_thread() {
+        let ((said, says), aside) = (unbounded(), Aside::default());
+        let (inside, own) = (aside.clone(), said.clone());
+        let tell = move || {
+            inside.push(Some("k"), Weight::Light, say(&own, 1));
+            inside.tell_first("k");
+            inside.wait_until_told(Instant::now() + 100 * LONG);
+            own.send(2).unwrap_or_default();
+        };
+        aside.push(Some("k"), Weight::Light, Box::new(tell));
+        aside.wait_until_told(Instant::now() + LONG);
+        assert_eq!(says.try_iter().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn an_observer_that_hangs_costs_only_so_much_memory() {
+        let ((said, says), aside) = (unbounded(), Aside::default());
+        let leave = hang(&aside, "slow");
+        for _ in 0..MOST_WAITING + 5 {
+            aside.push(None, Weight::Light, say(&said, 1));
+        }
+        for _ in 0..10 * MOST_WAITING {
+            aside.push(Some("k"), Weight::Balance, say(&said, 2));
+        }
+        drop(leave);
+        aside.wait_until_told(Instant::now() + LONG);
+        let all: Vec<u32> = says.try_iter().collect();
+        let count = |what| all.iter().filter(|said| **said == what).count();
+        assert_eq!([count(1), count(2)], [MOST_WAITING, 9 * MOST_WAITING]);
+    }
+}

@@ -1,0 +1,112 @@
+//! An observer that is slow, or hangs, costs no lock: neither a renewal nor the report of a loss waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use leasehold::internals::store::fault::Call;
+use leasehold::{Event, LossReason, Mutex, Observer, Operation};
+
+use crate::support::harness::{PATIENCE, Store, millis};
+use crate::support::wait::wait_until;
+
+/// Hangs in the first event that is chosen, until the other end of its channel is dropped.
+struct Hangs {
+    chosen: fn(&Event<'_>) -> bool,
+    entered: Mutex<Option<Sender<()>>>,
+    leave: Receiver<()>,
+    told: Mutex<Vec<String>>,
+}
+
+impl Hangs {
+    fn new(chosen: fn(&Event<'_>) -> bool) -> (Arc<Hangs>, Receiver<()>, Sender<()>) {
+        let ((entered, enters), (leaves, leave)) = (bounded(1), bounded(0));
+        let entered = Mutex::new(Some(entered));
+        (Arc::new(Hangs { chosen, entered, leave, told: Mutex::default() }), enters, leaves)
+    }
+
+    fn of(&self, key: &str) -> Vec<String> {
+        let (told, start) = (self.told.lock(), format!("{key} "));
+        told.iter().filter_map(|told| told.strip_prefix(&start)).map(str::to_owned).collect()
+    }
+}
+
+impl Observer for Hangs {
+    fn event(&self, event: &Event<'_>) {
+        if (self.chosen)(event)
+            && let Some(entered) = { self.entered.lock().take() }
+        {
+            let _ = entered.send(());
+            let _ = self.leave.recv();
+        }
+        let what = match event {
+            Event::Granted { .. } => "granted",
+            Event::Renewed { .. } => "renewed",
+            Event::Lost { .. } => "lost",
+            Event::Released { .. } => "released",
+            _ => return,
+        };
+        self.told.lock().push(format!("{} {what}", event.key().unwrap_or_default()));
+    }
+}
+
+/// Enough for many heartbeats on a busy machine.
+const LEASE: Duration = Duration::from_secs(60);
+
+#[test]
+fn one_that_hangs_in_a_heartbeats_request_stops_no_heartbeat() {
+    for store in Store::all() {
+        let is_renewal = |event: &Event<'_>| matches!(event, Event::Request { operation: Operation::Renew, .. });
+        let (observer, enters, leaves) = Hangs::new(is_renewal);
+        let client = store.builder().lease(LEASE).heartbeat(millis(20)).observer(observer.clone()).connect().unwrap();
+        let first = client.lock("first").unwrap();
+        enters.recv_timeout(PATIENCE).unwrap();
+        let before = store.plan.count(Call::Renew);
+        wait_until("its own heartbeat goes on", || store.plan.count(Call::Renew) > before + 3);
+        // Calls tell what they do themselves.
+        let second = client.lock("second").unwrap();
+        let shown = second.shared_info();
+        wait_until("so does another", || shown.lock().renewed().is_some());
+        assert!(first.is_held() && second.is_held(), "on {}", store.name);
+        second.release().unwrap();
+        drop(leaves);
+        first.release().unwrap();
+        client.close().unwrap();
+        // With nothing left out.
+        for key in ["first", "second"] {
+            let told = observer.of(key);
+            let count = |what: &str| told.iter().filter(|told| *told == what).count();
+            assert_eq!((told[0].as_str(), count("granted"), count("released")), ("granted", 1, 1), "{key}: {told:?}");
+            let least = if key == "first" { 3 } else { 1 };
+            assert!(count("renewed") >= least, "{key}: {told:?}");
+        }
+    }
+}
+
+#[test]
+fn one_that_hangs_in_a_loss_delays_neither_first_heartbeats_nor_other_losses() {
+    for store in Store::all() {
+        let is_loss = |event: &Event<'_>| matches!(event, Event::Lost { loss } if loss.key == "first");
+        let (observer, enters, leaves) = Hangs::new(is_loss);
+        let client = store.builder().lease(LEASE).heartbeat(millis(20)).observer(observer.clone()).connect().unwrap();
+        let lost = |key: &str| {
+            let guard = client.request(key).max_hold(millis(1)).lock().unwrap();
+            let loss = guard.loss().wait_timeout(PATIENCE).expect("nobody says that it is lost");
+            assert!(matches!(loss.reason, LossReason::MaxHold), "{loss:?}");
+            guard
+        };
+        let first = lost("first");
+        enters.recv_timeout(PATIENCE).unwrap();
+        let guard = client.lock("second").unwrap();
+        let before = store.plan.count(Call::Renew);
+        wait_until("its heartbeat begins", || store.plan.count(Call::Renew) > before + 2);
+        let third = lost("third");
+        assert!(guard.is_held());
+        drop(leaves);
+        drop((first, guard, third));
+        client.close().unwrap();
+        for key in ["first", "third"] {
+            assert_eq!(observer.of(key), ["granted", "lost"], "{key}");
+        }
+    }
+}
