@@ -104,6 +104,13 @@ impl ClientBuilder {
         self
     }
 
+    /// The same for one that sees itself to it that no lock waits for the user's code.
+    #[cfg(feature = "capi")]
+    pub(crate) fn own_observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.options.observing = Observing::by_own_aside(observer);
+        self
+    }
+
     /// How long one request to the store may take. Defaults to 5 s.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;

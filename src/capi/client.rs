@@ -83,7 +83,7 @@ impl Options {
     fn connect(&self, events: Option<Arc<Events>>) -> Result<LockClient> {
         let mut builder = LockClient::builder(self.url.as_str());
         if let Some(events) = events {
-            builder = builder.observer(events);
+            builder = builder.own_observer(events);
         }
         if let Some(owner) = &self.owner {
             builder = builder.owner(owner.as_str());

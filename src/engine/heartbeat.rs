@@ -44,7 +44,7 @@ impl Hold {
 /// Starts the heartbeat of `hold`, which sends at once; it ends with the hold.
 pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
-        thread::begin_to_keep_time();
+        thread::begin_to_keep_a_lock();
         if caught(|| run(&hold)).is_none() {
             hold.lose(LossReason::HeartbeatDied);
             let key = hold.grant.lock.key();

@@ -11,18 +11,26 @@ use crate::model::event::{Event, Observer, Operation, WaitEnd};
 use crate::sys::aside::{Aside, Weight};
 use crate::sys::caught::caught;
 use crate::sys::log;
-use crate::sys::thread::keeps_time;
+use crate::sys::thread::keeps_a_lock;
 
 /// The observer of a client, if it has one.
 #[derive(Clone, Default)]
 pub(crate) struct Observing {
     observer: Option<Arc<dyn Observer>>,
     aside: Aside,
+    /// It sees itself to it that nobody waits for the user's code.
+    is_own_aside: bool,
 }
 
 impl Observing {
     pub(crate) fn by(observer: Arc<dyn Observer>) -> Self {
-        Observing { observer: Some(observer), aside: Aside::default() }
+        Observing { observer: Some(observer), ..Observing::default() }
+    }
+
+    /// By one that sees itself to it that no lock waits for the user's code: it is told everything at once.
+    #[cfg(feature = "capi")]
+    pub(crate) fn by_own_aside(observer: Arc<dyn Observer>) -> Self {
+        Observing { is_own_aside: true, ..Observing::by(observer) }
     }
 
     /// Whether there is an observer.
@@ -31,13 +39,15 @@ impl Observing {
     }
 
     /// Reports it here; what heartbeats and the watcher have to report is told by another thread, since an observer that
-    /// is slow must cost no lock.
+    /// is slow must cost no lock, and so are the terms of elections, which end before their locks are released.
     pub(crate) fn tell(&self, event: &Event<'_>) {
         let Some(observer) = &self.observer else { return };
-        if keeps_time()
+        if !self.is_own_aside
+            && (keeps_a_lock() || event.leading_change() != 0)
             && let Some(kept) = kept(event)
         {
-            let weight = if event.held_change() == 0 { Weight::Light } else { Weight::Balance };
+            let is_light = event.held_change() == 0 && event.leading_change() == 0;
+            let weight = if is_light { Weight::Light } else { Weight::Balance };
             let observer = observer.clone();
             return self.aside.push(event.key(), weight, Box::new(move || contained("observer", || kept(&*observer))));
         }
@@ -121,6 +131,14 @@ fn kept(event: &Event<'_>) -> Option<Kept> {
         Event::Left { key, held_for } => {
             let key = key.to_owned();
             Box::new(move |to| to.event(&Event::Left { key: &key, held_for }))
+        }
+        Event::TermBegan { key, fencing_token } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::TermBegan { key: &key, fencing_token }))
+        }
+        Event::TermEnded { key, fencing_token, led_for, end } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::TermEnded { key: &key, fencing_token, led_for, end }))
         }
         _ => return None,
     })

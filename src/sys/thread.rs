@@ -24,17 +24,38 @@ pub fn expect_users_code() {
 }
 
 thread_local! {
-    static KEEPS_TIME: Cell<bool> = const { Cell::new(false) };
+    static KEEPS: Cell<Keeps> = const { Cell::new(Keeps::Nothing) };
 }
 
-/// This thread's work from now on is what a lock or a deadline depends on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    Nothing,
+    /// One lock depends on it.
+    ALock,
+    /// Everybody's deadlines are its work.
+    Time,
+}
+
+/// Everybody's deadlines are this thread's work from now on.
 pub fn begin_to_keep_time() {
-    KEEPS_TIME.set(true);
+    KEEPS.set(Keeps::Time);
 }
 
-/// Whether this thread must not wait for code of the user's.
+/// One lock depends on this thread from now on.
+pub fn begin_to_keep_a_lock() {
+    KEEPS.set(Keeps::ALock);
+}
+
+/// Whether all others wait where this thread waits for code of the user's.
+// Only the C library has use for it, which has a thread of its own for each callback.
+#[cfg_attr(not(feature = "capi"), allow(dead_code))]
 pub fn keeps_time() -> bool {
-    KEEPS_TIME.get()
+    KEEPS.get() == Keeps::Time
+}
+
+/// Whether a lock may be lost where this thread waits for code of the user's.
+pub fn keeps_a_lock() -> bool {
+    KEEPS.get() != Keeps::Nothing
 }
 
 /// A thread of ours.

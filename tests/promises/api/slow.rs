@@ -110,3 +110,33 @@ fn one_that_hangs_in_a_loss_delays_neither_first_heartbeats_nor_other_losses() {
         }
     }
 }
+
+#[test]
+fn one_that_hangs_at_the_end_of_a_term_keeps_no_lock() {
+    for store in Store::all() {
+        let is_end = |event: &Event<'_>| matches!(event, Event::TermEnded { .. });
+        for closes in [false, true] {
+            let (observer, enters, leaves) = Hangs::new(is_end);
+            let client = store.builder().lease(LEASE).observer(observer).connect().unwrap();
+            let leads = client.election("leader").build().unwrap().campaign().unwrap();
+            let other = client.lock("other").unwrap();
+            std::thread::scope(|scope| {
+                if closes {
+                    scope.spawn(|| client.close());
+                } else {
+                    scope.spawn(|| drop(leads));
+                }
+                enters.recv_timeout(PATIENCE).unwrap();
+                wait_until("another may lead", || store.is_vacant("leader"));
+                assert!(
+                    !closes || {
+                        wait_until("all is released", || store.is_vacant("other"));
+                        true
+                    }
+                );
+                drop(leaves);
+            });
+            drop(other);
+        }
+    }
+}
