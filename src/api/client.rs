@@ -3,7 +3,7 @@
 use std::env::VarError;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::builder::ClientBuilder;
 use crate::api::guard::{LockGuard, WithLockError};
@@ -448,7 +448,11 @@ impl LockClient {
 
 /// An acquisition that is known only as data: copies of it may be on their way, unless the data says otherwise.
 pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
-    let ask = Ask::exclusive(lock.grant.clone(), lock.lock_id.clone(), lock.labels.clone(), store::DEFAULT_LEASE);
+    // How long it stands where nothing ends it.
+    let left =
+        |until: SystemTime| until.duration_since(SystemTime::now()).unwrap_or_default().max(store::DEFAULT_LEASE);
+    let lease = lock.leased_until.map_or(Duration::MAX, left);
+    let ask = Ask::exclusive(lock.grant.clone(), lock.lock_id.clone(), lock.labels.clone(), lease);
     let ask = Ask { mode: lock.mode, ..ask };
     Attempt { sends: if lock.sent_once { 1 } else { 2 }, ..Attempt::new(&lock.key, ask) }
 }

@@ -227,6 +227,11 @@ impl Gate {
         drop(self.0.wait_until_left(here(), None));
     }
 
+    /// Whether this thread is inside.
+    pub fn is_inside(&self) -> bool {
+        self.0.state.lock().inside.contains(&here())
+    }
+
     /// Goes inside when nobody else is, at the latest until `by`. `None` also when this thread is inside already, or
     /// another one there waits for it.
     pub fn alone(&self, by: Option<Instant>) -> Option<Alone<'_>> {

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::as_millis;
 use super::callback::{Aside, Callback, Gate};
@@ -92,8 +92,10 @@ impl Events {
 
     /// What happened is told; then no event is any more, and none is being told by another thread.
     pub fn end(&self) {
-        // One of the callbacks may end it, too: then it is done by whoever calls that one. Others wait for it.
-        if let Some(_ending) = self.ending.alone(None) {
+        // One of the callbacks may end it, too: then it is done by whoever calls that one. Others wait for it, but not from
+        // inside one: whoever ends it waits for them.
+        let by = self.gate.is_inside().then(Instant::now);
+        if let Some(_ending) = self.ending.alone(by) {
             self.aside.tell_rest();
             self.gate.close();
         }
@@ -197,7 +199,7 @@ unsafe fn tell(callback: Callback<EventFn>, kind: EventKind, parts: Parts) {
 #[cfg(test)]
 mod tests {
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -243,5 +245,46 @@ mod tests {
         assert_eq!(user.told.load(Ordering::SeqCst), 3);
         events.event(&Event::WaitBegan { key: "too late" });
         assert_eq!(user.told.load(Ordering::SeqCst), 3);
+    }
+
+    /// What two who end the events at once wait for.
+    struct Both {
+        events: OnceLock<Arc<Events>>,
+        entered: Sender<()>,
+        go: (Sender<()>, Receiver<()>),
+        has_left: AtomicBool,
+    }
+
+    unsafe extern "C" fn ends_beside(event: *const EventInfo, user: *mut c_void) {
+        // SAFETY: the test leaks it, and the event is there during the call.
+        let (both, key) = unsafe { (&*user.cast::<Both>(), std::ffi::CStr::from_ptr((*event).key)) };
+        if key.to_bytes() == b"a" {
+            let _ = both.entered.send(());
+            let _ = both.go.1.recv();
+            both.events.get().expect("it is made").end();
+            // Long enough for the other one to return, if it does not wait.
+            std::thread::sleep(Duration::from_millis(300));
+            both.has_left.store(true, Ordering::SeqCst);
+        } else {
+            let _ = both.go.0.send(());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Afterwards its data may be freed.
+    #[test]
+    fn who_ends_the_events_from_outside_waits_for_a_callback_that_ends_them() {
+        let (entered, enters) = bounded(1);
+        let both = Both { events: OnceLock::new(), entered, go: bounded(1), has_left: AtomicBool::new(false) };
+        let user: &'static Both = Box::leak(Box::new(both));
+        let callback = Callback { function: ends_beside as EventFn, user: (&raw const *user).cast_mut().cast() };
+        let events = user.events.get_or_init(|| Events::new(callback));
+        let watcher = std::thread::spawn(|| {
+            begin_to_keep_time();
+            ["a", "b"].iter().for_each(|key| events.event(&Event::WaitBegan { key }));
+        });
+        assert!(watcher.join().is_ok() && enters.recv_timeout(LONG).is_ok());
+        events.end();
+        assert!(user.has_left.load(Ordering::SeqCst), "a callback still runs");
     }
 }

@@ -82,6 +82,12 @@ impl Hold {
         self.setup.clock.now() < self.grant.at + self.least()
     }
 
+    /// The same, until no clock that runs at a tenth of this one's rate more or less has it stand.
+    pub(super) fn must_stand_for(&self) -> Duration {
+        let least = self.least();
+        (self.grant.at + least + least / 10).since(self.setup.clock.now())
+    }
+
     /// Whether its least time is over by any clock that runs at a tenth of this one's rate more or less.
     fn has_stood(&self) -> bool {
         let least = self.least();

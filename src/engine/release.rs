@@ -55,6 +55,8 @@ impl Hold {
 
     /// Ends the hold in the store.
     pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
+        // No observer is told anything before the lock is free.
+        let _later = later();
         let mut worth_a_look = true;
         let answer = match self.keep(before, by) {
             Kept::Yes(answer) => answer,
@@ -169,11 +171,9 @@ impl Hold {
 
     /// Gives the grant up in the background.
     fn give_up_later(&self) {
-        // What must stand ends with its lease. And `spare` is locked by another release, which is under way.
-        if !self.must_stand()
-            && let Some(spare) = self.requests.spare.try_lock()
-        {
-            self.setup.undo.push(spare.without_native());
+        // Else another release has it locked, which is under way.
+        if let Some(spare) = self.requests.spare.try_lock() {
+            self.setup.undo.push_after(spare.without_native(), self.must_stand_for());
         }
     }
 

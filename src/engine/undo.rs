@@ -16,7 +16,7 @@ use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, begin_to_keep_a_lock};
 
 /// At most this many are kept. Of more, the one whose lease ends first is dropped, and ends by itself.
 const MOST: usize = 4096;
@@ -62,9 +62,14 @@ impl Undo {
     /// Tries to give up an acquisition for as long as its grant could last: one lease from now on, since the request may
     /// arrive only now.
     pub fn push(self: &Arc<Self>, attempt: Attempt) {
+        self.push_after(attempt, Duration::ZERO);
+    }
+
+    /// The same for a grant that must stand for so long from now on.
+    pub fn push_after(self: &Arc<Self>, attempt: Attempt, delay: Duration) {
         let key = attempt.key.clone();
         let stands_until = self.clock.now() + attempt.ask.lease;
-        let left = Left { attempt, stands_until, due: Instant::now(), failures: 0 };
+        let left = Left { attempt, stands_until, due: far_from(Instant::now(), delay), failures: 0 };
         let (surplus, started) = {
             let mut state = self.state.lock();
             state.left.push(left);
@@ -95,19 +100,30 @@ impl Undo {
         }
         let undo = self.clone();
         let until = Deadline::after(Duration::MAX).or_cancel(&self.stop);
-        state.thread = Some(Thread::spawn("leasehold-undo", move || undo.run(&until))?);
+        let run = move || {
+            begin_to_keep_a_lock();
+            undo.run(&until);
+        };
+        state.thread = Some(Thread::spawn("leasehold-undo", run)?);
         state.is_running = true;
         Ok(())
     }
 
     /// Waits until `soon` for the end of the work, then ends it.
     pub fn end(&self, soon: Instant, by: Instant) {
-        let (thread, is_running) = {
+        let (thread, is_running, count) = {
             let mut state = self.state.lock();
             let is_running = state.is_running();
             state.is_running = true;
-            (state.thread.take(), is_running)
+            let before = state.left.len();
+            // What must stand for longer ends with its lease.
+            state.left.retain(|left| left.due <= soon);
+            (state.thread.take(), is_running, before - state.left.len())
         };
+        if count > 0 {
+            warn_of_left(count);
+            let _ = self.more.try_send(());
+        }
         if !is_running {
             // No thread could be started for what is left.
             self.run(&Deadline::at(soon));
@@ -138,9 +154,7 @@ impl Undo {
                     state.is_running = false;
                     drop(state);
                     if !left.is_empty() {
-                        log::warn!(target: "leasehold::client", count = left.len();
-                            "grants that nobody holds could not be given up; what stands in the store does so until its \
-                             lease ends or it is released");
+                        warn_of_left(left.len());
                     }
                     return None;
                 }
@@ -178,6 +192,12 @@ impl Undo {
         left.due = far_from(Instant::now(), delay * (left.failures / 60).clamp(1, 60));
         self.state.lock().left.push(left);
     }
+}
+
+fn warn_of_left(count: usize) {
+    log::warn!(target: "leasehold::client", count;
+        "grants that nobody holds could not be given up; what stands in the store does so until its lease ends or it is \
+         released");
 }
 
 impl State {

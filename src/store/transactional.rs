@@ -1,5 +1,7 @@
 //! Acquire, renew and release for stores that apply the pure transitions inside a serializable transaction.
 
+use std::time::Duration;
+
 use super::{Acquired, Attempt, Purpose, Released, Renewal, Renewed, Seen};
 use crate::lease::record::NewerFormat;
 use crate::lease::{
@@ -29,8 +31,8 @@ pub enum Durability {
     /// A power cut: a token that was given out is never given out again, and an end that others count on when the
     /// process is gone stays.
     PowerCut,
-    /// The process. A power cut may take back a heartbeat or a release, which only makes a lease end sooner or later
-    /// than said, and the holders' host is down anyway.
+    /// The process. A power cut may take back a heartbeat or a release of a lease of up to a minute, which only makes it
+    /// end sooner or later than said, and the holders' host is down anyway.
     Process,
 }
 
@@ -38,9 +40,14 @@ impl Durability {
     /// Of a renewal: one of a long lease may be all that keeps the lock, as a minimum hold of hours does.
     fn of(renewal: &Renewal) -> Self {
         match renewal.lease {
-            Lease::For(lease) if lease <= MAX_ACQUIRE_LEASE => Durability::Process,
+            Lease::For(lease) if lease <= MAX_ACQUIRE_LEASE && !renewal.may_end_endless => Durability::Process,
             Lease::For(_) | Lease::Forever => Durability::PowerCut,
         }
+    }
+
+    /// Of a release: one that comes back holds the key until its lease ends, which may be never.
+    fn of_release(lease: Duration) -> Self {
+        if lease <= MAX_ACQUIRE_LEASE { Durability::Process } else { Durability::PowerCut }
     }
 }
 
@@ -102,7 +109,9 @@ pub fn release(store: &impl Transactional, attempt: &Attempt, purpose: Purpose, 
     };
     let grant = attempt.grant().clone();
     let transacted =
-        store.transact(&attempt.key, Durability::Process, by, move |record, times| how(record, &grant, times))?;
+        store.transact(&attempt.key, Durability::of_release(attempt.ask.lease), by, move |record, times| {
+            how(record, &grant, times)
+        })?;
     Ok(match transacted {
         Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
         Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::sys::log;
 use crate::sys::thread::Thread;
@@ -40,8 +40,8 @@ struct Inner {
 struct Queue {
     /// Each with the key that it is about.
     waiting: VecDeque<(Option<String>, Told)>,
-    /// What is being told, and the thread that does it.
-    telling: Option<(Option<String>, ThreadId)>,
+    /// What is being told, and the threads that do it.
+    telling: Vec<(Option<String>, ThreadId)>,
     has_thread: bool,
     has_warned: bool,
 }
@@ -64,39 +64,59 @@ impl Aside {
         }
         drop(queue);
         let aside = self.clone();
-        if Thread::spawn_for_user("leasehold-told", move || aside.tell_all()).is_err() {
-            // Late is better than never.
-            self.tell_all();
+        if Thread::spawn_for_user("leasehold-told", move || aside.tell_all(None)).is_err() {
+            // Late is better than never; what takes long is left to the next thread.
+            self.tell_all(Some(Instant::now() + TURN));
         }
     }
 
-    fn tell_all(&self) {
+    /// Tells what waits, until nothing does or until `by`.
+    fn tell_all(&self, by: Option<Instant>) {
         let mut queue = self.0.queue.lock();
-        while let Some((key, tell)) = queue.waiting.pop_front() {
-            queue.telling = Some((key, std::thread::current().id()));
-            drop(queue);
-            tell();
-            queue = self.0.queue.lock();
-            queue.telling = None;
-            self.0.told.notify_all();
+        while !queue.waiting.is_empty() && by.is_none_or(|by| Instant::now() < by) {
+            // Each key in its order: what others tell of it comes first.
+            match queue.waiting.iter().position(|(key, _)| key.is_none() || !queue.is_telling_elsewhere(key.as_deref()))
+            {
+                Some(at) => queue = self.tell_one(queue, at),
+                None => drop(self.0.told.wait_for(&mut queue, TURN)),
+            }
         }
         queue.has_thread = false;
+        queue.has_warned &= !queue.waiting.is_empty();
         self.0.told.notify_all();
     }
 
-    /// Called by a thread that is about to tell something of `key` itself: tells here what waits of that key, so that it
-    /// comes in its order.
-    pub fn tell_first(&self, key: &str) {
-        let (mut queue, by) = (self.0.queue.lock(), Instant::now() + TURN);
-        while queue.is_telling_elsewhere(Some(key)) && !self.0.told.wait_until(&mut queue, by).timed_out() {}
-        let mut first = Vec::new();
-        if queue.waiting.iter().any(|(of, _)| of.as_deref() == Some(key)) {
-            let (of_key, others) =
-                std::mem::take(&mut queue.waiting).into_iter().partition(|(of, _)| of.as_deref() == Some(key));
-            (first, queue.waiting) = (Vec::from(of_key), others);
-        }
+    fn tell_one<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, at: usize) -> MutexGuard<'a, Queue> {
+        let Some((key, tell)) = queue.waiting.remove(at) else { return queue };
+        let here = (key, std::thread::current().id());
+        queue.telling.push(here.clone());
         drop(queue);
-        first.into_iter().for_each(|(_, tell): (_, Told)| tell());
+        tell();
+        let mut queue = self.0.queue.lock();
+        if let Some(at) = queue.telling.iter().position(|telling| *telling == here) {
+            queue.telling.swap_remove(at);
+        }
+        self.0.told.notify_all();
+        queue
+    }
+
+    /// Called by a thread that is about to tell something of `key` itself: tells here what waits of that key, so that it
+    /// comes in its order. False where that takes too long: then what comes next must wait behind it.
+    pub fn tell_first(&self, key: &str) -> bool {
+        let (mut queue, by) = (self.0.queue.lock(), Instant::now() + TURN);
+        loop {
+            if queue.is_telling_elsewhere(Some(key)) {
+                if self.0.told.wait_until(&mut queue, by).timed_out() {
+                    return false;
+                }
+                continue;
+            }
+            let Some(at) = queue.waiting.iter().position(|(of, _)| of.as_deref() == Some(key)) else { return true };
+            if Instant::now() >= by {
+                return false;
+            }
+            queue = self.tell_one(queue, at);
+        }
     }
 
     /// Waits until all of it was told, at most until `by`.
@@ -111,13 +131,13 @@ impl Aside {
 
 impl Queue {
     fn is_telling_here(&self) -> bool {
-        self.telling.as_ref().is_some_and(|(_, thread)| *thread == std::thread::current().id())
+        self.telling.iter().any(|(_, thread)| *thread == std::thread::current().id())
     }
 
     /// Whether another thread is telling something, of this key if one is given.
     fn is_telling_elsewhere(&self, key: Option<&str>) -> bool {
-        let is_of = |of: &Option<String>| key.is_none() || of.as_deref() == key;
-        self.telling.as_ref().is_some_and(|(of, _)| is_of(of)) && !self.is_telling_here()
+        let here = std::thread::current().id();
+        self.telling.iter().any(|(of, thread)| (key.is_none() || of.as_deref() == key) && *thread != here)
     }
 }
 
@@ -147,6 +167,21 @@ mod tests {
         leave
     }
 
+    /// The same on a thread that calls.
+    fn hang_here(aside: &Aside, key: &'static str) -> Sender<()> {
+        let (leave, left): (_, Receiver<()>) = bounded(0);
+        let (enter, entered) = bounded(1);
+        let tell = move || {
+            enter.send(()).unwrap_or_default();
+            let _ = left.recv();
+        };
+        aside.push(Some(key), Weight::Light, Box::new(tell));
+        let aside = aside.clone();
+        std::thread::spawn(move || aside.tell_first(key));
+        assert_eq!(entered.recv_timeout(LONG), Ok(()));
+        leave
+    }
+
     #[test]
     fn what_waits_of_a_key_is_told_before_what_comes_later_of_it() {
         let ((said, says), aside) = (unbounded(), Aside::default());
@@ -154,12 +189,39 @@ mod tests {
         aside.push(Some("a"), Weight::Light, say(&said, 1));
         aside.push(Some("b"), Weight::Light, say(&said, 2));
         aside.push(Some("a"), Weight::Balance, say(&said, 3));
-        aside.tell_first("a");
+        assert!(aside.tell_first("a"));
         assert_eq!(says.try_iter().collect::<Vec<_>>(), [1, 3]);
         aside.wait_until_told(Instant::now());
         drop(leave);
         aside.wait_until_told(Instant::now() + LONG);
         assert_eq!(says.try_iter().collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn who_calls_tells_no_more_than_takes_its_turn_and_in_the_order_of_each_key() {
+        let ((said, says), aside) = (unbounded(), Aside::default());
+        let (leave, other) = (hang(&aside, "slow"), hang_here(&aside, "k"));
+        aside.push(Some("k"), Weight::Light, say(&said, 1));
+        assert!(!aside.tell_first("k"), "it is told elsewhere, and takes long");
+        // The thread of its own tells nothing of that key either.
+        drop(leave);
+        aside.push(Some("b"), Weight::Light, say(&said, 2));
+        assert_eq!(says.recv_timeout(LONG), Ok(2));
+        assert!(says.is_empty());
+        drop(other);
+        assert_eq!(says.recv_timeout(LONG), Ok(1));
+        let leave = hang(&aside, "slow");
+        for _ in 0..1_000 {
+            let said = said.clone();
+            let slow = move || {
+                std::thread::sleep(TURN / 20);
+                said.send(3).unwrap_or_default();
+            };
+            aside.push(Some("k"), Weight::Light, Box::new(slow));
+        }
+        assert!(!aside.tell_first("k"));
+        assert!(says.try_iter().count() < 1_000);
+        drop(leave);
     }
 
     #[test]

@@ -42,17 +42,14 @@ impl Observing {
     /// is slow must cost no lock, and so are the terms of elections, which end before their locks are released.
     pub(crate) fn tell(&self, event: &Event<'_>) {
         let Some(observer) = &self.observer else { return };
-        if !self.is_own_aside
-            && (keeps_a_lock() || event.leading_change() != 0)
-            && let Some(kept) = kept(event)
-        {
-            let is_light = event.held_change() == 0 && event.leading_change() == 0;
-            let weight = if is_light { Weight::Light } else { Weight::Balance };
-            let observer = observer.clone();
-            return self.aside.push(event.key(), weight, Box::new(move || contained("observer", || kept(&*observer))));
+        let goes_aside = keeps_a_lock() || event.leading_change() != 0;
+        if self.is_own_aside || !goes_aside && event.key().is_none_or(|key| self.aside.tell_first(key)) {
+            return contained("observer", || observer.event(event));
         }
-        event.key().into_iter().for_each(|key| self.aside.tell_first(key));
-        contained("observer", || observer.event(event));
+        let changes = [event.held_change(), event.waits_change(), event.leading_change()];
+        let weight = if changes == [0; 3] { Weight::Light } else { Weight::Balance };
+        let (kept, observer) = (kept(event), observer.clone());
+        self.aside.push(event.key(), weight, Box::new(move || contained("observer", || kept(&*observer))));
     }
 
     /// Waits until everything was reported that other threads report, at most until `by`.
@@ -94,9 +91,9 @@ impl Observing {
 
 type Kept = Box<dyn FnOnce(&dyn Observer) + Send>;
 
-/// The event for later. Only those have one that the threads report on which locks depend.
-fn kept(event: &Event<'_>) -> Option<Kept> {
-    Some(match *event {
+/// The event for later.
+fn kept(event: &Event<'_>) -> Kept {
+    match *event {
         Event::Request { operation, key, took, error } => {
             let (key, error) = (key.map(str::to_owned), error.cloned());
             Box::new(move |to| {
@@ -140,8 +137,31 @@ fn kept(event: &Event<'_>) -> Option<Kept> {
             let key = key.to_owned();
             Box::new(move |to| to.event(&Event::TermEnded { key: &key, fencing_token, led_for, end }))
         }
-        _ => return None,
-    })
+        Event::Granted { key, fencing_token, waited } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::Granted { key: &key, fencing_token, waited }))
+        }
+        Event::Refused { key, holders } => {
+            let (key, holders) = (key.to_owned(), holders.to_vec());
+            Box::new(move |to| to.event(&Event::Refused { key: &key, holders: &holders }))
+        }
+        Event::WaitBegan { key } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::WaitBegan { key: &key }))
+        }
+        Event::WaitEnded { key, waited, end } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::WaitEnded { key: &key, waited, end }))
+        }
+        Event::Waited { key, waited } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::Waited { key: &key, waited }))
+        }
+        Event::ReleasedData { key, fencing_token } => {
+            let key = key.to_owned();
+            Box::new(move |to| to.event(&Event::ReleasedData { key: &key, fencing_token }))
+        }
+    }
 }
 
 /// A wait whose begin was reported to the observer. Its end is reported when this is dropped, also by a panic.

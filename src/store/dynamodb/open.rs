@@ -137,7 +137,7 @@ impl DynamodbOptions {
         options.partition_key = text("partition_key").unwrap_or(options.partition_key);
         if let Some(text) = url.option("sort_key") {
             let Some((name, value)) = text.split_once(':') else {
-                return Err(config(&format!("sort_key is {text:?}, but must be NAME:VALUE, like kind:lock")));
+                return Err(config(&format!("sort_key is {text:?}, but must be NAME:VALUE, like sk:lock")));
             };
             options.sort_key = Some(SortKey { name: name.to_owned(), value: value.to_owned() });
         }

@@ -1,8 +1,10 @@
 //! Guards: exclusive and shared, their state, their end.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leasehold::{ErrorKind, LockGuard, LossReason, Mode, SameOwner};
+use crossbeam_channel::{Receiver, bounded};
+use leasehold::{ErrorKind, Event, LockGuard, LossReason, Mode, Observer, SameOwner};
 
 use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 use crate::support::harness::{Store, millis};
@@ -70,6 +72,49 @@ fn what_a_drop_could_not_release_is_given_up_later() {
             store.plan.heal();
             wait_until("it is given up", || store.is_vacant("k"));
         }
+    }
+}
+
+/// It must stand for a while, and its lease is much longer.
+#[test]
+fn what_must_stand_for_a_while_is_given_up_after_it() {
+    for store in Store::all() {
+        let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
+        let guard = client.request("k").lease(60 * MINUTE).hold_at_least(Duration::from_secs(2)).lock().unwrap();
+        store.plan.go_offline();
+        drop(guard);
+        store.plan.go_online();
+        assert!(!store.is_vacant("k"), "it must stand");
+        wait_until("it is given up", || store.is_vacant("k"));
+    }
+}
+
+/// Hangs in whatever a thread of the library tells of a failed request, until the sender is dropped.
+struct HangsBesideTheTest(std::thread::ThreadId, Receiver<()>);
+
+impl Observer for HangsBesideTheTest {
+    fn event(&self, event: &Event<'_>) {
+        let has_failed = matches!(event, Event::Request { error: Some(_), .. });
+        if has_failed && std::thread::current().id() != self.0 {
+            let _ = self.1.recv();
+        }
+    }
+}
+
+#[test]
+fn what_is_given_up_waits_for_no_observer() {
+    for store in Store::all() {
+        let (leaves, leave) = bounded::<()>(0);
+        let observer = Arc::new(HangsBesideTheTest(std::thread::current().id(), leave));
+        let client = store.builder().drop_timeout(millis(200)).observer(observer).connect().unwrap();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        store.plan.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        let tries = store.plan.count(Call::Release);
+        wait_until("it is tried in the background", || store.plan.count(Call::Release) > tries);
+        store.plan.heal();
+        wait_until("it is given up", || store.is_vacant("k"));
+        drop(leaves);
     }
 }
 

@@ -54,6 +54,7 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
     ("LockGuard", &["remaining", "shared_info", "sleep"]),
     ("LockAllGuard", &["ensure_held", "guards", "is_held", "lock_id", "lost", "remaining"]),
     ("LeaseKeeper", &["*"]),
+    ("TermEnd", &["name"]),
     ("Leadership", &["fencing_token", "guard", "is_leader", "loss", "name", "remaining"]),
     ("Election", &["fencing_token", "id", "is_leader", "is_standing", "iterations", "lease", "name", "terms", "wait"]),
 ];

@@ -51,7 +51,7 @@ const ANSWERS: [(u16, &str, Means, &str); 24] = [
         400,
         says!("ValidationException", "The provided key element does not match the schema"),
         Means::Fatal(ErrorKind::Schema),
-        "is the table's key the string \"key\"",
+        "is the table's key HASH key (S)",
     ),
     (
         400,
