@@ -171,13 +171,14 @@ pub enum Event<'a> {
         /// The number of the term.
         fencing_token: u64,
     },
-    /// A term of this node is over.
+    /// A term of this node is over. One of [`campaign`](crate::Election::campaign) that was lost ends here when its
+    /// [`Leadership`](crate::Leadership) is dropped; [`Lost`](Event::Lost) comes at once.
     TermEnded {
         /// The name of the election.
         key: &'a str,
         /// The number of the term.
         fencing_token: u64,
-        /// For how long this node led.
+        /// For how long this node led, until the loss if there was one.
         led_for: Duration,
         /// How it ended: [`TermEnd::name`](crate::TermEnd::name).
         end: &'static str,

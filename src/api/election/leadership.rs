@@ -127,7 +127,12 @@ impl Term {
         // Before the log, which may panic: this end must be reported before the next term.
         self.shared.news.dispatcher.over(token, end.clone());
         log::info!(target: "leasehold::election", name:? = self.shared.node.name, token; "term {token} of {:?} is over: {end}", self.shared.node.name);
-        self.tell_end(self.won.elapsed(), end.name());
+        let led_for = match &end {
+            // Maybe long ago: nobody may have asked since.
+            TermEnd::Lost(loss) => loss.held_for.min(self.won.elapsed()),
+            _ => self.won.elapsed(),
+        };
+        self.tell_end(led_for, end.name());
     }
 }
 

@@ -43,6 +43,12 @@ const GRANTED: [(&str, &str); 6] = [
 /// forty bytes of it.
 const MOST_DROPPED: usize = 50;
 
+/// What the rule says of the row that was found.
+enum Decided {
+    Write(Next),
+    Answer(Acquired),
+}
+
 /// What to send next.
 struct Next {
     expr: Expr,
@@ -66,8 +72,8 @@ impl Dynamodb {
         } else {
             let found = self.look(&attempt.key, by)?;
             match self.decide(attempt, found, &moment)? {
-                Ok(next) => next,
-                Err(answer) => return Ok(answer),
+                Decided::Write(next) => next,
+                Decided::Answer(answer) => return Ok(answer),
             }
         };
         loop {
@@ -91,28 +97,23 @@ impl Dynamodb {
             let asked = moment;
             moment = self.sure_moment(Duration::ZERO, by)?;
             next = match self.decide(attempt, found, &moment)? {
-                Ok(next) => next,
-                Err(Acquired::Granted { .. }) if Dynamodb::was_early(attempt, &moment) => {
+                Decided::Write(next) => next,
+                Decided::Answer(Acquired::Granted { .. }) if Dynamodb::was_early(attempt, &moment) => {
                     return Ok(Acquired::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
                 }
-                Err(Acquired::Granted { holder, repeated, .. }) => {
+                Decided::Answer(Acquired::Granted { holder, repeated, .. }) => {
                     attempt.native = None;
                     // Where the time of the request was behind, the lease would seem to last longer than it does.
                     let now = if moment.contradicts(&asked) { moment.upper_bound() } else { asked.upper_bound() };
                     return Ok(Acquired::Granted { holder, repeated, now });
                 }
-                Err(answer) => return Ok(answer),
+                Decided::Answer(answer) => return Ok(answer),
             };
         }
     }
 
     /// The pure rule on the row that was found: an answer, or what to write.
-    fn decide(
-        &self,
-        attempt: &Attempt,
-        found: DecodedRow,
-        moment: &Moment,
-    ) -> Result<Result<Next, Acquired>, DynamodbError> {
+    fn decide(&self, attempt: &Attempt, found: DecodedRow, moment: &Moment) -> Result<Decided, DynamodbError> {
         found.record.check_format()?;
         self.watch_fleet(&found, moment.now);
         let (ask, times) = (&attempt.ask, found.times(moment));
@@ -131,14 +132,14 @@ impl Dynamodb {
                     let whole = self.whole(&found, &new, moment).value(":owner", text(owner));
                     whole.value(":t", number(holder.token)).requiring(GRANTABLE, ask)
                 };
-                Ok(Next { expr, holder })
+                Decided::Write(Next { expr, holder })
             }
             (AcquireAnswer::Granted { holder, .. }, _) => {
-                Err(Acquired::Granted { holder, repeated: true, now: moment.upper_bound() })
+                Decided::Answer(Acquired::Granted { holder, repeated: true, now: moment.upper_bound() })
             }
             (AcquireAnswer::Refused(_), _) => {
                 found.record.check_format()?;
-                Err(Acquired::Refused(found.seen(moment)))
+                Decided::Answer(Acquired::Refused(found.seen(moment)))
             }
         })
     }
